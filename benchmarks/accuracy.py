@@ -196,11 +196,11 @@ def table(result):
         "| features | error, median | error, worst | right | costs, points | from, to |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name, one in result["of"].items():
-        low, high = one["costs_from_to"]
+    for name, item in result["of"].items():
+        low, high = item["costs_from_to"]
         lines.append(
-            f"| {name} | {one['error_median']:.2g} | {one['error_most']:.2g} | {one['right_percent']:.2f} % | "
-            f"{one['costs_points']:+.2f} ± {one['standard_error']:.2f} | {low:+.2f}, {high:+.2f} |"
+            f"| {name} | {item['error_median']:.2g} | {item['error_most']:.2g} | {item['right_percent']:.2f} % | "
+            f"{item['costs_points']:+.2f} ± {item['standard_error']:.2f} | {low:+.2f}, {high:+.2f} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -23,7 +23,7 @@ def main():
     if wanted.inside:
         {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
         return
-    rates = [int(one) for one in wanted.mbit.split(",")]
+    rates = [int(word) for word in wanted.mbit.split(",")]
     options = ["--data", wanted.data, "--networks", wanted.network]
     with ShapedLink() as link:
         link.rate(rates[0])
@@ -151,7 +151,7 @@ def draw(found, path):
     import matplotlib.pyplot as plt
     import numpy as np
 
-    at, count = (np.array(one, float) for one in zip(*found["taken"], strict=True))
+    at, count = (np.array(item, float) for item in zip(*found["taken"], strict=True))
     edges = np.arange(0, at[-1] + 1, 1.0)
     rate, _ = np.histogram(at, bins=edges, weights=count)
     _, axes = plt.subplots(figsize=(8, 3), layout="constrained")

@@ -4,7 +4,7 @@
     scripts/frameworks.sh                    # once: TensorFlow, into build/frameworks
     python benchmarks/compare.py --data DIR [--what photographs,objects] [--round-trips 0,20,75,150] [--out FILE]
 
-A SeaweedFS holds the same samples in the form that each loader takes, at one end of a wide-area link
+A SeaweedFS holds the same samples in the format that each loader takes, at one end of a wide-area link
 (`wide_link.py`), each side on a core of its own. Each loader is a process of its own, by turns, tuned as its
 documentation says (`compare_loaders.py`): a warm-up on other samples, then one pass, cut after --seconds. Photographs
 are decoded by the same function everywhere; objects of 100 kB are not. Needs root. With --out FILE (without suffix) the
@@ -62,14 +62,14 @@ WORKERS = {
 def main():
     wanted = arguments()
     if wanted.inside:
-        {"store": store_inside, "node": node_inside, "loader": loader_inside, "forms": forms_inside}[wanted.inside](
+        {"store": store_inside, "node": node_inside, "loader": loader_inside, "formats": formats_inside}[wanted.inside](
             wanted
         )
         return
     os.sched_setaffinity(0, {0})  # the link's own work too is on the store's core
     find_packages()
     runs = earlier(wanted)
-    ask_self(wanted, "forms")
+    ask_self(wanted, "formats")
     for number in range(wanted.rounds):
         for round_trip_ms in wanted.round_trips:
             for found in over_one_link(wanted, round_trip_ms, number):
@@ -87,7 +87,9 @@ def find_packages():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folders of photographs, one a class")
-    parser.add_argument("--folder", default=str(Path(tempfile.gettempdir()) / "frostline-compare"), help="keeps forms")
+    parser.add_argument(
+        "--folder", default=str(Path(tempfile.gettempdir()) / "frostline-compare"), help="keeps formats"
+    )
     parser.add_argument("--what", type=words, default=["photographs", "objects"])
     parser.add_argument("--round-trips", type=numbers, default=[0, 20, 75, 150], help="ms")
     parser.add_argument("--loaders", type=lambda text: text.split(";"), help="names, with a semicolon between them")
@@ -110,7 +112,7 @@ def words(text):
 
 
 def numbers(text):
-    return [float(one) for one in text.split(",")]
+    return [float(word) for word in text.split(",")]
 
 
 def earlier(wanted):
@@ -161,19 +163,19 @@ def one_of_some(wanted, run):
             break
         found.append(one)
     if found:
-        yield min(found, key=lambda one: one["stolen"])
+        yield min(found, key=lambda item: item["stolen"])
 
 
 def one_run(wanted, cell, environment, near, number):
     import psutil
-    from compare_forms import WARM
+    from compare_formats import WARM
     from compare_loaders import Task
 
     loader = cell["loader"]
     workers = wanted.workers or WORKERS.get(loader, lambda _: 1)(cell["round_trip_ms"])
     with tempfile.TemporaryDirectory(dir=wanted.folder) as scratch:
         task = {"what": cell["what"], "side": wanted.side, "workers": workers, "node": near, "seed": number}
-        task["local"] = str(Path(wanted.folder) / "forms")
+        task["local"] = str(Path(wanted.folder) / "formats")
         Task(**task, part="all", samples=wanted.samples, scratch=scratch)  # named here, made there
         inside = Inside(
             TRAINER, 1, __file__, "--inside", "loader", "--loader", loader, *options(wanted), environment=environment
@@ -254,15 +256,15 @@ def cpu_s():
     return spent
 
 
-def forms_inside(wanted):
-    from compare_forms import make_forms
+def formats_inside(wanted):
+    from compare_formats import make_formats
 
     counts = dict.fromkeys(("photographs", "objects"), wanted.samples)
-    make_forms(Path(wanted.folder) / "forms", wanted.data, counts)
+    make_formats(Path(wanted.folder) / "formats", wanted.data, counts)
 
 
 def store_inside(wanted):
-    from compare_forms import BUCKET, PARTS
+    from compare_formats import BUCKET, PARTS
 
     from support.seaweed import seaweed
 
@@ -272,19 +274,19 @@ def store_inside(wanted):
     with seaweed(weed, host=STORE_ADDRESS, ports=PORTS) as server:
         os.environ |= server.environment()
         if not (folder / "filled").exists():
-            server.put_folder(folder / "forms", BUCKET)
+            server.put_folder(folder / "formats", BUCKET)
             (folder / "filled").touch()
         # The manifests are made once, beside the data, as others' chunks are with their index.
         import frostline as fl
 
-        for what, part, form in product(("photographs", "objects"), PARTS, ("files", "shards")):
-            assert len(fl.Dataset(f"s3://{BUCKET}/{what}/{part}/{form}"))
+        for what, part, format in product(("photographs", "objects"), PARTS, ("files", "shards")):
+            assert len(fl.Dataset(f"s3://{BUCKET}/{what}/{part}/{format}"))
         print(json.dumps(server.environment() | {"S3_ENDPOINT_URL": f"http://{server.s3}"}), flush=True)
         sys.stdin.read()
 
 
 def node_inside(wanted):
-    from compare_forms import BUCKET
+    from compare_formats import BUCKET
 
     from frostline.config import NodeSettings
     from frostline.node.process.subprocess import start_node
@@ -313,7 +315,7 @@ def measured(batches, task, seconds):
     """Take batches until the end or the time is over; of workers each has given two then."""
     from compare_loaders import BATCH
 
-    least = BATCH * task["workers"]
+    minimum = BATCH * task["workers"]
     started, cpu_before = time.perf_counter(), cpu_s()
     done, came, steady = 0, [], None
     for samples, labels in batches:
@@ -321,10 +323,10 @@ def measured(batches, task, seconds):
         assert len(samples) == len(labels)
         done += len(labels)
         came.append((now, done))
-        is_steady = now >= STEADY_AFTER_S and done >= least
+        is_steady = now >= STEADY_AFTER_S and done >= minimum
         if steady is None and (is_steady or done >= task["samples"] / 2):
             steady = (now, done, cpu_s())
-        if now >= seconds and done >= 2 * least:
+        if now >= seconds and done >= 2 * minimum:
             break
     cpu = cpu_s()
     batches.close()

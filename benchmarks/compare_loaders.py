@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from compare_forms import BUCKET, OBJECT_BYTES, SUFFIX
+from compare_formats import BUCKET, OBJECT_BYTES, SUFFIX
 
 BATCH = 64
 # Of reads at once where a loader takes a number: as many as Frostline may have at most.
@@ -28,7 +28,7 @@ class Task:
         samples: of that part.
         side: of a photograph when it is decoded.
         workers: processes, where a loader has them.
-        local: the folder with the forms, on this machine.
+        local: the folder with the formats, on this machine.
         scratch: an empty folder, for loaders that keep shards on disk.
         node: URL of a node beside the store.
         seed: of the order.
@@ -44,11 +44,11 @@ class Task:
     node: str
     seed: int = 0
 
-    def key(self, form):
-        return f"{self.what}/{self.part}/{form}"
+    def key(self, format):
+        return f"{self.what}/{self.part}/{format}"
 
-    def url(self, form):
-        return f"s3://{BUCKET}/{self.key(form)}"
+    def url(self, format):
+        return f"s3://{BUCKET}/{self.key(format)}"
 
     def preprocess(self):
         from frostline import preprocess
@@ -93,7 +93,7 @@ def listed(task):
     from obstore.store import S3Store
 
     store = S3Store(BUCKET)
-    found = [one["path"] for some in obstore.list(store, task.key("files") + "/", chunk_size=1000) for one in some]
+    found = [item["path"] for some in obstore.list(store, task.key("files") + "/", chunk_size=1000) for item in some]
     # Frostline's manifest lies beside them.
     return store, [(name, int(name.split("/")[-2])) for name in found if name.endswith(task.suffix)]
 
@@ -102,12 +102,12 @@ def shuffled(task, items):
     return [items[place] for place in np.random.default_rng(task.seed).permutation(len(items))]
 
 
-def frostline(task, near=None, batch=BATCH, relist=True, form="files", shuffle=True):
+def frostline(task, near=None, batch=BATCH, relist=True, format="files", shuffle=True):
     """The store's objects, decoded as they arrive; nothing is kept, since later epochs would then read nothing."""
     import frostline as fl
     from frostline.config import LoaderSettings
 
-    data = fl.Dataset(task.url(form), relist=relist)
+    data = fl.Dataset(task.url(format), relist=relist)
     settings = LoaderSettings(cache_bytes=0)
     with fl.offload(None, data, preprocess=task.preprocess(), near=near, settings=settings) as job:
         if task.what == "photographs":
@@ -127,7 +127,7 @@ def frostline_blocks(task):
     """The same of the shards that others read whole: blocks of neighbours by one request each, mixed as theirs are."""
     import frostline as fl
 
-    yield from frostline(task, relist=False, form="shards", shuffle=fl.BlockShuffle())
+    yield from frostline(task, relist=False, format="shards", shuffle=fl.BlockShuffle())
 
 
 def frostline_node(task):
@@ -139,7 +139,7 @@ def _joined(encoded):
     """Objects of one size as one tensor."""
     import torch
 
-    return torch.from_numpy(np.stack([_as_array(one) for one in encoded]))
+    return torch.from_numpy(np.stack([_as_array(item) for item in encoded]))
 
 
 def torch_files(task):
@@ -165,7 +165,7 @@ def decoding_alone(task):
     samples = [(path.read_bytes(), int(path.parent.name)) for path in paths]
     for start in range(0, len(samples) - BATCH + 1, BATCH):
         encoded, labels = zip(*samples[start : start + BATCH], strict=True)
-        yield np.stack([make(one) for one in encoded]), np.array(labels)
+        yield np.stack([make(item) for item in encoded]), np.array(labels)
 
 
 def torch_s3(task, batch=BATCH):
@@ -243,7 +243,7 @@ def webdataset(task):
     from obstore.store import S3Store
 
     store = S3Store(BUCKET)
-    names = [one["path"] for some in obstore.list(store, task.key("shards") + "/") for one in some]
+    names = [item["path"] for some in obstore.list(store, task.key("shards") + "/") for item in some]
     names = [name for name in names if name.endswith(".tar")]  # Frostline's manifest lies beside them
     signed = obstore.sign(store, "GET", names, datetime.timedelta(hours=1))
     data = (

@@ -47,7 +47,7 @@ def _groups(runs, what):
 
 
 def _tables(what, groups):
-    round_trips = sorted({one for _, one in groups})
+    round_trips = sorted({group for _, group in groups})
     loaders = list(dict.fromkeys(loader for loader, _ in groups))
     columns = [
         (f"{what}, samples/s steady (least to most)", lambda found, at: _rate(found, groups.get((OURS, at)))),
@@ -71,7 +71,7 @@ def _tables(what, groups):
 
 
 def _rate(found, ours):
-    rates = [one["samples_per_s"] for one in found]
+    rates = [item["samples_per_s"] for item in found]
     span = f" ({min(rates):.0f} to {max(rates):.0f})" if len(rates) > 1 else ""
     ratio = f", ours {middle(ours, 'samples_per_s') / middle(found, 'samples_per_s'):.2f}x" if ours else ""
     return f"{middle(found, 'samples_per_s'):.0f}{span}{ratio if ours is not found else ''}"
@@ -79,21 +79,21 @@ def _rate(found, ours):
 
 def _begun(found, name):
     """Of a beginning, which older runs do not have."""
-    known = [one[name] for one in found if name in one]
+    known = [item[name] for item in found if name in item]
     if not known:
         return "-"
     if name == "samples_after":
-        return ", ".join(f"{statistics.median(one[at] for one in known):.0f}" for at in known[0])
+        return ", ".join(f"{statistics.median(item[at] for item in known):.0f}" for at in known[0])
     return f"{statistics.median(known):.2f}"
 
 
 def _stolen(found):
-    known = [one["stolen"] for one in found if "stolen" in one]
+    known = [item["stolen"] for item in found if "stolen" in item]
     return f"{100 * statistics.median(known):.0f}" if known else "-"
 
 
 def middle(found, name):
-    return statistics.median(one[name] for one in found)
+    return statistics.median(item[name] for item in found)
 
 
 def draw(runs, path):
@@ -108,8 +108,8 @@ def draw(runs, path):
     for panel, what in zip(panels[0], kinds, strict=True):
         groups = _groups(runs, what)
         for loader in dict.fromkeys(loader for loader, _ in groups):
-            at = sorted(one for name, one in groups if name == loader)
-            rates = [middle(groups[loader, one], "samples_per_s") for one in at]
+            at = sorted(group for name, group in groups if name == loader)
+            rates = [middle(groups[loader, item], "samples_per_s") for item in at]
             panel.plot(at, rates, marker="o", linewidth=3 if loader == OURS else 1, label=loader)
         panel.set(xlabel="round trip, ms", ylabel="samples/s", title=what)
         panel.set_ylim(bottom=0)

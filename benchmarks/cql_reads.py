@@ -44,7 +44,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder, cassandra(Path(folder), heap_mb=1024) as server:
         keys = fill(server)
         ways = Ways(server, keys)
-        cells = [measure(ways, int(one), wanted) for one in wanted.concurrency.split(",")]
+        cells = [measure(ways, int(word), wanted) for word in wanted.concurrency.split(",")]
         ways.close()
     result = {
         "what": f"reads of {NBYTES} bytes from one Cassandra 2.1.0 on loopback, on the same cores",
@@ -109,7 +109,7 @@ class Ways:
 
     def ours_many(self, count, concurrency):
         places = [Place(str(key), 0, NBYTES) for key in self.some(count)]
-        return sum(len(found[0]) for _, found in self.store.read_many(places, most=concurrency))
+        return sum(len(found[0]) for _, found in self.store.read_many(places, maximum=concurrency))
 
     def ours_threads(self, count, concurrency):
         names = [str(key) for key in self.some(count)]

@@ -149,7 +149,7 @@ def timed(engines, pixels, cut, rounds, clock=time.perf_counter):
 def best(name, rates, sizes):
     rows = max(sizes, key=lambda size: statistics.median(rates[name, size]))
     reference = max(sizes, key=lambda size: statistics.median(rates[REFERENCE, size]))
-    ratios = [one / other for one, other in zip(rates[name, rows], rates[REFERENCE, reference], strict=True)]
+    ratios = [rate / other for rate, other in zip(rates[name, rows], rates[REFERENCE, reference], strict=True)]
     return {
         "rows": rows,
         "images_per_s": statistics.median(rates[name, rows]),
@@ -176,7 +176,7 @@ def features(engine, pixels, rows, cut):
 
 def relative_error(values, reference):
     """Relative RMS of the worst sample."""
-    values, reference = (one.reshape(len(one), -1).astype(np.float64) for one in (values, reference))
+    values, reference = (item.reshape(len(item), -1).astype(np.float64) for item in (values, reference))
     return float(np.sqrt(((values - reference) ** 2).sum(1) / (reference**2).sum(1)).max())
 
 

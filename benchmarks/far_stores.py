@@ -41,7 +41,7 @@ def main():
         for round_trip_ms in wanted.round_trips:
             found = over_one_link(wanted, store, round_trip_ms)
             cells = [cell for cell in cells if (cell["store"], cell["round_trip_ms"]) != (store, round_trip_ms)]
-            cells = sorted([*cells, found], key=lambda one: (one["store"], one["round_trip_ms"]))
+            cells = sorted([*cells, found], key=lambda item: (item["store"], item["round_trip_ms"]))
             keep(wanted, cells)
     print(table(cells))
 
@@ -62,7 +62,7 @@ def arguments():
 
 
 def numbers(text):
-    return [float(one) for one in text.split(",")]
+    return [float(word) for word in text.split(",")]
 
 
 def earlier(wanted):

@@ -227,15 +227,15 @@ def epochs(wanted):
         inside = [*options, "--cache", f"{folder}/node", "--inside", "node"]
         with Inside(STORE, 0, __file__, *inside) as node:
             url = node.answer()["url"]
-            for mbit in (int(one) for one in wanted.mbit.split(",")):
+            for mbit in (int(word) for word in wanted.mbit.split(",")):
                 link.rate(mbit)
                 for what, samples in (("features", wanted.samples), ("pixels", wanted.samples // 8)):
                     kept = f"{folder}/{mbit}-{what}"
                     options = ["--data", wanted.data, "--cache", kept, "--inside", "trainer"]
                     for job in (1, 2):
                         with Inside(TRAINER, 1, __file__, *options) as trainer:
-                            for one in trainer.ask(url=url, what=what, samples=samples, job=job):
-                                row = {"mbit": mbit, "what": what, "job": job, **one}
+                            for item in trainer.ask(url=url, what=what, samples=samples, job=job):
+                                row = {"mbit": mbit, "what": what, "job": job, **item}
                                 row["share_of_link"] = round(row["bytes"] * 8 / row["seconds"] / mbit / 1e6, 3)
                                 found.append(row)
                                 print(row, flush=True)
@@ -264,13 +264,13 @@ def links(wanted):
                     for mbit in RATES[what]:
                         link.rate(mbit)
                         rounds = [reader.ask(epochs=EPOCHS[what]) for _ in range(wanted.rounds)]
-                        assert not any(one["node"]["compute_s"] for one in rounds)
-                        shares = [one["bytes"] * 8 / one["seconds"] / mbit / 1e6 for one in rounds]
+                        assert not any(item["node"]["compute_s"] for item in rounds)
+                        shares = [item["bytes"] * 8 / item["seconds"] / mbit / 1e6 for item in rounds]
                         row = {
                             "what": what,
                             "request_rows": wanted.request_rows,
                             "mbit": mbit,
-                            "samples_per_s": statistics.median(one["samples_per_s"] for one in rounds),
+                            "samples_per_s": statistics.median(item["samples_per_s"] for item in rounds),
                             "share_of_link": round(statistics.median(shares), 3),
                             "shares": [round(share, 3) for share in shares],
                         }
@@ -385,8 +385,8 @@ def shared(wanted):
                 server.make_bucket("features")
                 rows = shared_epochs(wanted, what, "s3://features/here", f"{folder}/disk-{what}-s3")
             found += [{"what": what, "where": "S3", **row} for row in rows]
-            for one in found[-4:]:
-                print(one, flush=True)
+            for item in found[-4:]:
+                print(item, flush=True)
     return found
 
 

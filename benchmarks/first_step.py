@@ -31,7 +31,7 @@ data = fl.Dataset(sys.argv[1])
 began = time.perf_counter()
 with fl.offload(model, data, preprocess=network.preprocess) as job:
     offloaded_s = time.perf_counter() - began
-    optimizer = torch.optim.Adam((one for one in model.parameters() if one.requires_grad), lr=2e-3)
+    optimizer = torch.optim.Adam((weight for weight in model.parameters() if weight.requires_grad), lr=2e-3)
     first_step_s = None
     for batch in job.loader(batch_size=32, shuffle=True, seed=0):
         loss = torch.nn.functional.cross_entropy(job.head(batch.features), batch.labels)
@@ -64,7 +64,7 @@ def main():
                 for which in ("first", "second"):
                     runs[f"{name}, {which}"].append(run(command, cache))
     for name, found in runs.items():
-        print(f"{name}: {described(found)}; engine {', '.join(sorted({one['engine'] for one in found}))}")
+        print(f"{name}: {described(found)}; engine {', '.join(sorted({item['engine'] for item in found}))}")
     if wanted.out is not None:
         about = {"hardware": hardware_name("cpu"), "versions": dict(versions()), "data": Path(wanted.data).name}
         wanted.out.write_text(json.dumps({**about, "runs": runs}, indent=2) + "\n")
@@ -81,7 +81,7 @@ def run(command, cache):
 def described(found):
     parts = []
     for name in FIELDS:
-        values = sorted(one[name] for one in found if name in one)
+        values = sorted(item[name] for item in found if name in item)
         if values:
             parts.append(f"{name} {statistics.median(values):.1f} ({values[0]:.1f} to {values[-1]:.1f})")
     return ", ".join(parts)

@@ -43,7 +43,7 @@ def main():
     for cut in map(int, wanted.cuts.split(",")):
         rounds = [(way, measured(wanted, cut, way)) for _ in range(wanted.rounds) for way in WAYS]
         for way in WAYS:
-            found.append({"cut": cut, "way": way, **median([one for name, one in rounds if name == way])})
+            found.append({"cut": cut, "way": way, **median([item for name, item in rounds if name == way])})
             print(json.dumps(found[-1]), flush=True)
     if wanted.out:
         wanted.out.write_text(json.dumps(found, indent=2) + "\n")
@@ -51,7 +51,7 @@ def main():
 
 def median(rounds):
     names = sorted(set.intersection(*map(set, rounds)))
-    return {name: round(statistics.median(one[name] for one in rounds), 4) for name in names}
+    return {name: round(statistics.median(item[name] for item in rounds), 4) for name in names}
 
 
 def measured(wanted, cut, way):
@@ -79,8 +79,8 @@ def measured(wanted, cut, way):
         with closing(asker):
             read = asker.node_statistics()["totals"]["bytes_read"]
         row = {
-            "samples_per_s": sum(one["samples"] for one in told) / seconds,
-            "cpu_s_per_gb": sum(one["cpu_s"] for one in told) / sum(one["bytes"] for one in told) * 1e9,
+            "samples_per_s": sum(item["samples"] for item in told) / seconds,
+            "cpu_s_per_gb": sum(item["cpu_s"] for item in told) / sum(item["bytes"] for item in told) * 1e9,
             "read_times": read / told[0]["encoded_bytes"],
         }
         if way != "http":
@@ -132,8 +132,8 @@ def job_inside(wanted, where, cut, seed):
         for batch in transport.features(asked):
             for tensor in batch.tensors:
                 slab[: tensor.nbytes] = tensor.reshape(-1).view(np.uint8)
-            for one in batch.encoded:
-                slab[: len(one)] = np.frombuffer(one, np.uint8)
+            for item in batch.encoded:
+                slab[: len(item)] = np.frombuffer(item, np.uint8)
             nbytes += batch.nbytes
         return nbytes
 

@@ -4,12 +4,12 @@
 
 All but the classifier of seven networks, on photographs of DIR (images in class folders). The first steps read, decode
 and run one after another, as a plain loop does: eager torch, channels last, the fastest engine that folds layers
-together, torch in bfloat16, the fastest engine of up to 16 bits, the ready form instead of JPEG, the fastest engine of
-8 bits. The last ones stream features from a node to a client in another process, where reading, computing and sending
-overlap: with 16 bits and with 8 allowed, by the same engines, which the node's own trial measures anew. `alone` is the
-engine by itself, with nothing to read or decode; in each round of the last steps it is measured next to them, on floats
-that are ready and on pixels as they are kept, of which the faster counts, and their share of it is the median of the
-rounds' ratios. The error is that of `benchmarks/engines.py`, and of the node's trial.
+together, torch in bfloat16, the fastest engine of up to 16 bits, the ready format instead of JPEG, the fastest engine
+of 8 bits. The last ones stream features from a node to a client in another process, where reading, computing and
+sending overlap: with 16 bits and with 8 allowed, by the same engines, which the node's own trial measures anew. `alone`
+is the engine by itself, with nothing to read or decode; in each round of the last steps it is measured next to them, on
+floats that are ready and on pixels as they are kept, of which the faster counts, and their share of it is the median of
+the rounds' ratios. The error is that of `benchmarks/engines.py`, and of the node's trial.
 Steps take turns in each round; figures are medians. Writes JSON and a table with --out (without suffix). What is under
 way is told on stderr, for VGG-11's weights of 500 MB take minutes to convert and to try.
 
@@ -94,7 +94,7 @@ def climbed(name, wanted):
         }
         rates = timed(engines, pixels, cut, wanted.rounds)
         alone = {offer: statistics.median(rates[offer, ROWS]) for offer, _ in engines}
-        doing(name, "the ready form")
+        doing(name, "the ready format")
         ingest(data, ready, Applied.to(preprocess, "uint8"), observe=lambda _: None)
         steps = [(step, offer, source) for step, offer, source in planned(alone) if offer is not None]
         sources = {"jpeg": Source(data, preprocess), "ready": Source(Dataset(ready), preprocess)}
@@ -123,10 +123,10 @@ def climbed(name, wanted):
         ]
     # Streaming is compared with the same precision one after another.
     before = [rows[0], *rows[:-3], rows[-4], rows[-3]]
-    for earlier, one in zip(before, rows, strict=True):
-        one["gain"] = one["images_per_s"] / earlier["images_per_s"]
-        one["over_eager"] = one["images_per_s"] / rows[0]["images_per_s"]
-        print(f"{name:20} {said(one)}", flush=True)
+    for earlier, item in zip(before, rows, strict=True):
+        item["gain"] = item["images_per_s"] / earlier["images_per_s"]
+        item["over_eager"] = item["images_per_s"] / rows[0]["images_per_s"]
+        print(f"{name:20} {said(item)}", flush=True)
     return rows
 
 
@@ -169,7 +169,7 @@ def planned(alone):
         ("+ fusion", fastest(FUSED), "jpeg"),
         ("+ 16 bits", fastest(["torch-bf16"]), "jpeg"),
         ("+ tuned engine", of_16, "jpeg"),
-        ("+ ready form", of_16, "ready"),
+        ("+ ready format", of_16, "ready"),
         ("+ 8 bits", of_8, "ready"),
     ]
 
@@ -239,7 +239,9 @@ def streamed(name, model, data, preprocess, wanted, accuracy, engine, alone):
         pairs = [(alone(), streaming(job, seed)) for seed in range(wanted.rounds + 1)][1:]
         profile, last = job.situation.store, options["cut"]
     rates, shares = [rate for _, rate in pairs], [rate / by_itself for by_itself, rate in pairs]
-    step = row(STREAMED[accuracy], offer_name(profile.engine), rates, statistics.median(one for one, _ in pairs), None)
+    step = row(
+        STREAMED[accuracy], offer_name(profile.engine), rates, statistics.median(pair for pair, _ in pairs), None
+    )
     tried = {(trial.engine, trial.cut): trial.error for trial in profile.trials}
     error = tried.get((profile.engine, last), 0.0)  # of the reference, from which errors are measured, there is none
     return step | {"error": error, "share": statistics.median(shares), "shares": shares}
@@ -285,11 +287,11 @@ def table(result):
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, rows in result["networks"].items():
-        for one in rows:
-            share = one.get("share", one["images_per_s"] / one["alone"])
+        for item in rows:
+            share = item.get("share", item["images_per_s"] / item["alone"])
             lines.append(
-                f"| {name} | {one['step']} | {one['engine']} | {one['images_per_s']:.1f} | {one['gain']:.2f} | "
-                f"{one['over_eager']:.2f} | {one['alone']:.1f} | {share:.0%} | {one['error']:.1e} |"
+                f"| {name} | {item['step']} | {item['engine']} | {item['images_per_s']:.1f} | {item['gain']:.2f} | "
+                f"{item['over_eager']:.2f} | {item['alone']:.1f} | {share:.0%} | {item['error']:.1e} |"
             )
     return "\n".join(lines) + "\n"
 

@@ -41,11 +41,11 @@ def main():
         {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
         return
     links = [(trip, loss) for trip in wanted.round_trips for loss in (wanted.losses if trip else [0.0])]
-    cells = [one for one in earlier(wanted) if (one["round_trip_ms"], one["loss"]) not in links]
+    cells = [item for item in earlier(wanted) if (item["round_trip_ms"], item["loss"]) not in links]
     for _ in range(wanted.rounds):
         for round_trip_ms, loss in links:
             cells += over_one_link(wanted, round_trip_ms, loss)
-            cells.sort(key=lambda one: (one["round_trip_ms"], one["loss"]))
+            cells.sort(key=lambda item: (item["round_trip_ms"], item["loss"]))
             keep(wanted, cells)
     print(table(wanted, cells))
     if wanted.out:
@@ -71,7 +71,7 @@ def earlier(wanted):
 
 
 def numbers(text):
-    return [float(one) for one in text.split(",")]
+    return [float(word) for word in text.split(",")]
 
 
 def over_one_link(wanted, round_trip_ms, loss):
@@ -123,7 +123,7 @@ class Trainer:
 
     def start(self, url):
         self._url = url
-        self.epoch(slack=0, ramp=True, most=64)  # warm both sides
+        self.epoch(slack=0, ramp=True, maximum=64)  # warm both sides
         return {}
 
     def bare(self):
@@ -136,7 +136,7 @@ class Trainer:
         )
         return {"steady_mbit": steady_mbit}
 
-    def epoch(self, *, slack, ramp, most=None):
+    def epoch(self, *, slack, ramp, maximum=None):
         from frostline.config import LoaderSettings
         from frostline.prefetch import Window
         from frostline.preprocess.steps import Decode
@@ -166,11 +166,11 @@ class Trainer:
             for batch in chain.from_iterable(job.epochs(16, range(1 << 20), shuffle=True, seed=0)):
                 done += len(batch)
                 arrived.append((time.perf_counter() - started, job.statistics().wire_bytes))
-                if done >= (most or self._samples):
+                if done >= (maximum or self._samples):
                     break
         Window.asks = ask
         seconds = arrived[-1][0]
-        steady = [one for one in arrived if one[0] >= min(STEADY_AFTER_S, seconds / 2)]
+        steady = [item for item in arrived if item[0] >= min(STEADY_AFTER_S, seconds / 2)]
         return {
             "samples_per_s": done / seconds,
             "steady_mbit": 8e-6 * statistics.linear_regression(*zip(*steady, strict=True)).slope,
@@ -199,16 +199,16 @@ def table(wanted, cells):
     for (round_trip_ms, loss, order), found in groups.items():
         rate = steady[round_trip_ms, loss, order]
         near, bare = steady.get((0.0, 0.0, order)), steady.get((round_trip_ms, loss, BARE))
-        shares = " | ".join(f"{rate / one:.0%}" if one else "" for one in (near, bare))
-        whole, first, most = "", "", ""
+        shares = " | ".join(f"{rate / item:.0%}" if item else "" for item in (near, bare))
+        whole, first, maximum = "", "", ""
         if order != BARE:
             whole, first = (
-                f"{middle(found, one):.{digits}f}" for one, digits in (("samples_per_s", 1), ("first_batch_s", 2))
+                f"{middle(found, item):.{digits}f}" for item, digits in (("samples_per_s", 1), ("first_batch_s", 2))
             )
-            most = f"{max(one['window_bytes'] for one in found) / 1e6:.1f} MB"
+            maximum = f"{max(item['window_bytes'] for item in found) / 1e6:.1f} MB"
             first += " s"
         link = f"| {round_trip_ms:.0f} ms | {loss:.2%} | {order} "
-        lines.append(f"{link}| {whole} | {rate:.1f} | {shares} | {first} | {most} |")
+        lines.append(f"{link}| {whole} | {rate:.1f} | {shares} | {first} | {maximum} |")
     return "\n".join(lines) + "\n"
 
 

@@ -63,7 +63,7 @@ def group(schema, start, rows, classes, total, *, shuffled, photographs=None):
     """
     number = np.arange(start, start + rows, dtype=np.int64)
     ids = (number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(1)).astype(np.int64)
-    shards = [f"shards/{one:06}.tar" for one in range(start // SHARD, (start + rows - 1) // SHARD + 1)]
+    shards = [f"shards/{index:06}.tar" for index in range(start // SHARD, (start + rows - 1) // SHARD + 1)]
     etags = [hashlib.blake2b(shard.encode(), digest_size=8).hexdigest() for shard in shards]
     of = pa.array((number // SHARD - start // SHARD).astype(np.int32))
     label = (number * 2654435761 % 4294967296 % classes) if shuffled else number * classes // total
@@ -72,7 +72,7 @@ def group(schema, start, rows, classes, total, *, shuffled, photographs=None):
     versions = pa.DictionaryArray.from_arrays(of, etags).cast(pa.string())
     if photographs is not None:
         name, etag, places, sizes = photographs
-        objects, versions = (pa.array(np.full(rows, one, object), pa.string()) for one in (name, etag))
+        objects, versions = (pa.array(np.full(rows, item, object), pa.string()) for item in (name, etag))
         offsets, lengths = places[number % len(places)], sizes[number % len(places)]
     return pa.table(
         [
@@ -107,7 +107,7 @@ def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
     path = folder / ".frostline" / "manifests" / f"{digest}.parquet"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"digest": digest, "classes": [f"class {one}" for one in range(classes)], "reading": "objects"}
+        about = {"digest": digest, "classes": [f"class {index}" for index in range(classes)], "reading": "objects"}
         schema = COLUMNS.append(pa.field("patient", pa.int64()))
         schema = schema.with_metadata({"frostline.manifest": json.dumps(about)})
         partial = path.with_suffix(".partial")
@@ -117,7 +117,7 @@ def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
                 some = group(schema, start, count, classes, rows, shuffled=shuffled, photographs=photographs)
                 writer.write_table(some)
         partial.rename(path)
-    last = {"digest": digest, "form": "folders", "nbytes": path.stat().st_size}
+    last = {"digest": digest, "format": "folders", "nbytes": path.stat().st_size}
     (folder / ".frostline" / "last-manifest.json").write_text(json.dumps(last).ljust(256), encoding="ascii")
     return path
 
@@ -304,7 +304,7 @@ def put_photographs(root):
     store = open_store(str(root))
     if not (root / "photographs.bin").exists():
         store.write("photographs.bin", b"".join(encoded))
-    lengths = np.array([len(one) for one in encoded], np.int64)
+    lengths = np.array([len(item) for item in encoded], np.int64)
     return "photographs.bin", store.describe("photographs.bin").etag, np.cumsum(lengths) - lengths, lengths
 
 

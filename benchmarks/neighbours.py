@@ -92,7 +92,7 @@ def joined(store, places):
     nbytes = 0
     # As many requests of a node's size at a time as their threads can use.
     for start in range(0, len(places), 8 * AT_ONCE):
-        for _, (data, _) in reader.read_many(places[start : start + 8 * AT_ONCE], most=AT_ONCE):
+        for _, (data, _) in reader.read_many(places[start : start + 8 * AT_ONCE], maximum=AT_ONCE):
             nbytes += len(data)
     assert nbytes == len(places) * (SIZE - 500)
 

@@ -248,27 +248,29 @@ READERS = {
 
 
 def table(found):
-    counts = sorted({one["concurrency"] for one in found})
+    counts = sorted({item["concurrency"] for item in found})
     lines = [
         "| client | " + " | ".join(f"reads/s at {count} | CPU ms a read" for count in counts) + " |",
         "| --- |" + " ---: |" * 2 * len(counts),
     ]
-    for reader in [one for one in READERS if any(row["reader"] == one for row in found)]:
+    for reader in [reader for reader in READERS if any(row["reader"] == reader for row in found)]:
         cells = []
         for count in counts:
-            rows = [one for one in found if (one["reader"], one["concurrency"]) == (reader, count)]
+            rows = [item for item in found if (item["reader"], item["concurrency"]) == (reader, count)]
             if not rows:
                 cells += ["-", "-"]
                 continue
-            rate = statistics.median(one["reads"] / one["seconds"] for one in rows)
-            cpu = [1e3 * one["cpu_s"] / one["reads"] for one in rows]
+            rate = statistics.median(row["reads"] / row["seconds"] for row in rows)
+            cpu = [1e3 * row["cpu_s"] / row["reads"] for row in rows]
             cells += [f"{rate:.0f}", f"{statistics.median(cpu):.2f} ({min(cpu):.2f} to {max(cpu):.2f})"]
         lines.append(f"| {reader} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def page(found):
-    rounds = len([one for one in found if one["reader"] == "frostline"]) // len({one["concurrency"] for one in found})
+    rounds = len([item for item in found if item["reader"] == "frostline"]) // len(
+        {item["concurrency"] for item in found}
+    )
     return (
         "# Reads of single objects\n\n"
         f"`benchmarks/object_reads.py`: whole objects of {SIZE:,} bytes from SeaweedFS on the same machine, each "

@@ -50,7 +50,7 @@ def main():
             one = run(kind, wanted)
             runs.extend([one] if number else [])
     for kind, runs in found.items():
-        middle = {name: statistics.median(one[name] for one in runs) for name in runs[0]}
+        middle = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
         print(
             f"{kind:7} imported after {middle['imported_s']:.2f} s with {middle['imported_bytes'] / 1e6:.0f} MB; "
             f"first batch after {middle['first_s']:.2f} s with {middle['first_bytes'] / 1e6:.0f} MB; "

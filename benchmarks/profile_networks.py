@@ -161,9 +161,9 @@ def head_seconds(head, features):
 def rounded(value):
     """Floats in six digits: more would be noise, and would double the file."""
     if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(one) for one in value]
+        return [rounded(item) for item in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 

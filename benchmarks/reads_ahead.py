@@ -43,7 +43,7 @@ def far_away(images, count, delay_s):
     from support.nodes import make_images
 
     class Table(Delayed):
-        def read_many(self, places, *, most=1024):
+        def read_many(self, places, *, maximum=1024):
             time.sleep(delay_s)
             for index, place in enumerate(places):
                 yield index, memory.read_version(*place)

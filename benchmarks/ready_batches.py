@@ -55,11 +55,13 @@ def main():
 def cell(name, wanted, make, batches, pause_s):
     """Medians, and the least and the most of the rounds' medians, in milliseconds."""
     rounds = [one_pass(make(turn), batches, pause_s) for turn in range(wanted.rounds)]
-    waits, spent = ([1e3 * statistics.median(one[kind] for one in some) for some in rounds] for kind in (0, 1))
+    waits, spent = ([1e3 * statistics.median(item[kind] for item in some) for some in rounds] for kind in (0, 1))
     found = {"what": name, "batches": batches}
     for kind, values in (("next_ms", waits), ("cpu_ms", spent)):
         found[kind] = {"median": statistics.median(values), "least": min(values), "most": max(values)}
-    print(name, {kind: {one: round(value, 3) for one, value in found[kind].items()} for kind in ("next_ms", "cpu_ms")})
+    print(
+        name, {kind: {item: round(value, 3) for item, value in found[kind].items()} for kind in ("next_ms", "cpu_ms")}
+    )
     return found
 
 

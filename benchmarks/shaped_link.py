@@ -71,12 +71,12 @@ def over_one_network(wanted, link, url, network):
     with Inside(STORE, 0, __file__, *options) as beside:
         in_store = beside.ask(do="train in the store", url=url)
     with Inside(TRAINER, 1, __file__, *options) as trainer:
-        for mbit in (int(one) for one in wanted.mbit.split(",")):
+        for mbit in (int(word) for word in wanted.mbit.split(",")):
             link.rate(mbit)
             plans = trainer.ask(do="plan", url=url)
             runs = {}
             for _ in range(wanted.rounds):
-                for mixture in {json.dumps(one["mixture"]) for one in plans.values() if one["mixture"]}:
+                for mixture in {json.dumps(plan["mixture"]) for plan in plans.values() if plan["mixture"]}:
                     runs.setdefault(mixture, []).append(trainer.ask(do="run", mixture=json.loads(mixture)))
             for rule, plan in plans.items():
                 measured = [in_store] if rule == "all_in_store" else runs[json.dumps(plan["mixture"])]
@@ -174,7 +174,7 @@ class Trainer:
                 "bottleneck": plan.bottleneck,
                 "mixture": []
                 if rule == "all_in_store"
-                else [(one.route.cut, one.route.codec, one.share) for one in plan.mixture],
+                else [(item.route.cut, item.route.codec, item.share) for item in plan.mixture],
                 "link_bytes_per_s": plan.link.bytes_per_s,
             }
             for rule, plan in plans.items()
@@ -240,7 +240,7 @@ def received_bytes_here():
 
 def summary(rows):
     """The table in markdown: for every cell each rule's rate next to ours, and how good the predictions were."""
-    cells = sorted({(row["network"], row["mbit"]) for row in rows}, key=lambda one: (NETWORKS.index(one[0]), one[1]))
+    cells = sorted({(row["network"], row["mbit"]) for row in rows}, key=lambda item: (NETWORKS.index(item[0]), item[1]))
     by = {(row["network"], row["mbit"], row["rule"]): row for row in rows}
     head = ["network", "Mbit/s", "ours: predicted", "measured", *(f"{rule}" for rule in RULES if rule != "best")]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
@@ -268,7 +268,7 @@ def summary(rows):
         f"Prediction: median error {statistics.median(errors):.1%}, worst {max(errors):.1%} over {len(errors)} plans.",
         f"Ours to each cell's next: median {statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f}).",
         f"Cells in which another rule was faster than ours by more than {NOISE:.0%}: {len(lost)}.",
-        *(f"* {one}" for one in lost),
+        *(f"* {item}" for item in lost),
     ]
     return "\n".join(lines) + "\n"
 

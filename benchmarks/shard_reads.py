@@ -100,7 +100,9 @@ class Shards:
         for shard in self.sizes:
             asked = [Range(offset, length) for object, offset, length in self.rows if object == shard]
             plan = plan_ranges(asked, max_gap_bytes=GAP_BYTES, max_bytes=JOINED_BYTES)
-            inside = [[one for one in asked if read.offset <= one.offset < read.stop] for read in plan.reads]
+            inside = [
+                [request for request in asked if read.offset <= request.offset < read.stop] for read in plan.reads
+            ]
             reads += [(shard, read, some) for read, some in zip(plan.reads, inside, strict=True)]
         return self._joined, reads
 
@@ -128,13 +130,15 @@ def timed(threads, call, arguments):
 
 
 def summed_up(rounds):
-    rates = [one["samples"] / one["seconds"] for one in rounds]
+    rates = [item["samples"] / item["seconds"] for item in rounds]
     return {
         "samples_per_s": round(statistics.median(rates)),
         "range": [round(min(rates)), round(max(rates))],
         "requests": rounds[0]["requests"],
         "bytes": rounds[0]["bytes"],
-        "client_cpu_ms_per_sample": round(statistics.median(one["cpu_s"] / one["samples"] * 1e3 for one in rounds), 3),
+        "client_cpu_ms_per_sample": round(
+            statistics.median(item["cpu_s"] / item["samples"] * 1e3 for item in rounds), 3
+        ),
     }
 
 

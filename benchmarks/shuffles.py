@@ -31,9 +31,11 @@ def main():
     print("| order | together | apart | spread | worst | memory |\n| --- | ---: | ---: | ---: | ---: | ---: |")
     for name, memory, order in orders(wanted):
         found = [measured(order(epoch), labels, wanted) for epoch in range(wanted.epochs)]
-        together, apart, deviation = (np.mean([one[name] for one in found]) for name in ("together", "apart", "spread"))
-        most, fewest = max(one["most"] for one in found), min(one["fewest"] for one in found)
-        mixed = f"{100 * together:.2f} % | {apart:,.0f} | {deviation / full:.2f} | {most}, {fewest}"
+        together, apart, deviation = (
+            np.mean([item[name] for item in found]) for name in ("together", "apart", "spread")
+        )
+        maximum, fewest = max(item["most"] for item in found), min(item["fewest"] for item in found)
+        mixed = f"{100 * together:.2f} % | {apart:,.0f} | {deviation / full:.2f} | {maximum}, {fewest}"
         print(f"| {name} | {mixed} | {memory:,} |")
 
 
@@ -109,7 +111,7 @@ def spread(labels, batches, classes):
 
 def counted(labels, batches, classes):
     """How many of each class a batch has: ``int64[batches, classes]``."""
-    return np.stack([(labels[batches] == one).sum(axis=1) for one in range(classes)], axis=1)
+    return np.stack([(labels[batches] == index).sum(axis=1) for index in range(classes)], axis=1)
 
 
 def arguments():

@@ -70,12 +70,12 @@ def main():
     wanted = arguments()
     with tempfile.TemporaryDirectory() as folder:
         data = small_copies(Dataset(wanted.data), Path(folder) / "images")
-        counts = [int(one) for one in wanted.tenants.split(",")]
+        counts = [int(word) for word in wanted.tenants.split(",")]
         architectures = wanted.architectures.split(",")
         networks = make_networks(max(counts), architectures)
         print(f"{len(networks)} networks, {hardware_name('cpu')}, load {os.getloadavg()[0]:.1f}", flush=True)
         rates = json.loads(wanted.alone.read_text())["alone_rows_per_s_and_per_cpu_s"] if wanted.alone else {}
-        cells, beside = [], [int(one) for one in (wanted.beside or wanted.tenants).split(",")]
+        cells, beside = [], [int(word) for word in (wanted.beside or wanted.tenants).split(",")]
         for _ in range(wanted.rounds):
             rates = rates_alone(wanted, data, networks[: len(architectures)]) if wanted.alone is None else rates
             for rule in wanted.rules.split(","):
@@ -179,7 +179,7 @@ def measure(wanted, data, networks, rule, weights, rates):
 
 def cell_of(rule, weights, jobs, rates, before, after, spent, settings):
     def grown(name, tenant=None):
-        new, old = (one["totals"] if tenant is None else one["tenants"][tenant]["totals"] for one in (after, before))
+        new, old = (item["totals"] if tenant is None else item["tenants"][tenant]["totals"] for item in (after, before))
         return new[name] - old[name]
 
     def alone_s(kind):
@@ -210,7 +210,7 @@ def cell_of(rule, weights, jobs, rates, before, after, spent, settings):
         "failed_tenants": sum(bool(job.failure) for job in jobs),
         "asked_to_wait": sum(job.waits for job in jobs),
         "memory_budget_bytes": settings.memory_bytes,
-        "shares_within": all(one["peak_bytes"] <= one["total_bytes"] for one in after["memory"].values()),
+        "shares_within": all(item["peak_bytes"] <= item["total_bytes"] for item in after["memory"].values()),
         "rows_per_run": sum(rows) / runs,
         "merged_per_run": grown("rows_merged") / runs,
         "evicted": after["totals"]["evicted"],

@@ -105,8 +105,8 @@ def counts(server):
 def table(found):
     lines = ["| limit, reads/s | threads | of the limit | refused | lost |", "| ---: | ---: | ---: | ---: | ---: |"]
     lines += [
-        f"| {one['limit_per_s']:.0f} | {one['threads']} | {one['used']:.0%} | {one['refused']:.1%} | {one['lost']} |"
-        for one in found
+        f"| {row['limit_per_s']:.0f} | {row['threads']} | {row['used']:.0%} | {row['refused']:.1%} | {row['lost']} |"
+        for row in found
     ]
     return "\n".join(lines)
 

@@ -100,7 +100,7 @@ def script(wanted, held_out, threads, environment):
 def timed(argv, environment):
     started = time.perf_counter()
     done = subprocess.run(
-        [str(one) for one in argv], env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True
+        [str(item) for item in argv], env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True
     )
     return json.loads(done.stdout), time.perf_counter() - started
 
@@ -108,9 +108,9 @@ def timed(argv, environment):
 def table(runs):
     lines = [f"| | {' | '.join(FIELDS)} |", f"| --- |{' ---: |' * len(FIELDS)}"]
     for name, some in runs.items():
-        cells = (words(field, [one.get(field) for one in some]) for field in FIELDS)
+        cells = (words(field, [item.get(field) for item in some]) for field in FIELDS)
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    medians = {name: statistics.median(one["seconds"] for one in some) for name, some in runs.items()}
+    medians = {name: statistics.median(item["seconds"] for item in some) for name, some in runs.items()}
     best = min((name for name in runs if name.startswith("extract")), key=medians.__getitem__)
     for name, median in medians.items():
         if name.startswith("frostline"):

@@ -42,7 +42,7 @@ def main():
     compare.find_packages()
     path = Path(f"{wanted.out}.json")
     runs = json.loads(path.read_text())["runs"] if wanted.out and path.exists() else []
-    compare.ask_self(wanted, "forms")
+    compare.ask_self(wanted, "formats")
     for number in range(wanted.rounds):
         for round_trip_ms in wanted.round_trips:
             for found in over_one_link(wanted, round_trip_ms, number):
@@ -56,7 +56,9 @@ def main():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folders of photographs, one a class")
-    parser.add_argument("--folder", default=str(Path(tempfile.gettempdir()) / "frostline-compare"), help="keeps forms")
+    parser.add_argument(
+        "--folder", default=str(Path(tempfile.gettempdir()) / "frostline-compare"), help="keeps formats"
+    )
     parser.add_argument("--frameworks", type=compare.words, default=["pytorch", "tensorflow"])
     parser.add_argument("--networks", type=compare.words, default=list(SAMPLES))
     parser.add_argument("--round-trips", type=compare.numbers, default=[20, 75], help="ms")
@@ -236,7 +238,7 @@ def table(runs):
     for (framework, network, round_trip_ms, samples), found in sorted(groups.items()):
         if set(found) != set(LOADERS):
             continue
-        theirs, ours = (statistics.median(found[one]) for one in LOADERS)
+        theirs, ours = (statistics.median(found[loader]) for loader in LOADERS)
         spans = [
             f"{statistics.median(some):.1f} ({min(some):.1f} to {max(some):.1f})" for some in map(found.get, LOADERS)
         ]

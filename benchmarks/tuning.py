@@ -58,7 +58,7 @@ def arguments():
     parser.add_argument("--round-trips", type=numbers, default=[0, 20, 75, 150], help="ms")
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--samples-per-request", type=int, default=1)
-    parser.add_argument("--fixed", type=lambda text: [int(one) for one in text.split(",")], default=list(FIXED))
+    parser.add_argument("--fixed", type=lambda text: [int(word) for word in text.split(",")], default=list(FIXED))
     parser.add_argument("--rules", type=lambda text: text.split(";"), default=list(RULES), help="with ; between them")
     parser.add_argument("--out")
     parser.add_argument("--inside", choices=("node", "trainer"), help=argparse.SUPPRESS)
@@ -66,7 +66,7 @@ def arguments():
 
 
 def numbers(text):
-    return [float(one) for one in text.split(",")]
+    return [float(word) for word in text.split(",")]
 
 
 def earlier(wanted):
@@ -91,8 +91,8 @@ def over_one_link(wanted, round_trip_ms):
             print(f"{round_trip_ms:4.0f} ms {requests:3} fixed {link['fixed'][requests] / 1e6:7.2f} MB/s", flush=True)
         best = max(link["fixed"].values())
         for name in wanted.rules:
-            tuning, most = RULES[name]
-            settings = {"tuning": tuning, "max_requests": most}
+            tuning, maximum = RULES[name]
+            settings = {"tuning": tuning, "max_requests": maximum}
             found = trainer.ask(do="run", seconds=wanted.seconds, settings=settings)
             link[name] = {**found, **judged(found["bins"], best, wanted.seconds)}
             print(
@@ -176,8 +176,8 @@ class Trainer:
                     break
         transport.close()
         changes = [
-            {"at_s": one.at_s, "requests": one.requests, "bytes": one.window_bytes, "reason": one.reason}
-            for one in tuned
+            {"at_s": item.at_s, "requests": item.requests, "bytes": item.window_bytes, "reason": item.reason}
+            for item in tuned
         ]
         last = tuned[-1] if tuned else None
         return {
@@ -246,17 +246,17 @@ def keep(wanted, links):
 
 
 def table(links):
-    numbers = sorted({int(one) for link in links for one in link["fixed"]})
-    fixed = " | ".join(f"{one} fixed" for one in numbers)
+    numbers = sorted({int(item) for link in links for item in link["fixed"]})
+    fixed = " | ".join(f"{number} fixed" for number in numbers)
     names = " | ".join(f"{name} | reached after" for name in RULES)
     lines = [
         f"| samples a request | round trip | {fixed} | {names} |",
         "| ---: " * (2 + len(numbers) + 2 * len(RULES)) + "|",
     ]
     for link in links:
-        rates = {int(number): one for number, one in link["fixed"].items()}
+        rates = {int(number): item for number, item in link["fixed"].items()}
         cells = [str(cell(link)[0]), f"{link['round_trip_ms']:.0f} ms"]
-        cells += [f"{rates[one] / 1e6:.2f}" if one in rates else "" for one in numbers]
+        cells += [f"{rates[number] / 1e6:.2f}" if number in rates else "" for number in numbers]
         for name in RULES:
             cells += judgement(link[name]) if name in link else ["", ""]
         lines.append("| " + " | ".join(cells) + " |")

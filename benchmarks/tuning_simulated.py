@@ -50,7 +50,7 @@ def main():
         every += shares
         print(f"| {cell[0]} | {cell[1]} ms | {statistics.mean(shares):.3f} | {min(shares):.3f} |")
     print(f"| all {len(every)} runs | | {statistics.mean(every):.3f} | {min(every):.3f} |")
-    print(f"{sum(one < 0.95 for one in every)} runs below 95 %")
+    print(f"{sum(item < 0.95 for item in every)} runs below 95 %")
 
 
 def rate(run):

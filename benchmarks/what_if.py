@@ -105,7 +105,7 @@ def predicted(situation, gbit, speed, trainer):
     rates |= {name: make_plan(bare, name).samples_per_s for name in POLICIES[1:]}
     return {
         "samples_per_s": float(f"{best.samples_per_s:.5g}"),
-        "mixture": [[one.route.cut, one.route.codec, round(one.share, 4)] for one in best.mixture],
+        "mixture": [[item.route.cut, item.route.codec, round(item.share, 4)] for item in best.mixture],
         "bottleneck": best.bottleneck,
         "relative": {name: round(rate / best.samples_per_s, 4) for name, rate in rates.items()},
     }
@@ -165,9 +165,9 @@ def by_rule(cells):
         "| --- | ---: | ---: | ---: | ---: | --- |",
     ]
     rows += [
-        f"| {name} | {one['worst']:.3f} | {one['geometric_mean']:.3f} | {one['best']:.3f} "
-        f"| {one['within_1_percent'] * 100:.0f} % | {MEANING[name]} |"
-        for name, one in summary(cells).items()
+        f"| {name} | {item['worst']:.3f} | {item['geometric_mean']:.3f} | {item['best']:.3f} "
+        f"| {item['within_1_percent'] * 100:.0f} % | {MEANING[name]} |"
+        for name, item in summary(cells).items()
     ]
     return rows
 
@@ -203,7 +203,7 @@ def by_place(cells):
         for speed in SPEEDS:
             here = only(cells, gbit_per_s=gbit, store_speed=speed)
             best.append(geometric_mean([max(cell["relative"][name] for name in rules) for cell in here]))
-        rows.append(f"| {gbit} | {' | '.join(f'{one:.3f}' for one in best)} |")
+        rows.append(f"| {gbit} | {' | '.join(f'{item:.3f}' for item in best)} |")
     return rows
 
 

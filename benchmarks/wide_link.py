@@ -105,12 +105,12 @@ class Direction:
 
 def forward(line):
     """Pass packets on until standard input ends."""
-    store, trainer = (_tun(*one) for one in ((STORE, STORE_ADDRESS), (TRAINER, TRAINER_ADDRESS)))
+    store, trainer = (_tun(*item) for item in ((STORE, STORE_ADDRESS), (TRAINER, TRAINER_ADDRESS)))
     directions = {store: Direction(store, trainer, **line), trainer: Direction(trainer, store, **line)}
     print("up", flush=True)
     poll = select.poll()
-    for one in (store, trainer, 0):
-        poll.register(one, select.POLLIN)
+    for entry in (store, trainer, 0):
+        poll.register(entry, select.POLLIN)
     waits = None
     while True:
         for ready, _ in poll.poll(None if waits is None else max(0.0, waits * 1000)):
@@ -118,7 +118,9 @@ def forward(line):
                 return
             _take_all(directions[ready])
         now = time.monotonic()
-        waits = min((one for one in (each.give(now) for each in directions.values()) if one is not None), default=None)
+        waits = min(
+            (item for item in (each.give(now) for each in directions.values()) if item is not None), default=None
+        )
 
 
 def _take_all(direction):
@@ -131,11 +133,11 @@ def _tun(namespace, address):
     """The file descriptor of a TUN device inside a namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/proc/self/ns/net").open() as home, Path(f"/run/netns/{namespace}").open() as there:
-        for one in (there, home):
-            if one is home:
+        for item in (there, home):
+            if item is home:
                 descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
                 fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
-            if libc.setns(one.fileno(), _CLONE_NEWNET):
+            if libc.setns(item.fileno(), _CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"cannot enter the namespace {namespace}")
     run("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", DEVICE)
     run("ip", "-n", namespace, "link", "set", DEVICE, "mtu", str(_MTU), "txqueuelen", "2000", "up")

@@ -246,9 +246,9 @@ class Overloaded(Unavailable):
         self.retry_after_s = retry_after_s
 
 
-def nearest(name: str, known: Iterable[str], *, most: int = 3) -> str:
+def nearest(name: str, known: Iterable[str], *, maximum: int = 3) -> str:
     """End a sentence about an unknown name: ``"; did you mean a, b or c?"``, or nothing if none is near."""
-    matches = difflib.get_close_matches(name, list(known), n=most, cutoff=0.4)
+    matches = difflib.get_close_matches(name, list(known), n=maximum, cutoff=0.4)
     if not matches:
         return ""
     *others, last = matches

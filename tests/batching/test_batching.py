@@ -11,30 +11,30 @@ LIMITS = st.lists(st.builds(Limit, room_bytes=BYTES, fixed_bytes=BYTES, bytes_pe
 
 
 @given(LIMITS, st.integers(1, 100), st.integers(1, 8).map(lambda n: 8 * n))
-def test_a_batch_is_the_largest_multiple_of_eight_that_fits(limits, wanted, most):
-    rows = batch_size(limits, wanted=wanted, most=most)
+def test_a_batch_is_the_largest_multiple_of_eight_that_fits(limits, wanted, maximum):
+    rows = batch_size(limits, wanted=wanted, maximum=maximum)
 
     def fits(count):
         return all(limit.fixed_bytes + count * limit.bytes_per_row <= limit.room_bytes for limit in limits)
 
     assert rows % 8 == 0
-    assert rows <= most
+    assert rows <= maximum
     assert rows < wanted + 8
     assert rows == 0 or fits(rows)
-    assert rows + 8 > most or rows >= wanted or not fits(rows + 8)
+    assert rows + 8 > maximum or rows >= wanted or not fits(rows + 8)
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 10), st.integers(0, 20))
 def test_a_stretch_has_work_for_one_run_and_as_many_rows_beside_it_as_may_be(needs_work, run_rows, further):
     max_rows = run_rows + further
     found = stretches_of_work(needs_work, run_rows=run_rows, max_rows=max_rows)
-    assert [row for one in found for row in one] == list(range(len(needs_work)))
-    for one in found:
-        work = sum(needs_work[row] for row in one)
-        assert len(one) <= max_rows
+    assert [row for item in found for row in item] == list(range(len(needs_work)))
+    for item in found:
+        work = sum(needs_work[row] for row in item)
+        assert len(item) <= max_rows
         assert work <= run_rows
-        is_last = one.stop == len(needs_work)
-        assert is_last or len(one) == max_rows or work + needs_work[one.stop] > run_rows
+        is_last = item.stop == len(needs_work)
+        assert is_last or len(item) == max_rows or work + needs_work[item.stop] > run_rows
     if all(needs_work):
         assert found == [
             range(row, min(row + run_rows, len(needs_work))) for row in range(0, len(needs_work), run_rows)
@@ -92,10 +92,10 @@ def test_memory_goes_to_the_tenant_that_stands_lowest_with_what_it_has_in_work()
     first = [budget.ask(10, Claim(tenant=name, device_s=1.0)) for name in ("once", "once", "once", "once")]
     waiting = [budget.ask(10, Claim(tenant=name, device_s=1.0)) for name in ("once", "once", "twice", "twice", "twice")]
     granted = []
-    for one in [*first, *waiting[2:4]]:
+    for item in [*first, *waiting[2:4]]:
         before = {number for number in waiting if budget.is_granted(number)}
-        shares.charge("once" if one in first else "twice", 1.0)
-        budget.release(one)
+        shares.charge("once" if item in first else "twice", 1.0)
+        budget.release(item)
         granted += [waiting.index(number) for number in waiting if budget.is_granted(number) and number not in before]
     assert granted[:2] == [2, 3]  # nothing was promised to it yet
     assert set(granted) == {0, 1, 2, 3, 4}
@@ -108,13 +108,13 @@ PIECES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100), st.floa
 def test_between_tenants_too_memory_is_never_exceeded_and_everybody_gets_some(pieces, chance):
     shares = FairShares({"a": 3.0})
     budget = MemoryBudget(100, shares)
-    most = {"a": 60, "b": 100, "c": 30}
-    claims = [Claim(tenant=tenant, device_s=cost, max_bytes=most[tenant]) for tenant, _, cost in pieces]
+    maximum = {"a": 60, "b": 100, "c": 30}
+    claims = [Claim(tenant=tenant, device_s=cost, max_bytes=maximum[tenant]) for tenant, _, cost in pieces]
     asked = {budget.ask(nbytes, claim): (nbytes, claim) for (_, nbytes, _), claim in zip(pieces, claims, strict=True)}
     while asked:
-        held = {number: one for number, one in asked.items() if budget.is_granted(number)}
+        held = {number: request for number, request in asked.items() if budget.is_granted(number)}
         assert sum(nbytes for nbytes, _ in held.values()) == budget.reserved_bytes <= 100
-        for tenant, allowed in most.items():
+        for tenant, allowed in maximum.items():
             mine = [nbytes for nbytes, claim in held.values() if claim.tenant == tenant]
             assert sum(mine) == budget.held_bytes(tenant)
             assert sum(mine) <= allowed or len(mine) == 1
@@ -151,7 +151,7 @@ class BudgetMachine(RuleBasedStateMachine):
         self.granted = set()
 
     def look(self):
-        self.granted = {one for one, _ in self.order if self.budget.is_granted(one)}
+        self.granted = {index for index, _ in self.order if self.budget.is_granted(index)}
 
     @rule(target=reservations, nbytes=st.integers(0, 100))
     def ask(self, nbytes):
@@ -182,18 +182,18 @@ class BudgetMachine(RuleBasedStateMachine):
 
     @invariant()
     def never_above_the_total(self):
-        held = sum(nbytes for one, nbytes in self.order if self.budget.is_granted(one))
+        held = sum(nbytes for index, nbytes in self.order if self.budget.is_granted(index))
         assert held == self.budget.reserved_bytes <= self.budget.peak_bytes <= 100
 
     @invariant()
     def those_who_wait_came_after_those_who_have(self):
-        states = [self.budget.is_granted(one) for one, _ in self.order]
+        states = [self.budget.is_granted(index) for index, _ in self.order]
         assert states == sorted(states, reverse=True)
         assert self.budget.waiting == states.count(False)
 
     @invariant()
     def the_first_who_waits_does_not_fit(self):
-        first = next((nbytes for one, nbytes in self.order if not self.budget.is_granted(one)), None)
+        first = next((nbytes for index, nbytes in self.order if not self.budget.is_granted(index)), None)
         assert first is None or self.budget.reserved_bytes + first > 100
 
 

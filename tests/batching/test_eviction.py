@@ -40,7 +40,7 @@ STAYS = st.lists(
         tag=st.sampled_from([0.0, 1.0, 5.0]),
         asked_s=st.sampled_from([None, None, 0.5, 9.0, 60.0]),
     ),
-    unique_by=lambda one: one.key,
+    unique_by=lambda build: build.key,
     max_size=8,
 )
 
@@ -49,21 +49,21 @@ STAYS = st.lists(
 def test_what_leaves_is_enough_and_not_one_too_many_and_nobodys_turn_is_cut_short(stays, lacking, over, tag):
     wanted = incoming(lacking, tag=tag, over_bytes=over)
     keys = to_evict(wanted, stays)
-    gone = [one for one in stays if keys and one.key in keys]
-    for one in gone:
-        had_its_turn = one.served_s >= 1 and one.tag >= tag
-        assert one.idle_s >= 1 or one.asked_s is not None or had_its_turn
+    gone = [stay for stay in stays if keys and stay.key in keys]
+    for entry in gone:
+        had_its_turn = entry.served_s >= 1 and entry.tag >= tag
+        assert entry.idle_s >= 1 or entry.asked_s is not None or had_its_turn
 
     def is_enough(those):
-        mine = sum(one.counted_bytes for one in those if one.owner == "me")
-        return sum(one.nbytes for one in those) >= lacking and mine >= over
+        mine = sum(item.counted_bytes for item in those if item.owner == "me")
+        return sum(item.nbytes for item in those) >= lacking and mine >= over
 
     if keys:
         assert is_enough(gone)
-        fresh = [one for one in gone if one.asked_s is None]
-        assert not any(is_enough([other for other in gone if other is not one]) for one in fresh)
+        fresh = [item for item in gone if item.asked_s is None]
+        assert not any(is_enough([other for other in gone if other is not item]) for item in fresh)
     if keys is None:
-        assert not is_enough([one for one in stays if one.asked_s is None])
+        assert not is_enough([stay for stay in stays if stay.asked_s is None])
 
 
 def test_what_nobody_uses_leaves_first_and_longest_unused_before_others():
@@ -121,10 +121,11 @@ def simulated(sizes, room, weights, seconds, step_s=0.05):
         shares.arrive(name)
     held, had = {}, dict.fromkeys(names, 0.0)
     for _ in range(int(seconds / step_s)):
-        for name in sorted(set(names) - set(held), key=lambda one: (shares.tag(one), one)):
-            lacking = sum(nbytes[one] for one in held) + nbytes[name] - room
+        for name in sorted(set(names) - set(held), key=lambda name: (shares.tag(name), name)):
+            lacking = sum(nbytes[item] for item in held) + nbytes[name] - room
             stays = [
-                stay(one, nbytes[one], owner=one, served_s=served, tag=shares.tag(one)) for one, served in held.items()
+                stay(item, nbytes[item], owner=item, served_s=served, tag=shares.tag(item))
+                for item, served in held.items()
             ]
             keys = to_evict(incoming(lacking, tenant=name, tag=shares.tag(name)), stays)
             for key in keys:
@@ -132,7 +133,7 @@ def simulated(sizes, room, weights, seconds, step_s=0.05):
             if lacking > 0 and not keys:
                 break  # nobody overtakes
             held[name] = 0.0
-        name = min(held, key=lambda one: (shares.tag(one), one))
+        name = min(held, key=lambda item: (shares.tag(item), item))
         shares.begin(name)
         shares.charge(name, step_s)
         had[name] += step_s

@@ -35,18 +35,18 @@ TAGS = st.fixed_dictionaries({name: st.floats(0, 100) for name in ("one", "two",
 def after(waiting, turn):
     """What still waits when a turn has run."""
     ran = Counter({part.number: part.rows for part in turn.parts})
-    left = [(one, one.rows - ran[one.number]) for one in waiting]
+    left = [(item, item.rows - ran[item.number]) for item in waiting]
     assert all(rows >= 0 for _, rows in left)
     return [
-        QueuedRequest(number=one.number, tenant=one.tenant, kind=one.kind, rows=rows, run_rows=one.run_rows)
-        for one, rows in left
+        QueuedRequest(number=item.number, tenant=item.tenant, kind=item.kind, rows=rows, run_rows=item.run_rows)
+        for item, rows in left
         if rows
     ]
 
 
 @given(queues(), TAGS)
 def test_a_run_is_of_one_kind_and_has_no_more_rows_than_its_kind(waiting, tags):
-    by_number = {one.number: one for one in waiting}
+    by_number = {item.number: item for item in waiting}
     for rule in (Merging(), FirstCome(), Hapi(100_000)):
         turn = rule.next(waiting, tags.get)
         lead = by_number[turn.parts[0].number]
@@ -63,17 +63,17 @@ def test_a_run_is_of_one_kind_and_has_no_more_rows_than_its_kind(waiting, tags):
 def test_a_run_has_room_to_spare_only_where_nothing_else_could_fill_it(waiting, tags):
     turn = Merging().next(waiting, tags.get)
     ran = Counter({part.number: part.rows for part in turn.parts})
-    lead = next(one for one in waiting if one.number == turn.parts[0].number)
+    lead = next(item for item in waiting if item.number == turn.parts[0].number)
     if sum(ran.values()) < turn.rows and not lead.is_apart:
-        for one in waiting:
-            assert one.is_apart or one.kind != lead.kind or ran[one.number] == one.rows
+        for item in waiting:
+            assert item.is_apart or item.kind != lead.kind or ran[item.number] == item.rows
 
 
 @given(queues(), TAGS)
 def test_the_tenant_whose_turn_it_is_goes_first_and_loses_nothing_by_merging(waiting, tags):
     turn = Merging().next(waiting, tags.get)
-    lead = next(one for one in waiting if one.number == turn.parts[0].number)
-    assert tags[lead.tenant] == min(tags[one.tenant] for one in waiting)
+    lead = next(item for item in waiting if item.number == turn.parts[0].number)
+    assert tags[lead.tenant] == min(tags[item.tenant] for item in waiting)
     assert turn.parts[0].rows == lead.rows
 
 
@@ -108,12 +108,12 @@ def test_device_seconds_stay_fair_where_rows_are_merged_and_pieces_differ():
         shares.arrive(name)
     for _ in range(3000):
         for name, kind in kinds.items():
-            while sum(one.tenant == name for one in waiting) < 2:
+            while sum(item.tenant == name for item in waiting) < 2:
                 rows = draw.randint(5, 32)
                 waiting.append(QueuedRequest(number=number, tenant=name, kind=kind, rows=rows, run_rows=32))
                 number += 1
         turn = Merging().next(waiting, shares.tag)
-        by_number = {one.number: one for one in waiting}
+        by_number = {item.number: item for item in waiting}
         lead = by_number[turn.parts[0].number]
         shares.begin(lead.tenant)
         run_s = 32 * row_s[lead.kind]

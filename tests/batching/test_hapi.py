@@ -27,26 +27,26 @@ def requests(draw):
 
 
 def needed(chosen, asking):
-    return sum(one.bytes_per_row * chosen[one.number] + one.model_bytes for one in asking if one.number in chosen)
+    return sum(item.bytes_per_row * chosen[item.number] + item.model_bytes for item in asking if item.number in chosen)
 
 
 def best(asking, free_bytes):
     """The most that any choice uses of the memory for rows, and None where no choice is possible."""
-    choices = itertools.product(*(range(8, -(-one.rows // 8) * 8 + 1, 8) for one in asking))
-    sums = [sum(one.bytes_per_row * rows for one, rows in zip(asking, choice, strict=True)) for choice in choices]
-    room = free_bytes - sum(one.model_bytes for one in asking)
-    return max((one for one in sums if one <= room), default=None)
+    choices = itertools.product(*(range(8, -(-item.rows // 8) * 8 + 1, 8) for item in asking))
+    sums = [sum(item.bytes_per_row * rows for item, rows in zip(asking, choice, strict=True)) for choice in choices]
+    room = free_bytes - sum(item.model_bytes for item in asking)
+    return max((item for item in sums if item <= room), default=None)
 
 
 @given(requests(), st.integers(0, 5000))
 def test_the_programme_uses_all_the_memory_that_a_choice_could_use_and_never_more(asking, free_bytes):
     chosen = allotted(asking, free_bytes)
     assert needed(chosen, asking) <= free_bytes
-    assert list(chosen) == [one.number for one in asking[: len(chosen)]]
+    assert list(chosen) == [item.number for item in asking[: len(chosen)]]
     assert all(8 <= rows <= 32 and rows % 8 == 0 for rows in chosen.values())
     found = best(asking[: len(chosen)], free_bytes) if chosen else None
     if found is not None:
-        used = sum(one.bytes_per_row * chosen[one.number] for one in asking[: len(chosen)])
+        used = sum(item.bytes_per_row * chosen[item.number] for item in asking[: len(chosen)])
         assert used == pytest.approx(found, rel=1e-3, abs=1)
     if len(chosen) < len(asking):  # one more would not have fitted, even with the smallest batches
         assert best(asking[: len(chosen) + 1], free_bytes) is None
@@ -64,19 +64,19 @@ def test_requests_that_find_no_room_wait_for_the_next_round():
         (part,) = turn.parts
         ran.append((part.number, part.rows))
         asking = [
-            one
-            if one.number != part.number
+            item
+            if item.number != part.number
             else QueuedRequest(
-                number=one.number,
+                number=item.number,
                 tenant="",
-                kind=one.kind,
-                rows=one.rows - part.rows,
+                kind=item.kind,
+                rows=item.rows - part.rows,
                 run_rows=32,
                 bytes_per_row=10,
                 model_bytes=100,
             )
-            for one in asking
-            if one.number != part.number or one.rows > part.rows
+            for item in asking
+            if item.number != part.number or item.rows > part.rows
         ]
     assert sum(rows for _, rows in ran) == 64
     assert [number for number, _ in ran] == sorted(number for number, _ in ran)

@@ -15,14 +15,14 @@ def serve(shares, costs, turns, *, asks=lambda _name, _clock: True):
     """Give the device to whose turn it is, over and over; pieces take the costs in turn. Yields what each has."""
     had = dict.fromkeys(costs, 0.0)
     under_way = set()
-    pieces = {name: itertools.cycle(one) for name, one in costs.items()}
+    pieces = {name: itertools.cycle(cost) for name, cost in costs.items()}
     clock = 0.0
     for _ in range(turns):
         for name in costs:
             if name not in under_way and asks(name, clock):
                 shares.arrive(name)
                 under_way.add(name)
-        name = min(under_way, key=lambda one: (shares.tag(one), one))
+        name = min(under_way, key=lambda item: (shares.tag(item), item))
         cost = next(pieces[name])
         shares.begin(name)
         shares.charge(name, cost)
@@ -39,9 +39,9 @@ def test_tenants_that_always_have_work_differ_by_no_more_than_a_piece_of_each(te
     weights = {str(number): weight for number, (weight, _) in enumerate(tenants)}
     costs = {str(number): cost for number, (_, cost) in enumerate(tenants)}
     for had in serve(FairShares(weights), costs, 200):
-        for one, other in itertools.combinations(weights, 2):
-            apart = abs(had[one] / weights[one] - had[other] / weights[other])
-            assert apart <= max(costs[one]) / weights[one] + max(costs[other]) / weights[other] + 1e-9
+        for combination, other in itertools.combinations(weights, 2):
+            apart = abs(had[combination] / weights[combination] - had[other] / weights[other])
+            assert apart <= max(costs[combination]) / weights[combination] + max(costs[other]) / weights[other] + 1e-9
 
 
 @given(TENANTS)

@@ -28,18 +28,22 @@ def put(cache, ids):
 def test_it_answers_like_a_dictionary_that_keeps_what_came_first(steps, rows):
     cache, model, budget = FeatureCache(SCOPE, rows * (ROW_BYTES + 64)), {}, rows * (ROW_BYTES + 64)
     for added, asked in steps:
-        fresh = [one for one in dict.fromkeys(added) if one not in model][: rows - len(model)]
+        fresh = [key for key in dict.fromkeys(added) if key not in model][: rows - len(model)]
         assert put(cache, added) == len(fresh)
-        model.update((one, [part[0] for part in tensors([one])]) for one in fresh)
+        model.update((item, [part[0] for part in tensors([item])]) for item in fresh)
         found, got = cache.get(np.array(asked, np.int64))
-        assert found.tolist() == [one in model for one in asked] == cache.contains(np.array(asked, np.int64)).tolist()
+        assert (
+            found.tolist()
+            == [request in model for request in asked]
+            == cache.contains(np.array(asked, np.int64)).tolist()
+        )
         for column, values in enumerate(got):
-            expected = [model[one][column] for one in asked if one in model]
-            assert values.tolist() == [np.asarray(one).tolist() for one in expected]
+            expected = [model[request][column] for request in asked if request in model]
+            assert values.tolist() == [np.asarray(value).tolist() for value in expected]
         slots = cache.find(np.array(asked, np.int64))
         for column, table in enumerate(cache.tables):
-            expected = [model[one][column] for one in asked if one in model]
-            assert table[slots[slots >= 0]].tolist() == [np.asarray(one).tolist() for one in expected]
+            expected = [model[request][column] for request in asked if request in model]
+            assert table[slots[slots >= 0]].tolist() == [np.asarray(value).tolist() for value in expected]
         assert len(cache) == len(model)
         assert cache.statistics().bytes <= budget
 

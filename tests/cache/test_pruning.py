@@ -33,19 +33,19 @@ partials = st.builds(
 )
 strangers = st.builds(Dated, st.sampled_from(["notes.txt", "other/used", "ab/x.rows1"]), st.integers(0, 10_000), times)
 listings = st.lists(
-    st.one_of(packed_objects, marks, partials, strangers), max_size=30, unique_by=lambda one: one.object
+    st.one_of(packed_objects, marks, partials, strangers), max_size=30, unique_by=lambda item: item.object
 )
 
 
 @given(listings, st.integers(0, 50_000), st.integers(0, 400_000))
 def test_room_is_made_for_all_that_is_wanted_or_nothing_is_removed(listing, wanted_bytes, budget_bytes):
     gone = left(listing, wanted_bytes, budget_bytes)
-    assert len({one.object for one in gone}) == len(gone)
+    assert len({item.object for item in gone}) == len(gone)
     assert set(gone) <= set(listing)
-    there = sum(one.size for one in listing)
+    there = sum(item.size for item in listing)
     if gone:
         assert there + wanted_bytes > budget_bytes
-        freed = sum(one.size for one in gone)
+        freed = sum(item.size for item in gone)
         assert there - freed + wanted_bytes <= budget_bytes
         assert freed - gone[-1].size < max(there + wanted_bytes - budget_bytes, budget_bytes // 16)
 
@@ -55,11 +55,11 @@ def test_what_was_used_lately_and_what_is_not_ours_stays(listing, wanted_bytes, 
     def is_used(one):
         return PackedObject.named(one.object, one.size) is not None or one.object.endswith("/used")
 
-    for one in left(listing, wanted_bytes, budget_bytes):
-        folder = one.object.partition("/")[0]
+    for item in left(listing, wanted_bytes, budget_bytes):
+        folder = item.object.partition("/")[0]
         assert folder in {scope.hex() for scope in SCOPES}
         beside = [other for other in listing if other.object.startswith(folder) and is_used(other)]
-        ages = [other.modified_s for other in beside] if is_used(one) else [one.modified_s]
+        ages = [other.modified_s for other in beside] if is_used(item) else [item.modified_s]
         assert max(ages) <= NOW_S - IDLE_S
 
 
@@ -68,7 +68,7 @@ def test_two_nodes_that_look_at_once_remove_the_same(listing, wanted_bytes, budg
     gone = left(listing, wanted_bytes, budget_bytes)
     assert gone == left(list(reversed(listing)), wanted_bytes, budget_bytes)
     # One that was killed in the middle leaves what the next one goes on from.
-    half = [one for one in listing if one not in gone[: len(gone) // 2]]
+    half = [item for item in listing if item not in gone[: len(gone) // 2]]
     assert set(left(half, wanted_bytes, budget_bytes)) <= set(gone)
 
 

@@ -35,7 +35,7 @@ def offer(store, numbers, scope=stored.SCOPE):
 
 def objects(url):
     """Of rows, with their sizes."""
-    return {one.object: one.size for one in open_store(url).list() if one.object.endswith(".rows1")}
+    return {item.object: item.size for item in open_store(url).list() if item.object.endswith(".rows1")}
 
 
 @pytest.fixture
@@ -341,7 +341,7 @@ def test_an_objects_name_says_what_lies_where(keys, value_bytes, scope):
 def test_neighbours_are_read_together_and_nothing_else_is_read(places):
     found = runs_of(list(places))
     assert sorted(place for run in found for place in run) == sorted(places)
-    assert all(one.stop < other.start for one, other in pairwise(found))
+    assert all(item.stop < other.start for item, other in pairwise(found))
 
 
 @given(st.lists(ROWS, min_size=1, max_size=8))

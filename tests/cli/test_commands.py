@@ -98,7 +98,7 @@ def test_train_writes_a_network_that_loads_without_frostline_and_a_whole_report(
     assert set(wanted.split()) <= set(report)
     assert report["plan"] is None  # too short to measure one
     assert (report["engine"], report["engine_error"]) == ("torch-eager", 0.0)
-    assert [one["samples"] for one in report["ways"]] == [24]
+    assert [item["samples"] for item in report["ways"]] == [24]
     assert report["samples"] == 2 * 18
     assert len(report["losses"]) == 2 * 3
     # A loop without Frostline could keep features too.
@@ -125,7 +125,7 @@ def test_a_run_in_the_store_is_that_of_any_other_policy(capsys, folder, near, tm
     assert there["ways"] == []  # no sample came to the trainer
     assert there["stages"]["store: head"] > 0
     assert there["plan"]["policy"] == "all_in_store"
-    [head] = [one["where"] for one in there["where"] if one["part"] == "head"]
+    [head] = [item["where"] for item in there["where"] if item["part"] == "head"]
     assert head.startswith("beside the node at")
     for file in ("model.safetensors", "head.safetensors"):
         ours, theirs = (load_file(tmp_path / policy / file) for policy in ("all_in_store", "freeze"))
@@ -229,11 +229,11 @@ def test_plan_shows_every_cut_and_why_and_keeps_what_it_measured(capsys, folder,
     photos = image_folder(tmp_path / "photos", per_class=3)
     question = ("plan", "--data", photos, *SMALL)
     found = run_json(capsys, *question)
-    cuts = {one["cut"] for one in found["candidates"]}
+    cuts = {item["cut"] for item in found["candidates"]}
     assert cuts == set(range(len(cuts)))
-    assert sum(one["share"] for one in found["mixture"]) == pytest.approx(1)
-    in_use = {(one["cut"], one["codec"]) for one in found["mixture"]}
-    assert {(one["cut"], one["codec"]) for one in found["candidates"] if one["rejected"] is None} == in_use
+    assert sum(item["share"] for item in found["mixture"]) == pytest.approx(1)
+    in_use = {(item["cut"], item["codec"]) for item in found["mixture"]}
+    assert {(item["cut"], item["codec"]) for item in found["candidates"] if item["rejected"] is None} == in_use
     shutil.rmtree(photos)  # nothing but the measurement is left to answer from
     thin = run_json(capsys, *question, "--bandwidth", "8kbit", "--epochs", 3)
     assert thin["asked"]["data"] == found["asked"]["data"]
@@ -264,7 +264,7 @@ def test_a_lossy_codec_is_used_where_it_is_allowed_and_its_error_is_reported(cap
     report = run_json(capsys, "train", "--data", folder, *SMALL, *ways, "--epochs", 1, "--out", tmp_path)
     assert report["accuracy"] == 0.5
     assert 0 < report["codec_error"] < 0.5
-    assert {(one["cut"], one["codec"]) for one in report["ways"]} == {(2, "int8")}
+    assert {(item["cut"], item["codec"]) for item in report["ways"]} == {(2, "int8")}
     assert report["plan"]["mixture"] == [{"cut": 2, "codec": "int8", "share": 1.0}]
     assert report["measured_samples_per_s"] > 0
     assert report["replans"] == []
@@ -364,7 +364,7 @@ def test_index_finds_what_cannot_be_read_and_what_is_there_twice(capsys, tmp_pat
     (folder / "circle" / "broken.jpg").write_bytes(b"no image at all")
     found = run_json(capsys, "index", "--data", folder, "--check")["check"]
     assert found["duplicates"] == [["noise/001.jpg", "stripe/twin.jpg"]]
-    assert [one["object"] for one in found["unreadable"]] == ["circle/broken.jpg"]
+    assert [item["object"] for item in found["unreadable"]] == ["circle/broken.jpg"]
     code, out, err = run(capsys, "index", "--data", folder, "--check")
     assert code == 0
     assert "1 samples cannot be read, and 1 have the bytes of another" in out
@@ -475,7 +475,7 @@ def test_a_served_node_answers_and_its_port_is_taken_for_the_next(capsys, folder
             assert process.stdout is not None
             url = json.loads(process.stdout.readline())["url"]
             report = run_json(capsys, "train", "--data", folder, *SMALL, "--epochs", 1, "--near", url)
-            assert any(url in one["where"] for one in report["where"])
+            assert any(url in item["where"] for item in report["where"])
             code, _, err = run(capsys, "serve", "--data-root", folder, "--listen", url.removeprefix("http://"))
             assert code == 2
             assert "in use" in err
@@ -522,7 +522,7 @@ def test_jobs_share_a_service_that_says_how_it_stands_until_it_is_told_to_stop(c
             monkeypatch.setenv("FROSTLINE_IO", url)
             shared = run_json(capsys, *how)
             assert shared["losses"] == alone["losses"]
-            assert any(url in one["where"] for one in shared["where"])
+            assert any(url in item["where"] for item in shared["where"])
             until(lambda: run_json(capsys, "io", "--socket", socket, "--status")["jobs"] == {})
             stands = run_json(capsys, "io", "--socket", socket, "--status")
             assert stands["totals"]["samples"] >= 24

@@ -16,7 +16,7 @@ from frostline.cli import main
 from frostline.config import NodeSettings
 from frostline.node.process.subprocess import start_node
 from frostline.training.networks import load_model
-from support.forms import tar_of
+from support.formats import tar_of
 
 ROWS = 40
 MODEL = "support.networks:Small"
@@ -106,7 +106,7 @@ def test_losses_and_scores_are_those_of_a_plain_loop(capsys, folder, near, tmp_p
         assert report["val_scores"][name][-1] == report["val_score"][name]
     assert report["val_accuracy"] == (report["val_score"]["accuracy"] if column == "kind" else None)
     page = (out / "report.html").read_text()
-    words = {"mse": "mean absolute error", "bce": "macro-F1", "cross_entropy": "held-out images right"}
+    words = {"mse": "mean absolute error", "bce": "macro-F1", "cross_entropy": "held-out samples right"}
     assert words[loss] in page
 
 

@@ -32,10 +32,10 @@ class Scripted:
         return self.play(self.answers.pop(0))
 
     def play(self, script):
-        for one in script:
-            if isinstance(one, BaseException):
-                raise one
-            yield one
+        for item in script:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
 
 
 GONE = NodeUnreachable("gone")

@@ -113,21 +113,21 @@ def test_a_lossless_codec_changes_no_bit(way, images, codec):
         assert skipped == samples_of(images).ids[list(BROKEN)].tolist()
         assert [got.tobytes() for got in tensors] == [want.tobytes() for want in wanted]
         assert all(batch.error == 0.0 for batch in batches)
-        assert {one.codec for batch in batches for one in batch.packed} == ({codec} - {"exact"})
+        assert {item.codec for batch in batches for item in batch.packed} == ({codec} - {"exact"})
     until(lambda: is_idle(node))
     assert within_budget(node)
     assert (node.statistics().totals.encode_s > 0) == (codec != "exact")
 
 
-@pytest.mark.parametrize(("codec", "most"), [("fp16", 0.001), ("bf16+zstd", 0.01), ("int8+sparse+lz4", 0.02)])
-def test_a_lossy_codec_tells_what_it_lost(way, images, codec, most):
+@pytest.mark.parametrize(("codec", "maximum"), [("fp16", 0.001), ("bf16+zstd", 0.01), ("int8+sparse+lz4", 0.02)])
+def test_a_lossy_codec_tells_what_it_lost(way, images, codec, maximum):
     _, transport = way()
     transport.put_prefix(DIGEST, ARTIFACT)
     batches, (_, (got,), _, _) = unpacked(transport.features(request(images, 5, DIGEST, codec=codec)))
     _, (wanted,) = expected(images, 5)
     lost = np.square(got - wanted).sum((1, 2, 3)) / np.square(wanted).sum((1, 2, 3))
     assert 0 < np.sqrt(lost.max()) == pytest.approx(max(batch.error for batch in batches), rel=1e-3)
-    assert max(batch.error for batch in batches) < most
+    assert max(batch.error for batch in batches) < maximum
 
 
 def test_batches_above_the_tolerance_come_without_loss_among_the_others(way, images):
@@ -187,7 +187,7 @@ def test_answers_do_not_depend_on_the_size_of_batches_and_requests(way, images):
         for size in (1, 5, 13, COUNT):
             parts = (np.arange(start, min(start + size, COUNT)) for start in range(0, COUNT, size))
             requests = [request(images, last, DIGEST, samples_of(images).take(rows)) for rows in parts]
-            answers.append([batch for one in requests for batch in transport.features(one)])
+            answers.append([batch for request in requests for batch in transport.features(request)])
     _, first, _, _ = joined(answers[0])
     for answer in answers[1:]:
         assert joined(answer)[1][0].tobytes() == first[0].tobytes()
@@ -331,7 +331,7 @@ def test_a_profile_measures_the_codecs_that_are_asked_for_where_they_may_be_wort
     profile = transport.profile(
         ProfileRequest(features=request(images, 2, DIGEST), codecs=("exact", "lz4", "sparse+zstd", "int8"))
     )
-    found = {(one.cut, one.codec): one for one in profile.codecs}
+    found = {(codec.cut, codec.codec): codec for codec in profile.codecs}
     for cut in NETWORK.cuts[1:]:
         codecs = {"int8", "sparse+zstd"} if cut.is_relu else {"int8", "lz4"}
         is_small = cut.bytes_per_sample <= 4 * samples_of(images).encoded_bytes / COUNT

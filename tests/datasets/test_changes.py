@@ -24,17 +24,17 @@ from frostline.datasets.manifest.row_subset import rows_of_ids
 from frostline.errors import DataChanged, SettingError
 from frostline.preprocess import Applied, imagenet
 from frostline.stores.open import open_store
-from frostline.testing.forms import EXAMPLES
-from support import forms
+from frostline.testing.formats import EXAMPLES
+from support import formats
 from support.images import image_folder
 from support.web import web_server
 
 PUT = {
-    "folders": forms.put_folders,
-    "masks": forms.put_masks,
-    "parquet": forms.put_parquet,
-    "urls": forms.put_urls,
-    "webdataset": forms.put_webdataset,
+    "folders": formats.put_folders,
+    "masks": formats.put_masks,
+    "parquet": formats.put_parquet,
+    "urls": formats.put_urls,
+    "webdataset": formats.put_webdataset,
 }
 
 
@@ -66,7 +66,7 @@ def refused(store, **options):
 
 
 def test_objects_that_changed_are_named_and_refused(store):
-    forms.put_folders(store, EXAMPLES)
+    formats.put_folders(store, EXAMPLES)
     before = opened(store, changed="refuse").digest
     assert opened(store, changed="refuse").digest == before
     store.write("cat/cat-1-0.jpg", b"another cat")
@@ -82,7 +82,7 @@ def test_objects_that_changed_are_named_and_refused(store):
 
 
 def test_objects_that_came_beside_are_another_data_set_too(store):
-    forms.put_folders(store, EXAMPLES)
+    formats.put_folders(store, EXAMPLES)
     opened(store)
     store.write("cat/new.jpg", b"a new cat")
     assert "other objects lie beside those that it names" in refused(store)
@@ -90,7 +90,7 @@ def test_objects_that_came_beside_are_another_data_set_too(store):
 
 def test_objects_that_are_gone_are_named(tmp_path):
     store = open_store(str(tmp_path))
-    forms.put_folders(store, EXAMPLES)
+    formats.put_folders(store, EXAMPLES)
     opened(store)
     for number in range(4):
         (tmp_path / f"cat/cat-{number}-0.jpg").unlink()
@@ -106,18 +106,18 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("form", PUT)
-def test_every_form_names_its_objects(form, tmp_path):
+@pytest.mark.parametrize("format", PUT)
+def test_every_format_names_its_objects(format, tmp_path):
     store = open_store(str(tmp_path))
-    PUT[form](store, EXAMPLES)
-    opened(store, form=form)
-    PUT[form](store, [one._replace(data=one.data + b"!") for one in EXAMPLES])
-    assert NAMED[form] in refused(store, form=form)
+    PUT[format](store, EXAMPLES)
+    opened(store, format=format)
+    PUT[format](store, [example._replace(data=example.data + b"!") for example in EXAMPLES])
+    assert NAMED[format] in refused(store, format=format)
 
 
 def test_a_mask_that_changed_is_named(tmp_path):
     store = open_store(str(tmp_path))
-    forms.put_masks(store, EXAMPLES)
+    formats.put_masks(store, EXAMPLES)
     opened(store)
     store.write("masks/cat/cat-0-0.png", b"another")
     assert "masks/cat/cat-0-0.png is changed" in refused(store)
@@ -192,15 +192,15 @@ def test_objects_elsewhere_that_changed_are_named_and_refused_or_listed_anew(kin
         assert opened(lists, changed="rebuild", **options).samples.lengths.tolist() == [1, 4, 1, 5]
 
 
-def test_what_changed_elsewhere_is_refused_where_another_form_was_listed_last(tmp_path):
+def test_what_changed_elsewhere_is_refused_where_another_format_was_listed_last(tmp_path):
     away, lists = open_store(f"memory://{uuid.uuid4()}"), open_store(f"memory://{uuid.uuid4()}")
     away.write("a.jpg", b"a")
-    forms.put_folders(lists, EXAMPLES)
+    formats.put_folders(lists, EXAMPLES)
     lists.write("labels.csv", f"url,label\n{away.url}/a.jpg,x".encode())
-    opened(lists, form="urls")
-    opened(lists, form="folders")
+    opened(lists, format="urls")
+    opened(lists, format="folders")
     away.write("a.jpg", b"b")
-    assert f"{away.url}/a.jpg is changed" in refused(lists, form="urls")
+    assert f"{away.url}/a.jpg is changed" in refused(lists, format="urls")
 
 
 def test_a_mask_elsewhere_that_changed_is_named(tmp_path):
@@ -230,7 +230,7 @@ def test_a_job_on_a_list_has_the_objects_elsewhere_as_they_are_when_it_begins(tm
 
 def test_a_first_listing_has_nothing_to_be_compared_with(tmp_path):
     store = open_store(str(tmp_path))
-    forms.put_folders(store, EXAMPLES)
+    formats.put_folders(store, EXAMPLES)
     assert len(opened(store, changed="refuse")) == len(EXAMPLES)
 
 
@@ -243,7 +243,7 @@ def test_refuses_an_unknown_policy_for_changes():
 
 def test_a_part_is_found_again_in_a_later_listing(tmp_path):
     store = open_store(str(tmp_path))
-    forms.put_folders(store, EXAMPLES)
+    formats.put_folders(store, EXAMPLES)
     data = opened(store, changed="rebuild")
     part = data.take(np.array([5, 0, 7]))
     names = list(part.names)
@@ -259,7 +259,7 @@ def test_a_part_is_found_again_in_a_later_listing(tmp_path):
 
 def test_what_was_opened_without_listing_is_listed_when_it_must_be_new(tmp_path):
     store = open_store(str(tmp_path))
-    forms.put_folders(store, EXAMPLES)
+    formats.put_folders(store, EXAMPLES)
     opened(store)
     store.write("cat/new.jpg", b"a new cat")
     last = opened(store, relist=False, changed="rebuild")
@@ -270,12 +270,12 @@ def test_what_was_opened_without_listing_is_listed_when_it_must_be_new(tmp_path)
 @given(st.lists(st.integers(0, 50), unique=True), st.lists(st.integers(0, 50), unique=True))
 def test_rows_are_found_by_their_ids(ids, wanted):
     rows = rows_of_ids(np.array(ids, np.int64), np.array(wanted, np.int64))
-    assert [ids[row] for row in rows.tolist()] == [one for one in wanted if one in ids]
+    assert [ids[row] for row in rows.tolist()] == [item for item in wanted if item in ids]
 
 
 SMALL = Applied.to(imagenet(16), "uint8")
 COPIES = {
-    "another form": lambda data, to, **options: repack(data, to, "webdataset", observe=nobody, **options),
+    "another format": lambda data, to, **options: repack(data, to, "webdataset", observe=nobody, **options),
     "ready": lambda data, to, **options: make_ready(data, to, SMALL, observe=nobody, **options),
 }
 
@@ -293,14 +293,14 @@ def test_a_copy_stops_where_changes_are_refused_and_leaves_them_out_where_not(co
         COPIES[copied](kinds["refuse"], str(tmp_path / "refused"))
     done = COPIES[copied](kinds["skip"], str(tmp_path / "copy"), skip_allowance=0.1)
     assert done.samples == 11
-    assert [(one.object, one.changed) for one in done.skipped] == [("noise/001.jpg", True)]
+    assert [(sample.object, sample.changed) for sample in done.skipped] == [("noise/001.jpg", True)]
 
 
 def test_a_copy_has_the_data_as_it_is_when_it_begins(tmp_path):
     folder = image_folder(tmp_path / "data", per_class=4)
     data = opened(open_store(str(folder)), changed="rebuild")
     (folder / "noise" / "001.jpg").unlink()
-    done = COPIES["another form"](data, str(tmp_path / "copy"))
+    done = COPIES["another format"](data, str(tmp_path / "copy"))
     assert done.samples == 11
     assert not done.skipped
 
@@ -311,7 +311,7 @@ def test_every_verb_that_opens_data_takes_the_choice():
 
 def test_the_command_line_refuses_with_the_sentence(tmp_path, capsys):
     store = open_store(str(tmp_path))
-    forms.put_folders(store, EXAMPLES)
+    formats.put_folders(store, EXAMPLES)
     for changed, code in ((False, 0), (True, 2)):
         if changed:
             store.write("cat/cat-1-0.jpg", b"another cat")

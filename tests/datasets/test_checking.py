@@ -1,4 +1,4 @@
-"""Reading every sample of a data set: what cannot be decoded, what is there twice, in whatever form."""
+"""Reading every sample of a data set: what cannot be decoded, what is there twice, in whatever format."""
 
 import shutil
 
@@ -7,7 +7,7 @@ import pytest
 from frostline.datasets import Dataset
 from frostline.datasets.check.check import check
 from frostline.datasets.copy.ingest import ingest
-from frostline.datasets.sequential import InOrder
+from frostline.datasets.sequential import SequentialReader
 from frostline.events import Counted, SampleSkipped
 from frostline.preprocess import Applied, imagenet
 from support.images import image_folder
@@ -42,18 +42,18 @@ def test_what_cannot_be_decoded_or_is_gone_is_named_and_the_rest_is_read(tmp_pat
     (folder / "stripe" / "099.jpg").write_bytes(b"GIF89a" + bytes(len(good)))
     happened = []
     checked = check(Dataset(folder, relist=False), happened.append)
-    reasons = {one.object: one.reason for one in checked.unreadable}
+    reasons = {item.object: item.reason for item in checked.unreadable}
     assert set(reasons) == {"circle/050.jpg", "noise/007.jpg", "stripe/099.jpg"}
     assert "there is no object" in reasons["noise/007.jpg"]
-    assert [one for one in happened if isinstance(one, SampleSkipped)]
-    assert [one.done for one in happened if isinstance(one, Counted)] == [256, 300]
+    assert [event for event in happened if isinstance(event, SampleSkipped)]
+    assert [event.done for event in happened if isinstance(event, Counted)] == [256, 300]
 
 
-def test_a_ready_forms_records_are_checked_by_their_sums(tmp_path):
+def test_a_ready_formats_records_are_checked_by_their_sums(tmp_path):
     folder = image_folder(tmp_path / "images", per_class=2)
     ingest(Dataset(folder), tmp_path / "ready", Applied.to(imagenet(32), "uint8"), observe=lambda event: None)
-    form = Dataset(tmp_path / "ready")
-    assert check(form, lambda event: None).unreadable == ()
+    format = Dataset(tmp_path / "ready")
+    assert check(format, lambda event: None).unreadable == ()
     [pixels] = (tmp_path / "ready" / "pixels").iterdir()
     pixels.chmod(0o644)
     data = bytearray(pixels.read_bytes())
@@ -103,16 +103,16 @@ def test_a_check_that_was_broken_off_goes_on_where_it_was_and_finds_the_same(tmp
     assert (len(whole.unreadable), whole.surplus) == (2, 2)
     break_off(Dataset(folder), tmp_path / "broken", after=512)
     read = []
-    reading = InOrder.read
+    reading = SequentialReader.read
     monkeypatch.setattr(
-        InOrder, "read", lambda self, samples, names: read.extend(names) or reading(self, samples, names)
+        SequentialReader, "read", lambda self, samples, names: read.extend(names) or reading(self, samples, names)
     )
     happened = []
     again = check(Dataset(folder, relist=False), happened.append, progress=tmp_path / "broken")
     assert len(read) == 900 - 512
     assert (again.unreadable, again.duplicates, again.samples) == (whole.unreadable, whole.duplicates, 900)
-    assert [one.done for one in happened if isinstance(one, Counted)] == [256, 512, 768, 900]
-    assert len([one for one in happened if isinstance(one, SampleSkipped)]) == 2
+    assert [event.done for event in happened if isinstance(event, Counted)] == [256, 512, 768, 900]
+    assert len([event for event in happened if isinstance(event, SampleSkipped)]) == 2
     assert list((tmp_path / "broken").iterdir()) == []
 
 
@@ -123,7 +123,7 @@ def test_a_check_that_is_broken_off_twice_goes_on_too(tmp_path):
     happened = []
     again = check(Dataset(folder), happened.append, progress=tmp_path / "broken")
     assert again.surplus == 2
-    assert [one.done for one in happened if isinstance(one, Counted)] == [256, 512, 768, 900]
+    assert [event.done for event in happened if isinstance(event, Counted)] == [256, 512, 768, 900]
 
 
 def test_what_changed_since_a_check_was_broken_off_is_checked_anew(tmp_path):

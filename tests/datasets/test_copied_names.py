@@ -16,7 +16,7 @@ from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.cql import CqlTables
 from frostline.stores.base.protocols import LABELS, Entry
 from frostline.stores.open import open_store
-from support.forms import tar_of
+from support.formats import tar_of
 
 JPEG, PNG = b"\xff\xd8\xff the rest", b"\x89PNG\r\n\x1a\nthe rest"
 
@@ -26,23 +26,23 @@ def store():
     return open_store(f"memory://{uuid.uuid4()}")
 
 
-def copied(source, form):
+def copied(source, format):
     url = f"memory://{uuid.uuid4()}"
-    repack(source, url, form, observe=lambda event: None)
+    repack(source, url, format, observe=lambda event: None)
     return Dataset(url)
 
 
 def objects_of(data):
-    return sorted(one.object for one in open_store(data.url).list() if not one.object.startswith("."))
+    return sorted(item.object for item in open_store(data.url).list() if not item.object.startswith("."))
 
 
 def tar(store, name, *names):
-    files = [(one, JPEG + one.encode()) for one in names]
-    store.write(name, tar_of([*files, *((f"{one.rpartition('.')[0]}.cls", b"cat") for one in names)]))
+    files = [(name, JPEG + name.encode()) for name in names]
+    store.write(name, tar_of([*files, *((f"{name.rpartition('.')[0]}.cls", b"cat") for name in names)]))
 
 
 @pytest.mark.parametrize("between", ["webdataset", "parquet"])
-def test_folders_that_went_through_another_form_have_their_names_again(store, between):
+def test_folders_that_went_through_another_format_have_their_names_again(store, between):
     names = ["cat/1.jpg", "cat/old/2.jpg", "dog/1.jpg", "dog/1.png"]
     for name in names:
         store.write(name, (PNG if name.endswith("png") else JPEG) + name.encode())
@@ -77,11 +77,13 @@ def test_no_two_samples_meet_and_none_is_called_by_what_is_no_name(store):
         store.write(f"{number}.jpg", JPEG + name.encode())
         rows.append(f"{number}.jpg,cat")
     store.write("labels.csv", "\n".join(rows).encode())
-    data = Dataset(store.url, form="urls").with_columns({"frostline_source": names})
+    data = Dataset(store.url, format="urls").with_columns({"frostline_source": names})
     found = FolderNames(data).objects(0, len(names))
     # The first two would be one; the third gets a suffix, and would be one with both.
     assert found == ["", "", "", "", "", ""]
-    others = Dataset(store.url, form="urls").with_columns({"frostline_source": [f"d/{number}" for number in range(6)]})
+    others = Dataset(store.url, format="urls").with_columns(
+        {"frostline_source": [f"d/{number}" for number in range(6)]}
+    )
     assert FolderNames(others).objects(1, 3) == ["cat/d/1", "cat/d/2"]
     copy = copied(data, "original")
     assert len(copy) == len(objects_of(copy)) == len(names)
@@ -94,7 +96,7 @@ def test_shards_say_the_number_of_the_class_to_others_and_its_name_to_us(store):
     assert copy.classes == ("cat", "dog")
     assert copy.samples.labels.tolist() == [0, 1]
     [shard] = objects_of(copy)
-    size = next(one.size for one in open_store(copy.url).list() if one.object == shard)
+    size = next(item.size for item in open_store(copy.url).list() if item.object == shard)
     with tarfile.open(fileobj=io.BytesIO(bytes(open_store(copy.url).read(shard, 0, size)))) as packed:
         members = {getmember.name: packed.extractfile(getmember).read() for getmember in packed.getmembers()}
     keys = sorted({name.partition(".")[0] for name in members})
@@ -113,8 +115,8 @@ def test_a_field_that_is_null_in_every_sample_is_a_column_of_nothing(store):
     data = Dataset(store.url)
     assert data.column("note").null_count == len(data.select("note is None")) == 4
     assert Dataset(store.url).manifest.found
-    for form in ("parquet", "webdataset"):
-        assert len(copied(data, form)) == 4
+    for format in ("parquet", "webdataset"):
+        assert len(copied(data, format)) == 4
 
 
 class Table:

@@ -234,10 +234,10 @@ def test_statistics_say_what_the_data_set_holds(tmp_path):
 def test_a_missing_folder_an_empty_one_and_one_without_classes_each_get_a_sentence(tmp_path):
     with pytest.raises(DataNotFound, match="there is no folder"):
         len(Dataset(tmp_path / "nothing"))
-    with pytest.raises(EmptyDataset, match="holds no images in class folders"):
+    with pytest.raises(EmptyDataset, match="holds no images or sounds in class folders"):
         len(Dataset(tmp_path))
     fill(tmp_path, {"1.jpg": b"x", "2.jpg": b"y"})
-    with pytest.raises(EmptyDataset, match="2 images stand in no class folder"):
+    with pytest.raises(EmptyDataset, match="2 images or sounds stand in no class folder"):
         len(Dataset(tmp_path))
     assert not (tmp_path / ".frostline").exists()
 

@@ -1,4 +1,4 @@
-"""Targets that a data set declares: what each form's columns give, for which samples, and what is refused."""
+"""Targets that a data set declares: what each format's columns give, for which samples, and what is refused."""
 
 import io
 import json
@@ -13,7 +13,7 @@ import frostline as fl
 from frostline.datasets import Dataset
 from frostline.errors import DataError, SettingError
 from frostline.stores.open import open_store
-from support.forms import tar_of
+from support.formats import tar_of
 
 TABLE = {
     "score": [0.5, None, 2.0, -1.25],
@@ -86,9 +86,9 @@ def plain(value):
     return [plain(part) for part in value] if isinstance(value, list) else getattr(value, "tolist", lambda: value)()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_columns_of_every_kind_are_what_the_table_says(store, form):
-    data = Dataset(store.url, form=FORMS[form](store), targets=list(TABLE))
+@pytest.mark.parametrize("format", FORMS)
+def test_columns_of_every_kind_are_what_the_table_says(store, format):
+    data = Dataset(store.url, format=FORMS[format](store), targets=list(TABLE))
     rows = np.array([2, 0, 3])
     found = data.targets.at(rows)
     assert list(found) == list(TABLE)
@@ -105,19 +105,19 @@ def test_columns_of_every_kind_are_what_the_table_says(store, form):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_several_labels_are_a_vector_of_zeros_and_ones(store, form):
+@pytest.mark.parametrize("format", FORMS)
+def test_several_labels_are_a_vector_of_zeros_and_ones(store, format):
     columns = [fl.MultiLabel(column="tags"), fl.MultiLabel(column="kinds")]
-    data = Dataset(store.url, form=FORMS[form](store), targets=columns)
+    data = Dataset(store.url, format=FORMS[format](store), targets=columns)
     tags, kinds = (data.targets.at(np.arange(4))[name] for name in ("tags", "kinds"))
     assert tags.tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1]]
     assert kinds.tolist() == [[1, 0, 1, 0, 0], [0] * 5, [0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]
     assert tags.dtype == kinds.dtype == np.float32
     assert data.targets.specs[0].classes == ("a", "b", "c")
-    given = "urls" if form in ("csv", "list") else None
-    ordered = Dataset(store.url, form=given, targets=fl.MultiLabel(column="tags", classes=("c", "b", "a")))
+    given = "urls" if format in ("csv", "list") else None
+    ordered = Dataset(store.url, format=given, targets=fl.MultiLabel(column="tags", classes=("c", "b", "a")))
     assert ordered.targets.at(np.array([1])).tolist() == [[0, 1, 1]]
-    few = Dataset(store.url, form=given, targets=fl.MultiLabel(column="tags", classes=("a",)))
+    few = Dataset(store.url, format=given, targets=fl.MultiLabel(column="tags", classes=("a",)))
     with pytest.raises(DataError, match="'b', which is none of its 1 classes"):
         few.targets.at(np.array([1]))
 

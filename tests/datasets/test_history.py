@@ -17,7 +17,7 @@ DIGESTS = st.integers(0, 40).map(lambda number: f"{number:064x}")
 
 
 def manifests(store):
-    return {one.object for one in store.list() if one.object.startswith(".frostline/manifests/")}
+    return {item.object for item in store.list() if item.object.startswith(".frostline/manifests/")}
 
 
 def grown(folder, number):
@@ -29,7 +29,7 @@ def grown(folder, number):
 def test_the_newest_manifests_stay_and_older_ones_go(tmp_path):
     folder = image_folder(tmp_path / "photos", per_class=2)
     built = [grown(folder, number).digest for number in range(7)]
-    assert manifests(open_store(str(folder))) == {f".frostline/manifests/{one}.parquet" for one in built[-KEPT:]}
+    assert manifests(open_store(str(folder))) == {f".frostline/manifests/{item}.parquet" for item in built[-KEPT:]}
     (folder / "noise" / "more-6.jpg").unlink()
     assert fl.Dataset(folder, cache=tmp_path / "cache", beside=True).manifest.found, "going back one step finds it"
 
@@ -109,4 +109,4 @@ def test_only_what_is_there_old_and_named_by_nothing_goes(history, built, there,
 
 @given(st.binary(max_size=200))
 def test_a_damaged_history_counts_as_empty(text):
-    assert all(len(one) == 64 for one in history_of(text))
+    assert all(len(item) == 64 for item in history_of(text))

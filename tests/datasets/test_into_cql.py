@@ -70,7 +70,7 @@ def test_a_run_that_was_killed_is_taken_up_and_puts_only_what_is_missing(server,
     source = fl.Dataset(many, cache=tmp_path)
     total = len(source)
     verb = [sys.executable, "-c", "from frostline.cli import main; raise SystemExit(main())"]
-    verb += ["ingest", str(many), url(server), "--form", "cql", "--json"]
+    verb += ["ingest", str(many), url(server), "--format", "cql", "--json"]
     with subprocess.Popen(verb, stdout=subprocess.DEVNULL) as process:
         until(lambda: process.poll() is not None or len(seals(session)) >= 20)
         process.send_signal(signal.SIGKILL)
@@ -79,7 +79,7 @@ def test_a_run_that_was_killed_is_taken_up_and_puts_only_what_is_missing(server,
     happened = []
     done = put_into_table(source, url(server), observe=happened.append)
     assert (done.samples, done.made, done.skipped) == (total, total - len(before), ())
-    assert [one.done for one in happened if isinstance(one, Counted)][-1] == total
+    assert [event.done for event in happened if isinstance(event, Counted)][-1] == total
     after = rows(session)
     assert len(after) == len({row.name for row in after}) == total
     assert before == {row.id: row[2] for row in after if row.id in before}, "what was there was not written again"

@@ -1,4 +1,4 @@
-"""Labels that are no classes are refused with a sentence, in every form that says labels."""
+"""Labels that are no classes are refused with a sentence, in every format that says labels."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from frostline.datasets import Dataset
 from frostline.datasets.formats.labels import classified
 from frostline.errors import DataError
 from frostline.stores.open import open_store
-from support.forms import tar_of
+from support.formats import tar_of
 
 FEATURES = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}
 
@@ -22,9 +22,9 @@ def store():
     return open_store(f"memory://{uuid.uuid4()}")
 
 
-def refused(store, *words, form=None):
+def refused(store, *words, format=None):
     with pytest.raises(DataError) as caught:
-        _ = Dataset(store.url, form=form).samples
+        _ = Dataset(store.url, format=format).samples
     said = str(caught.value)
     assert all(word in said for word in (*words, "a whole number from 0", "targets='label'"))
     assert "\n" not in said
@@ -92,8 +92,8 @@ def test_json_in_shards_that_says_other_targets_is_refused(store, label):
 def test_lists_that_say_other_targets_are_refused(store, label):
     store.write("1.jpg", b"x")
     store.write("labels.csv", f"file_name,label\n1.jpg,{label}\n".encode())
-    refused(store, label.strip('"'), form="urls")
-    assert Dataset(store.url, form="urls", targets="label").samples.labels.tolist() == [-1]
+    refused(store, label.strip('"'), format="urls")
+    assert Dataset(store.url, format="urls", targets="label").samples.labels.tolist() == [-1]
 
 
 def test_lists_as_parquet_say_them_by_the_type_of_their_column(store):
@@ -101,7 +101,7 @@ def test_lists_as_parquet_say_them_by_the_type_of_their_column(store):
     out = io.BytesIO()
     pq.write_table(pa.table({"url": ["1.jpg"], "label": [[1, 2]]}), out)
     store.write("list.parquet", out.getvalue())
-    refused(store, "'[1, 2]'", form="urls")
+    refused(store, "'[1, 2]'", format="urls")
 
 
 def test_among_names_a_number_is_a_name():

@@ -27,7 +27,7 @@ from frostline.events import Counted, PhaseStarted
 from frostline.node.process.subprocess import start_node
 from frostline.preprocess import Applied
 from frostline.stores.open import open_store
-from support.forms import put_masked_pairs, put_parquet, put_ready, put_urls, put_webdataset
+from support.formats import put_masked_pairs, put_parquet, put_ready, put_urls, put_webdataset
 from support.images import image_folder, tiny_preprocess
 from support.listing_nodes import listing_node, stranger
 from support.tenants import tenant, token_of
@@ -104,11 +104,11 @@ def test_a_node_lists_a_folder_as_it_is_listed_here(photos, listed):
     assert data.statistics().samples == 36
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_node_lists_every_form_as_it_is_listed_here(form, tmp_path, listed):
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_node_lists_every_format_as_it_is_listed_here(format, tmp_path, listed):
     folder = tmp_path / "data"
     folder.mkdir()
-    FORMATS[form](open_store(str(folder)), [Example(number) for number in range(8)])
+    FORMATS[format](open_store(str(folder)), [Example(number) for number in range(8)])
     same(listed(folder), fl.Dataset(folder, cache=tmp_path / "own"))
 
 
@@ -187,16 +187,16 @@ def test_a_node_lists_nothing_that_names_other_hosts(tmp_path, listed):
         folder = tmp_path / "lists"
         folder.mkdir()
         (folder / "labels.csv").write_text(f"url,label\n{url}/secret.jpg,a\n")
-        for form in ("urls", None):
+        for format in ("urls", None):
             with pytest.raises(NotAllowed, match="other hosts"):
-                len(listed(folder, form=form))
+                len(listed(folder, format=format))
 
 
 def test_a_manifest_of_lists_that_lies_there_is_not_sent_either(tmp_path, listed):
     folder = tmp_path / "lists"
     folder.mkdir()
     put_urls(open_store(str(folder)), [Example(0), Example(1)])
-    assert len(fl.Dataset(folder, beside=True, form="urls")) == 2
+    assert len(fl.Dataset(folder, beside=True, format="urls")) == 2
     with pytest.raises(NotAllowed, match="other hosts"):
         len(listed(folder, relist=False))
 

@@ -41,24 +41,24 @@ def loaded(root, cache, **options):
 
 def columns(samples):
     texts = [list(samples.objects), list(samples.versions)]
-    return [*texts, *(one.tolist() for one in (samples.ids, samples.offsets, samples.lengths, samples.labels))]
+    return [*texts, *(item.tolist() for item in (samples.ids, samples.offsets, samples.lengths, samples.labels))]
 
 
 def test_a_mapped_manifest_has_the_rows_of_one_in_memory(tmp_path):
     data, cache = folder(tmp_path / "data"), tmp_path / "cache"
     built, found = loaded(data, cache), loaded(data, cache)
     plain = load_manifest(open_store(str(data)), cache=cache)
-    assert [one.columns.is_mapped for one in (built, found, plain)] == [True, True, False]
-    assert [one.found for one in (built, found, plain)] == [False, True, True]
-    for one in (built, found):
-        assert columns(one.samples) == columns(plain.samples)
-        assert (one.names, one.etags, one.classes, one.digest) == (
+    assert [item.columns.is_mapped for item in (built, found, plain)] == [True, True, False]
+    assert [item.found for item in (built, found, plain)] == [False, True, True]
+    for item in (built, found):
+        assert columns(item.samples) == columns(plain.samples)
+        assert (item.names, item.etags, item.classes, item.digest) == (
             plain.names,
             plain.etags,
             plain.classes,
             plain.digest,
         )
-        assert one.samples.encoded_bytes == plain.samples.encoded_bytes
+        assert item.samples.encoded_bytes == plain.samples.encoded_bytes
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other"])
@@ -157,14 +157,14 @@ def test_the_last_manifest_is_opened_without_a_listing(tmp_path):
     assert len(Dataset(data, cache=cache, relist=False)) == 153
 
 
-def test_the_last_manifest_of_another_form_is_not_taken(tmp_path):
+def test_the_last_manifest_of_another_format_is_not_taken(tmp_path):
     data, cache = folder(tmp_path / "data"), tmp_path / "cache"
     assert len(Dataset(data, cache=cache)) == 150
-    with pytest.raises(DataNotFound, match="is of the form folders, not urls: list the data in that form first"):
-        len(Dataset(data, cache=cache, form="urls", relist=False))
+    with pytest.raises(DataNotFound, match="is of the format folders, not urls: list the data in that format first"):
+        len(Dataset(data, cache=cache, format="urls", relist=False))
 
 
-def test_a_ready_form_is_opened_without_asking_for_a_listing_too(tmp_path):
+def test_a_ready_format_is_opened_without_asking_for_a_listing_too(tmp_path):
     data, ready = image_folder(tmp_path / "data", per_class=3), tmp_path / "ready"
     ingest(Dataset(data), str(ready), Applied.to(tiny_preprocess(), "uint8"), observe=lambda event: None)
     assert Dataset(ready, relist=False).digest == Dataset(ready).digest
@@ -271,7 +271,7 @@ def test_of_a_changed_listing_only_what_changed_is_read_again(tmp_path, in_memor
     data, cache = tmp_path / "data", tmp_path / "cache"
     data.mkdir()
     for number in range(4):
-        shard(data / f"{number}.tar", [f"{number}-{one}" for one in range(5)])
+        shard(data / f"{number}.tar", [f"{number}-{index}" for index in range(5)])
     options = {"cache": cache, "in_memory_bytes": in_memory_bytes}
     first = load_manifest(Counting(data), **options)
     shard(data / "1.tar", ["new-1", "new-2"])
@@ -281,7 +281,7 @@ def test_of_a_changed_listing_only_what_changed_is_read_again(tmp_path, in_memor
     second = load_manifest(store, **options)
     assert {name for name in store.read_objects if name.endswith(".tar")} == {"1.tar", "9.tar"}
     assert len(second.samples) == 5 + 2 + 5 + 1
-    fresh = load_manifest(Counting(data), cache=tmp_path / "other", form="webdataset")
+    fresh = load_manifest(Counting(data), cache=tmp_path / "other", format="webdataset")
     assert columns(second.samples) == columns(fresh.samples)
     kept = dict(zip(first.names, first.samples.ids.tolist(), strict=True))
     assert all(kept.get(name, id_) == id_ for name, id_ in zip(second.names, second.samples.ids.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Copies between forms and stores: every sample once, with its class, metadata and bytes, also after a kill."""
+"""Copies between formats and stores: every sample once, with its class, metadata and bytes, also after a kill."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ from frostline.errors import DataError, SampleError, SettingError, TooManySkippe
 from frostline.events import ColumnsLeft
 from frostline.preprocess import Applied, imagenet
 from frostline.stores.objects.local import FolderStore
-from support.forms import tar_of
+from support.formats import tar_of
 from support.images import image_folder
 from support.nodes import until
 
@@ -39,10 +39,10 @@ def quiet(_):
     pass
 
 
-def copied(source, destination, form, **options):
+def copied(source, destination, format, **options):
     """A small copy, in several parts."""
     options = {"part_bytes": 8_000, "observe": quiet, **options}
-    return repack(source, destination, form, **options)
+    return repack(source, destination, format, **options)
 
 
 def contents(data):
@@ -58,8 +58,8 @@ def contents(data):
 
 def files(folder):
     """The bytes of every object of a copy; records of parts also hold the objects' versions."""
-    found = (one for one in sorted(folder.rglob("part-*")) if one.suffix != ".json")
-    return {str(one.relative_to(folder)): one.read_bytes() for one in found}
+    found = (path for path in sorted(folder.rglob("part-*")) if path.suffix != ".json")
+    return {str(item.relative_to(folder)): item.read_bytes() for item in found}
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +67,13 @@ def images(tmp_path_factory):
     return fl.Dataset(image_folder(tmp_path_factory.mktemp("images"), per_class=8))
 
 
-def test_the_command_line_offers_every_form():
+def test_the_command_line_offers_every_format():
     assert set(FORMS) == {"ready", "cql", *PACKERS}
 
 
-@pytest.mark.parametrize("form", PACKERS)
-def test_every_sample_arrives_once_with_its_class_and_bytes(images, tmp_path, form):
-    done = copied(images, tmp_path / "copy", form)
+@pytest.mark.parametrize("format", PACKERS)
+def test_every_sample_arrives_once_with_its_class_and_bytes(images, tmp_path, format):
+    done = copied(images, tmp_path / "copy", format)
     copy = fl.Dataset(done.url)
     assert contents(copy) == contents(images)
     assert copy.classes == images.classes
@@ -83,33 +83,33 @@ def test_every_sample_arrives_once_with_its_class_and_bytes(images, tmp_path, fo
 
 def test_a_copy_of_copies_is_still_the_same_samples(images, tmp_path):
     source = images
-    for number, form in enumerate(("webdataset", "parquet", "original")):
-        source = fl.Dataset(copied(source, tmp_path / str(number), form).url)
-        if form != "original":
+    for number, format in enumerate(("webdataset", "parquet", "original")):
+        source = fl.Dataset(copied(source, tmp_path / str(number), format).url)
+        if format != "original":
             assert sorted(source.column("frostline_source").to_pylist()) == sorted(images.names)
     assert contents(source) == contents(images)
 
 
-@pytest.mark.parametrize("form", ["webdataset", "parquet"])
-def test_metadata_and_the_names_that_samples_had_go_with_them(images, tmp_path, form):
+@pytest.mark.parametrize("format", ["webdataset", "parquet"])
+def test_metadata_and_the_names_that_samples_had_go_with_them(images, tmp_path, format):
     patients = [f"p{number % 5}" for number in range(len(images))]
-    copied(images.with_columns({"patient": patients}), tmp_path, form)
+    copied(images.with_columns({"patient": patients}), tmp_path, format)
     copy = fl.Dataset(tmp_path)
     source_names = copy.column("frostline_source").to_pylist()
     expected = dict(zip(images.names, patients, strict=True))
     assert dict(zip(source_names, copy.column("patient").to_pylist(), strict=True)) == expected
 
 
-@pytest.mark.parametrize("form", ["webdataset", "parquet", "original"])
-def test_values_that_changed_have_their_part_made_again_and_no_other(images, tmp_path, form):
+@pytest.mark.parametrize("format", ["webdataset", "parquet", "original"])
+def test_values_that_changed_have_their_part_made_again_and_no_other(images, tmp_path, format):
     values = list(range(len(images)))
     own = images.with_columns({"slide": values})
-    first = copied(own, tmp_path, form)
+    first = copied(own, tmp_path, format)
     before = files(tmp_path)
-    assert copied(images.with_columns({"slide": values}), tmp_path, form).made == 0
+    assert copied(images.with_columns({"slide": values}), tmp_path, format).made == 0
     values[-1] = 1000
-    again = copied(images.with_columns({"slide": values}), tmp_path, form)
-    if form == "original":  # which has no place for them
+    again = copied(images.with_columns({"slide": values}), tmp_path, format)
+    if format == "original":  # which has no place for them
         assert again.made == 0
         return
     assert (again.made, again.samples) == (1, first.samples)
@@ -120,15 +120,15 @@ def test_values_that_changed_have_their_part_made_again_and_no_other(images, tmp
     assert (
         dict(zip(copy.column("frostline_source").to_pylist(), copy.column("slide").to_pylist(), strict=True)) == wanted
     )
-    assert copied(images.with_columns({"slide": values}), tmp_path, form).made == 0
+    assert copied(images.with_columns({"slide": values}), tmp_path, format).made == 0
 
 
-def test_values_that_changed_are_renewed_in_a_ready_form_without_its_pixels_being_made_again(images, tmp_path):
+def test_values_that_changed_are_renewed_in_a_ready_format_without_its_pixels_being_made_again(images, tmp_path):
     applied = Applied.to(imagenet(32), "uint8")
     scores = [0.5, float("nan"), *map(float, range(2, len(images)))]
     options = {"object_bytes": 20_000, "observe": quiet}
     first = ingest(images.with_columns({"score": scores}), tmp_path, applied, **options)
-    times = {one: one.stat().st_mtime_ns for one in tmp_path.rglob("*") if one.is_file()}
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     scores[-1] = 1000.0
     again = ingest(images.with_columns({"score": scores}), tmp_path, applied, **options)
     assert (first.made, again.made, again.digest) == (first.objects, 0, first.digest)
@@ -147,8 +147,8 @@ def test_a_users_own_columns_arrive_whatever_they_are_called(images, tmp_path):
     own = images.with_columns(mine)
     wanted = dict(zip(images.names, zip(*mine.values(), strict=True), strict=True))
     source = own
-    for number, form in enumerate(("webdataset", "parquet", "webdataset", "parquet")):
-        source = fl.Dataset(copied(source, tmp_path / str(number), form).url)
+    for number, format in enumerate(("webdataset", "parquet", "webdataset", "parquet")):
+        source = fl.Dataset(copied(source, tmp_path / str(number), format).url)
         image = "image" if number == 0 else "meta_meta_image"
         there = [source.column(name).to_pylist() for name in ("source", image, "meta_image", "class")]
         names = source.column("frostline_source").to_pylist()
@@ -165,23 +165,23 @@ def test_samples_without_a_label_have_none_in_a_copy_either(tmp_path):
     FolderStore(str(shards)).create()
     (shards / "0.tar").write_bytes(tar_of(files))
     source = fl.Dataset(shards)
-    for number, form in enumerate(("webdataset", "parquet", "webdataset")):
-        source = fl.Dataset(copied(source, tmp_path / str(number), form).url)
+    for number, format in enumerate(("webdataset", "parquet", "webdataset")):
+        source = fl.Dataset(copied(source, tmp_path / str(number), format).url)
         assert source.samples.labels.tolist() == [0, -1, 0, -1]
         assert source.column("class").to_pylist() == [None, "dog", None, "dog"]
 
 
-@pytest.mark.parametrize(("form", "says"), [("original", True), ("parquet", False), ("webdataset", False)])
-def test_columns_that_have_no_place_are_named_before_a_copy_begins(images, tmp_path, form, says):
+@pytest.mark.parametrize(("format", "says"), [("original", True), ("parquet", False), ("webdataset", False)])
+def test_columns_that_have_no_place_are_named_before_a_copy_begins(images, tmp_path, format, says):
     happened = []
     own = images.with_columns({"patient": ["p"] * len(images)})
-    copied(own, tmp_path, form, observe=happened.append)
-    left = [one for one in happened if isinstance(one, ColumnsLeft)]
+    copied(own, tmp_path, format, observe=happened.append)
+    left = [event for event in happened if isinstance(event, ColumnsLeft)]
     assert left == ([ColumnsLeft(url=images.url, columns=("patient",))] if says else [])
     assert not says or happened[0] == left[0]
 
 
-def test_metadata_goes_into_a_ready_form_too(images, tmp_path):
+def test_metadata_goes_into_a_ready_format_too(images, tmp_path):
     happened, count = [], len(images)
     about = {
         "patient": [f"p{row % 3}" if row else None for row in range(count)],
@@ -199,7 +199,7 @@ def test_metadata_goes_into_a_ready_form_too(images, tmp_path):
     assert len(ready.select("patient == 'p1' and score > 2")) == len([row for row in range(5, count) if row % 3 == 1])
     happened.clear()
     ingest(images, tmp_path / "two", applied, observe=happened.append)
-    assert not [one for one in happened if isinstance(one, ColumnsLeft)]
+    assert not [event for event in happened if isinstance(event, ColumnsLeft)]
     with pytest.raises(SettingError, match="made otherwise"):
         ingest(images, tmp_path / "one", applied, object_bytes=20_000, observe=quiet)
 
@@ -207,28 +207,28 @@ def test_metadata_goes_into_a_ready_form_too(images, tmp_path):
 def test_the_command_says_which_columns_stay_behind(images, tmp_path, capsys):
     shards = copied(images, tmp_path / "shards", "webdataset")
     with pytest.raises(SystemExit, match=r"^0$"):
-        main(["ingest", str(tmp_path / "shards"), str(tmp_path / "copy"), "--form", "original", "--json"])
+        main(["ingest", str(tmp_path / "shards"), str(tmp_path / "copy"), "--format", "original", "--json"])
     said = "".join(capsys.readouterr().err.split())  # a line is folded within words that are longer than it
     assert "".join(f"no place for these columns, which stay with {shards.url}: frostline_source".split()) in said
 
 
-def test_the_command_copies_the_form_that_is_named_where_several_lie_together(images, tmp_path, capsys):
+def test_the_command_copies_the_format_that_is_named_where_several_lie_together(images, tmp_path, capsys):
     place = tmp_path / "both"
     copied(images.take(np.arange(5)), place, "webdataset")
     image_folder(place, per_class=1)
     with pytest.raises(SystemExit, match=r"^0$"):
-        main(["ingest", str(place), str(tmp_path / "a"), "--from", "webdataset", "--form", "parquet", "--json"])
+        main(["ingest", str(place), str(tmp_path / "a"), "--from", "webdataset", "--format", "parquet", "--json"])
     assert json.loads(capsys.readouterr().out)["samples"] == 5
     with pytest.raises(SystemExit, match=r"^2$"):
-        main(["ingest", str(place), str(tmp_path / "b"), "--from", "webdatset", "--form", "parquet"])
+        main(["ingest", str(place), str(tmp_path / "b"), "--from", "webdatset", "--format", "parquet"])
     assert "webdataset" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("form", ["webdataset", "ready"])
-def test_the_command_copies_the_samples_that_are_asked_for(images, tmp_path, capsys, form):
-    how = ["--preprocess", "imagenet:32"] if form == "ready" else []
+@pytest.mark.parametrize("format", ["webdataset", "ready"])
+def test_the_command_copies_the_samples_that_are_asked_for(images, tmp_path, capsys, format):
+    how = ["--preprocess", "imagenet:32"] if format == "ready" else []
     with pytest.raises(SystemExit, match=r"^0$"):
-        main(["ingest", images.url, str(tmp_path / "copy"), "--form", form, "--where", "label == 'noise'", *how])
+        main(["ingest", images.url, str(tmp_path / "copy"), "--format", format, "--where", "label == 'noise'", *how])
     copy = fl.Dataset(tmp_path / "copy")
     assert copy.statistics().per_class[copy.classes.index("noise")] == ("noise", len(copy))
     assert 0 < len(copy) < len(images)
@@ -251,10 +251,10 @@ def test_copies_between_stores(images, s3, monkeypatch):
 
 def test_what_is_whole_is_left_as_it_is(images, tmp_path):
     first = copied(images, tmp_path, "webdataset")
-    times = {one: one.stat().st_mtime_ns for one in tmp_path.rglob("part-*")}
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("part-*")}
     again = copied(images, tmp_path, "webdataset")
     assert (again.made, again.samples, again.objects) == (0, first.samples, first.objects)
-    assert {one: one.stat().st_mtime_ns for one in tmp_path.rglob("part-*")} == times
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("part-*")} == times
 
 
 def test_a_part_that_was_lost_or_cut_short_is_made_again_as_it_was(images, tmp_path):
@@ -303,8 +303,8 @@ def test_an_object_damaged_behind_the_stores_back_is_noticed_when_all_is_verifie
 
 def test_a_copy_that_was_moved_is_read_once_and_not_made_again(images, tmp_path, monkeypatch):
     copied(images, tmp_path, "webdataset")
-    for one in tmp_path.rglob("part-*.tar"):
-        os.utime(one, ns=(one.stat().st_atime_ns, one.stat().st_mtime_ns + 10**10))
+    for path in tmp_path.rglob("part-*.tar"):
+        os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**10))
     assert copied(images, tmp_path, "webdataset").made == 0
     before, read = FolderStore.read_version, []
     monkeypatch.setattr(FolderStore, "read_version", lambda self, *place: read.append(place[0]) or before(self, *place))
@@ -326,7 +326,7 @@ def test_a_copy_that_was_killed_goes_on_and_is_the_same(tmp_path):
     source = image_folder(tmp_path / "images", per_class=40)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     verb = [sys.executable, "-c", "from frostline.cli import main; raise SystemExit(main())"]
-    verb += ["ingest", str(source), str(broken), "--form", "parquet", "--object-size", "8kB", "--json"]
+    verb += ["ingest", str(source), str(broken), "--format", "parquet", "--object-size", "8kB", "--json"]
     with subprocess.Popen(verb, stdout=subprocess.DEVNULL) as process:
         until(lambda: process.poll() is not None or len(list(broken.glob("part-*.parquet"))) >= 2)
         process.send_signal(signal.SIGKILL)
@@ -347,17 +347,17 @@ def test_what_a_killed_copy_had_begun_to_write_is_removed_from_class_folders_and
     (place / ".frostline" / "manifests").mkdir(parents=True)
     left = [place / begun, place / "circle" / begun]
     somebodys = [place / ".frostline" / "manifests" / begun, place / "circle" / "mine.partial-1"]
-    for one in (*left, *somebodys):
-        one.write_bytes(b"begun")
+    for entry in (*left, *somebodys):
+        entry.write_bytes(b"begun")
     assert copied(images, place, "original").made == 0
-    assert [one.exists() for one in (*left, *somebodys)] == [False] * 2 + [True] * 2
+    assert [item.exists() for item in (*left, *somebodys)] == [False] * 2 + [True] * 2
 
 
 def test_class_folders_have_nothing_but_the_classes_and_are_taken_up_all_the_same(images, tmp_path):
     from torchvision.datasets import ImageFolder
 
     first = copied(images, tmp_path / "copy", "original")
-    assert sorted(one.name for one in (tmp_path / "copy").iterdir()) == list(images.classes)
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == list(images.classes)
     assert ImageFolder(str(tmp_path / "copy")).classes == list(images.classes)
     assert copied(images, tmp_path / "copy", "original").made == 0
     (tmp_path / "copy" / "noise" / "000.jpg").unlink()
@@ -375,7 +375,7 @@ def test_a_place_that_holds_something_else_is_refused(images, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(SettingError, match=r"is not empty, it holds mine\.txt"):
         copied(images, tmp_path, "parquet")
-    assert [one.name for one in tmp_path.iterdir() if not one.name.startswith(".")] == ["mine.txt"]
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["mine.txt"]
 
 
 def test_a_copy_made_otherwise_is_refused(images, tmp_path):
@@ -384,7 +384,7 @@ def test_a_copy_made_otherwise_is_refused(images, tmp_path):
         copied(images, tmp_path, "webdataset")
 
 
-def test_a_ready_form_is_made_of_parquet_too(images, tmp_path):
+def test_a_ready_format_is_made_of_parquet_too(images, tmp_path):
     parquet = fl.Dataset(copied(images, tmp_path / "parquet", "parquet").url)
     made = ingest(parquet, tmp_path / "ready", Applied.to(imagenet(32), "uint8"), observe=quiet)
     assert made.samples == len(images)
@@ -405,10 +405,10 @@ def test_images_are_scaled_down_and_unreadable_ones_are_named(tmp_path):
     source = image_folder(tmp_path / "images", per_class=4)
     (source / "circle" / "broken.jpg").write_bytes(b"\xff\xd8 no image")
     done = copied(fl.Dataset(source), tmp_path / "copy", "original", shorter_side=24, skip_allowance=0.1)
-    assert [one.object for one in done.skipped] == ["circle/broken.jpg"]
+    assert [sample.object for sample in done.skipped] == ["circle/broken.jpg"]
     assert done.samples == 12
-    small = [one.read_bytes() for one in (tmp_path / "copy").glob("*/*.jpg")]
-    assert {Image.open(BytesIO(one)).size for one in small} == {(30, 24)}
+    small = [path.read_bytes() for path in (tmp_path / "copy").glob("*/*.jpg")]
+    assert {Image.open(BytesIO(item)).size for item in small} == {(30, 24)}
     with pytest.raises(TooManySkipped):
         copied(fl.Dataset(source), tmp_path / "other", "original", shorter_side=24, skip_allowance=0)
 
@@ -442,12 +442,12 @@ def test_an_image_without_a_name_gets_the_suffix_of_its_content():
 def test_the_command_copies_and_says_what_it_did(images, tmp_path, capsys):
     source = images.url.removeprefix("file://")
     with pytest.raises(SystemExit, match=r"^0$"):
-        main(["ingest", source, str(tmp_path / "copy"), "--form", "webdataset", "--json"])
+        main(["ingest", source, str(tmp_path / "copy"), "--format", "webdataset", "--json"])
     assert json.loads(capsys.readouterr().out)["samples"] == 24
     damage(tmp_path / "copy" / "part-000000.tar", later_s=0)
     with pytest.raises(SystemExit, match=r"^0$"):
-        main(["ingest", source, str(tmp_path / "copy"), "--form", "webdataset", "--verify", "--json"])
+        main(["ingest", source, str(tmp_path / "copy"), "--format", "webdataset", "--verify", "--json"])
     assert json.loads(capsys.readouterr().out)["made"] == 1
     with pytest.raises(SystemExit, match=r"^2$"):
-        main(["ingest", source, str(tmp_path / "other"), "--form", "parquet", "--preprocess", "imagenet:32"])
-    assert "for --form ready" in capsys.readouterr().err
+        main(["ingest", source, str(tmp_path / "other"), "--format", "parquet", "--preprocess", "imagenet:32"])
+    assert "for --format ready" in capsys.readouterr().err

@@ -13,8 +13,8 @@ from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.split_names import scored_among, splits_of, trained_among
 from frostline.events import ColumnsLeft
 from frostline.stores.open import open_store
-from frostline.testing.forms import EXAMPLES
-from support.forms import parquet_of, tar_of, webdataset_files
+from frostline.testing.formats import EXAMPLES
+from support.formats import parquet_of, tar_of, webdataset_files
 
 SOME, OTHERS = EXAMPLES[:3], EXAMPLES[3:]
 
@@ -119,10 +119,10 @@ def test_images_for_the_last_test_may_have_no_classes(store):
         ("train2017", "val2017"),
     ],
 )
-@pytest.mark.parametrize("form", ["parquet", "webdataset"])
-def test_files_whose_names_say_splits_are_splits(store, form, one, other):
-    suffix = {"parquet": "parquet", "webdataset": "tar"}[form]
-    pack = {"parquet": parquet_of, "webdataset": lambda some: tar_of(webdataset_files(some))}[form]
+@pytest.mark.parametrize("format", ["parquet", "webdataset"])
+def test_files_whose_names_say_splits_are_splits(store, format, one, other):
+    suffix = {"parquet": "parquet", "webdataset": "tar"}[format]
+    pack = {"parquet": parquet_of, "webdataset": lambda some: tar_of(webdataset_files(some))}[format]
     store.write(f"{one}.{suffix}", pack(SOME))
     store.write(f"{other}.{suffix}", pack(OTHERS))
     data = Dataset(store.url)
@@ -137,7 +137,7 @@ def test_what_files_say_follows_the_listing_and_not_what_was_listed_before(store
     store.write("test.tar", tar_of(webdataset_files(OTHERS)))
     both = Dataset(store.url)
     assert both.splits == ("train", "test")
-    store.write("extra.tar", tar_of(webdataset_files(one._replace(key=f"x{one.key}") for one in SOME)))
+    store.write("extra.tar", tar_of(webdataset_files(item._replace(key=f"x{item.key}") for item in SOME)))
     more = Dataset(store.url)
     assert [len(more[name]) for name in more.splits] == [len(SOME), len(OTHERS)]  # the rest is in neither
     store.remove("test.tar")
@@ -151,7 +151,7 @@ def test_a_column_that_the_data_brings_says_its_splits_and_stays_as_it_is(store)
         store.write(f"{number}.jpg", b"x")
         rows.append((f"{number}.jpg", "cat", split))
     store.write("labels.csv", "\n".join(map(",".join, rows)).encode())
-    data = Dataset(store.url, form="urls")
+    data = Dataset(store.url, format="urls")
     assert data.splits == ("train", "val", "test")
     assert [len(data[name]) for name in data.splits] == [2, 1, 1]
     other = open_store(f"memory://{uuid.uuid4()}")
@@ -163,12 +163,12 @@ def test_a_column_that_the_data_brings_says_its_splits_and_stays_as_it_is(store)
     assert folds.column("split").to_pylist() == ["fold 1", "fold 0"]
 
 
-@pytest.mark.parametrize("form", ["webdataset", "parquet"])
-def test_a_copy_has_the_splits_that_its_source_has(store, form):
+@pytest.mark.parametrize("format", ["webdataset", "parquet"])
+def test_a_copy_has_the_splits_that_its_source_has(store, format):
     source = put(store, "train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg")
     copy = f"memory://{uuid.uuid4()}"
     happened = []
-    repack(source, copy, form, observe=happened.append)
+    repack(source, copy, format, observe=happened.append)
     assert not [event for event in happened if isinstance(event, ColumnsLeft)], "nothing stays behind"
     data = Dataset(copy)
     assert {name: len(data[name]) for name in data.splits} == {"train": 2, "val": 1}

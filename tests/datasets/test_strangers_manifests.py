@@ -179,7 +179,7 @@ def test_takes_no_rows_beyond_the_last_from_a_split(tmp_path):
 
 
 @pytest.mark.parametrize("applied", [{}, {"steps": 3}, {"steps": [{"kind": "Decode"}], "dtype": [], "decoder": "x"}])
-def test_refuses_a_ready_form_that_makes_no_sense(tmp_path, applied):
+def test_refuses_a_ready_format_that_makes_no_sense(tmp_path, applied):
     with pytest.raises(FrostlineError):
         listed(answer_of(GOOD, applied=applied), tmp_path)
 

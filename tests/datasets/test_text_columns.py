@@ -34,13 +34,13 @@ def test_samples_are_the_texts_of_the_column_in_utf_8(tmp_path):
     assert "text" not in data.columns  # the manifest holds no sample
 
 
-def test_another_column_is_another_data_set_and_the_same_form_the_same(tmp_path):
+def test_another_column_is_another_data_set_and_the_same_format_the_same(tmp_path):
     (tmp_path / "data").mkdir()
     write_reviews(tmp_path / "data" / "train.parquet")
     by_text, by_title = (reviews(tmp_path / "data", tmp_path, column=name) for name in ("text", "title"))
     assert by_text.digest != by_title.digest
     assert bytes_of(by_title)[3] == b"review 3"
-    assert reviews(tmp_path / "data", tmp_path, form="parquet:text").digest == by_text.digest
+    assert reviews(tmp_path / "data", tmp_path, format="parquet:text").digest == by_text.digest
     with pytest.raises(DataNotFound, match="parquet:title, not parquet:text"):  # the manifest that was built last
         len(reviews(tmp_path / "data", tmp_path, column="text", relist=False))
 
@@ -63,14 +63,14 @@ def test_without_a_choice_the_error_names_the_column_to_choose(tmp_path):
 
 def test_a_column_is_of_parquet_alone(tmp_path):
     with pytest.raises(SettingError, match="column= chooses"):
-        Dataset(tmp_path, column="text", form="webdataset")
+        Dataset(tmp_path, column="text", format="webdataset")
     with pytest.raises(SettingError, match="column takes"):
         Dataset(tmp_path, column=3)
     assert isinstance(format_named("parquet:text"), Parquet)
 
 
-def test_a_node_is_asked_for_the_column_by_the_form():
-    asked = ListingRequest(data="file:///x", form="parquet:a text")
+def test_a_node_is_asked_for_the_column_by_the_format():
+    asked = ListingRequest(data="file:///x", format="parquet:a text")
     assert ListingRequest.from_json(asked.to_json()) == asked
-    with pytest.raises(BadRequest, match="form"):
-        ListingRequest.from_json({**asked.to_json(), "form": "parquet:\n"})
+    with pytest.raises(BadRequest, match="format"):
+        ListingRequest.from_json({**asked.to_json(), "format": "parquet:\n"})

@@ -26,8 +26,8 @@ def work():
     together.wait()
 
 threads = [threading.Thread(target=work) for _ in range(4)]
-[one.start() for one in threads]
-[one.join() for one in threads]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
 print(*faults)
 """
 VERB = """
@@ -44,7 +44,7 @@ def faults(start, **environment):
     done = subprocess.run(
         [sys.executable, "-c", STARTS[start] + PROBE], env={**mine, **environment}, capture_output=True, check=True
     )
-    return [int(one) for one in done.stdout.splitlines()[-1].split()]
+    return [int(word) for word in done.stdout.splitlines()[-1].split()]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told to keep what is freed")

@@ -298,10 +298,10 @@ def test_batches_that_openvino_runs_behind_each_other_give_what_each_gives_alone
     batches = [pixels(32, seed=seed) for seed in range(3)]
     alone = [engine.run(batch, cut) for batch in batches]
     begun = [engine.begin(batch, cut) for batch in batches]
-    for one in begun:
-        one.drain()
-    for one, (expected,) in zip(begun, alone, strict=True):
-        (features,) = one.outputs()
+    for entry in begun:
+        entry.drain()
+    for item, (expected,) in zip(begun, alone, strict=True):
+        (features,) = item.outputs()
         assert (features == expected).all()
 
 

@@ -77,7 +77,7 @@ def test_what_is_chosen_is_allowed_and_never_slower_than_the_reference(figures, 
     reference = Trial(engine=REFERENCE, precision="fp32", cut=3, seconds=0.01)
     choice = choose([reference, *tried], accuracy)
     used = [trial for trial in choice.trials if trial.why_not is None]
-    assert [one.engine for one in used] == [choice.engine]
+    assert [item.engine for item in used] == [choice.engine]
     assert used[0].seconds <= reference.seconds
     assert used[0].engine == REFERENCE or may_use(used[0].precision, accuracy)
     assert used[0].error <= accuracy if isinstance(accuracy, float) else True

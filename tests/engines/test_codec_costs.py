@@ -22,7 +22,7 @@ def cut(number, shape=(8, 6, 6), *, is_relu=False, dtype="float32"):
 
 def values(*cuts, rows=4):
     random = np.random.default_rng(0)
-    return {one.number: (np.maximum(random.normal(size=(rows, *one.shapes[0])), 0).astype("f4"),) for one in cuts}
+    return {cut.number: (np.maximum(random.normal(size=(rows, *cut.shapes[0])), 0).astype("f4"),) for cut in cuts}
 
 
 class Clock:
@@ -38,10 +38,10 @@ class Clock:
 
 def test_cuts_far_above_the_encoded_sample_and_the_smallest_cut_are_not_worth_packing():
     cuts = [cut(1, (1000,)), cut(2, (250,)), cut(3, (251,)), cut(4, (20,))]
-    assert [one.number for one in worth_packing(cuts, 250)] == [2, 4]
-    assert [one.number for one in worth_packing(cuts, 1000)] == [1, 2, 3, 4]
-    assert [one.number for one in worth_packing(cuts[:1], 1)] == [1]
-    assert [one.number for one in worth_packing(cuts, 0)] == [4]
+    assert [item.number for item in worth_packing(cuts, 250)] == [2, 4]
+    assert [item.number for item in worth_packing(cuts, 1000)] == [1, 2, 3, 4]
+    assert [item.number for item in worth_packing(cuts[:1], 1)] == [1]
+    assert [item.number for item in worth_packing(cuts, 0)] == [4]
     assert worth_packing([], 100) == ()
 
 

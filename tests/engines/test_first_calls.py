@@ -40,7 +40,7 @@ with Calls() as first:
 with Calls() as second:
     build(sys.argv[1])
 known = set(sys.argv[2].split(","))
-print(json.dumps([[one for one in calls.seen if one[0] in known] for calls in (first, second)]))
+print(json.dumps([[call for call in calls.seen if call[0] in known] for calls in (first, second)]))
 """
 
 

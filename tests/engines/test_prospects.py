@@ -14,12 +14,12 @@ from frostline.engines.choice.prospects import (
     unequipped,
 )
 
-NAMES = [one.name for one in OFFERS]
+NAMES = [offer.name for offer in OFFERS]
 ON_CPU = [name for name in NAMES if name not in ("onnxruntime-cuda", "tensorrt", "torch-fp16")]
 
 
 def names(*abilities, offers=ON_CPU):
-    return [one.engine for one in prospects(offers, abilities)]
+    return [prospect.engine for prospect in prospects(offers, abilities)]
 
 
 def test_every_engine_beside_the_reference_has_a_prior():
@@ -83,7 +83,10 @@ def test_an_engine_that_rounds_more_than_a_tolerance_allows_is_not_tried():
 
 def test_what_is_ready_in_a_moment_is_tried_in_the_nodes_process_and_sooner_pays():
     offers = ["openvino", "torch-compiled"]
-    apart, here = ({one.engine: one for one in prospects(offers, ["avx2"], here=is_here)} for is_here in (False, True))
+    apart, here = (
+        {prospect.engine: prospect for prospect in prospects(offers, ["avx2"], here=is_here)}
+        for is_here in (False, True)
+    )
     assert here["openvino"].is_here
     assert not here["torch-compiled"].is_here
     assert here["torch-compiled"] == apart["torch-compiled"]
@@ -95,10 +98,10 @@ def test_what_is_ready_in_a_moment_is_tried_in_the_nodes_process_and_sooner_pays
 
 @given(st.integers(0, 10**6), st.floats(1e-4, 1), st.booleans())
 def test_a_trial_is_worth_it_only_where_it_is_won_back_or_takes_a_twentieth(samples, reference_s, here):
-    for one in prospects(ON_CPU, ["avx2", "avx512_vnni"], here=here):
-        saved_s = samples * reference_s * (1 - 1 / one.speed_up)
-        is_cheap = one.trial_s(reference_s) <= max(saved_s, 0.05 * samples * reference_s)
-        is_worth = not_worth(one, reference_s=reference_s, best_s=reference_s, samples=samples) is None
+    for item in prospects(ON_CPU, ["avx2", "avx512_vnni"], here=here):
+        saved_s = samples * reference_s * (1 - 1 / item.speed_up)
+        is_cheap = item.trial_s(reference_s) <= max(saved_s, 0.05 * samples * reference_s)
+        is_worth = not_worth(item, reference_s=reference_s, best_s=reference_s, samples=samples) is None
         assert not is_worth or is_cheap
 
 

@@ -105,7 +105,7 @@ def test_grain_saves_and_restores_an_iterator(job, tmp_path):
 def test_two_iterations_at_once_do_not_disturb_each_other(job):
     loader = JaxLoader(job.arrays(8, shuffle=True), columns=("ids",))
     together = list(zip(loader, loader, strict=True))
-    assert ids_of(one for one, _ in together) == ids_of(other for _, other in together)
+    assert ids_of(item for item, _ in together) == ids_of(other for _, other in together)
 
 
 def test_a_state_set_in_the_middle_of_a_pass_moves_it(job):
@@ -162,13 +162,13 @@ def test_processes_share_an_epoch_and_its_global_batches(folder, job):
     assert [process.returncode for process in started] == [0, 0], answers
     seen = [json.loads(answer.strip().splitlines()[-1]) for answer in answers]
     whole = [arrays.ids.tolist() for arrays in job.arrays(8, shuffle=True, last="drop")]
-    assert [sorted(one + other) for one, other in zip(seen[0]["ids"], seen[1]["ids"], strict=True)] == [
+    assert [sorted(event + other) for event, other in zip(seen[0]["ids"], seen[1]["ids"], strict=True)] == [
         sorted(step) for step in whole
     ]
     assert seen[0]["labels"] == seen[1]["labels"]
     assert seen[0]["labels"] == [int(arrays.labels.sum()) for arrays in job.arrays(8, shuffle=True, last="drop")]
     assert seen[0]["state"] == seen[1]["state"]
-    assert all("seed" in one["said"] for one in seen)
+    assert all("seed" in event["said"] for event in seen)
 
 
 class TestTargetsOfJax(TargetTests):

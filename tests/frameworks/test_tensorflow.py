@@ -167,12 +167,12 @@ def workers(folder, count):
 def test_workers_of_a_strategy_share_an_epoch_and_refuse_to_where_they_would_not(folder, job):
     seen = workers(folder, 2)
     arrays = list(job.arrays(8, shuffle=True, last="drop"))
-    steps = [[id for (ids,) in step for id in ids] for step in zip(*(one["ids"] for one in seen), strict=True)]
+    steps = [[id for (ids,) in step for id in ids] for step in zip(*(event["ids"] for event in seen), strict=True)]
     assert [sorted(step) for step in steps] == [sorted(array.ids.tolist()) for array in arrays]
-    for one in seen:
-        assert one["labels"] == [int(step.labels.sum()) for step in arrays]
-        assert one["positions"] == [8, 16, 24, 32, 45]
-        assert "the seed differs: rank 0 has 0, rank 1 has 1" in one["said"]
+    for event in seen:
+        assert event["labels"] == [int(step.labels.sum()) for step in arrays]
+        assert event["positions"] == [8, 16, 24, 32, 45]
+        assert "the seed differs: rank 0 has 0, rank 1 has 1" in event["said"]
 
 
 def test_devices_of_a_strategy_share_the_batches_and_keras_trains_on_them_as_on_one(folder, job):
@@ -181,8 +181,8 @@ def test_devices_of_a_strategy_share_the_batches_and_keras_trains_on_them_as_on_
     assert [ids for step in seen["ids"] for ids in step] == batches[:10]  # one batch for two devices is no step
     assert seen["positions"] == [8, 16, 24, 32, 40]
     on_two, on_one = ([np.array(weight) for weight in weights] for weights in seen["weights"])
-    for one, other in zip(on_two, on_one, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    for item, other in zip(on_two, on_one, strict=True):
+        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-6)
 
 
 class TestTargetsOfTensorFlow(TargetTests):

@@ -11,10 +11,14 @@ import tensorflow as tf
 import torch
 from nvidia.dali import pipeline_def
 
+import frostline as fl
+from frostline.config import NodeSettings
 from frostline.errors import SettingError
 from frostline.loaders.adapters.dali import DaliSource
 from frostline.loaders.adapters.jax import JaxLoader
 from frostline.loaders.adapters.tensorflow import TensorFlowLoader
+from support.images import tiny_preprocess
+from support.networks import Small
 
 BATCH = 2
 
@@ -132,3 +136,43 @@ def test_a_change_of_shapes_that_tensorflow_has_no_place_for_is_a_sentence(job, 
         SettingError, match=r"augment or map made float32 \[2, 3072\], and the data set has float32 \[.*map"
     ):
         next(iter(loader))
+
+
+@pytest.fixture(scope="module")
+def job_of_16_bits(folder):
+    """A job whose network computes in bfloat16."""
+    torch.manual_seed(0)
+    preprocess = tiny_preprocess()
+    model = fl.freeze(Small().to(torch.bfloat16).train(), "body", input_shape=preprocess.shape)
+    node = NodeSettings(memory_bytes=1 << 28, device_batch=8)
+    with fl.offload(model, fl.Dataset(folder), preprocess=preprocess, node=node, accuracy="exact") as job:
+        yield job
+
+
+def features_in_jax(job):
+    return [np.asarray(batch["features"]) for batch in JaxLoader(job.arrays(BATCH), columns=("features",))]
+
+
+def features_in_tensorflow(job):
+    return [batch[0].numpy() for batch in TensorFlowLoader(job.arrays(BATCH), columns=("features", "ids"))]
+
+
+def features_in_dali(job):
+    source = DaliSource(job.arrays(BATCH), columns=("features", "ids"))
+
+    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None)
+    def pipeline():
+        return tuple(source.read())
+
+    return [features.as_array() for features, _ in source.run(pipeline())]
+
+
+@pytest.mark.parametrize("features_in", [features_in_jax, features_in_tensorflow, features_in_dali])
+def test_features_of_bfloat16_come_as_float32_with_all_their_bits(job_of_16_bits, features_in):
+    meant = [batch.features for batch in job_of_16_bits.loader(BATCH)]
+    assert {features.dtype for features in meant} == {torch.bfloat16}
+    found = features_in(job_of_16_bits)
+    assert len(found) == len(meant)
+    for ours, theirs in zip(found, meant, strict=True):
+        assert ours.dtype == np.float32
+        assert np.array_equal(ours, theirs.float().numpy())

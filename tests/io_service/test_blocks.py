@@ -52,7 +52,7 @@ def test_encoded_samples_keep_their_bytes_also_none():
     ids = np.arange(4)
     encoded = [b"first", b"", bytes(range(200)), memoryview(b"last")]
     found = through_memory([RowBlock(batch=FeatureBatch(ids=ids, encoded=encoded), start=1, stop=4)])
-    assert [bytes(one) for one in found.encoded] == [bytes(one) for one in encoded[1:]]
+    assert [bytes(item) for item in found.encoded] == [bytes(item) for item in encoded[1:]]
 
 
 def test_what_was_skipped_travels_beside_and_rows_may_be_none():

@@ -26,7 +26,7 @@ def test_jobs_that_want_more_than_there_is_come_to_have_the_same():
     for ticket in greedy[:6]:
         budget.end(ticket)
         budget.granted()
-    used = {job: one.expected_bytes for job, one in budget.jobs().items()}
+    used = {job: item.expected_bytes for job, item in budget.jobs().items()}
     assert used == {"greedy": 500, "late": 500}
 
 

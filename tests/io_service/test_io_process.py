@@ -100,14 +100,14 @@ CLIENTS = """
 def test_clients_that_are_killed_anywhere_leave_nothing_and_the_other_job_goes_on(images, service, tmp_path):
     wanted = [asked(images, cut, side=side) for cut, side in ((0, 32), (1, 224), (1, 200), (1, 160))]
     with closing(service.transport(SETTINGS)) as steady:
-        expected = [joined(steady.features(one))[0] for one in wanted]
+        expected = [joined(steady.features(item))[0] for item in wanted]
         before = descriptors(service.pid)
         failures, goes_on = [], threading.Event()
 
         def work():
             while not goes_on.is_set():
                 failures.extend(
-                    one for one in wanted if joined(steady.features(one))[0] != samples_of(images).ids.tolist()
+                    item for item in wanted if joined(steady.features(item))[0] != samples_of(images).ids.tolist()
                 )
 
         other = threading.Thread(target=work)

@@ -171,7 +171,7 @@ def test_closing_frees_a_thread_that_waits_for_room(images):
     with serving(node, memory_bytes=1 << 20, window_bytes=lengths + 10) as (service, url), jobs(url, 1) as (one,):
         answers = [one.features(asked(images)) for _ in range(2)]
         got = []
-        threads = [threading.Thread(target=lambda one=one: got.append(next(one, None))) for one in answers]
+        threads = [threading.Thread(target=lambda answer=answer: got.append(next(answer, None))) for answer in answers]
         for thread in threads:
             thread.start()
         until(lambda: sum(job["waiting"] for job in service.statistics()["jobs"].values()) == 1)

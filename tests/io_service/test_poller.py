@@ -29,9 +29,9 @@ def pipe():
         return made[-2:]
 
     yield make
-    for one in made:
+    for item in made:
         with suppress(OSError):
-            os.close(one)
+            os.close(item)
 
 
 def test_what_is_there_to_read_is_told_until_it_is_read(pipe):

@@ -93,7 +93,7 @@ def test_a_job_begins_at_a_real_node_that_is_full_as_soon_as_it_has_room(tmp_pat
         with fl.offload(model, data, preprocess=steps, near=url, settings=settings, observe=observe) as job:
             rows = torch.cat([batch.ids for batch in job.loader(batch_size=4)])
     assert sorted(rows.tolist()) == sorted(data.samples.ids.tolist())
-    waits = [one for one in events if isinstance(one, NodeFull)]
+    waits = [event for event in events if isinstance(event, NodeFull)]
     assert len(waits) == 2  # for the prefix, and for the samples that cross to measure the link
     assert all(wait.delay_s >= 1 for wait in waits)
 
@@ -117,7 +117,7 @@ def test_jobs_whose_networks_do_not_fit_together_take_turns_and_have_all_their_f
 
     with Node(settings, (folder.as_uri(),)) as node, served(node) as url, ExitStack() as stack:
         asking = [LoaderSettings(token=token_of(name), samples_per_request=8, requests_in_flight=2) for name in names]
-        jobs = [stack.enter_context(job_of(number, near=url, settings=one)) for number, one in enumerate(asking)]
+        jobs = [stack.enter_context(job_of(number, near=url, settings=item)) for number, item in enumerate(asking)]
         with ThreadPoolExecutor(len(jobs)) as threads:
             got = list(threads.map(features, jobs))
         totals = node.statistics().totals

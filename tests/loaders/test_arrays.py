@@ -56,8 +56,8 @@ def test_a_run_of_tensors_goes_on_in_arrays_and_back(job):
 
 
 def test_epochs_come_as_arrays_too(job):
-    found = [[one.ids.tolist() for one in epoch] for epoch in job.arrays(8, shuffle=True).epochs(range(3))]
-    assert found == [[one.ids.tolist() for one in epoch] for epoch in job.epochs(8, range(3), shuffle=True)]
+    found = [[item.ids.tolist() for item in epoch] for epoch in job.arrays(8, shuffle=True).epochs(range(3))]
+    assert found == [[item.ids.tolist() for item in epoch] for epoch in job.epochs(8, range(3), shuffle=True)]
 
 
 @pytest.mark.parametrize("augment", [fl.FeatureNoise(), fl.FeatureMixup()])

@@ -28,7 +28,9 @@ class Data:
 
     def __init__(self, count):
         ids, zeros = np.arange(count) * 3 + 7, np.zeros(count, np.int64)
-        self.samples = Samples(ids=ids, objects=[str(one) for one in ids], offsets=zeros, lengths=zeros + 9, labels=ids)
+        self.samples = Samples(
+            ids=ids, objects=[str(item) for item in ids], offsets=zeros, lengths=zeros + 9, labels=ids
+        )
 
 
 class Memory:
@@ -44,10 +46,10 @@ class Memory:
 
 def answering(lost=()):
     def fetch(samples, _route):
-        for one in samples.ids.tolist():  # a row at a time
-            is_lost = one in lost
-            ids = np.array([] if is_lost else [one], np.int64)
-            skipped = (Skipped(id=one, object=str(one), reason="truncated"),) if is_lost else ()
+        for item in samples.ids.tolist():  # a row at a time
+            is_lost = item in lost
+            ids = np.array([] if is_lost else [item], np.int64)
+            skipped = (Skipped(id=item, object=str(item), reason="truncated"),) if is_lost else ()
             yield FeatureBatch(ids=ids, tensors=(ids[:, None].astype(np.float32),), skipped=skipped)
 
     return fetch
@@ -58,7 +60,7 @@ def encoded(fetch):
 
     def fetched(samples, route):
         for batch in fetch(samples, route):
-            rows = [str(one).encode() for one in batch.ids.tolist()]
+            rows = [str(item).encode() for item in batch.ids.tolist()]
             yield FeatureBatch(ids=batch.ids, encoded=rows, skipped=batch.skipped)
 
     return fetched
@@ -67,10 +69,10 @@ def encoded(fetch):
 def decoding(broken=()):
     def decode(batch, samples):
         names = dict(zip(samples.ids.tolist(), samples.objects, strict=True))
-        assert [str(one).encode() for one in batch.ids.tolist()] == list(batch.encoded)
+        assert [str(item).encode() for item in batch.ids.tolist()] == list(batch.encoded)
         ids = batch.ids[~np.isin(batch.ids, list(broken))]
-        lost = [one for one in batch.ids.tolist() if one in broken]
-        skipped = tuple(Skipped(id=one, object=names[one], reason="no image") for one in lost)
+        lost = [item for item in batch.ids.tolist() if item in broken]
+        skipped = tuple(Skipped(id=item, object=names[item], reason="no image") for item in lost)
         return FeatureBatch(ids=ids, tensors=(ids[:, None].astype(np.float32),), skipped=skipped)
 
     return decode
@@ -117,7 +119,7 @@ def cache_of(ids):
 def naive(count, batch_size, last, lost):
     """A loop over the order that leaves out what cannot be read."""
     ids = Data(count).samples.ids[Order(size=count, seed=2, epoch=0).at(np.arange(count))]
-    ids = [one for one in ids.tolist() if one not in lost]
+    ids = [item for item in ids.tolist() if item not in lost]
     batches = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
     return [batch for batch in batches if last == "keep" or len(batch) == batch_size]
 
@@ -141,12 +143,12 @@ def _no_thread_is_left():
 )
 def test_batches_are_those_of_a_plain_loop(count, batch_size, last, slack, window_rows, decodes, piece_rows, chance):
     ids = Data(count).samples.ids
-    lost = {one for one in ids.tolist() if chance.random() < 0.15}
+    lost = {item for item in ids.tolist() if chance.random() < 0.15}
     fetch, decode = answering(lost), None
     if decodes:
-        broken = {one for one in lost if chance.random() < 0.5}
+        broken = {item for item in lost if chance.random() < 0.5}
         fetch, decode = encoded(answering(lost - broken)), decoding(broken)
-    kept = cache_of(np.array([one for one in ids.tolist() if one not in lost and chance.random() < 0.3], np.int64))
+    kept = cache_of(np.array([item for item in ids.tolist() if item not in lost and chance.random() < 0.3], np.int64))
     made = loader(
         count,
         batch_size,
@@ -161,17 +163,17 @@ def test_batches_are_those_of_a_plain_loop(count, batch_size, last, slack, windo
     expected = naive(count, batch_size, last, lost)
     for _ in range(2):  # the second epoch finds in the cache what the first one fetched
         found = list(made)
-        for one in found:
-            assert (one.features[:, 0] == one.ids).all()
-            assert (one.labels == one.ids).all()
-        batches = [one.ids.tolist() for one in found]
-        assert [len(one) for one in batches] == [len(one) for one in expected]
+        for entry in found:
+            assert (entry.features[:, 0] == entry.ids).all()
+            assert (entry.labels == entry.ids).all()
+        batches = [item.ids.tolist() for item in found]
+        assert [len(batch) for batch in batches] == [len(value) for value in expected]
         if slack == 0:
             assert batches == expected
         else:
-            every = [one for batch in batches for one in batch]
+            every = [item for batch in batches for item in batch]
             assert len(set(every)) == len(every)
-            assert last == "drop" or sorted(every) == sorted(one for batch in expected for one in batch)
+            assert last == "drop" or sorted(every) == sorted(item for batch in expected for item in batch)
 
 
 @settings(deadline=None, max_examples=30)
@@ -179,11 +181,11 @@ def test_batches_are_those_of_a_plain_loop(count, batch_size, last, slack, windo
 def test_a_pass_that_is_left_leaves_the_state_where_the_loop_was(taken, slack):
     made = loader(40, 6, answering(), slack=slack)
     passing = iter(made)
-    before = [one for _ in range(taken) for one in next(passing).ids.tolist()]
+    before = [item for _ in range(taken) for item in next(passing).ids.tolist()]
     state = made.state_dict()
     passing.close()
     made.load_state_dict(state)
-    after = [one for batch in made for one in batch.ids.tolist()]
+    after = [item for batch in made for item in batch.ids.tolist()]
     assert sorted(before + after) == sorted(Data(40).samples.ids.tolist())
 
 
@@ -237,7 +239,7 @@ def test_a_failure_comes_after_the_batches_that_were_finished_before_it():
     passing = iter(loader(24, 4, fetch, requests_in_flight=1))
     found = []
     with pytest.raises(OverBudget, match="too large"):
-        found.extend(one.ids.tolist() for one in passing)
+        found.extend(item.ids.tolist() for item in passing)
     assert found == order[: len(found)]
     assert len(found) <= 3
 
@@ -254,9 +256,9 @@ def test_what_happens_is_told_in_the_loops_thread():
 def test_what_cannot_be_decoded_is_told_once_by_its_name():
     told = []
     made = loader(30, 4, encoded(answering({7})), decode=decoding({10, 13}), observe=told.append)
-    assert [len(one) for one in made] == [4] * 6 + [3]
+    assert [len(item) for item in made] == [4] * 6 + [3]
     skipped = [event for event in told if isinstance(event, SampleSkipped)]
-    assert {(one.id, one.object) for one in skipped} == {(7, "7"), (10, "10"), (13, "13")}
+    assert {(sample.id, sample.object) for sample in skipped} == {(7, "7"), (10, "10"), (13, "13")}
     assert len(skipped) == 3
 
 

@@ -11,8 +11,8 @@ from frostline.errors import OrderMismatch, SettingError, StoreUnavailable
 from frostline.ordering import BlockOrder
 from frostline.stores.objects.obstore import DriverStore
 from frostline.stores.open import open_store
-from frostline.testing.forms import Example
-from support import forms
+from frostline.testing.formats import Example
+from support import formats
 from support.asked import versions_read
 from support.bucket_peer import bucket_peer
 from support.images import image_folder, tiny_preprocess
@@ -36,7 +36,7 @@ def shards(tmp_path, examples):
     """Three tars in memory."""
     store = open_store(f"memory://{tmp_path.name}")
     for part in range(3):
-        forms.put_webdataset(store, examples[part::3], part)
+        formats.put_webdataset(store, examples[part::3], part)
     data = fl.Dataset(store.url)
     assert len(data) == SAMPLES
     return data
@@ -81,10 +81,10 @@ def test_the_pixels_are_those_of_the_full_shuffle(shards):
         rows = [
             {
                 int(id): pixels
-                for batch in job.arrays(20, shuffle=one)
+                for batch in job.arrays(20, shuffle=item)
                 for id, pixels in zip(batch.ids, batch.features, strict=True)
             }
-            for one in (True, BLOCKS)
+            for item in (True, BLOCKS)
         ]
     assert all(np.array_equal(rows[0][id], pixels) for id, pixels in rows[1].items())
 
@@ -169,7 +169,7 @@ def test_over_http_a_server_gets_a_request_a_block(examples, monkeypatch):
         url = f"gs://photos?endpoint={peer.url}"
         store = open_store(url)
         for part in range(3):
-            forms.put_webdataset(store, examples[part::3], part)
+            formats.put_webdataset(store, examples[part::3], part)
         data = fl.Dataset(url)
         with job_of(data) as job:
             peer.seen.clear()

@@ -101,7 +101,7 @@ def test_never_in_the_middle_of_an_epoch(store):
         for _ in range(2):
             assert seen(job.loader(4)) == list(range(COUNT - 1))
         assert job.data.digest == before
-        assert [one.object for one in job.statistics().skipped] == ["odd/11.npy"]
+        assert [sample.object for sample in job.statistics().skipped] == ["odd/11.npy"]
     with job_on(data) as job:
         assert seen(job.loader(4)) == [*range(COUNT - 1), 25]
 
@@ -123,7 +123,7 @@ def test_an_image_that_is_broken_has_not_changed(tmp_path):
         (tmp_path / "odd" / f"{number:02}.npy").write_bytes(array(10 * number) if number else b"broken")
     with job_on(fl.Dataset(tmp_path, changed="refuse")) as job:
         assert seen(job.loader(4)) == list(range(1, COUNT))
-        assert [one.changed for one in job.statistics().skipped] == [False]
+        assert [sample.changed for sample in job.statistics().skipped] == [False]
 
 
 def test_a_mask_that_changes_ends_a_job_that_refuses_it(tmp_path):

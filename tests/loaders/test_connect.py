@@ -27,4 +27,4 @@ def test_who_asks_twice_more_seldom_is_obeyed(tmp_path, monkeypatch, of_job, of_
     with ExitStack() as stack:
         settings, node = LoaderSettings(hedge_quantile=of_job), NodeSettings(hedge_quantile=of_node)
         reaching.reach((), data, settings, node, lambda *_: None, stack)
-    assert [one.hedge_quantile for one in made] == [holds]
+    assert [item.hedge_quantile for item in made] == [holds]

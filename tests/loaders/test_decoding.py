@@ -23,7 +23,7 @@ def samples(lengths):
     count = len(lengths)
     return Samples(
         ids=np.arange(count),
-        objects=[str(one) for one in range(count)],
+        objects=[str(index) for index in range(count)],
         offsets=np.zeros(count, np.int64),
         lengths=np.asarray(lengths, np.int64),
         labels=np.zeros(count, np.int64),
@@ -62,10 +62,10 @@ def test_it_is_starved_where_nothing_arrived_and_not_while_it_decodes_or_at_the_
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
 def test_pieces_are_the_same_rows_and_promise_nothing_that_a_later_piece_has(rows):
     found = list(pieces(delivery(3, 8), rows))
-    assert [place for one in found for place in one.positions.tolist()] == list(range(3, 8))
-    assert [bytes(row) for one in found for row in one.batch.encoded] == [b"3", b"4", b"5", b"6", b"7"]
-    assert max(len(one.positions) for one in found) <= rows
-    assert [one.stop for one in found] == [*(int(one.positions[0]) for one in found[1:]), 8]
+    assert [place for item in found for place in item.positions.tolist()] == list(range(3, 8))
+    assert [bytes(row) for item in found for row in item.batch.encoded] == [b"3", b"4", b"5", b"6", b"7"]
+    assert max(len(item.positions) for item in found) <= rows
+    assert [item.stop for item in found] == [*(int(item.positions[0]) for item in found[1:]), 8]
 
 
 def test_a_window_holds_as_many_encoded_samples_as_it_would_decoded_ones():

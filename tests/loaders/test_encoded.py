@@ -66,7 +66,7 @@ def test_nothing_encoded_is_given_where_there_is_none(job, folder, tmp_path):
     with pytest.raises(SettingError, match="classes of decoded pixels"):
         job.arrays(4, encoded=True, targets=True)
     ingest(fl.Dataset(folder), tmp_path / "ready", Applied.to(tiny_preprocess(), "uint8"), observe=lambda _: None)
-    with plain_job(tmp_path / "ready") as ready, pytest.raises(SettingError, match="ready form"):
+    with plain_job(tmp_path / "ready") as ready, pytest.raises(SettingError, match="ready format"):
         ready.arrays(4, encoded=True)
     torch.manual_seed(0)
     model = fl.freeze(Small(), "body", input_shape=(3, 32, 32))
@@ -85,10 +85,10 @@ def test_a_loader_that_is_set_apart_has_the_next_pass_and_the_original_the_one_a
     whole = ids_of(job.arrays(4, shuffle=True))
     state = job.arrays(4, shuffle=True).state_dict() | {"position": 8}
     loader, epochs = job.arrays(4, shuffle=True), job.arrays(4, shuffle=True).epochs([0])
-    for one in (loader, epochs):
-        one.load_state_dict(state)
-        apart = one.set_apart()
+    for item in (loader, epochs):
+        item.load_state_dict(state)
+        apart = item.set_apart()
         assert apart.state_dict() == state
-        for read, wanted in ((apart, whole[2:]), (one, whole), (apart, whole)):
-            passes = [read] if one is loader else read
+        for read, wanted in ((apart, whole[2:]), (item, whole), (apart, whole)):
+            passes = [read] if item is loader else read
             assert [ids for each in passes for ids in ids_of(each)] == wanted

@@ -68,7 +68,7 @@ def test_a_job_uses_the_engine_that_was_chosen_for_its_accuracy_and_says_why(tmp
     np.testing.assert_allclose(close, exact, rtol=1e-3, atol=1e-4)
 
 
-def test_pixels_of_a_ready_form_go_into_an_engine_as_they_are_kept_and_what_is_kept_in_16_bits_does_not(tmp_path):
+def test_pixels_of_a_ready_format_go_into_an_engine_as_they_are_kept_and_what_is_kept_in_16_bits_does_not(tmp_path):
     images, found = image_folder(tmp_path / "images", per_class=4), {}
     exact, explained = features(images, None, "exact")
     line = len(explained.situation.cuts) - 1
@@ -124,7 +124,7 @@ def test_a_node_without_the_engine_of_a_job_is_left_out_of_its_work(tmp_path, ca
     assert explained.plan.engine == engine
     np.testing.assert_array_equal(together, alone)
     left_out = [event for event in events if isinstance(event, NodeLeftOut)]
-    assert [(one.url, one.engine) for one in left_out] == [(has_not, engine)]
+    assert [(item.url, item.engine) for item in left_out] == [(has_not, engine)]
     assert "--engines" in left_out[0].reason
 
 

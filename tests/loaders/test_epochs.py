@@ -69,7 +69,7 @@ def test_random_views_are_those_of_their_own_epoch(folder):
     with job_for(folder, preprocess=tiny_preprocess(flip=True)) as job:
         for loader in job.epochs(5, range(3), shuffle=True):
             pairs = zip(loader, job.loader(5, shuffle=True, epoch=loader.epoch), strict=True)
-            assert all(torch.equal(one.features, other.features) for one, other in pairs)
+            assert all(torch.equal(pair.features, other.features) for pair, other in pairs)
 
 
 def test_where_features_are_kept_the_second_epoch_crosses_no_network(folder):
@@ -92,7 +92,7 @@ def test_an_epoch_that_is_left_early_is_followed_by_a_whole_one_and_no_thread_st
         assert seen == [whole[: 2 + 6 * epoch] for epoch, whole in enumerate(apart(job, 4, range(3), shuffle=True))]
         for _ in job.epochs(4, range(3)):
             break
-        assert not [one for one in threading.enumerate() if one.name.startswith("frostline-prefetch")]
+        assert not [item for item in threading.enumerate() if item.name.startswith("frostline-prefetch")]
 
 
 @pytest.mark.parametrize("stopped", [0, 3, 8, 9, 16, 17, 24])

@@ -111,9 +111,9 @@ def test_workers_give_the_features_of_a_network_to_the_bit(url):
     model = freeze(Small().train(), "stem", input_shape=(3, 32, 32))
     with job_for(url, model, cut=2) as job:
         alone = list(job.loader(8, shuffle=True))
-        for one, other in zip(forked(job.loader(8, shuffle=True)), alone, strict=True):
-            assert torch.equal(one.ids, other.ids)
-            assert torch.equal(one.features, other.features)
+        for batch, other in zip(forked(job.loader(8, shuffle=True)), alone, strict=True):
+            assert torch.equal(batch.ids, other.ids)
+            assert torch.equal(batch.features, other.features)
 
 
 def test_what_cannot_be_read_there_is_counted_by_the_job(folder):
@@ -122,7 +122,7 @@ def test_what_cannot_be_read_there_is_counted_by_the_job(folder):
     settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.1)
     with job_for(url, settings=settings) as job:
         assert sum(map(len, forked(job.loader(4, shuffle=True)))) == 23
-        assert [one.object for one in job.statistics().skipped] == ["noise/003.jpg"]
+        assert [sample.object for sample in job.statistics().skipped] == ["noise/003.jpg"]
 
 
 def test_only_a_forked_process_asks_and_only_where_it_cannot_read(folder, url):
@@ -187,13 +187,13 @@ def test_workers_of_a_process_that_is_killed_go_too(folder):
         "job = fl.offload(None, fl.Dataset(in_memory(Path(sys.argv[1]))), preprocess=tiny_preprocess())\n"
         "batches = iter(DataLoader(job.loader(2), batch_size=None, num_workers=2, multiprocessing_context='fork'))\n"
         "next(batches)\n"
-        "print(*(one.pid for one in multiprocessing.active_children()), flush=True)\n"
+        "print(*(child.pid for child in multiprocessing.active_children()), flush=True)\n"
         "time.sleep(600)\n"
     )
     command = [sys.executable, "-c", code, str(folder)]
     with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True) as parent:
         try:
-            workers = [int(one) for one in parent.stdout.readline().split()]
+            workers = [int(word) for word in parent.stdout.readline().split()]
         finally:
             parent.kill()
     assert len(workers) == 2

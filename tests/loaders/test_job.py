@@ -93,7 +93,7 @@ def test_the_second_epoch_crosses_no_network(folder, node):
         second = [batch.features for batch in job.loader(BATCH)]
         assert job.statistics().wire_bytes == received
         assert job.statistics().from_cache == len(fl.Dataset(folder))
-    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+    assert all(torch.equal(item, two) for item, two in zip(first, second, strict=True))
 
 
 def test_a_cache_with_room_for_a_part_asks_for_the_rest_again(folder, node):
@@ -103,7 +103,7 @@ def test_a_cache_with_room_for_a_part_asks_for_the_rest_again(folder, node):
         second = [batch.features for batch in job.loader(BATCH, shuffle=True)]
         kept = job.statistics().from_cache
     assert 0 < kept < len(fl.Dataset(folder))
-    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+    assert all(torch.equal(item, two) for item, two in zip(first, second, strict=True))
 
 
 def test_random_views_are_computed_each_epoch_and_are_the_same_for_the_same_epoch(folder):
@@ -275,7 +275,7 @@ def test_broken_images_are_counted_listed_and_skipped_within_the_allowance(tmp_p
     with job_for(folder, frozen(), settings=settings, observe=events.append) as job:
         ids = [id for batch in job.loader(BATCH, shuffle=True) for id in batch.ids.tolist()]
         assert len(ids) == len(set(ids)) == 34
-        assert {one.object for one in job.statistics().skipped} == {"noise/003.jpg", "stripe/004.jpg"}
+        assert {sample.object for sample in job.statistics().skipped} == {"noise/003.jpg", "stripe/004.jpg"}
         assert len(job.loader(34)) == 1
         list(job.loader(BATCH, epoch=1))
     assert sum(isinstance(event, SampleSkipped) for event in events) == 2
@@ -290,7 +290,7 @@ def test_without_a_model_the_batches_are_pixels(folder, node):
         with pytest.raises(SettingError, match="without a model"):
             job.head  # noqa: B018
     expected, _ = next(plain.batches(folder, fl.Dataset(folder), tiny_preprocess(), batch_size=48, seed=0, epoch=0))
-    assert any(torch.equal(batch.features[0], one) for one in expected)
+    assert any(torch.equal(batch.features[0], value) for value in expected)
 
 
 def test_a_part_of_the_data_is_loaded_alone_and_other_data_is_refused(folder, tmp_path):

@@ -124,7 +124,7 @@ def test_each_batch_says_how_many_of_its_rows_came_from_a_cache(folder, node, ca
         run.taken.clear()
         batches, asked = run.epoch(1)
         kept = set(few.samples.ids.tolist())
-        found = [sum(one in kept for one in batch.ids.tolist()) for batch in batches]
+        found = [sum(item in kept for item in batch.ids.tolist()) for batch in batches]
         assert [event.from_cache for event in run.taken] == found
         assert [event.samples for event in run.taken] == [BATCH] * 6
         assert asked == COUNT - len(few)

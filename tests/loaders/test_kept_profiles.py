@@ -52,4 +52,4 @@ def test_a_folder_that_takes_no_file_costs_nothing_but_the_next_measurement(tmp_
     kept = KeptProfiles(blocked / "profiles")
     kept.put(KEY, MEASURED)
     assert kept.get(KEY) is None
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

@@ -51,7 +51,7 @@ TRAINER = """
                         # PyTorch's handler raises between any two lines, also where a batch was given but not yet said.
                         # Without it the loader itself finds that a worker is gone, as it waits for the next batch.
                         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                        say(workers=[one.pid for one in multiprocessing.active_children()])
+                        say(workers=[child.pid for child in multiprocessing.active_children()])
                         sys.stdin.readline()
             except (Unavailable, RuntimeError) as error:
                 if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):

@@ -16,7 +16,7 @@ from frostline.node.process.subprocess import start_node
 from frostline.stores.cql.writing import TableSample
 from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER
-from support.forms import tar_of
+from support.formats import tar_of
 from support.images import image_folder
 
 # What any of the stores' clients would find its credentials by.
@@ -106,10 +106,10 @@ def shards_of(folder):
         yield f"train-{shard}.tar", tar_of(members)
 
 
-@pytest.mark.parametrize("form", ["folders", "webdataset"])
-def test_a_trainer_without_credentials_trains_on_a_bucket(s3, tmp_path, form):
-    folder, bucket = image_folder(tmp_path / "photos"), f"listed-{form}"
-    if form == "folders":
+@pytest.mark.parametrize("format", ["folders", "webdataset"])
+def test_a_trainer_without_credentials_trains_on_a_bucket(s3, tmp_path, format):
+    folder, bucket = image_folder(tmp_path / "photos"), f"listed-{format}"
+    if format == "folders":
         s3.put_folder(folder, bucket)
     else:
         s3.make_bucket(bucket)

@@ -85,7 +85,7 @@ def test_shards_are_read_once_also_in_blocks(bucket, store_reads, tmp_path):
     after_one = store_reads[:]
     _, read = epochs(url, 2, shuffle=fl.BlockShuffle(samples=4, mixed=2))
     assert read == [0, 0]
-    assert [one for one in store_reads[len(after_one) :] if one.endswith(".tar")] == []
+    assert [read for read in store_reads[len(after_one) :] if read.endswith(".tar")] == []
 
 
 def test_none_is_kept_where_that_is_asked_for_and_none_of_local_folders(bucket, tmp_path):
@@ -105,7 +105,7 @@ def test_an_object_that_changed_is_read_anew(bucket, tmp_path):
     bucket(folder)
     after, read = epochs(url, 1)
     assert read[0] > 0
-    assert sum(not np.array_equal(one, other) for one, other in zip(before[0], after[0], strict=True)) == 1
+    assert sum(not np.array_equal(item, other) for item, other in zip(before[0], after[0], strict=True)) == 1
 
 
 def test_what_is_here_is_as_it_was_listed_whatever_became_of_it(bucket, tmp_path):

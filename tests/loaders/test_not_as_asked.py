@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import frostline as fl
 from frostline.events import NotAsAsked
@@ -65,24 +66,41 @@ def frozen(kind, until="body"):
     return lambda: fl.freeze(kind().train(), until, input_shape=SHAPE)
 
 
+def dropping():
+    """Drops at random before the layer that was asked for, since it was put into train mode again."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(3136, 3))
+    fl.freeze(model.train(), "2", input_shape=SHAPE)[1].train()
+    return model
+
+
 LOST = {
-    "cut between modules": (frozen(Branching), "its modules up to 'body' can be traced"),
-    "not cut": (frozen(LooksAtItsInput), "the whole network runs here"),
-    "an operator in the middle": (frozen(Odd), "a node does not run aten.special_bessel_j0"),
-    "an operator at the start": (frozen(BeginsOddly), "which a node does not run: the whole network runs here"),
-    "a frost line that moved": (trained_inside, "not behind body as asked: parameter 'body.0.weight' is trained"),
+    "cut between modules": (frozen(Branching), "its modules up to 'body' can be traced", "choose by torch.where"),
+    "not cut": (frozen(LooksAtItsInput), "the whole network runs here", "choose by torch.where"),
+    "an operator in the middle": (frozen(Odd), "a node does not run aten.special_bessel_j0", "by other operators"),
+    "an operator at the start": (
+        frozen(BeginsOddly),
+        "which a node does not run: the whole network runs here",
+        "freeze up to a layer",
+    ),
+    "a frost line that moved": (
+        trained_inside,
+        "not behind body as asked: parameter 'body.0.weight' is trained",
+        "call requires_grad_(False) of it",
+    ),
+    "train mode": (dropping, "1 changes from run to run, as in train mode", "pass frozen_in_eval=True"),
 }
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_a_job_whose_network_is_not_cut_as_asked_warns_when_it_is_made(name, data):
-    make, sentence = LOST[name]
+def test_a_job_whose_network_is_not_cut_as_asked_warns_when_it_is_made_and_names_the_mend(name, data):
+    make, sentence, mend = LOST[name]
     model, told = make(), []
     preprocess = fl.preprocess.imagenet(32)
     with fl.offload(model, data, preprocess=preprocess, observe=told.append) as job:
         fallback = job.fallback
     [event] = [event for event in told if isinstance(event, NotAsAsked)]
     assert sentence in event.reason
+    assert mend in event.reason
     assert event.reason == fallback
     with pytest.warns(UserWarning, match=re.escape(sentence)) as warned, fl.offload(model, data, preprocess=preprocess):
         pass

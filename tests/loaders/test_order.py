@@ -314,7 +314,7 @@ def test_what_a_loader_handed_out_is_replayed_with_the_same_features(folder):
         again = job.loader(4, shuffle=True, epoch=3, replay=loader.recorded())
         pairs = zip(first, again, strict=True)
         assert all(
-            torch.equal(one.ids, other.ids) and torch.equal(one.features, other.features) for one, other in pairs
+            torch.equal(pair.ids, other.ids) and torch.equal(pair.features, other.features) for pair, other in pairs
         )
         with pytest.raises(OrderMismatch, match="epoch 3"):
             job.loader(4, shuffle=True, epoch=2, replay=loader.recorded())

@@ -43,7 +43,7 @@ with fl.offload(None, data, preprocess=tiny_preprocess(), near=near, settings=se
     said["arrays"] = sum(map(len, job.arrays(8)))
     said["loader"] = sum(map(len, job.loader(8, shuffle=True)))
     said["workers"] = sum(map(len, WorkerLoader(job.loader(8, epoch=1), 2, start="fork")))
-    said["skipped"] = [one.object for one in job.statistics().skipped]
+    said["skipped"] = [sample.object for sample in job.statistics().skipped]
 print(json.dumps(said))
 """
 

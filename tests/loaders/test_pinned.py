@@ -64,5 +64,5 @@ def test_batches_are_page_locked_and_outlive_their_copies(tmp_path):
         for batch in job.loader(8):
             assert batch.features.is_pinned()
             copies.append(batch.to("cuda").features)
-    assert all(torch.equal(copy.cpu(), one) for copy, one in zip(copies, expected, strict=True))
+    assert all(torch.equal(copy.cpu(), value) for copy, value in zip(copies, expected, strict=True))
     assert isinstance(memory_for(None, "cuda:0"), Pinned)

@@ -27,7 +27,7 @@ def test_gives_what_a_job_without_a_network_gives(folder):
         expected = list(job.loader(3, shuffle=True, seed=5, epoch=2))
     found = list(plain)
     assert ids_of(found) == ids_of(expected)
-    assert all(torch.equal(one.features, other.features) for one, other in zip(found, expected, strict=True))
+    assert all(torch.equal(item.features, other.features) for item, other in zip(found, expected, strict=True))
 
 
 def test_takes_a_part_of_a_data_set_and_several_epochs(folder):

@@ -44,8 +44,8 @@ def seen(tmp_path_factory):
 
 def test_ranks_of_a_process_group_share_an_epoch_without_being_told(seen):
     found, data = seen
-    assert sorted(id for one in found for batch in one["ids"] for id in batch) == sorted(data.samples.ids.tolist())
-    assert [len(one["ids"]) for one in found] == [3, 3, 3]
+    assert sorted(id for item in found for batch in item["ids"] for id in batch) == sorted(data.samples.ids.tolist())
+    assert [len(item["ids"]) for item in found] == [3, 3, 3]
     assert found[0]["state"] == found[1]["state"] == found[2]["state"]
 
 
@@ -60,11 +60,11 @@ def test_ranks_of_a_process_group_share_an_epoch_without_being_told(seen):
     ],
 )
 def test_ranks_that_differ_are_refused_everywhere_with_what_differs_and_where(seen, what, said):
-    assert all(said in one["said"][what] and "rank 1 has" in one["said"][what] for one in seen[0])
+    assert all(said in event["said"][what] and "rank 1 has" in event["said"][what] for event in seen[0])
 
 
 def test_ranks_that_agree_go_on_after_a_refusal_and_one_alone_asks_nobody(seen):
-    assert all(not {"nothing", "alone"} & one["said"].keys() for one in seen[0])
+    assert all(not {"nothing", "alone"} & event["said"].keys() for event in seen[0])
 
 
 def test_a_rank_that_never_comes_is_named(seen):

@@ -12,7 +12,7 @@ ROUTE = Route(1)
 
 def samples_of(ids):
     ids = np.array(ids, np.int64)
-    return Samples(ids=ids, objects=[str(one) for one in ids], offsets=0 * ids, lengths=0 * ids, labels=ids)
+    return Samples(ids=ids, objects=[str(item) for item in ids], offsets=0 * ids, lengths=0 * ids, labels=ids)
 
 
 def answer(samples, sizes, unreadable):
@@ -21,8 +21,8 @@ def answer(samples, sizes, unreadable):
     while start < len(samples):
         some = samples.ids[start : start + next(sizes)]
         start += len(some)
-        kept = np.array([one for one in some.tolist() if one not in unreadable], np.int64)
-        lost = [Skipped(id=one, object=str(one), reason="broken") for one in some.tolist() if one in unreadable]
+        kept = np.array([item for item in some.tolist() if item not in unreadable], np.int64)
+        lost = [Skipped(id=item, object=str(item), reason="broken") for item in some.tolist() if item in unreadable]
         yield FeatureBatch(ids=kept, tensors=(kept[:, None] * 10, kept + 1), skipped=tuple(lost))
 
 
@@ -38,9 +38,9 @@ def test_every_place_gets_its_samples_rows_and_each_sample_is_asked_for_once(ids
 
     batches = list(fetch_each(fetch, samples_of(ids), ROUTE))
     assert asked == list(dict.fromkeys(ids))
-    came = [one for batch in batches for one in batch.ids.tolist()]
-    assert came == [one for one in ids if one not in unreadable]
-    assert [one.id for batch in batches for one in batch.skipped] == [one for one in ids if one in unreadable]
+    came = [item for batch in batches for item in batch.ids.tolist()]
+    assert came == [item for item in ids if item not in unreadable]
+    assert [sample.id for batch in batches for sample in batch.skipped] == [item for item in ids if item in unreadable]
     full = [batch for batch in batches if len(batch)]
     assert all(np.array_equal(batch.tensors[0][:, 0], batch.ids * 10) for batch in full)
     assert all(np.array_equal(batch.tensors[1], batch.ids + 1) for batch in full)

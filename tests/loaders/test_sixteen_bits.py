@@ -41,7 +41,9 @@ def learned(model, run):
     model.zero_grad()
     answer = run()
     answer.float().square().sum().backward()
-    return answer.detach(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return answer.detach(), {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -89,7 +91,7 @@ def test_losses_are_those_of_a_plain_loop_over_the_same_network(dtype, options, 
 
 
 def trained(model, steps):
-    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1)
     losses = []
     for run, labels in steps:
         optimizer.zero_grad()
@@ -122,7 +124,7 @@ def test_kept_features_are_those_that_came(pictures, tmp_path):
     settings = fl.LoaderSettings(cache_folder=str(tmp_path))
     with fl.offload(network(torch.bfloat16), fl.Dataset(pictures), preprocess=PREPROCESS, settings=settings) as job:
         first, second = ([batch.features for batch in job.loader(8, epoch=epoch)] for epoch in (0, 1))
-        assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+        assert all(torch.equal(item, other) for item, other in zip(first, second, strict=True))
         assert second[0].dtype == torch.bfloat16
 
 

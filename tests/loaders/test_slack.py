@@ -30,7 +30,7 @@ class Data:
         ids = np.arange(count, dtype=np.int64) * 3 + 1000
         zeros = np.zeros(count, np.int64)
         self.samples = Samples(
-            ids=ids, objects=[str(one) for one in ids], offsets=zeros, lengths=zeros + 9, labels=np.arange(count)
+            ids=ids, objects=[str(item) for item in ids], offsets=zeros, lengths=zeros + 9, labels=np.arange(count)
         )
 
 
@@ -38,7 +38,7 @@ class Store:
     """Answers each request when it is its turn: so many others are answered before it."""
 
     def __init__(self, data, waits, lost=()):
-        self._places = {int(one): place for place, one in enumerate(data.samples.ids)}
+        self._places = {int(item): place for place, item in enumerate(data.samples.ids)}
         self._waits, self._lost = waits, set(lost)
         self._answered = threading.Condition()
         self._begun = self._ended = 0
@@ -49,9 +49,9 @@ class Store:
             self._begun += 1
             # The others may need room in the window that this one keeps: then it goes on without them.
             self._answered.wait_for(lambda: self._ended >= turn, timeout=0.005)
-        ids = [int(one) for one in samples.ids]
-        kept = np.array([one for one in ids if one not in self._lost], np.int64)
-        skipped = tuple(Skipped(id=one, object=str(one), reason="truncated") for one in ids if one in self._lost)
+        ids = [int(item) for item in samples.ids]
+        kept = np.array([item for item in ids if item not in self._lost], np.int64)
+        skipped = tuple(Skipped(id=item, object=str(item), reason="truncated") for item in ids if item in self._lost)
         yield FeatureBatch(ids=kept, tensors=(kept[:, None].astype(np.float32),), skipped=skipped)
         with self._answered:
             self._ended += 1
@@ -91,7 +91,7 @@ def kept(data, rows):
 def test_every_sample_comes_once_with_its_own_row_whatever_is_late(slack, held, waits, lost):
     data = Data(COUNT)
     rows = np.flatnonzero(np.random.default_rng(len(waits)).random(COUNT) < held)
-    lost = {int(data.samples.ids[one]) for one in lost if one not in set(rows.tolist())}
+    lost = {int(data.samples.ids[item]) for item in lost if item not in set(rows.tolist())}
     cache = kept(data, rows) if held else None
     batches = list(loader(data, Store(data, waits, lost), cache, slack=slack))
     ids = np.concatenate([batch.ids for batch in batches])
@@ -101,7 +101,7 @@ def test_every_sample_comes_once_with_its_own_row_whatever_is_late(slack, held, 
         assert (batch.features[:, 0] == batch.ids).all()
         assert (batch.labels * 3 + 1000 == batch.ids).all()
     order = data.samples.ids[Order(size=COUNT, seed=5, epoch=0).indices(0, COUNT)]
-    expected = [int(one) for one in order if int(one) not in lost]
+    expected = [int(index) for index in order if int(index) not in lost]
     if slack == 0:
         assert ids.tolist() == expected
 
@@ -133,7 +133,7 @@ def test_over_epochs_through_one_window_every_sample_comes_once_in_each(slack, c
 )
 def test_what_was_handed_out_is_recorded_and_comes_so_again_whatever_is_late_then(slack, waits, lost):
     data = Data(COUNT)
-    lost = {int(data.samples.ids[one]) for one in lost}
+    lost = {int(data.samples.ids[item]) for item in lost}
     first = loader(data, Store(data, waits, lost), None, slack=slack)
     came = [batch.ids.tolist() for batch in first]
     recorded = RecordedOrder.from_bytes(first.recorded().to_bytes())
@@ -154,7 +154,7 @@ def test_a_run_goes_on_from_any_state_with_each_sample_once(slack, then, held, w
     data = Data(COUNT)
     rows = np.flatnonzero(np.random.default_rng(len(waits)).random(COUNT) < held)
     # Several ranks refuse a step in which one of them has nothing that can be read.
-    lost = {int(data.samples.ids[one]) for one in lost if one not in set(rows.tolist()) and world_size == 1}
+    lost = {int(data.samples.ids[item]) for item in lost if item not in set(rows.tolist()) and world_size == 1}
     came, state = [], None
     for number in batches:  # stopped and taken up again, each time as another process would
         run = loader(data, Store(data, waits, lost), kept(data, rows) if held else None, slack=slack)
@@ -176,11 +176,11 @@ def test_a_run_goes_on_from_any_state_with_each_sample_once(slack, then, held, w
 def test_no_sample_comes_further_ahead_of_a_missing_one_than_the_slack(slack):
     data = Data(COUNT)
     order = Order(size=COUNT, seed=5, epoch=0).indices(0, COUNT)
-    ids = [int(one) for one in data.samples.ids[order]]
-    places = {one: place for place, one in enumerate(ids)}
+    ids = [int(item) for item in data.samples.ids[order]]
+    places = {item: place for place, item in enumerate(ids)}
     cache = kept(data, order[1::2])
     batches = list(loader(data, Store(data, [4, 0, 0, 2]), cache, slack=slack))
-    came = [places[int(one)] for batch in batches for one in batch.ids]
+    came = [places[int(item)] for batch in batches for item in batch.ids]
     missing = np.ones(COUNT, bool)
     for place in came:
         assert place - int(np.argmax(missing)) <= slack + 2 * PER_REQUEST, "its own request's places come in one go"

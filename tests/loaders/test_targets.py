@@ -87,8 +87,8 @@ def small(tmp_path):
 def of(batches):
     """Which masks came, one number a sample; each must be one number."""
     found = [batch.targets.flatten(1) for batch in batches]
-    assert all((one == one[:, :1]).all() for one in found)
-    return [one[:, 0].tolist() for one in found]
+    assert all((item == item[:, :1]).all() for item in found)
+    return [item[:, 0].tolist() for item in found]
 
 
 def settings_for(folder, **changes):
@@ -111,9 +111,9 @@ def test_a_plain_loader_gives_masks_beside_pixels(small):
         assert order != sorted(order)
 
 
-@pytest.mark.parametrize("form", ["original", "webdataset", "parquet"])
-def test_masks_belong_to_their_images_in_every_form(small, tmp_path, form):
-    repack(fl.Dataset(small), tmp_path / "copy", form, part_bytes=1 << 14, observe=print)
+@pytest.mark.parametrize("format", ["original", "webdataset", "parquet"])
+def test_masks_belong_to_their_images_in_every_format(small, tmp_path, format):
+    repack(fl.Dataset(small), tmp_path / "copy", format, part_bytes=1 << 14, observe=print)
     with loading(tmp_path / "copy") as job:
         for batch in job.loader(5, shuffle=True, seed=2):
             brightness = 64 * batch.features.flatten(1).mean(1) + 127

@@ -42,7 +42,7 @@ def test_what_waits_for_a_slow_loop_fills_its_bytes_and_no_more(data, requests):
             for number, _ in enumerate(job.arrays(ROWS)):
                 if number < 5:
                     until(lambda: tracemalloc.get_traced_memory()[0] > WINDOW_BYTES / 2)
-            most = tracemalloc.get_traced_memory()[1]
+            maximum = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-    assert most < WINDOW_BYTES + decoded_at_once + batches + ELSE_BYTES
+    assert maximum < WINDOW_BYTES + decoded_at_once + batches + ELSE_BYTES

@@ -87,10 +87,10 @@ def test_workers_give_whatever_the_loader_gives(folder, node, options):
     with job_for(folder, near=node.url) as job:
         options = {"shuffle": "weights" not in options, "seed": 3, "epoch": 2, **options}
         pairs = zip(in_workers(job.loader(7, **options), "fork"), job.loader(7, **options), strict=True)
-        for one, other in pairs:
-            assert torch.equal(one.ids, other.ids)
-            assert torch.equal(one.labels, other.labels)
-            assert torch.equal(one.features, other.features)
+        for pair, other in pairs:
+            assert torch.equal(pair.ids, other.ids)
+            assert torch.equal(pair.labels, other.labels)
+            assert torch.equal(pair.features, other.features)
 
 
 def test_epochs_that_follow_each_other_go_through_workers(folder, node):
@@ -210,7 +210,7 @@ def test_what_workers_cannot_read_is_counted_and_told_once_and_known_to_all_from
         for epoch in range(2):
             assert sum(map(len, WorkerLoader(job.loader(4, epoch=epoch), 2, start="fork"))) == 42
             assert sorted(event.object for event in events if isinstance(event, SampleSkipped)) == sorted(names)
-        assert {one.object for one in job.statistics().skipped} == names
+        assert {sample.object for sample in job.statistics().skipped} == names
         assert sum(map(len, job.loader(4))) == 42
         assert len(job.loader(42)) == 1
     assert sum(isinstance(event, SampleSkipped) for event in events) == 3
@@ -222,8 +222,8 @@ def test_a_data_loader_of_ones_own_has_the_same_limit_and_the_job_counts_what_it
     with job_for(folder, settings=settings) as job:
         with pytest.raises(TooManySkipped, match="3 samples are unreadable and the job allows 2"):
             list(in_workers(job.loader(4), "fork"))
-        assert {one.object for one in job.statistics().skipped} == names
-    assert {one.object for one in job.statistics().skipped} == names
+        assert {sample.object for sample in job.statistics().skipped} == names
+    assert {sample.object for sample in job.statistics().skipped} == names
 
 
 def test_a_loader_that_reached_another_process_by_other_ways_counts_for_itself(tmp_path):
@@ -266,13 +266,13 @@ def test_workers_of_a_process_that_is_killed_go_too(folder, node):
         "job = fl.offload(None, fl.Dataset(sys.argv[1]), preprocess=tiny_preprocess(), near=sys.argv[2])\n"
         "batches = iter(DataLoader(job.loader(2), batch_size=None, num_workers=2, multiprocessing_context='fork'))\n"
         "next(batches)\n"
-        "print(*(one.pid for one in multiprocessing.active_children()), flush=True)\n"
+        "print(*(child.pid for child in multiprocessing.active_children()), flush=True)\n"
         "time.sleep(600)\n"
     )
     command = [sys.executable, "-c", code, str(folder), node.url]
     with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True) as parent:
         try:
-            workers = [int(one) for one in parent.stdout.readline().split()]
+            workers = [int(word) for word in parent.stdout.readline().split()]
         finally:
             parent.kill()
     assert len(workers) == 2

@@ -60,7 +60,7 @@ def test_its_head_trains_to_the_same_gradients():
     for run in (lambda: network.head(features), lambda: model(batch)):
         torch.manual_seed(0)
         found.append(torch.autograd.grad(run().square().sum(), trained))
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+    assert all(torch.equal(item, two) for item, two in zip(*found, strict=True))
 
 
 def test_weights_keep_the_order_of_their_memory_on_the_way():

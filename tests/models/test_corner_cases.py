@@ -127,8 +127,8 @@ def test_a_weight_that_two_layers_share_is_counted_once():
 
 def test_a_chosen_part_of_a_view_crosses_without_the_rest():
     network = cut_network(CutsThroughViews(), SHAPE)
-    least = min(network.cuts[2:], key=lambda cut: cut.bytes_per_sample)
-    assert least.bytes_per_sample == 4 * 4
+    minimum = min(network.cuts[2:], key=lambda cut: cut.bytes_per_sample)
+    assert minimum.bytes_per_sample == 4 * 4
     assert any(cut.name == "contiguous" for cut in network.cuts)
 
 

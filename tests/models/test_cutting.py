@@ -202,6 +202,22 @@ class TestFreeze:
             "fc.bias",
         }
 
+    def test_what_a_layer_has_for_train_mode_alone_is_frozen_with_it(self):
+        class Masking(nn.Linear):
+            def __init__(self):
+                super().__init__(4, 4)
+                self.filling = nn.Parameter(torch.ones(4))
+
+            def forward(self, x):
+                return super().forward(x) + (self.filling if self.training else 0.0)
+
+        model = freeze(nn.Sequential(Masking(), nn.Linear(4, 2)).train(), "0", input_shape=(4,))
+        assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == [
+            "1.weight",
+            "1.bias",
+        ]
+        assert not model[0].training
+
     def test_an_unknown_layer_is_answered_with_the_nearest_names(self):
         with pytest.raises(UnknownLayer, match=r"did you mean.*stem"):
             frozen("sten")

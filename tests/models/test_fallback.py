@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -82,7 +83,8 @@ def trained_alike(model, network, whole, batch, features):
         answers[-1].square().sum().backward()
     assert torch.equal(*answers)
     gradients = [
-        {name: one.grad for name, one in net.named_parameters() if one.grad is not None} for net in (model, whole)
+        {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
+        for net in (model, whole)
     ]
     assert gradients[0].keys() == gradients[1].keys() != set()
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
@@ -112,6 +114,39 @@ def test_an_untraceable_network_is_cut_behind_its_leading_frozen_modules(build, 
     assert all(torch.equal(feature, two) for feature, two in zip(features, kept, strict=True)), (
         "features were overwritten"
     )
+
+
+class Base(nn.Module):
+    """Takes more than one tensor and gives more, as the networks inside classifiers of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.front, self.rest = Small().stem, Small().body
+
+    def forward(self, x, mask=None):
+        hidden = self.rest(self.front(x))
+        # Masked as transformers masks sounds in training: by NumPy's global generator.
+        kept = np.random.random() if self.training else 1.0
+        return {"last": hidden * kept if hidden.mean() < 100 else -hidden, "mask": mask}
+
+
+class OverABase(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base, self.fc = Base(), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.fc(self.base(x, mask=None)["last"].mean((2, 3)))
+
+
+def test_the_modules_at_the_start_of_one_that_gives_more_than_a_tensor_are_found():
+    model, network = cut(OverABase(), "base.front")
+    assert "up to 'base.front'" in network.fallback
+    assert network.prefix is not None
+    model.eval()
+    batch = torch.randn(4, *SHAPE)
+    features = crossed(shipped_engine(network), [batch], network.frost_line)
+    assert torch.equal(network.head.eval()(features), model(batch))
 
 
 def test_inside_the_chain_every_legal_cut_is_there():

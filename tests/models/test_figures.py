@@ -45,8 +45,8 @@ def test_behind_the_first_dense_layer_of_alexnet_16_kilobytes_cross():
 
 def test_what_crosses_the_class_token_of_a_vision_transformer_is_one_token():
     network = cut_network(build("vit_small", side=224).eval().requires_grad_(False), (3, 224, 224))
-    least = min(network.cuts[1:-1], key=lambda cut: cut.bytes_per_sample)
-    assert least.shapes == ((384,),)
+    minimum = min(network.cuts[1:-1], key=lambda cut: cut.bytes_per_sample)
+    assert minimum.shapes == ((384,),)
 
 
 def test_a_vgg_ships_a_quarter_behind_its_last_pooling():

@@ -184,10 +184,10 @@ def test_a_kept_trace_that_the_network_does_not_agree_with_is_traced_anew(monkey
 
 def test_agreement_leaves_the_network_as_it_was():
     model = Small()
-    found, before = traced(model), {name: one.clone() for name, one in model.state_dict().items()}
+    found, before = traced(model), {name: item.clone() for name, item in model.state_dict().items()}
     state = torch.get_rng_state()
     assert agrees(model, found, INPUTS)
-    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert all(torch.equal(item, before[name]) for name, item in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert flags(model) == flags(Small())
 

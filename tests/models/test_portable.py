@@ -131,7 +131,7 @@ class Two(Small):
         (Decides(), "stem", SHAPE, "was not traced"),
         (Two(), "stem", SHAPE, "one tensor"),
     ],
-    ids=lambda one: type(one).__name__ if isinstance(one, nn.Module) else None,
+    ids=lambda name: type(name).__name__ if isinstance(name, nn.Module) else None,
 )
 def test_a_head_that_cannot_travel_says_so_and_what_to_do(model, until, shape, sentence):
     network = cut_network(freeze(model.train(), until, input_shape=shape), shape)

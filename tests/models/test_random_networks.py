@@ -40,20 +40,20 @@ def shifted_in_place(one, _):
 
 
 STEPS = {
-    "add": lambda one, other: one + other,
-    "choose": lambda one, other: torch.cat([one[:, 2:], other[:, :2]], 1),
+    "add": lambda item, other: item + other,
+    "choose": lambda item, other: torch.cat([item[:, 2:], other[:, :2]], 1),
     "count": counted,
-    "double": lambda one, _: one * 2,
-    "halves": lambda one, _: torch.cat(one.chunk(2, 1)[::-1], 1),
+    "double": lambda item, _: item * 2,
+    "halves": lambda item, _: torch.cat(item.chunk(2, 1)[::-1], 1),
     "mask": masked,
-    "relu": lambda one, _: torch.relu(one),
-    "relu in place": lambda one, _: torch.relu_(one),
+    "relu": lambda item, _: torch.relu(item),
+    "relu in place": lambda item, _: torch.relu_(item),
     "scale": scaled,
     "shift in place": shifted_in_place,
     "slice in place": slice_doubled,
-    "squeeze": lambda one, _: one * one.mean((2, 3), keepdim=True),
-    "turn": lambda one, _: one.transpose(2, 3),
-    "turn to memory": lambda one, _: one.transpose(2, 3).contiguous(),
+    "squeeze": lambda item, _: item * item.mean((2, 3), keepdim=True),
+    "turn": lambda item, _: item.transpose(2, 3),
+    "turn to memory": lambda item, _: item.transpose(2, 3).contiguous(),
 }
 PROGRAMS = st.lists(
     st.tuples(st.sampled_from(["conv", *sorted(STEPS)]), st.integers(0, 3), st.integers(0, 3)), min_size=2, max_size=8

@@ -79,7 +79,7 @@ def test_the_first_cut_of_such_a_network_is_its_inputs():
 def test_seconds_and_values_at_the_cuts_are_measured_with_all_inputs():
     prefix = cut_network(frozen_bert(), TEXT).prefix
     leaves = leaf_values(prefix.graph, prefix.tensors)
-    batch = [one.numpy() for one in text()]
+    batch = [item.numpy() for item in text()]
     clock = iter(range(10_000))
     seconds = cut_seconds(prefix.graph, leaves, prefix.cuts, batch, repeats=2, clock=lambda: next(clock))
     assert seconds.shape == (2, len(prefix.cuts))
@@ -91,7 +91,7 @@ def test_seconds_and_values_at_the_cuts_are_measured_with_all_inputs():
 def test_a_word_that_the_network_does_not_know_is_a_sentence():
     network = cut_network(frozen_bert(), TEXT)
     engine = shipped_engine(network)
-    ids, mask = (one.numpy() for one in text())
+    ids, mask = (item.numpy() for item in text())
     for wrong in (ids + WORDS, ids - WORDS):
         with pytest.raises(UnsafeArtifact, match="does not run on these samples"):
             engine.run([wrong, mask], network.frost_line.number)
@@ -100,7 +100,7 @@ def test_a_word_that_the_network_does_not_know_is_a_sentence():
 @pytest.mark.parametrize("change", [lambda ids, mask: [ids], lambda ids, mask: [ids, mask.astype(np.int32)]])
 def test_inputs_of_another_number_or_dtype_are_refused(change):
     network = cut_network(frozen_bert(), TEXT)
-    ids, mask = (one.numpy() for one in text())
+    ids, mask = (item.numpy() for item in text())
     with pytest.raises(BadRequest, match="the prefix takes inputs"):
         shipped_engine(network).run(change(ids, mask), network.frost_line.number)
 

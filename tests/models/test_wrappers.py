@@ -79,7 +79,9 @@ def learned(model, run, seed=5):
     torch.manual_seed(seed)
     answer = answer_of(run())
     answer.float().square().sum().backward()
-    return answer.detach(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return answer.detach(), {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
 
 
 def equal_to_the_whole(model, network, batch):
@@ -131,7 +133,11 @@ def test_adapters_inside_the_frozen_part_belong_to_it():
 def test_a_tuned_network_is_frozen_up_to_a_path_inside_or_outside(until):
     build, _, classifier, _, inputs, _ = TUNED["timm"]
     tuned = freeze(with_lora(build, r"blocks\.\d+\.attn\.qkv", classifier), until, input_shape=inputs)
-    trained = {name.split(".")[3] for name, one in tuned.named_parameters() if "lora_" in name and one.requires_grad}
+    trained = {
+        name.split(".")[3]
+        for name, parameter in tuned.named_parameters()
+        if "lora_" in name and parameter.requires_grad
+    }
     assert trained == {"10", "11"}
     network = cut_network(tuned, inputs)
     assert network.fallback is None
@@ -184,7 +190,7 @@ def test_what_the_head_learns_stands_in_the_wrapped_networks_state(name):
     network = cut_network(wrapped, SHAPE)
     before = copy.deepcopy(wrapped.state_dict())
     own = dict(wrapped.named_parameters())
-    optimizer = torch.optim.SGD([one for one in wrapped.parameters() if one.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([parameter for parameter in wrapped.parameters() if parameter.requires_grad], lr=0.1)
     network.head.train()
     assert unwrapped(wrapped).drop.training
     network.head(torch.rand(8, 16)).sum().backward()

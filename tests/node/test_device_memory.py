@@ -42,7 +42,7 @@ def test_a_large_accelerator_runs_more_at_once_than_the_processors_budget_would_
 @pytest.mark.parametrize(("free", "rows"), [(80 * GIB, 32), (GIB, 24), (GIB // 2, 8), (GIB // 8, 0)])
 def test_the_less_memory_an_accelerator_has_free_the_smaller_is_the_batch(free, rows):
     limit = Limit(room_bytes=Shares.of(2 * GIB, free).device, bytes_per_row=20 << 20)
-    assert batch_size([limit], wanted=100, most=32) == rows
+    assert batch_size([limit], wanted=100, maximum=32) == rows
 
 
 def test_the_processor_has_no_memory_beside_the_nodes_budget():

@@ -72,8 +72,8 @@ def test_a_listing_is_a_stream_of_lines_and_then_the_manifest(photos):
         {},
         {"data": ""},
         {"data": 3},
-        {"data": "s3://b", "form": 1},
-        {"data": "s3://b", "form": "../x"},
+        {"data": "s3://b", "format": 1},
+        {"data": "s3://b", "format": "../x"},
         {"data": "s3://b", "relist": "yes"},
         {"data": "s3://b", "changed": "maybe"},
         {"data": "s3://b", "known": ["x"]},
@@ -91,12 +91,12 @@ def test_refuses_invalid_listing_requests_and_data_that_is_not_served(photos, bo
         until(lambda: is_idle(node))
 
 
-def test_refuses_an_unknown_form_and_one_that_names_hosts_before_anything_is_read(photos):
+def test_refuses_an_unknown_format_and_one_that_names_hosts_before_anything_is_read(photos):
     with listing_node(photos.as_uri()) as node:
-        unknown = ask(node.url, {"data": photos.as_uri(), "form": "folder"})
+        unknown = ask(node.url, {"data": photos.as_uri(), "format": "folder"})
         assert (unknown.status_code, unknown.json()["error"]) == (400, "BadRequest")
         assert "folders" in unknown.json()["message"]
-        hosts = ask(node.url, {"data": photos.as_uri(), "form": "urls"})
+        hosts = ask(node.url, {"data": photos.as_uri(), "format": "urls"})
         assert (hosts.status_code, hosts.json()["error"]) == (403, "NotAllowed")
 
 

@@ -9,7 +9,7 @@ from frostline.errors import AccessDenied
 from frostline.node import Node
 from frostline.stores.base.limits import LinkBounds, StoreLimits
 from frostline.stores.objects.local import FolderStore
-from frostline.stores.objects.mmap import MappedFolder
+from frostline.stores.objects.mmap import MmapFolder
 from frostline.stores.open import open_store
 from support.nodes import joined, jpeg, make_images, request, samples_of
 from support.tenants import tenant, token_of
@@ -94,7 +94,7 @@ def test_sealed_files_are_mapped_only_where_links_may_lead(places):
     root, outside = places
     for path in (outside / "0000.jpg", root / "0000.jpg"):
         path.chmod(0o444)
-    store = MappedFolder(FolderStore(str(root), bounded(root)))
+    store = MmapFolder(FolderStore(str(root), bounded(root)))
     assert bytes(store.read("0000.jpg", 0, 4)) == jpeg(0)[:4]
     with pytest.raises(AccessDenied):
         store.read("hosts.jpg", 0, 4)

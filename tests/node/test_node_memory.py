@@ -101,8 +101,8 @@ def test_a_node_stays_within_its_budget_whatever_is_asked(images):
 
     assert peak - baseline <= BUDGET, f"{(peak - baseline) >> 20} MiB"
     for name, share in statistics["memory"].items():
-        least = {"messages": 0.2, "ahead": -1.0}.get(name, 0.6)  # else this is no load; folders are not read ahead
-        assert least * share["total_bytes"] < share["peak_bytes"] <= share["total_bytes"], name
+        minimum = {"messages": 0.2, "ahead": -1.0}.get(name, 0.6)  # else this is no load; folders are not read ahead
+        assert minimum * share["total_bytes"] < share["peak_bytes"] <= share["total_bytes"], name
     assert sum(share["total_bytes"] for share in statistics["memory"].values()) <= BUDGET
     assert all(share["reserved_bytes"] == 0 for name, share in after.items() if name != "weights")
     assert statistics["totals"]["finished"] > 5

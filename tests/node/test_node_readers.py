@@ -15,7 +15,7 @@ def held(lane, count, go):
 
 def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
     go = threading.Event()
-    readers = Readers(threads=4, most=2)
+    readers = Readers(threads=4, maximum=2)
     try:
         slow, begun = held(readers.lane("slow"), 50, go)
         assert begun[0].wait(60)
@@ -31,7 +31,7 @@ def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
 
 def test_tenants_alternate_however_much_one_has_queued():
     go, order = threading.Event(), []
-    readers = Readers(threads=1, most=1)
+    readers = Readers(threads=1, maximum=1)
     try:
         (first,), _ = held(readers.lane("first"), 1, go)
         made = [readers.lane(name).submit(order.append, name) for name in ["many"] * 5 + ["few", "few"]]
@@ -44,7 +44,7 @@ def test_tenants_alternate_however_much_one_has_queued():
 
 def test_cancelled_tasks_do_not_run_and_failed_ones_pass_their_error_on():
     go, done = threading.Event(), []
-    readers = Readers(threads=1, most=1)
+    readers = Readers(threads=1, maximum=1)
     lane = readers.lane("one")
     try:
         (first,), begun = held(lane, 1, go)
@@ -74,7 +74,7 @@ def test_refuses_tasks_while_the_node_stops():
 
 def test_urgent_tasks_run_before_the_tenants_earlier_ones():
     go, order = threading.Event(), []
-    readers = Readers(threads=1, most=1)
+    readers = Readers(threads=1, maximum=1)
     try:
         (first,), begun = held(readers.lane("one"), 1, go)
         assert begun[0].wait(60)

@@ -99,7 +99,7 @@ def test_other_epochs_cut_the_blocks_elsewhere():
     first, second = (
         whole(BlockOrder(size=1000, seed=1, epoch=epoch, blocks=BlockShuffle(samples=10, mixed=1))) for epoch in (0, 1)
     )
-    together = [{frozenset(one.tolist()) for one in rows[:1000].reshape(-1, 10)} for rows in (first, second)]
+    together = [{frozenset(item.tolist()) for item in rows[:1000].reshape(-1, 10)} for rows in (first, second)]
     assert not together[0] & together[1]
 
 

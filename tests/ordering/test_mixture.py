@@ -54,7 +54,7 @@ def test_turns_are_found_from_positions_and_positions_from_turns(ratios, data):
     pattern = Interleaving(ratios)
     positions = np.array(data.draw(st.lists(st.integers(0, 10**12), min_size=1, max_size=10)), np.int64)
     for position, member, turn in zip(
-        positions.tolist(), *(one.tolist() for one in pattern.at(positions)), strict=True
+        positions.tolist(), *(item.tolist() for item in pattern.at(positions)), strict=True
     ):
         assert pattern.position_of(member, turn) == position
         assert pattern.turns_before(member, position) == turn

@@ -31,7 +31,7 @@ def states(draw):
 def test_what_is_left_comes_exactly_once_in_its_order_over_any_ranks(where, world_size, last):
     order = Order(size=SIZE, seed=3, epoch=1)
     resumed = Resumed(order=order, state=where)
-    left = [one for one in range(where.position, SIZE) if one not in where.ahead]
+    left = [index for index in range(where.position, SIZE) if index not in where.ahead]
     found = []
     for rank in range(world_size):
         shard = Shard(size=SIZE, batch_size=4, start=resumed.start, rank=rank, world_size=world_size, last="uneven")
@@ -62,8 +62,8 @@ def test_progress_is_all_below_a_position_and_what_is_beyond_it(arrivals, unread
         given_so_far |= set(some) - unreadable
         missing = min(set(range(13)) - gone)
         progress.give(np.array(sorted(set(some) - unreadable), np.int64), missing)
-        assert set(progress.ahead) | {one for one in given_so_far if one < progress.position} == given_so_far
-        assert all(one in gone for one in range(progress.position))
+        assert set(progress.ahead) | {item for item in given_so_far if item < progress.position} == given_so_far
+        assert all(index in gone for index in range(progress.position))
         assert progress.position not in given_so_far
     assert (progress.position, progress.ahead) == (12, ())
 

@@ -40,7 +40,7 @@ def steps_of(rank_shards):
         assert rank_shards[worker].row_of(step // len(rank_shards)) == done[worker]
         found.append(rank_shards[worker].positions(done[worker], done[worker] + rows).tolist())
         done[worker] += rows
-    assert done == [len(one) for one in rank_shards]
+    assert done == [len(shard) for shard in rank_shards]
     return found
 
 
@@ -118,7 +118,7 @@ def test_where_all_is_kept_the_position_after_a_step_is_the_same_at_all_ranks_an
 @given(size=st.integers(1, 300), batch_size=batches, world_size=worlds, workers=counts_of_workers, last=policies)
 def test_rows_are_the_same_however_many_are_asked_for(size, batch_size, world_size, workers, last):
     all_ranks = shards(workers, size=size, batch_size=batch_size, world_size=world_size, last=last)
-    for shard in (one for rank in all_ranks or [] for one in rank):
+    for shard in (item for rank in all_ranks or [] for item in rank):
         whole = shard.positions(0, len(shard))
         middle = len(shard) // 3
         assert whole.tolist() == [*shard.positions(0, middle).tolist(), *shard.positions(middle, len(shard)).tolist()]

@@ -12,8 +12,8 @@ from frostline.ordering import count_labels, places_by_label, split_at_random, s
 from frostline.ordering.permutation import draw_of_stretches, permute, permute_each, round_keys, width_of
 
 seeds = st.integers(0, (1 << 63) - 1)
-label_lists = st.lists(st.integers(-1, 5), max_size=200).map(lambda one: np.array(one, np.int64))
-share_lists = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(lambda ones: [one / sum(ones) for one in ones])
+label_lists = st.lists(st.integers(-1, 5), max_size=200).map(lambda item: np.array(item, np.int64))
+share_lists = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(lambda ones: [item / sum(ones) for item in ones])
 
 
 def labels_of(labels, step=7):
@@ -44,7 +44,7 @@ def test_places_by_label_are_those_of_a_stable_sort(labels):
 @given(label_lists, share_lists, seeds)
 def test_places_that_somebody_kept_give_the_same_parts_without_the_labels(labels, shares, seed):
     counted = labels_of(labels)
-    kept = [one.astype(np.uint32) for one in places_by_label(counted)]
+    kept = [item.astype(np.uint32) for item in places_by_label(counted)]
     known = replace(counted, pieces=lambda: pytest.fail("read the labels"), places=lambda: iter(kept))
     assert np.array_equal(split_by_class(known, shares, seed), split_by_class(counted, shares, seed))
 

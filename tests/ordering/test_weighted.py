@@ -62,7 +62,7 @@ def test_the_highest_draw_is_the_last_sample_that_has_a_weight():
 
 
 def test_orders_are_named_by_their_kind_and_their_weights():
-    names = {Weighted(weights=Weights(one), size=9, seed=0, epoch=0).name for one in ([1, 2], [1, 2], [2, 1])}
+    names = {Weighted(weights=Weights(item), size=9, seed=0, epoch=0).name for item in ([1, 2], [1, 2], [2, 1])}
     assert len(names) == 2
     assert Order(size=9, seed=0, epoch=0).name == "shuffled"
     assert Order(size=9, seed=0, epoch=0, shuffle=False).name == "listed"

@@ -108,7 +108,7 @@ def test_a_codec_that_was_not_measured_is_no_candidate():
 def test_encoded_samples_go_as_they_are():
     job = situation(store=profile(SECONDS, codecs=(codec(0, "zstd", 10), codec(0, "exact", 10))))
     found = [option.candidate for option in options(job) if option.candidate.cut == 0]
-    assert [(one.codec, one.wire_bytes_per_sample) for one in found] == [("exact", 100_000)]
+    assert [(item.codec, item.wire_bytes_per_sample) for item in found] == [("exact", 100_000)]
 
 
 def test_the_exact_codec_costs_what_was_measured_and_ships_the_cut():
@@ -134,7 +134,7 @@ def test_only_codecs_that_the_accuracy_allows_are_possible(accuracy, allowed):
     measured = {"lz4": 0.0, "fp16": 2e-4, "fp16+sparse": 2e-4, "bf16": 0.002, "int8+sparse+zstd": 0.006}
     codecs = tuple(codec(2, name, 1_000, error=error) for name, error in measured.items())
     found = options(situation(store=profile(SECONDS, codecs=codecs), accuracy=accuracy))
-    assert {one.candidate.codec for one in found if one.candidate.cut == 2 and one.candidate.is_possible} == allowed
+    assert {item.candidate.codec for item in found if item.candidate.cut == 2 and item.candidate.is_possible} == allowed
 
 
 def test_a_lossy_codec_says_what_it_loses():
@@ -188,11 +188,11 @@ def test_a_way_is_as_fast_as_its_busiest_resource_lets_it(given_situation):
 @given(situations())
 def test_every_cut_has_its_exact_codec_and_cut_0_is_always_possible(given_situation):
     found = [option.candidate for option in options(given_situation)]
-    exact = [one for one in found if one.codec == "exact"]
-    assert [one.cut for one in exact] == [cut.number for cut in given_situation.cuts]
+    exact = [item for item in found if item.codec == "exact"]
+    assert [item.cut for item in exact] == [cut.number for cut in given_situation.cuts]
     assert exact[0].is_possible
-    assert all(one.is_possible == (one.memory_bytes <= given_situation.memory_bytes) for one in exact[1:])
-    assert all(one.is_possible == exact[one.cut].is_possible for one in found if one.codec in LOSSLESS)
+    assert all(item.is_possible == (item.memory_bytes <= given_situation.memory_bytes) for item in exact[1:])
+    assert all(item.is_possible == exact[item.cut].is_possible for item in found if item.codec in LOSSLESS)
 
 
 def test_within_one_process_the_link_costs_nothing():

@@ -26,9 +26,9 @@ def test_nothing_that_is_possible_is_faster_than_the_choice_beyond_the_noise(giv
     plan, exact = make_plan(given_situation), make_plan(given_situation, noise=0)
     possible = [candidate for candidate in plan.candidates if candidate.is_possible]
     assert plan.samples_per_s >= 0.95 * exact.samples_per_s
-    assert all(exact.samples_per_s >= (1 - 1e-5) * one.samples_per_s for one in possible)
-    used = {one.route for one in (*plan.mixture, *exact.mixture)}
-    assert used <= {one.route for one in possible}
+    assert all(exact.samples_per_s >= (1 - 1e-5) * item.samples_per_s for item in possible)
+    used = {item.route for item in (*plan.mixture, *exact.mixture)}
+    assert used <= {item.route for item in possible}
 
 
 @given(situations())
@@ -64,10 +64,10 @@ def test_a_faster_link_never_slows_the_plan_beyond_the_noise(given_situation, ti
 @given(situations())
 def test_a_mixture_is_whole_and_all_others_say_why_they_were_not_taken(given_situation):
     for plan in (make_plan(given_situation), make_plan(given_situation, noise=0)):
-        assert sum(one.share for one in plan.mixture) == pytest.approx(1)
-        assert [one.share for one in plan.mixture] == sorted((one.share for one in plan.mixture), reverse=True)
+        assert sum(item.share for item in plan.mixture) == pytest.approx(1)
+        assert [item.share for item in plan.mixture] == sorted((item.share for item in plan.mixture), reverse=True)
         assert len(plan.mixture) <= len(plan.prices)
-        used = {one.route for one in plan.mixture}
+        used = {item.route for item in plan.mixture}
         assert {candidate.route for candidate in plan.candidates if candidate.rejected is None} == used
         assert plan.chosen.route == plan.mixture[0].route
 
@@ -78,7 +78,7 @@ def test_a_plan_survives_json_and_has_a_table_of_every_cut(given_situation, poli
     value = json.loads(json.dumps(plan.to_json(), allow_nan=False))
     assert (value["cut"], value["codec"], value["policy"]) == (plan.cut, plan.route.codec, policy)
     keys = {"cut", "codec", "name", "wire_bytes_per_sample", "store_s", "link_s", "trainer_s", "memory_bytes"}
-    assert all(keys | {"samples_per_s", "error", "rejected"} <= set(one) for one in value["candidates"])
+    assert all(keys | {"samples_per_s", "error", "rejected"} <= set(item) for item in value["candidates"])
     made = table(plan)
     assert {row[1] for row in made.rows} == {str(cut.number) for cut in given_situation.cuts}
     assert sum(row[-1] == "chosen" for row in made.rows) == len(plan.mixture)
@@ -107,7 +107,7 @@ def test_a_thin_link_takes_the_cut_with_the_fewest_bytes():
 
 def test_two_sides_that_both_have_time_share_the_samples():
     plan = make_plan(situation(**TWO_SIDES), noise=0)
-    assert [(one.route, one.share) for one in plan.mixture] == [
+    assert [(item.route, item.share) for item in plan.mixture] == [
         (Route(0), pytest.approx(0.5, abs=1e-4)),
         (Route(2), pytest.approx(0.5, abs=1e-4)),
     ]
@@ -125,7 +125,7 @@ def test_of_mixtures_as_fast_within_two_percent_the_one_with_the_fewest_bytes_is
     exact, taken = (make_plan(situation(**TWO_SIDES), noise=noise) for noise in (0, 0.05))
     assert 0.98 - 1e-6 <= taken.samples_per_s / exact.samples_per_s < 1
     sizes = {candidate.route: candidate.wire_bytes_per_sample for candidate in exact.candidates}
-    ours, theirs = (sum(one.share * sizes[one.route] for one in plan.mixture) for plan in (taken, exact))
+    ours, theirs = (sum(item.share * sizes[item.route] for item in plan.mixture) for plan in (taken, exact))
     assert ours < theirs
 
 
@@ -223,8 +223,8 @@ def test_the_mean_over_the_epochs_counts_what_the_later_ones_cost(changes, mean)
 def test_the_mean_lies_between_the_first_and_the_later_epochs(given_situation):
     plan = make_plan(given_situation)
     later = plan.samples_per_s if plan.later_samples_per_s is None else plan.later_samples_per_s
-    least, most = sorted((plan.samples_per_s, later))
-    assert least * (1 - 1e-9) <= plan.mean_samples_per_s <= most * (1 + 1e-9)
+    minimum, maximum = sorted((plan.samples_per_s, later))
+    assert minimum * (1 - 1e-9) <= plan.mean_samples_per_s <= maximum * (1 + 1e-9)
 
 
 def test_the_user_may_name_the_cut():

@@ -29,7 +29,7 @@ def solved(costs, weights=None):
 
 def min_seconds(costs):
     """Of all basic solutions: as many ways as tight resources, exactly, in fractions."""
-    table = [[Fraction(one) for one in row] for row in costs.tolist()]
+    table = [[Fraction(item) for item in row] for row in costs.tolist()]
     ways, resources = range(len(table)), range(len(table[0]))
     found = [
         seconds
@@ -51,7 +51,8 @@ def basic_solution(table, used, tight):
     if min(shares) < 0:
         return None
     loads = [
-        sum(share * table[way][one] for share, way in zip(shares, used, strict=True)) for one in range(len(table[0]))
+        sum(share * table[way][index] for share, way in zip(shares, used, strict=True))
+        for index in range(len(table[0]))
     ]
     return seconds if max(loads) <= seconds else None
 
@@ -64,11 +65,11 @@ def solve(rows):
         if pivot is None:
             return None
         rows[column], rows[pivot] = rows[pivot], rows[column]
-        rows[column] = [one / rows[column][column] for one in rows[column]]
+        rows[column] = [row / rows[column][column] for row in rows[column]]
         for row in range(size):
             if row != column and rows[row][column] != 0:
                 factor = rows[row][column]
-                rows[row] = [one - factor * two for one, two in zip(rows[row], rows[column], strict=True)]
+                rows[row] = [item - factor * two for item, two in zip(rows[row], rows[column], strict=True)]
     return [row[-1] for row in rows]
 
 

@@ -41,7 +41,7 @@ def test_the_baseline_ships_encoded_samples():
 
 
 def test_freeze_takes_the_frost_line_whatever_it_costs():
-    slow = network(store=profile([10 * one for one in SECONDS], hardware="slow"))
+    slow = network(store=profile([10 * second for second in SECONDS], hardware="slow"))
     assert cut_of("freeze", slow) == 4
 
 
@@ -60,7 +60,7 @@ def test_neurosurgeon_adds_up_what_others_overlap():
     """The sums are 25 ms at cut 0 and 20.25 ms at the frost line, while overlapping would halve both."""
     job = network(encoded_bytes=100_000, link=link(20 * MB))
     assert cut_of("neurosurgeon", job) == 4
-    slower = replace(job, store=profile([1.3 * one for one in SECONDS], hardware="slow"))
+    slower = replace(job, store=profile([1.3 * second for second in SECONDS], hardware="slow"))
     # 25 ms at cut 0, 7.8 + 1 + 14 = 22.8 ms at cut 2, 26.25 ms at the frost line.
     assert cut_of("neurosurgeon", slower) == 2
 
@@ -80,7 +80,7 @@ def latency(one):
 def test_hapi_v3_is_the_least_time_of_its_pipeline_or_the_baseline(given_situation):
     plan = make_plan(given_situation, "hapi_v3")
     cuts = [candidate for candidate in plan.candidates if candidate.codec == "exact" and candidate.is_possible]
-    best = min(cuts, key=lambda one: (pipelined(one), one.cut))
+    best = min(cuts, key=lambda cut: (pipelined(cut), cut.cut))
     assert plan.cut == (0 if cuts[0].samples_per_s > best.samples_per_s else best.cut)
 
 

@@ -53,7 +53,7 @@ def situation(*, bytes_per_s=12.5 * MB, store_slowness=4.0):
 
 
 def shares_of(plan):
-    return {one.route: one.share for one in plan.mixture}
+    return {item.route: item.share for item in plan.mixture}
 
 
 def look(true, shares, *, rows=64, head_s=0.0):

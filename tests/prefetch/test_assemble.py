@@ -24,8 +24,8 @@ def all_batches(assembler, pieces):
 @given(pieces=st.lists(st.lists(st.integers(0, 1000), max_size=20), max_size=10), size=st.integers(1, 8))
 def test_every_row_comes_once_in_order_in_batches_of_the_size(pieces, size):
     batches = all_batches(BatchAssembler(batch_size=size, drop_last=False), pieces)
-    flat = [one for piece in pieces for one in piece]
-    assert [one for ids, _ in batches for one in ids.tolist()] == flat
+    flat = [item for piece in pieces for item in piece]
+    assert [item for ids, _ in batches for item in ids.tolist()] == flat
     assert all(len(ids) == size for ids, _ in batches[:-1])
     assert all((values == ids[:, None]).all() for ids, values in batches)
 
@@ -37,14 +37,14 @@ def test_a_last_batch_with_fewer_rows_is_dropped_on_request(pieces, size):
     assert all(len(ids) == size for ids, _ in batches)
 
 
-@given(filled=st.integers(1, 7), least=st.integers(0, 8))
-def test_a_batch_that_lacks_rows_is_filled_up_with_its_own_in_turn(filled, least):
+@given(filled=st.integers(1, 7), minimum=st.integers(0, 8))
+def test_a_batch_that_lacks_rows_is_filled_up_with_its_own_in_turn(filled, minimum):
     assembler = BatchAssembler(batch_size=8, drop_last=False)
     assert not list(assembler.add(*rows(range(filled))))
-    ids, values = assembler.finish(least)
-    assert ids.tolist() == [number % filled for number in range(max(filled, least))]
+    ids, values = assembler.finish(minimum)
+    assert ids.tolist() == [number % filled for number in range(max(filled, minimum))]
     assert (values == ids[:, None]).all()
-    assert assembler.finish(least) is None
+    assert assembler.finish(minimum) is None
 
 
 @given(sources=st.lists(st.integers(0, 2), max_size=30), size=st.integers(1, 8))
@@ -55,7 +55,7 @@ def test_rows_of_several_sources_are_merged_in_order(sources, size):
         for source in range(3)
     ]
     batches = [*assembler.merge(*parts), *filter(None, [assembler.finish()])]
-    assert [one for ids, _ in batches for one in ids.tolist()] == list(range(len(sources)))
+    assert [item for ids, _ in batches for item in ids.tolist()] == list(range(len(sources)))
     assert all((values == ids[:, None]).all() for ids, values in batches)
 
 
@@ -82,10 +82,10 @@ def test_rows_of_a_table_are_gathered_in_order(sources, size, width, seed):
     found = [(batch, assembler.kept) for batch in assembler.merge(*parts)]
     last = assembler.finish()
     found += [] if last is None else [(last, assembler.kept)]
-    assert [one for (ids, _), _ in found for one in ids.tolist()] == ids.tolist()
+    assert [item for (ids, _), _ in found for item in ids.tolist()] == ids.tolist()
     for (ids, values), kept in found:
         assert (values == ids[:, None]).all()
-        assert kept == sum(sources[one] == 0 for one in ids.tolist())
+        assert kept == sum(sources[item] == 0 for item in ids.tolist())
 
 
 def test_a_whole_run_from_a_table_fills_one_batch_after_the_other():
@@ -118,7 +118,7 @@ def test_rows_are_copied_when_they_come():
     borrowed = np.array([5])
     assert list(assembler.add(borrowed)) == []
     borrowed[:] = 0
-    assert [one.tolist() for one in assembler.finish()] == [[5]]
+    assert [item.tolist() for item in assembler.finish()] == [[5]]
 
 
 def test_rows_of_another_shape_are_refused():

@@ -27,8 +27,8 @@ def window(count, **settings):
 
 
 def answer(ids, *, unreadable=()):
-    kept = np.array([one for one in ids if one not in unreadable], np.int64)
-    skipped = tuple(Skipped(id=int(one), object="x", reason="truncated") for one in ids if one in unreadable)
+    kept = np.array([item for item in ids if item not in unreadable], np.int64)
+    skipped = tuple(Skipped(id=int(item), object="x", reason="truncated") for item in ids if item in unreadable)
     return FeatureBatch(ids=kept, tensors=(kept[:, None].astype(np.float32),), skipped=skipped)
 
 
@@ -154,10 +154,10 @@ def test_rows_come_from_whichever_attempt_is_ahead():
     held.arrived(first, answer(ids[1:], unreadable=[ids[1]]))
     held.finished(first, now)
     came = [held.take(), held.take(), held.take()]
-    assert [one.batch.ids.tolist() for one in came] == [[ids[0]], [ids[2]], [ids[3]]]
-    assert [one.batch.tensors[0][:, 0].tolist() for one in came] == [[ids[0]], [ids[2]], [ids[3]]]
-    assert [[lost.id for lost in one.batch.skipped] for one in came] == [[], [ids[1]], []]
-    assert [one.positions.tolist() for one in came] == [[120], [122], [123]]
+    assert [item.batch.ids.tolist() for item in came] == [[ids[0]], [ids[2]], [ids[3]]]
+    assert [item.batch.tensors[0][:, 0].tolist() for item in came] == [[ids[0]], [ids[2]], [ids[3]]]
+    assert [[lost.id for lost in item.batch.skipped] for item in came] == [[], [ids[1]], []]
+    assert [item.positions.tolist() for item in came] == [[120], [122], [123]]
     assert held.statistics().rows_late == 3
 
 

@@ -22,7 +22,7 @@ from support.threads import no_thread_is_left
 
 def table(count):
     ids = np.arange(count, dtype=np.int64)
-    objects = [f"{one}.jpg" for one in ids]
+    objects = [f"{item}.jpg" for item in ids]
     zeros = np.zeros(count, np.int64)
     return Samples(ids=ids, objects=objects, offsets=zeros, lengths=zeros + 8, labels=zeros)
 
@@ -48,13 +48,13 @@ def features(transport):
 
 def deliveries_until(deliveries, rows):
     came = []
-    while sum(len(one.batch) for one in came) < rows:
+    while sum(len(item.batch) for item in came) < rows:
         came.append(next(deliveries))
     return came
 
 
 def ids_of(deliveries):
-    return [int(one) for delivery in deliveries for one in delivery.batch.ids]
+    return [int(item) for delivery in deliveries for item in delivery.batch.ids]
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_every_sample_comes_once_in_order_with_its_own_activations():
     with prefetcher(features(ScriptedTransport())) as deliveries:
         came = list(deliveries)
     assert ids_of(came) == list(range(64))
-    assert all((one.batch.tensors[0][:, 0] == one.batch.ids).all() for one in came)
+    assert all((item.batch.tensors[0][:, 0] == item.batch.ids).all() for item in came)
 
 
 def test_requests_go_on_while_the_consumer_computes():
@@ -216,7 +216,7 @@ def test_with_slack_what_arrived_does_not_wait_for_what_is_missing():
     with prefetcher(features(transport), slack=None, hedge_quantile=1) as deliveries:
         came = [next(deliveries) for _ in range(7)]
         assert sorted(ids_of(came)) == list(range(8, 64))
-        assert all(one.stop == 0 for one in came)
+        assert all(item.stop == 0 for item in came)
         transport.open("first")
         came += deliveries
     assert sorted(ids_of(came)) == list(range(64))
@@ -241,7 +241,7 @@ def test_unreadable_samples_are_reported_once_and_leave_no_hole():
     events = []
     with prefetcher(features(transport), events=events) as deliveries:
         came = ids_of(deliveries)
-    assert came == [one for one in range(64) if one not in (5, 40)]
+    assert came == [index for index in range(64) if index not in (5, 40)]
     skipped = [(event.id, event.object, event.reason) for event in events if isinstance(event, SampleSkipped)]
     assert skipped == [(5, "5.jpg", "truncated"), (40, "40.jpg", "no JPEG")]
 
@@ -251,9 +251,9 @@ def test_finished_requests_are_told_to_the_observer():
     with prefetcher(features(ScriptedTransport()), events=events) as deliveries:
         list(deliveries)
     finished = [event for event in events if isinstance(event, RequestFinished)]
-    assert sum(one.payload_bytes for one in finished) == 64 * 16
-    assert sum(one.samples for one in finished) == 64
-    assert all(one.seconds >= 0 for one in finished)
+    assert sum(item.payload_bytes for item in finished) == 64 * 16
+    assert sum(item.samples for item in finished) == 64
+    assert all(item.seconds >= 0 for item in finished)
 
 
 def test_encoded_samples_travel_at_cut_0():
@@ -263,5 +263,5 @@ def test_encoded_samples_travel_at_cut_0():
         return transport.features(FeatureRequest(data="m", samples=ask.samples, prefix=None, cut=0, preprocess={}))
 
     with prefetcher(fetch) as deliveries:
-        encoded = [bytes(one) for delivery in deliveries for one in delivery.batch.encoded]
-    assert [int.from_bytes(one, "little") for one in encoded] == list(range(64))
+        encoded = [bytes(item) for delivery in deliveries for item in delivery.batch.encoded]
+    assert [int.from_bytes(item, "little") for item in encoded] == list(range(64))

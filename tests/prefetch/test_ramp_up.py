@@ -18,7 +18,7 @@ ROW_BYTES = 16
 def table(count):
     return Samples(
         ids=np.arange(count),
-        objects=[f"{one}" for one in range(count)],
+        objects=[f"{index}" for index in range(count)],
         offsets=np.zeros(count, np.int64),
         lengths=np.full(count, 7),
         labels=np.zeros(count, np.int64),
@@ -63,13 +63,13 @@ def test_by_default_a_window_begins_with_eight_requests_of_eight_samples_where_i
 @given(beginnings())
 def test_short_requests_have_about_as_many_samples_under_way_as_whole_ones_and_never_half_as_many_more(settings):
     count = 8 * settings.samples_per_request * settings.first_requests
-    short, whole = (rounds(settings, count, is_short=one) for one in (True, False))
+    short, whole = (rounds(settings, count, is_short=value) for value in (True, False))
     assert sum(map(sum, short)) == sum(map(sum, whole)) == count
-    for one, other in zip(short[:4], whole[:4], strict=False):
-        assert len(one) <= settings.first_requests
-        assert sum(one) >= 0.5 * min(sum(other), 2 * settings.samples_per_request)
+    for item, other in zip(short[:4], whole[:4], strict=False):
+        assert len(item) <= settings.first_requests
+        assert sum(item) >= 0.5 * min(sum(other), 2 * settings.samples_per_request)
         # A round may end with a request that is one sample too long, and each round doubles what that was.
-        assert sum(one) <= 1.5 * sum(other)
+        assert sum(item) <= 1.5 * sum(other)
 
 
 @given(beginnings(), st.integers(0, 500))
@@ -88,8 +88,8 @@ def test_which_samples_are_asked_for_and_in_which_order_does_not_depend_on_the_l
         {Route(0): share, Route(1): 1 - share}, samples_per_request=rows, bytes_per_sample=lambda _: 1
     )
     made = list(asked(count, RampUp(mixer, RampLengths.of(settings))))
-    assert np.concatenate([one.positions for one in made]).tolist() == list(range(count))
-    assert abs(sum(len(one) for one in made if one.route == Route(0)) - share * count) <= 2 * rows
+    assert np.concatenate([item.positions for item in made]).tolist() == list(range(count))
+    assert abs(sum(len(item) for item in made if item.route == Route(0)) - share * count) <= 2 * rows
 
 
 def test_after_a_failure_one_short_request_is_under_way_and_not_all_that_make_up_a_whole_one():

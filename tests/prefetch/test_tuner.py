@@ -72,10 +72,10 @@ def test_bounds_that_jump_to_and_fro_change_no_order_and_each_is_told_with_its_r
     came, order = run(rule, events=events)
     assert came == order
     tuned = [event for event in events if isinstance(event, Tuned)]
-    assert [(one.requests, one.window_bytes) for one in tuned] == [
+    assert [(item.requests, item.window_bytes) for item in tuned] == [
         (setting.requests, setting.window_bytes) for setting in settings[1:]
     ]
-    assert [one.reason for one in tuned] == [f"look {number}" for number in range(1, 20)]
+    assert [item.reason for item in tuned] == [f"look {number}" for number in range(1, 20)]
 
 
 def test_what_a_rule_is_shown_adds_up_to_what_the_window_did():
@@ -125,9 +125,9 @@ def test_a_number_of_requests_that_the_user_gave_stays_and_bounds_are_the_settin
 
 
 def test_only_a_window_that_is_followed_begins_with_fewer_bytes_since_no_other_would_grow():
-    begins = {one: rule_of(LoaderSettings(tuning=one), window_bytes=1000).setting.window_bytes for one in TUNING}
-    most = LoaderSettings().window_bytes
-    assert begins == {"auto": 1000, "prisma": most, "fixed": most}
+    begins = {item: rule_of(LoaderSettings(tuning=item), window_bytes=1000).setting.window_bytes for item in TUNING}
+    maximum = LoaderSettings().window_bytes
+    assert begins == {"auto": 1000, "prisma": maximum, "fixed": maximum}
     assert LoaderSettings(requests_in_flight=5).last_requests == 5
     assert LoaderSettings(max_requests=3).first_requests == 3
     assert LoaderSettings(max_requests=99).last_requests == 99

@@ -63,7 +63,7 @@ def test_requests_say_their_way_and_what_they_should_weigh():
     count = 20
     table = Samples(
         ids=np.arange(count),
-        objects=[f"{one}" for one in range(count)],
+        objects=[f"{index}" for index in range(count)],
         offsets=np.zeros(count, np.int64),
         lengths=np.full(count, 7),
         labels=np.zeros(count, np.int64),
@@ -71,5 +71,5 @@ def test_requests_say_their_way_and_what_they_should_weigh():
     made = list(
         plan_requests(table, np.arange(count), np.arange(count), mixer({ROUTES[0]: 0.5, ROUTES[1]: 0.5}, per_request=5))
     )
-    assert [one.positions.tolist() for one in made] == [list(range(start, start + 5)) for start in range(0, 20, 5)]
-    assert {(one.route, one.expected_bytes) for one in made} == {(ROUTES[0], 35), (ROUTES[1], 150)}
+    assert [item.positions.tolist() for item in made] == [list(range(start, start + 5)) for start in range(0, 20, 5)]
+    assert {(item.route, item.expected_bytes) for item in made} == {(ROUTES[0], 35), (ROUTES[1], 150)}

@@ -23,7 +23,7 @@ def table(count):
     ids = np.arange(count, dtype=np.int64) * 7 + 3
     return Samples(
         ids=ids,
-        objects=[f"{one}.jpg" for one in ids],
+        objects=[f"{item}.jpg" for item in ids],
         offsets=np.zeros(count, np.int64),
         lengths=np.full(count, 100, np.int64),
         labels=np.zeros(count, np.int64),
@@ -40,7 +40,7 @@ def window(count=40, *, per_request=4, row_bytes=ROW_BYTES, jitter=float, **sett
 def answer(ids, *, unreadable=()):
     ids = np.asarray(ids, np.int64)
     kept = ids[~np.isin(ids, unreadable)]
-    skipped = tuple(Skipped(id=int(one), object="x", reason="truncated") for one in ids if one in unreadable)
+    skipped = tuple(Skipped(id=int(item), object="x", reason="truncated") for item in ids if item in unreadable)
     return FeatureBatch(ids=kept, tensors=(np.zeros((len(kept), ROW_BYTES), np.uint8),), skipped=skipped)
 
 
@@ -86,7 +86,7 @@ def test_nothing_of_an_epoch_comes_before_the_last_of_the_one_before_whatever_th
     settings = LoaderSettings(samples_per_request=4, requests_in_flight=8, slack=slack, ramp=False)
     places = np.arange(16)
     asked = plan_requests(table(16), places, places, one_way(4, ROW_BYTES))
-    held = Window((replace(one, epoch=int(one.positions[0]) // 8) for one in asked), settings)
+    held = Window((replace(request, epoch=int(request.positions[0]) // 8) for request in asked), settings)
     first, *others = held.asks(0.0)
     assert [ask.epoch for ask in (first, *others)] == [0, 0, 1, 1]
     for ask in others:
@@ -139,7 +139,7 @@ def test_an_answer_that_is_late_keeps_nothing_from_being_asked_for_while_bytes_a
                 held.arrived(ask, answer(ask.samples.ids))
                 held.finished(ask, 0.0)
             place += 1
-        handed_out += [one for delivery in take_all(held) for one in delivery.batch.ids.tolist()]
+        handed_out += [item for delivery in take_all(held) for item in delivery.batch.ids.tolist()]
     assert asked == table(count).ids[: len(asked)].tolist()
     before = min(count, late * per_request)  # what the late one does not hold back
     assert handed_out == asked[:before]
@@ -172,7 +172,7 @@ class Disorder(RuleBasedStateMachine):
         parts = plan_requests(samples, order[self.wanted], self.wanted, one_way(per_request, ROW_BYTES))
         self.window = Window(parts, settings)
         self.requests = requests
-        self.places = {int(one): place for place, one in enumerate(self.ids)}
+        self.places = {int(item): place for place, item in enumerate(self.ids)}
         self.asked, self.came = [], set()  # places asked for, by stretch; places that arrived or were skipped
         self.now = 0.0
         self.under_way = []  # [ask, rows answered]
@@ -184,8 +184,8 @@ class Disorder(RuleBasedStateMachine):
     def ask(self):
         for ask in self.window.asks(self.now):
             self.under_way.append([ask, 0])
-            places = [self.places[int(one)] for one in ask.samples.ids]
-            if places[-1] not in {one[-1] for one in self.asked}:
+            places = [self.places[int(item)] for item in ask.samples.ids]
+            if places[-1] not in {request[-1] for request in self.asked}:
                 self.asked.append(places)
 
     @rule(seconds=st.sampled_from([0.0, 0.05, 1.0, 100.0]))
@@ -273,9 +273,9 @@ class Disorder(RuleBasedStateMachine):
     def what_came_out_is_a_beginning_of_the_order_and_what_the_slack_allows(self):
         if not hasattr(self, "window"):
             return
-        places = [place for one in self.out for place in one.positions.tolist()]
-        for one in self.out:
-            assert self.ids[one.positions].tolist() == one.batch.ids.tolist()
+        places = [place for item in self.out for place in item.positions.tolist()]
+        for item in self.out:
+            assert self.ids[item.positions].tolist() == item.batch.ids.tolist()
         stop = self.out[-1].stop if self.out else 0
         expected = [p for p in self.wanted.tolist() if p < stop and int(self.ids[p]) not in self.unreadable]
         assert len(set(places)) == len(places)
@@ -285,8 +285,8 @@ class Disorder(RuleBasedStateMachine):
 
     def handed_out(self):
         """Places that left the window."""
-        skipped = {self.places[one.id] for delivery in self.out for one in delivery.batch.skipped}
-        return skipped | {place for one in self.out for place in one.positions.tolist()}
+        skipped = {self.places[sample.id] for delivery in self.out for sample in delivery.batch.skipped}
+        return skipped | {place for item in self.out for place in item.positions.tolist()}
 
     def teardown(self):
         if not hasattr(self, "window"):
@@ -304,7 +304,7 @@ class Disorder(RuleBasedStateMachine):
             if not asks and not taken and not self.window.is_done:
                 self.now = max(self.now, self.window.next_wakeup())
         self.what_came_out_is_a_beginning_of_the_order_and_what_the_slack_allows()
-        skipped = [one.id for delivery in self.out for one in delivery.batch.skipped]
+        skipped = [sample.id for delivery in self.out for sample in delivery.batch.skipped]
         came = sorted([int(i) for delivery in self.out for i in delivery.batch.ids] + skipped)
         assert came == sorted(self.ids[self.wanted].tolist())
         assert self.window.statistics().expected_bytes == self.window.statistics().ready_bytes == 0
@@ -319,7 +319,7 @@ def test_rows_come_out_in_order_when_answers_come_in_reverse():
     held.arrived(second, answer(second.samples.ids))
     assert held.take() is None
     held.arrived(first, answer(first.samples.ids))
-    assert [one.positions.tolist() for one in take_all(held)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [item.positions.tolist() for item in take_all(held)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert not held.is_done
     held.finished(first, 0)
     held.finished(second, 0)
@@ -337,11 +337,11 @@ def test_rows_may_go_ahead_of_a_missing_one_as_far_as_the_slack_goes():
     held.arrived(third, answer(third.samples.ids))
     assert held.take() is None, "place 8 is 8 ahead of place 0"
     held.arrived(first, answer(first.samples.ids[:1]))
-    assert [one.positions.tolist() for one in take_all(held)] == [[0]]
+    assert [item.positions.tolist() for item in take_all(held)] == [[0]]
     held.arrived(first, answer(first.samples.ids[1:]))
     left = take_all(held)
-    assert [one.positions.tolist() for one in left] == [[1, 2, 3], [8, 9, 10, 11]]
-    assert [one.stop for one in left] == [8, 12]
+    assert [item.positions.tolist() for item in left] == [[1, 2, 3], [8, 9, 10, 11]]
+    assert [item.stop for item in left] == [8, 12]
 
 
 def test_without_a_bound_whatever_arrived_goes_first():
@@ -351,7 +351,7 @@ def test_without_a_bound_whatever_arrived_goes_first():
     for ask in (second, *held.asks(0), first):
         held.arrived(ask, answer(ask.samples.ids))
         held.finished(ask, 0)
-        places += [one.positions.tolist() for one in take_all(held)]
+        places += [item.positions.tolist() for item in take_all(held)]
     assert places == [[4, 5, 6, 7], [0, 1, 2, 3]]
 
 

@@ -124,7 +124,7 @@ def test_the_arithmetic_is_the_declared_one_to_the_bit():
 KINDS = "L:JPEG CMYK:JPEG P:PNG RGBA:PNG LA:PNG 1:PNG RGB:WEBP RGB:BMP RGB:PPM RGB:TIFF"
 
 
-@pytest.mark.parametrize(("mode", "kind"), [one.split(":") for one in KINDS.split()])
+@pytest.mark.parametrize(("mode", "kind"), [word.split(":") for word in KINDS.split()])
 def test_other_kinds_of_images_are_converted_as_pillow_does(mode, kind):
     data = encoded(picture(40, 32, mode), kind)
     expected = np.asarray(Image.open(BytesIO(data)).convert("RGB").crop((4, 0, 36, 32))).transpose(2, 0, 1)
@@ -241,7 +241,7 @@ def test_the_draws_never_change_between_versions():
     data = encoded(picture(8, 8), "PNG")
     upright = decoded(plain, data)
     flips = [not np.array_equal(decoded(flip, data, id=id, view=View(seed=0, epoch=0)), upright) for id in range(24)]
-    assert "".join("x" if one else "." for one in flips) == "xx.x.....xxxx.xxx.xx...."
+    assert "".join("x" if flip else "." for flip in flips) == "xx.x.....xxxx.xxx.xx...."
 
 
 @given(

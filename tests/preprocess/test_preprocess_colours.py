@@ -55,7 +55,7 @@ def test_the_same_factors_in_the_same_order_give_torchvisions_pixels(mode, order
 
 
 def test_every_order_is_drawn():
-    grid = [(one + 0.5) / 12 for one in range(12)]
+    grid = [(index + 0.5) / 12 for index in range(12)]
     strong = ColorJitter(0.9, 0.9, 0.9, 0.5)
     factors = (0.1, 0.9, 0.95, 0.3)
     changed = {

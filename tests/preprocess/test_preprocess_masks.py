@@ -66,8 +66,8 @@ def as_it_is(classes, data=None):
     return masked(way(CenterCrop(len(classes))), encoded(classes) if data is None else data)
 
 
-def classes(side=24, most=256, dtype=np.uint8):
-    return np.random.default_rng(0).integers(0, most, (side, side)).astype(dtype)
+def classes(side=24, maximum=256, dtype=np.uint8):
+    return np.random.default_rng(0).integers(0, maximum, (side, side)).astype(dtype)
 
 
 @given(st.sampled_from(list(WAYS)), st.integers(30, 150), st.integers(30, 150), st.integers(0, 1 << 40))
@@ -95,7 +95,7 @@ def test_another_epoch_takes_another_part_of_both():
 
 
 def test_a_palette_is_passed_over_and_its_indices_are_classes():
-    found = classes(most=21)
+    found = classes(maximum=21)
     image = Image.fromarray(found)
     image.putpalette([(7 * place) % 256 for place in range(768)])
     assert image.mode == "P"
@@ -112,20 +112,20 @@ def test_grey_images_give_their_values(kind):
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_sixteen_bits_are_read_whole(kind):
-    found = classes(most=1 << 16, dtype=np.uint16)
+    found = classes(maximum=1 << 16, dtype=np.uint16)
     assert found.max() > 60_000
     assert np.array_equal(as_it_is(found, encoded(found, kind)), found)
 
 
 def test_black_and_white_is_0_and_1():
-    found = classes(most=2).astype(bool)
+    found = classes(maximum=2).astype(bool)
     assert np.array_equal(as_it_is(found, encoded(found)), found)
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int8, np.uint16, np.dtype(">u2"), np.int32, np.int64])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_of_whole_numbers_are_masks(dtype, order):
-    found = classes(most=2).astype(dtype, order=order)
+    found = classes(maximum=2).astype(dtype, order=order)
     found[0, 1] = 1
     assert np.array_equal(as_it_is(found, as_array(found)), found)
     assert np.array_equal(as_it_is(found, as_array(np.ascontiguousarray(found)[..., None])), found)

@@ -51,7 +51,7 @@ def test_a_replica_that_is_killed_costs_no_sample_and_doubles_none(ring, tmp_pat
     contents = dict(zip(data.samples.objects, (wanted[name] for name in data.names), strict=True))
     store = open_store(url)
     names = [*contents] * (READS // len(contents))
-    reads = store.read_many([Place(name, 0, len(contents[name])) for name in names], most=256)
+    reads = store.read_many([Place(name, 0, len(contents[name])) for name in names], maximum=256)
     seen = [next(reads) for _ in range(READS // 4)]
 
     came = epochs(url, data, preprocess=tiny_preprocess(flip=True), kill=lambda: ring.kill(ring.hosts[1]))
@@ -75,7 +75,7 @@ def test_a_replica_that_answers_late_doubles_no_read(ring, tmp_path):
     late.send_signal(signal.SIGSTOP)
     goes_on = threading.Timer(3.0, late.send_signal, [signal.SIGCONT])
     goes_on.start()
-    reads = store.read_many(places, most=256)
+    reads = store.read_many(places, maximum=256)
     seen = [index for index, _ in reads]
     goes_on.join()
     assert sorted(seen) == list(range(len(places)))

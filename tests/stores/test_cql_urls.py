@@ -60,7 +60,7 @@ names = st.from_regex(r"[A-Za-z0-9_]{1,48}", fullmatch=True)
         ("cql://h/k/t?password=x", None),
     ],
 )
-def test_a_url_has_one_canonical_form_or_a_sentence(given_url, canonical):
+def test_a_url_has_one_canonical_format_or_a_sentence(given_url, canonical):
     if canonical is None:
         with pytest.raises(SettingError) as caught:
             normalise_url(given_url)
@@ -235,7 +235,7 @@ KINDS = [(module, name, kind) for module, known in EXPECTED.items() for name, ki
 def test_every_exception_of_the_driver_is_known(module):
     found = importlib.import_module(module)
     raised = [var for var in vars(found).values() if isinstance(var, type) and issubclass(var, Exception)]
-    assert {one.__name__ for one in raised if one.__module__ == module} == set(EXPECTED[module])
+    assert {error.__name__ for error in raised if error.__module__ == module} == set(EXPECTED[module])
 
 
 @pytest.mark.parametrize(("module", "name", "kind"), KINDS)

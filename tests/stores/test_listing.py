@@ -25,7 +25,7 @@ names = st.lists(parts, min_size=1, max_size=3).map("/".join)
 listings = st.lists(
     st.builds(Entry, names, st.integers(-1, 1 << 40), st.text("0123456789abcdef", max_size=4)),
     max_size=30,
-    unique_by=lambda one: one.object,
+    unique_by=lambda build: build.object,
 )
 
 
@@ -48,12 +48,12 @@ def test_columns_are_the_same_sequence(listing):
     assert list(entries[::-2]) == listing[::-2]
     assert Entries.of(entries) is entries
     names = Names(entries.table["object"])
-    assert (names, list(names), len(names)) == ([one.object for one in listing],) * 2 + (len(listing),)
+    assert (names, list(names), len(names)) == ([item.object for item in listing],) * 2 + (len(listing),)
 
 
 @given(st.lists(listings, max_size=3))
 def test_what_is_gathered_stands_in_the_order_of_its_names(several):
-    together = [Entry(f"{number}{one.object}", *one[1:]) for number, some in enumerate(several) for one in some]
+    together = [Entry(f"{number}{item.object}", *item[1:]) for number, some in enumerate(several) for item in some]
     gathered = [Entries.of(some) for some in (together[::2], together[1::2])]
     entries = Entries.gathered(gathered)
     assert list(entries) == sorted(together) == list(Entries.of(together).in_order())
@@ -62,34 +62,34 @@ def test_what_is_gathered_stands_in_the_order_of_its_names(several):
 
 @given(listings)
 def test_the_digest_is_that_of_the_entries_in_order_each_ended_by_nuls(listing):
-    said = "rule\0" + "".join(f"{one.object}\0{one.size}\0{one.etag}\0" for one in sorted(listing))
+    said = "rule\0" + "".join(f"{item.object}\0{item.size}\0{item.etag}\0" for item in sorted(listing))
     assert Entries.of(listing).digest("rule") == hashlib.sha256(said.encode()).hexdigest()
 
 
 @given(listings, st.sampled_from(["a", "ü", ".", "a/"]))
 def test_names_are_found(listing, start):
     entries = Entries.of(listing)
-    assert [one for one in listing if entries.has(one.object)] == listing
+    assert [item for item in listing if entries.has(item.object)] == listing
     assert not entries.has("nowhere\0")
-    assert list(entries.under(start)) == [one for one in listing if one.object.startswith(start)]
-    assert list(entries.matching("(?i)JPE?G")) == [one for one in listing if re.search("(?i)JPE?G", one.object)]
+    assert list(entries.under(start)) == [item for item in listing if item.object.startswith(start)]
+    assert list(entries.matching("(?i)JPE?G")) == [item for item in listing if re.search("(?i)JPE?G", item.object)]
 
 
 @given(listings)
 def test_class_folders_of_columns_are_those_of_single_names(listing):
-    wanted = sorted(one for one in listing if "/" in one.object and is_image(one.object))
-    form, store = ClassFolderFormat(), open_store("memory://entries")
-    assert form.claims(Entries.of(listing)) == bool(wanted)
+    wanted = sorted(item for item in listing if "/" in item.object and is_image(item.object))
+    format, store = ClassFolderFormat(), open_store("memory://entries")
+    assert format.claims(Entries.of(listing)) == bool(wanted)
     if not wanted:
         with pytest.raises(EmptyDataset):
-            form.read(store, listing)
+            format.read(store, listing)
         return
-    listed = form.read(store, Entries.of(listing))
-    folders = [one.object.partition("/")[0] for one in wanted]
+    listed = format.read(store, Entries.of(listing))
+    folders = [item.object.partition("/")[0] for item in wanted]
     assert listed.classes == tuple(sorted(set(folders)))
     assert [listed.classes[label] for label in listed.table["label"].to_pylist()] == folders
     for column, place in (("object", 0), ("name", 0), ("length", 1), ("etag", 2)):
-        assert listed.table[column].to_pylist() == [one[place] for one in wanted]
+        assert listed.table[column].to_pylist() == [item[place] for item in wanted]
 
 
 def test_texts_of_more_than_two_gigabytes_are_put_in_order_too(monkeypatch):

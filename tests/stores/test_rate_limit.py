@@ -12,21 +12,21 @@ steps = st.lists(st.floats(0, 3), min_size=1, max_size=60)
 
 
 @given(steps, st.floats(0.5, 50), st.integers(1, 20))
-def test_a_bucket_never_lets_more_through_than_its_rate_and_what_it_holds(pauses, per_s, most):
-    bucket, now, gone = TokenBucket.full(per_s, most=most, now_s=0.0), 0.0, []
+def test_a_bucket_never_lets_more_through_than_its_rate_and_what_it_holds(pauses, per_s, maximum):
+    bucket, now, gone = TokenBucket.full(per_s, maximum=maximum, now_s=0.0), 0.0, []
     for pause in pauses:
         now += pause
         bucket, wait = bucket.take(now)
         gone.append(now + wait)
     for first, start in enumerate(gone):
         for last in range(first, len(gone)):
-            assert last - first + 1 <= most + (gone[last] - start) * per_s + 1 + 1e-6
+            assert last - first + 1 <= maximum + (gone[last] - start) * per_s + 1 + 1e-6
 
 
 @given(st.floats(0.5, 50), st.integers(1, 20), st.floats(0, 100))
-def test_a_full_bucket_lets_all_it_holds_through_at_once(per_s, most, now):
-    bucket = TokenBucket.full(per_s, most=most, now_s=now)
-    for _ in range(most):
+def test_a_full_bucket_lets_all_it_holds_through_at_once(per_s, maximum, now):
+    bucket = TokenBucket.full(per_s, maximum=maximum, now_s=now)
+    for _ in range(maximum):
         bucket, wait = bucket.take(now)
         assert wait == 0
     assert bucket.take(now)[1] == pytest.approx(1 / per_s)
@@ -34,7 +34,7 @@ def test_a_full_bucket_lets_all_it_holds_through_at_once(per_s, most, now):
 
 def test_a_bucket_that_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="more than no request"):
-        TokenBucket.full(0, most=1, now_s=0)
+        TokenBucket.full(0, maximum=1, now_s=0)
 
 
 def test_nothing_waits_until_a_store_refuses():
@@ -115,7 +115,7 @@ ROUND_TRIP_S = 0.05
 
 def simulate(allowed, workers, seconds):
     """Requests a second that went well and were refused, of a store that refuses what its bucket has no token for."""
-    rate, store = AdaptiveRate(), TokenBucket.full(allowed, most=max(1, allowed / 10), now_s=0.0)
+    rate, store = AdaptiveRate(), TokenBucket.full(allowed, maximum=max(1, allowed / 10), now_s=0.0)
     answers, idle, gate_s, now = [], workers, 0.0, 0.0
     taken = refused = 0
     while now < seconds:

@@ -60,9 +60,9 @@ class Many(Wrapped):
         self.given = []
         self._error = error
 
-    def read_many(self, places, *, most=32):
+    def read_many(self, places, *, maximum=32):
         self.given.append(len(places))
-        yield from BatchedReads(self._store).read_many(places[:1] if self._error else places, most=most)
+        yield from BatchedReads(self._store).read_many(places[:1] if self._error else places, maximum=maximum)
         if self._error:
             raise self._error
 
@@ -80,8 +80,8 @@ def threads():
         yield pool
 
 
-def line(threads, room=None, most=32):
-    return ReadAheadQueue((room or Pool(1 << 20)).take, threads, most=most)
+def line(threads, room=None, maximum=32):
+    return ReadAheadQueue((room or Pool(1 << 20)).take, threads, maximum=maximum)
 
 
 def places(count):
@@ -221,7 +221,7 @@ def test_requests_begin_in_the_order_in_which_they_came(memory):
 
 def test_a_place_larger_than_all_room_holds_no_other_up(memory, threads):
     room = Pool(4)
-    with closing(ReadAhead(memory, ReadAheadQueue(room.take, threads, most=4, max_bytes=4))) as ahead:
+    with closing(ReadAhead(memory, ReadAheadQueue(room.take, threads, maximum=4, max_bytes=4))) as ahead:
         ahead.expect([Place("x", 0, 5), *places(2)])
         assert bytes(ahead.read(*places(2)[1])) == DATA[1:3]
         assert room.statistics().peak_bytes > 0, "those after it were begun"
@@ -368,7 +368,7 @@ def test_whatever_comes_together_each_gets_its_bytes_and_all_memory_is_given_bac
 
     late = HedgedReads(0.8)
     with ThreadPoolExecutor(4) as reads, ThreadPoolExecutor(2) as urgent:
-        waiting = line(reads, room, most=4)
+        waiting = line(reads, room, maximum=4)
         with ThreadPoolExecutor(6) as callers:
             for done in [callers.submit(asks, number) for number in range(30)]:
                 done.result(60)

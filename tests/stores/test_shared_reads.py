@@ -13,8 +13,8 @@ from frostline.errors import ObjectNotFound, StoreUnavailable
 from frostline.stores.base.protocols import Place
 from frostline.stores.open import open_store
 from frostline.stores.reads.shared_reads import SharedReads
-from frostline.testing.forms import Example
-from support import forms
+from frostline.testing.formats import Example
+from support import formats
 from support.asked import Bytes, versions_read
 from support.images import image_folder, tiny_preprocess
 
@@ -57,9 +57,9 @@ def found(store, place):
 
 
 @given(places, st.integers(0, 50), st.integers(1, 300), st.integers(0, 600), st.integers(1, 8))
-def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(asked, gap, most, room, workers):
+def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(asked, gap, maximum, room, workers):
     store, memory = Bytes(), Memory(room)
-    together = SharedReads(store, asked, memory.take, max_gap_bytes=gap, max_bytes=most)
+    together = SharedReads(store, asked, memory.take, max_gap_bytes=gap, max_bytes=maximum)
     with ThreadPoolExecutor(workers) as threads:
         got = list(threads.map(lambda place: found(together, place), asked))
     assert got == [found(Bytes(), place) for place in asked]
@@ -117,9 +117,9 @@ def test_who_waits_for_a_joined_read_makes_the_next_one_meanwhile():
     together = SharedReads(store, asked, Memory(1000).take, max_bytes=100)
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(together.read, *place) for place in asked[:2]]
-        assert all(one.wait(60) for one in started)
+        assert all(item.wait(60) for item in started)
         go_on.set()
-        assert [len(one.result()) for one in both] == [50, 50]
+        assert [len(item.result()) for item in both] == [50, 50]
     assert sorted(store.asked) == [("a", 0, 100), ("a", 100, 100)]
 
 
@@ -145,7 +145,7 @@ def shards(tmp_path):
     examples = [Example(path.stem, path.parent.name, path.read_bytes()) for path in sorted(root.rglob("*.jpg"))]
     store = open_store(f"memory://{tmp_path.name}")
     for part in range(2):
-        forms.put_webdataset(store, examples[part::2], part)
+        formats.put_webdataset(store, examples[part::2], part)
     data = fl.Dataset(store.url)
     assert len(data) == 120
     return data

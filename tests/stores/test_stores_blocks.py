@@ -173,5 +173,5 @@ def test_several_who_ask_for_samples_of_a_block_share_its_request():
         all_of_it = [threads.submit(reads.read, *place) for place in asked]
         assert started.wait(60)
         go_on.set()
-        assert [len(one.result()) for one in all_of_it] == [50] * 4
+        assert [len(item.result()) for item in all_of_it] == [50] * 4
     assert store.asked == [("a", 0, 200)]

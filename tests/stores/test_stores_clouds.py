@@ -298,7 +298,7 @@ def test_no_secret_gets_into_a_manifest_a_log_or_a_repr(s3, monkeypatch, caplog,
         s3.put(f"secrets/{label}/1.jpg", b"is listed, never read")
     caplog.set_level(logging.DEBUG)
     data = Dataset(f"s3://secrets?endpoint=http://{s3.s3}", cache=tmp_path)
-    (entry,) = (one for one in open_store(data.url).list() if one.object.endswith(".parquet")) if len(data) else ()
+    (entry,) = (item for item in open_store(data.url).list() if item.object.endswith(".parquet")) if len(data) else ()
     table = bytes(open_store(data.url).read(entry.object, 0, entry.size))
     shown = f"{data!r}{data.manifest!r}{data.statistics()!r}{open_store(data.url)!r}{caplog.text}"
     for secret in (said["AWS_SECRET_ACCESS_KEY"], said["AWS_ACCESS_KEY_ID"]):

@@ -187,7 +187,7 @@ def test_many_reads_are_under_way_at_once_and_each_comes_once(empty):
 def test_reads_that_nobody_takes_any_more_hold_nothing_up(empty):
     key = str(uuid.uuid4())
     empty.write(key, b"x" * 1000)
-    reads = empty.read_many([Place(key, 0, 1000)] * 500, most=4)
+    reads = empty.read_many([Place(key, 0, 1000)] * 500, maximum=4)
     assert len(next(reads)[1][0]) == 1000
     reads.close()
     assert bytes(empty.read(key, 0, 1)) == b"x"

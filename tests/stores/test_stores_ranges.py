@@ -6,32 +6,32 @@ from hypothesis import strategies as st
 from frostline.stores.reads.coalesce import Range, plan_ranges, plan_ranges_apart
 
 OBJECT = bytes(range(256)) * 4
-ranges = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 124)).map(lambda one: Range(*one)), max_size=40)
+ranges = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 124)).map(lambda item: Range(*item)), max_size=40)
 
 
 def read(plan):
-    return [OBJECT[one.offset : one.stop] for one in plan.reads]
+    return [OBJECT[read.offset : read.stop] for read in plan.reads]
 
 
 @given(ranges, st.integers(0, 100), st.integers(1, 400))
-def test_what_was_asked_for_is_cut_out_of_what_was_read(asked, gap, most):
-    plan = plan_ranges(asked, max_gap_bytes=gap, max_bytes=most)
+def test_what_was_asked_for_is_cut_out_of_what_was_read(asked, gap, maximum):
+    plan = plan_ranges(asked, max_gap_bytes=gap, max_bytes=maximum)
     apart = plan_ranges_apart(asked)
-    wanted = [OBJECT[one.offset : one.stop] for one in asked]
-    assert [bytes(one) for one in plan.cut(read(plan))] == wanted
-    assert [bytes(one) for one in apart.cut(read(apart))] == wanted
+    wanted = [OBJECT[request.offset : request.stop] for request in asked]
+    assert [bytes(item) for item in plan.cut(read(plan))] == wanted
+    assert [bytes(item) for item in apart.cut(read(apart))] == wanted
     assert len(plan.reads) <= len(apart.reads)
 
 
 @given(ranges, st.integers(0, 100), st.integers(1, 400))
-def test_no_read_is_larger_than_allowed_or_bridges_more_than_a_gap(asked, gap, most):
-    plan = plan_ranges(asked, max_gap_bytes=gap, max_bytes=most)
-    assert all(one.length for one in plan.reads)
-    largest = max((one.length for one in asked), default=0)
-    wanted = {byte for one in asked for byte in range(one.offset, one.stop)}
-    for one in plan.reads:
-        assert one.length <= max(most, largest)
-        idle = "".join("x" if byte in wanted else "-" for byte in range(one.offset, one.stop)).split("x")
+def test_no_read_is_larger_than_allowed_or_bridges_more_than_a_gap(asked, gap, maximum):
+    plan = plan_ranges(asked, max_gap_bytes=gap, max_bytes=maximum)
+    assert all(read.length for read in plan.reads)
+    largest = max((request.length for request in asked), default=0)
+    wanted = {byte for request in asked for byte in range(request.offset, request.stop)}
+    for item in plan.reads:
+        assert item.length <= max(maximum, largest)
+        idle = "".join("x" if byte in wanted else "-" for byte in range(item.offset, item.stop)).split("x")
         assert max(len(run) for run in idle) <= gap
 
 
@@ -42,7 +42,7 @@ def test_neighbours_that_may_be_joined_are(asked):
 
 
 @given(ranges, st.integers(1, 400))
-def test_without_a_gap_nothing_is_read_in_vain(asked, most):
-    plan = plan_ranges(asked, max_gap_bytes=0, max_bytes=most)
-    wanted = {byte for one in asked for byte in range(one.offset, one.stop)}
-    assert {byte for one in plan.reads for byte in range(one.offset, one.stop)} == wanted
+def test_without_a_gap_nothing_is_read_in_vain(asked, maximum):
+    plan = plan_ranges(asked, max_gap_bytes=0, max_bytes=maximum)
+    wanted = {byte for request in asked for byte in range(request.offset, request.stop)}
+    assert {byte for read in plan.reads for byte in range(read.offset, read.stop)} == wanted

@@ -124,7 +124,7 @@ class Throttling(Wrapped):
     def __init__(self, store, per_s, time, retry_after_s=0.0):
         super().__init__(store)
         self._time = time
-        self._bucket = TokenBucket.full(per_s, most=per_s / 10, now_s=0.0)
+        self._bucket = TokenBucket.full(per_s, maximum=per_s / 10, now_s=0.0)
         self._retry_after_s = retry_after_s
         self.refused = self.taken = 0
 
@@ -332,17 +332,17 @@ places = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 120), st.integ
 
 
 @given(places, st.integers(0, 50), st.integers(1, 200), st.integers(1, 4))
-def test_joined_reads_give_what_single_ones_give(asked, gap, max_bytes, most):
+def test_joined_reads_give_what_single_ones_give(asked, gap, max_bytes, maximum):
     store = memory()
     for name in "ab":
         store.write(name, bytes(range(ord(name), ord(name) + 100)))
     counted = Counted(store)
     joined = BatchedReads(counted, max_gap_bytes=gap, max_bytes=max_bytes)
-    found = dict(joined.read_many([Place(*one) for one in asked], most=most))
+    found = dict(joined.read_many([Place(*request) for request in asked], maximum=maximum))
     assert sorted(found) == list(range(len(asked)))
-    for row, one in enumerate(asked):
+    for row, request in enumerate(asked):
         try:
-            wanted = bytes(store.read(*one))
+            wanted = bytes(store.read(*request))
         except ObjectNotFound:
             assert isinstance(found[row], ObjectNotFound)
         else:

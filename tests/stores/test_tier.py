@@ -36,12 +36,12 @@ def held(folder):
 def test_what_is_kept_is_found_again_by_its_name_and_by_no_other(tmp_path):
     tier = LocalTier(tmp_path / "a" / "tier", budget_bytes=10_000)
     tier.put(name_of(1), b"x" * 100)
-    for one in (tier, LocalTier(tmp_path / "a" / "tier", budget_bytes=10_000)):
-        assert one.has(name_of(1))
-        assert bytes(one.get(name_of(1), 100)) == b"x" * 100
+    for item in (tier, LocalTier(tmp_path / "a" / "tier", budget_bytes=10_000)):
+        assert item.has(name_of(1))
+        assert bytes(item.get(name_of(1), 100)) == b"x" * 100
         for other in (name_of(2), name_of(1, "w"), tier_name("s3://others", Place("1.jpg", 0, 100), "v")):
-            assert not one.has(other)
-            assert one.get(other, 100) is None
+            assert not item.has(other)
+            assert item.get(other, 100) is None
     found = tier.statistics()
     assert (found.kept, found.hits, found.misses) == (1, 1, 3)
 
@@ -159,7 +159,7 @@ def test_a_killed_process_leaves_nothing_that_is_wrong(tmp_path):
         process.kill()
     tier = LocalTier(tmp_path, budget_bytes=1 << 22)
     found = [tier.get(name_of(number), 4000) for number in range(500)]
-    assert [one is None or bytes(one) == bytes([number % 256]) * 4000 for number, one in enumerate(found)] == [
+    assert [item is None or bytes(item) == bytes([number % 256]) * 4000 for number, item in enumerate(found)] == [
         True
     ] * 500
     assert tier.statistics().hits >= 100

@@ -17,9 +17,9 @@ def shipped_engine(network):
 
 def crossed(engine, inputs, cut):
     """What crosses a cut, as tensors; the inputs must come out of it unchanged."""
-    arrays = [one.numpy().copy() for one in inputs]
+    arrays = [item.numpy().copy() for item in inputs]
     tensors = engine.run(arrays, cut.number)
-    assert all((array == one.numpy()).all() for array, one in zip(arrays, inputs, strict=True))
+    assert all((array == item.numpy()).all() for array, item in zip(arrays, inputs, strict=True))
     assert sum(tensor[0].nbytes for tensor in tensors) == cut.bytes_per_sample
     return [torch.from_numpy(tensor) for tensor in tensors]
 

@@ -126,14 +126,14 @@ class Growing:
         try:
             [node] = graph_from_json({"inputs": [], "leaves": [], "nodes": [call], "outputs": []}).nodes
             args = [self.value(arg) for arg in node.args]
-            kwargs = {name: self.value(one) for name, one in node.kwargs}
+            kwargs = {name: self.value(kwarg) for name, kwarg in node.kwargs}
             if node.op in FACTORIES:
                 kwargs["device"] = "meta"
             with torch.no_grad():
                 made = resolve_allowed(node.op)(*args, **kwargs)
         except (*BROKEN, UnsafeArtifact, OverBudget):
             return None
-        total = sum(one.numel() * one.itemsize for one in tensors_in(made))
+        total = sum(item.numel() * item.itemsize for item in tensors_in(made))
         return made if total < MAX_RUN_BYTES or self.random.random() < 0.02 else None
 
     def value(self, argument):
@@ -143,7 +143,7 @@ class Growing:
             case "Token":
                 return torch.device("meta") if argument.kind == "device" else getattr(torch, argument.value)
             case "tuple":
-                return [self.value(one) for one in argument]
+                return [self.value(item) for item in argument]
             case _:
                 return argument
 

@@ -43,7 +43,7 @@ def chain(op, count, *args, begin=X):
     """One operation on what the one before gave, so many times."""
     names = [f"n{number}" for number in range(count)]
     before = [begin, *({"ref": name} for name in names)]
-    return [node(name, op, one, *args) for name, one in zip(names, before, strict=False)]
+    return [node(name, op, item, *args) for name, item in zip(names, before, strict=False)]
 
 
 def after(*nodes):

@@ -152,8 +152,8 @@ def joined(batches):
     return (
         [int(id) for batch in batches for id in batch.ids],
         [np.concatenate(parts) for parts in tensors],
-        [bytes(one) for batch in batches for one in batch.encoded],
-        [one.id for batch in batches for one in batch.skipped],
+        [bytes(item) for batch in batches for item in batch.encoded],
+        [sample.id for batch in batches for sample in batch.skipped],
     )
 
 

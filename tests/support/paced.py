@@ -38,13 +38,13 @@ class PacedLink:
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
-        for one in list(self._sockets):
+        for entry in list(self._sockets):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                entry.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
-        for one in self._sockets:
-            one.close()
+        for item in self._sockets:
+            item.close()
 
     def _start(self, call, *args):
         thread = threading.Thread(target=call, args=args, daemon=True)
@@ -58,10 +58,10 @@ class PacedLink:
             except OSError:
                 return
             node = socket.create_connection(self._node)
-            for one in (client, node):
+            for item in (client, node):
                 # Small buffers: what waits in them has passed the line already.
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * CHUNK)
-                self._sockets.add(one)
+                item.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * CHUNK)
+                self._sockets.add(item)
             self._start(self._forward, client, node, False)
             self._start(self._forward, node, client, True)
 
@@ -71,9 +71,9 @@ class PacedLink:
                 if is_paced:
                     self._wait_for_the_line(len(data))
                 target.sendall(data)
-        for one, how in ((source, socket.SHUT_RD), (target, socket.SHUT_WR)):
+        for item, how in ((source, socket.SHUT_RD), (target, socket.SHUT_WR)):
             with suppress(OSError):
-                one.shutdown(how)
+                item.shutdown(how)
 
     def _wait_for_the_line(self, nbytes):
         with self._line:

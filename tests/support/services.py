@@ -52,7 +52,7 @@ def shared_memory():
 
     Semaphores of living pools of joblib's, which bear a process's number, are those of tests that run beside this one.
     """
-    return {one for one in Path("/dev/shm").iterdir() if not _is_a_living_pools(one.name)}
+    return {path for path in Path("/dev/shm").iterdir() if not _is_a_living_pools(path.name)}
 
 
 def _is_a_living_pools(name):

@@ -61,12 +61,12 @@ class SharedLine(Queues):
     def _carry(self, _):
         """One step of the line: every answer gets its share, and what one cannot take the others do."""
         left = self.bytes_per_s * self._carries * _TICK_S
-        most = _ABOVE_SHARE * left / max(1, len(self._flights))
+        maximum = _ABOVE_SHARE * left / max(1, len(self._flights))
         round_trip_s = max(self.round_trip_s, 0.001)
         takes = {}
         for number, (nbytes, connection) in self._answers.items():
             window = (_FIRST_WINDOW + self._delivered[connection]) * _TICK_S / round_trip_s
-            takes[number] = min(nbytes, most, window)
+            takes[number] = min(nbytes, maximum, window)
         before = left
         waiting = sorted(takes, key=takes.get)
         for place, number in enumerate(waiting):

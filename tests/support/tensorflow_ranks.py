@@ -25,7 +25,7 @@ def main(rank: int, ports: list[str], folder: str) -> None:
         if ports:
             seen["said"] = said(lambda: list(TensorFlowLoader(job.arrays(BATCH, **options, seed=rank))))
         else:
-            seen["weights"] = [fitted(job, one) for one in (strategy, tf.distribute.get_strategy())]
+            seen["weights"] = [fitted(job, item) for item in (strategy, tf.distribute.get_strategy())]
     print(json.dumps(seen), flush=True)
     os._exit(0)  # at its end TensorFlow waits for the other workers, which may be gone
 

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ("TEXTS", "small_bert", "small_distilbert", "tokenizer_of_words", "write_reviews")
+__all__ = ("TEXTS", "small_bert", "small_distilbert", "small_words", "tokenizer_of_words", "write_reviews")
 
 _WORDS = [
     "the",
@@ -84,3 +84,19 @@ def small_distilbert(seed=0):
     torch.manual_seed(seed)
     config = DistilBertConfig(vocab_size=64, dim=16, n_layers=2, n_heads=2, hidden_dim=32, max_position_embeddings=64)
     return DistilBertForSequenceClassification(config)
+
+
+def small_words():
+    """A network of the user's own for texts, with random weights: the mean of its words, and three classes."""
+    import torch
+
+    class Words(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.scores = torch.nn.Embedding(64, 8), torch.nn.Linear(8, 3)
+
+        def forward(self, input_ids, attention_mask):
+            shown = attention_mask[..., None].to(torch.float32)
+            return self.scores((self.words(input_ids) * shown).sum(1) / shown.sum(1))
+
+    return Words()

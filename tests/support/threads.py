@@ -15,7 +15,7 @@ def no_thread_is_left():
     before = set(threading.enumerate())
     yield
     begun = set(threading.enumerate()) - before
-    assert not [one for one in begun if one.name.startswith("frostline-")]
-    for one in begun:
-        one.join(60)
-        assert not one.is_alive(), one
+    assert not [item for item in begun if item.name.startswith("frostline-")]
+    for item in begun:
+        item.join(60)
+        assert not item.is_alive(), item

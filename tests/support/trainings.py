@@ -91,8 +91,8 @@ def children_of(task):
 def trainers_of(pid):
     """Process ids of the trainers that a node's process has started."""
     lists = [children_of(task) for task in Path(f"/proc/{pid}/task").iterdir()]
-    found = {int(one) for some in lists for one in some.split()}
-    return sorted(one for one in found if b"frostline.training.in_store.process" in _command(one))
+    found = {int(word) for some in lists for word in some.split()}
+    return sorted(item for item in found if b"frostline.training.in_store.process" in _command(item))
 
 
 def runs(pid):

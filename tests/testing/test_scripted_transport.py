@@ -17,7 +17,7 @@ from frostline.wire.messages import FeatureRequest, ProfileRequest
 def request(count=8, cut=3, **fields):
     ids = np.arange(count, dtype=np.int64) + 100
     zeros = np.zeros(count, np.int64)
-    samples = Samples(ids=ids, objects=[f"{one}.jpg" for one in ids], offsets=zeros, lengths=zeros, labels=zeros)
+    samples = Samples(ids=ids, objects=[f"{item}.jpg" for item in ids], offsets=zeros, lengths=zeros, labels=zeros)
     return FeatureRequest(data="memory://", samples=samples, prefix=None, cut=cut, preprocess={}, **fields)
 
 
@@ -69,13 +69,13 @@ def test_a_node_that_is_down_refuses_everything_until_it_comes_back():
 def test_unreadable_samples_are_among_the_skipped():
     (batch,) = ScriptedTransport(unreadable={101: "truncated"}).features(request(count=3))
     assert batch.ids.tolist() == [100, 102]
-    assert [(one.id, one.reason) for one in batch.skipped] == [(101, "truncated")]
+    assert [(sample.id, sample.reason) for sample in batch.skipped] == [(101, "truncated")]
 
 
 def test_encoded_samples_travel_at_cut_0():
     (batch,) = ScriptedTransport().features(request(count=2, cut=0))
     assert batch.tensors == ()
-    assert [int.from_bytes(one, "little") for one in batch.encoded] == [100, 101]
+    assert [int.from_bytes(item, "little") for item in batch.encoded] == [100, 101]
 
 
 def test_answers_are_packed_as_the_request_asks():

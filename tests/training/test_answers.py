@@ -41,7 +41,7 @@ def test_more_of_anything_is_never_slower_beyond_the_noise(what_if):
     found = ask(a_situation(6), Question(what_if=what_if))
     before = found.as_measured or found.plan
     assert found.plan.samples_per_s >= 0.95 * before.samples_per_s
-    assert len(found.what_if) == sum(one is not None for one in (
+    assert len(found.what_if) == sum(item is not None for item in (
         what_if.bandwidth, what_if.store_speed, what_if.trainer_speed, what_if.nodes, what_if.epochs
     ))  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_an_answer_is_plain_json():
     assert value["asked"] == ASKED
     assert value["what_if"] == ["a link of 1.00 MB/s, measured were 5.00 MB/s"]
     assert value["as_measured"]["relative"] > 1
-    assert [one["policy"] for one in value["rules"]] == list(POLICIES)
+    assert [item["policy"] for item in value["rules"]] == list(POLICIES)
     assert value["candidates"]
     assert "candidates" not in value["rules"][0]
 

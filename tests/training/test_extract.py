@@ -169,7 +169,7 @@ def test_samples_that_cannot_be_read_have_no_row_also_where_a_part_is_of_them_al
     done = extract(small_parts(images, tmp_path / "f.parquet", whole, node.url, skip_allowance=0.5), quiet)
     table = pq.read_table(tmp_path / "f.parquet")
     assert table["object"].to_pylist() == [name for name in names if name not in broken]
-    assert [one.object for one in done.skipped] == broken
+    assert [sample.object for sample in done.skipped] == broken
     kept = np.array([name not in broken for name in names])
     assert np.array_equal(features(table), features(whole)[kept])
 

@@ -90,7 +90,9 @@ def test_a_backbone_without_a_classifier_gets_a_fresh_one(tmp_path):
     theirs = saved(tmp_path, make=lambda: hf.ViTModel(CONFIGS["vit"]()))
     found = load_model(f"hf:{tmp_path}", classes=4)
     own = dict(found.model.network.vit.named_parameters())
-    assert all(torch.equal(own[name], one) for name, one in theirs.named_parameters() if "pooler" not in name)
+    assert all(
+        torch.equal(own[name], parameter) for name, parameter in theirs.named_parameters() if "pooler" not in name
+    )
     assert found.model(torch.zeros(2, 3, SIDE, SIDE)).shape == (2, 4)
 
 
@@ -101,7 +103,7 @@ def test_a_file_that_lacks_frozen_weights_is_refused(tmp_path):
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     lost = next(name for name in tensors if ".1." in name)
-    save_file({name: one for name, one in tensors.items() if name != lost}, file, {"format": "pt"})
+    save_file({name: tensor for name, tensor in tensors.items() if name != lost}, file, {"format": "pt"})
     with pytest.raises(WeightsMismatch, match=r"lacks 1 of the network's tensors, such as vit\."):
         load_model(f"hf:{tmp_path}", classes=2)
 

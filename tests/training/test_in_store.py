@@ -270,12 +270,12 @@ def begun(assignment, memory_bytes):
 
 
 def test_a_trainer_gets_no_more_memory_than_its_node_gives_it(assignment):
-    most = 352 << 20
+    maximum = 352 << 20
     body = tampered(assignment, ignore, lambda tensors: tensors.update(more=torch.zeros(24 << 20)))
-    said, bound = begun(body, most)
+    said, bound = begun(body, maximum)
     assert said["error"] == "OverBudget"
     assert "--training-memory" in said["message"]
-    assert bound == [str(most)] * 2
+    assert bound == [str(maximum)] * 2
 
 
 def test_a_trainer_that_is_ended_from_outside_says_how_and_what_it_may_have(assignment, idle):
@@ -359,7 +359,7 @@ def test_a_head_that_would_take_more_than_there_is_is_refused_with_the_figure(as
 
 
 def test_the_copy_of_the_best_head_counts_as_memory_where_one_is_put_aside(assignment):
-    def least(recipe):
+    def minimum(recipe):
         asked = replace(assignment, recipe=recipe)
         low, high = 0, 1 << 30
         while high - low > 1:
@@ -372,7 +372,7 @@ def test_the_copy_of_the_best_head_counts_as_memory_where_one_is_put_aside(assig
         return high
 
     copied = sum(assignment.head.tensors[name].nbytes for name in assignment.head.returning)
-    assert least(Recipe(batch_size=6)) - least(Recipe(epochs=2, batch_size=6)) == copied > 0
+    assert minimum(Recipe(batch_size=6)) - minimum(Recipe(epochs=2, batch_size=6)) == copied > 0
 
 
 def test_what_is_no_training_is_refused(assignment, idle):

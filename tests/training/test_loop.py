@@ -163,5 +163,5 @@ def test_running_statistics_are_those_of_the_head_that_was_kept():
 
     loop, _, _ = a_loop(Recipe(learning_rate=0.1), observe, head=head)
     loop.run()
-    assert all(one < other for one, other in pairwise(steps))
+    assert all(item < other for item, other in pairwise(steps))
     assert int(head[0].num_batches_tracked) == steps[record.kept.epoch]

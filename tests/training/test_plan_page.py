@@ -70,7 +70,7 @@ def test_every_kind_of_situation_has_a_page(situation):
 
 def test_the_page_says_mixture_bottleneck_prices_and_reasons():
     page, plan = a_page(), a_plan()
-    shares = [in_percent(one.share) for one in plan.mixture]
+    shares = [in_percent(item.share) for item in plan.mixture]
     gains = [in_percent(price / 10) for _, price in plan.prices]
     reasons = {candidate.rejected for candidate in table(plan).candidates if candidate.rejected}
     assert len(shares) == 2

@@ -63,9 +63,9 @@ def test_the_frozen_layers_have_the_weights_of_the_librarys_cache(caches, name, 
     state, events = put(caches), []
     network = load_model(name, classes=3, observe=events.append)
     frozen = dict(freeze(network.model, until, input_shape=network.preprocess.shape).named_parameters())
-    held = {path: one for path, one in frozen.items() if not one.requires_grad}
+    held = {path: item for path, item in frozen.items() if not item.requires_grad}
     assert len(held) >= len(frozen) - 2
-    assert all(torch.equal(one, state[path]) for path, one in held.items())
+    assert all(torch.equal(item, state[path]) for path, item in held.items())
     assert events == [WeightsLoaded(model=name, source=network.weights)]
     assert re.search(source, network.weights)
 

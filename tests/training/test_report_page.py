@@ -94,7 +94,7 @@ def test_every_kind_of_run_has_a_page(report):
 
 def test_the_page_says_how_the_samples_came_and_what_was_lost():
     page = render_page(a_report())
-    shares = [in_percent(one.share) for one in a_plan().mixture]
+    shares = [in_percent(item.share) for item in a_plan().mixture]
     for words in (*shares, "73.8 samples/s", "70.1 samples/s", "0.0062", "the link carries 5.00 MB/s"):
         assert words in page
 

@@ -43,7 +43,7 @@ def test_the_share_of_stalls_is_of_the_time_after_set_up():
 def test_the_plan_is_told_whole_with_what_happened_to_it():
     value = json.loads(json.dumps(a_report().to_json(), allow_nan=False))
     assert value["plan"] == a_plan().to_json()
-    assert sum(one["share"] for one in value["plan"]["mixture"]) == pytest.approx(1)
+    assert sum(item["share"] for item in value["plan"]["mixture"]) == pytest.approx(1)
     assert value["ways"][1] == {"cut": 24, "codec": "sparse", "name": "blocks.24.bn2", "samples": 421}
     assert value["replans"][0]["at_s"] == 12.3
     assert (value["accuracy"], value["codec_error"]) == ("int8", 0.0062)

@@ -60,10 +60,10 @@ def test_it_converges_from_any_start_whatever_the_link(start, seed, spread, **li
 @SIMULATED
 @given(start=st.integers(1, 200), seed=st.integers(0, 9), data=st.data(), **LINKS)
 def test_it_stays_within_its_bounds_whatever_happens(start, seed, data, **link):
-    most = Setting(
+    maximum = Setting(
         requests=data.draw(st.integers(1, 40)), window_bytes=REQUEST * data.draw(st.sampled_from([1, 3, 10, 50]))
     )
-    held = Queues(Feedback(most, requests=start), seed=seed, **link)
+    held = Queues(Feedback(maximum, requests=start), seed=seed, **link)
     for _ in range(3):
         run = held.run(
             10,
@@ -72,9 +72,10 @@ def test_it_stays_within_its_bounds_whatever_happens(start, seed, data, **link):
             refuses_above=data.draw(st.sampled_from([None, 5])),
         )
     assert all(
-        1 <= one.requests <= most.requests and 1 <= one.window_bytes <= most.window_bytes for _, one in run.settings
+        1 <= setting.requests <= maximum.requests and 1 <= setting.window_bytes <= maximum.window_bytes
+        for _, setting in run.settings
     )
-    assert run.max_held <= most.window_bytes
+    assert run.max_held <= maximum.window_bytes
     assert all(change.reason for _, change in run.changes)
 
 
@@ -120,7 +121,7 @@ def test_it_asks_for_less_where_less_is_enough_later(before, after):
 @given(seed=st.integers(0, 9), spread=st.sampled_from([0.0, 0.2]), **LINKS)
 def test_what_it_keeps_on_a_steady_link_stays_in_a_band(seed, spread, **link):
     run = queues(seed=seed, spread=spread, **link).run(200)
-    requests = [one.requests for one in kept(run, 60)]
+    requests = [item.requests for item in kept(run, 60)]
     assert not requests or max(requests) <= 2.5 * min(requests)
     tried = sum(change.is_trial for at, change in run.changes if at >= 60)
     assert 1 <= tried <= 40, "it tries again for ever, and seldom"

@@ -79,4 +79,4 @@ def test_it_latches_where_ours_follows():
 def test_what_was_set_stays(round_trip_s):
     run = Queues(Steady(Setting(requests=4, window_bytes=1 << 20)), round_trip_s=round_trip_s).run(20)
     assert run.changes == []
-    assert {one for _, one in run.settings} == {Setting(requests=4, window_bytes=1 << 20)}
+    assert {setting for _, setting in run.settings} == {Setting(requests=4, window_bytes=1 << 20)}

@@ -33,7 +33,7 @@ def any_bits(dtype, shape):
     if dtype == np.bool_:
         return hnp.arrays(dtype, shape)
     words = hnp.arrays(f"u{dtype.itemsize}", shape, elements=st.integers(0, 2 ** (8 * dtype.itemsize) - 1))
-    return words.map(lambda one: one.view(dtype) if one.ndim else one)
+    return words.map(lambda item: item.view(dtype) if item.ndim else item)
 
 
 def relu_like(rows=6, shape=(7, 5, 5), seed=0, dtype=np.float32):
@@ -116,7 +116,7 @@ def test_a_batch_is_what_its_rows_are_one_by_one(codec, shape, dtype):
 def test_packing_takes_no_more_than_it_says(codec, rows):
     packed = pack(batch(rows), codec)
     assert packed.nbytes <= len(rows) * packing_memory([rows.shape[1:]], [rows.dtype], codec).bytes_per_sample
-    assert sum(one.body.base is None or one.body.base.nbytes == one.body.nbytes for one in packed.packed) == 1
+    assert sum(item.body.base is None or item.body.base.nbytes == item.body.nbytes for item in packed.packed) == 1
 
 
 def test_what_is_zero_or_alike_takes_little():
@@ -174,7 +174,7 @@ def test_int8_is_off_by_half_a_step_of_its_channel_at_most(data, shape, size):
 
 
 def error_of(tensor, got):
-    ours, its = (one.astype(np.float64).reshape(len(one), -1) for one in (tensor, got))
+    ours, its = (item.astype(np.float64).reshape(len(item), -1) for item in (tensor, got))
     power = np.square(ours).sum(1)
     return np.sqrt(np.square(ours - its).sum(1)[power > 0] / power[power > 0]).max(initial=0.0)
 
@@ -214,7 +214,7 @@ def test_what_a_lossy_codec_cannot_hold_travels_by_its_lossless_twin(codec, valu
     tensor[1, 2, 3, 4] = value
     packed, got = there_and_back(tensor, codec)
     twin = Codec.parse(codec).lossless.name
-    assert [one.codec for one in packed.packed] == ([] if twin == "exact" else [twin])
+    assert [item.codec for item in packed.packed] == ([] if twin == "exact" else [twin])
     assert packed.error == 0.0
     assert got.tobytes() == tensor.tobytes()
 
@@ -239,11 +239,11 @@ def test_each_tensor_of_a_cut_is_packed_as_its_dtype_allows():
     mask = np.arange(12, dtype=np.int64).reshape(4, 3) % 2
     hidden = relu_like(4, (6, 8))
     packed = pack(batch(hidden, mask), "fp16+zstd")
-    assert [one.codec for one in packed.packed] == ["fp16+zstd", "zstd"]
+    assert [item.codec for item in packed.packed] == ["fp16+zstd", "zstd"]
     got = unpack(packed)
     assert got.error == packed.error > 0
     assert got.tensors[1].tobytes() == mask.tobytes()
-    assert [one.codec for one in pack(batch(hidden, mask), "fp16").packed] == ["fp16", "exact"]
+    assert [item.codec for item in pack(batch(hidden, mask), "fp16").packed] == ["fp16", "exact"]
 
 
 @pytest.mark.parametrize("codec", CODECS)

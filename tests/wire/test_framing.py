@@ -73,8 +73,8 @@ def test_encoded_samples_come_back_as_they_were(encoded):
 def test_skipped_samples_travel_with_their_batch_and_batches_may_be_empty():
     lost = Skipped(id=7, object="a/ü.jpg", reason="broken image")
     sent = [batch(), batch(rows=0, skipped=(lost,)), batch(first=9)]
-    for got, one in zip(decode(Bytes(stream(*sent))), sent, strict=True):
-        same(got, one)
+    for got, request in zip(decode(Bytes(stream(*sent))), sent, strict=True):
+        same(got, request)
 
 
 def test_large_tensors_are_sent_and_read_without_a_copy():
@@ -142,8 +142,8 @@ def features(*tensors, codec, first=0):
 def test_packed_batches_come_back_as_they_were(codec, rows):
     mask = np.ones((rows, 3), np.bool_)
     sent = [features(relu(rows), mask, codec=codec), features(relu(rows, seed=1), mask, codec=codec, first=9)]
-    for got, one in zip(decode(Bytes(stream(*sent))), sent, strict=True):
-        same(got, one)
+    for got, request in zip(decode(Bytes(stream(*sent))), sent, strict=True):
+        same(got, request)
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(["exact", "fp16", "int8", "sparse+zstd", "int8+lz4"], 2)))
@@ -211,8 +211,8 @@ def test_a_changed_byte_of_a_packed_answer_gives_batches_or_a_sentence(data, cod
 def sent_by_a_stranger(metadata, column, *others):
     """One batch of two rows with a column of the stranger's own."""
     fields = [pa.field("id", pa.int64()), pa.field("features_0", column.type, metadata=metadata)]
-    fields += [pa.field(f"features_0_{place}", one.type) for place, one in others]
-    columns = [pa.array([1, 2]), column, *(one for _, one in others)]
+    fields += [pa.field(f"features_0_{place}", other.type) for place, other in others]
+    columns = [pa.array([1, 2]), column, *(other for _, other in others)]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pa.schema(fields)) as writer:
         writer.write_batch(pa.record_batch(columns, schema=pa.schema(fields)))

@@ -14,14 +14,14 @@ LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan) | st.just(math.inf), min_
 
 @given(losses=LOSSES, patience=st.integers(1, 5))
 def test_the_pass_with_the_lowest_loss_is_kept_and_the_first_of_several(losses, patience):
-    best = Passes(most=100, patience=patience).best(losses)
+    best = Passes(maximum=100, patience=patience).best(losses)
     real = [loss for loss in losses if math.isfinite(loss)]
     assert best == (losses.index(min(real)) if real else 0)
 
 
 @given(losses=LOSSES, patience=st.integers(1, 5))
 def test_training_ends_after_so_many_passes_without_a_lower_loss_and_not_before(losses, patience):
-    passes = Passes(most=100, patience=patience)
+    passes = Passes(maximum=100, patience=patience)
     best = passes.best(losses)
     assert passes.are_over(losses) == (len(losses) - 1 - best >= patience)
 
@@ -29,7 +29,7 @@ def test_training_ends_after_so_many_passes_without_a_lower_loss_and_not_before(
 def test_a_number_of_passes_that_somebody_gave_is_made_whatever_the_losses():
     for keeps in (True, False):
         passes = Recipe(epochs=3).passes(keeps_features=keeps, has_held_out=True)
-        assert passes == Passes(most=3)
+        assert passes == Passes(maximum=3)
     assert passes.best([0.1, 9.0]) is None
     assert not passes.are_over([0.1, 9.0, 9.0])
 
@@ -41,10 +41,10 @@ def test_held_out_loss_decides_only_where_passes_cost_little_and_it_may():
     unscored = Recipe().passes(keeps_features=True, has_held_out=False)
     assert test == unscored
     assert test.patience is None
-    assert FEW_EPOCHS < test.most < decided.most
+    assert FEW_EPOCHS < test.maximum < decided.maximum
     costly = Recipe().passes(keeps_features=False, has_held_out=True)
-    assert (costly.most, costly.patience) == (FEW_EPOCHS, None)
-    assert all(one.reason for one in (decided, test, costly))
+    assert (costly.maximum, costly.patience) == (FEW_EPOCHS, None)
+    assert all(item.reason for item in (decided, test, costly))
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(epochs=7, optimizer="sgd", selects=False)])

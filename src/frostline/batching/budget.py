@@ -213,8 +213,8 @@ class Allowance:
     def __init__(self, per_s: float, saved_s: float = _SAVED_S) -> None:
         assert per_s > 0, "an allowance is above 0"
         self._per_s = per_s
-        self._most = saved_s * per_s
-        self._left = self._most
+        self._maximum = saved_s * per_s
+        self._left = self._maximum
         self._at_s = 0.0
         self._owed = 0.0
 
@@ -236,4 +236,4 @@ class Allowance:
 
     def _fill(self, now_s: float) -> None:
         passed_s, self._at_s = now_s - self._at_s, now_s
-        self._left = min(self._most, self._left + self._per_s * max(0.0, passed_s))
+        self._left = min(self._maximum, self._left + self._per_s * max(0.0, passed_s))

@@ -51,20 +51,20 @@ def padded(rows: int) -> int:
     return -(-rows // ROWS) * ROWS
 
 
-def batch_size(limits: Iterable[Limit], *, wanted: int, most: int) -> int:
+def batch_size(limits: Iterable[Limit], *, wanted: int, maximum: int) -> int:
     """The rows of a device batch.
 
     Args:
         limits: limits of memory that the rows must fit.
         wanted: rows that there are to do.
-        most: a bound beside them, a multiple of ``ROWS``.
+        maximum: a bound beside them, a multiple of ``ROWS``.
 
     Returns:
         The largest multiple of ``ROWS`` within all bounds and not above ``wanted`` padded; 0 where not even
         ``ROWS`` rows fit.
     """
     fitting = min((limit.max_rows for limit in limits), default=float("inf"))
-    return int(min(fitting, most, padded(wanted))) // ROWS * ROWS
+    return int(min(fitting, maximum, padded(wanted))) // ROWS * ROWS
 
 
 def stretches_of_bytes(lengths: Sequence[int], *, max_rows: int, max_bytes: int) -> list[range]:
@@ -229,15 +229,15 @@ def _solved(asking: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int] 
         return None
     # In shares of the room, since the solver's tolerances are absolute.
     takes = np.array(nbytes, np.float64) / max(1, room)
-    most = np.array([padded(request.rows) // ROWS for request in asking])
+    maximum = np.array([padded(request.rows) // ROWS for request in asking])
     found = milp(
         -takes,
         constraints=LinearConstraint(takes[np.newaxis], ub=1.0),
-        bounds=Bounds(1, most),
+        bounds=Bounds(1, maximum),
         integrality=np.ones(len(asking)),
     )
     assert found.x is not None, f"the smallest batches fit, so there is a choice: {found.message}"
-    eights = np.clip(np.floor(found.x + 0.5).astype(int), 1, most).tolist()
+    eights = np.clip(np.floor(found.x + 0.5).astype(int), 1, maximum).tolist()
     return _within(room, asking, eights)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frostline.cli.options import as_json, changed_option, form_option, list_option, where_option
+from frostline.cli.options import as_json, changed_option, format_option, list_option, where_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import bar, print_json, print_table
 from frostline.cli.units import SHARES
@@ -24,7 +24,7 @@ _MAX_SHOWN = 10
 
 @click.command(epilog="Example: frostline index --data photos/ --split train=0.8,val=0.1,test=0.1")
 @click.option("--data", required=True, metavar="URL", help="Folder or URL of the data.")
-@form_option
+@format_option
 @list_option
 @changed_option
 @click.option(
@@ -46,7 +46,7 @@ _MAX_SHOWN = 10
 @as_json
 def index(
     data: str,
-    form: str | None,
+    format: str | None,
     relist: bool,
     changed: str,
     near: tuple[str, ...],
@@ -65,7 +65,7 @@ def index(
     takes no writes, and is built again only when the listing has changed. Splits are kept beside it: see train --split.
     With --near nobody here needs credentials for the store: its node lists, and splits are kept in the cache folder.
     """
-    whole = _listed(data, form=form, relist=relist, changed=changed, near=near, beside=beside)
+    whole = _listed(data, format=format, relist=relist, changed=changed, near=near, beside=beside)
     dataset = whole if where is None else whole.select(where)
     if shares is not None:
         whole.save_splits(dataset.split(shares, seed, by=by))
@@ -114,9 +114,9 @@ def _show_checked(checked: "Checked") -> None:
 def _show(dataset: "Dataset", found: "DatasetStatistics") -> None:
     shown = found.per_class
     if len(shown) > _MAX_CLASSES:
-        shown = tuple(sorted(shown, key=lambda one: -one[1])[:_MAX_CLASSES])
-    most = max((count for _, count in shown), default=0)
-    rows = [(name, str(count), bar(count, most)) for name, count in shown]
+        shown = tuple(sorted(shown, key=lambda item: -item[1])[:_MAX_CLASSES])
+    maximum = max((count for _, count in shown), default=0)
+    rows = [(name, str(count), bar(count, maximum)) for name, count in shown]
     print_table(f"{dataset.url}: {found.samples} samples", ("class", "samples", ""), rows, left=(0, 2))
     if len(shown) < len(found.per_class):
         click.echo(f"the {len(shown)} largest of {len(found.per_class)} classes; --json has all")
@@ -137,5 +137,5 @@ def _show(dataset: "Dataset", found: "DatasetStatistics") -> None:
             "score by them, or choose with --split and --val-split"
         )
     if dataset.applied is not None:
-        click.echo(f"a ready form, made with {dataset.applied}")
+        click.echo(f"a ready format, made with {dataset.applied}")
     click.echo(f"manifest {'found' if found.manifest_found else 'built'}: {found.manifest}")

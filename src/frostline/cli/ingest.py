@@ -1,4 +1,4 @@
-"""The verb ``ingest``: copy a data set into another form or store, or keep its images as a network takes them."""
+"""The verb ``ingest``: copy a data set into another format or store, or keep its images as a network takes them."""
 
 import json
 from pathlib import Path
@@ -28,11 +28,11 @@ FORMS = ("ready", "original", "parquet", "webdataset", "cql")
 _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 
 
-@click.command(epilog="Example: frostline ingest photos/ ready/ --form ready --preprocess imagenet:224")
+@click.command(epilog="Example: frostline ingest photos/ ready/ --format ready --preprocess imagenet:224")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DEST")
 @click.option(
-    "--form",
+    "--format",
     type=click.Choice(FORMS),
     default="ready",
     show_default=True,
@@ -41,21 +41,21 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 )
 @click.option(
     "--from",
-    "source_form",
-    metavar="FORM",
-    help="Form of SRC, where several lie there: folders, masks, webdataset, parquet, arrow, urls or cql.",
+    "source_format",
+    metavar="FORMAT",
+    help="Format of SRC, where several lie there: folders, masks, webdataset, parquet, arrow, urls or cql.",
 )
 @where_option
 @click.option(
     "--resize",
     type=int,
     metavar="N",
-    help="Shorter side to N pixels; of a ready form the middle N x N of it.",
+    help="Shorter side to N pixels; of a ready format the middle N x N of it.",
 )
 @click.option(
     "--preprocess",
     metavar="FILE|PRESET",
-    help="Preprocessing that jobs will declare, for a ready form: JSON, imagenet:SIDE or efficientnet_lite:SIDE. One "
+    help="Preprocessing that jobs will declare, for a ready format: JSON, imagenet:SIDE or efficientnet_lite:SIDE. One "
     "that is copied as it is needs neither this nor --resize.",
 )
 @click.option(
@@ -63,7 +63,8 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     type=click.Choice(["uint8", "fp16"]),
     default="uint8",
     show_default=True,
-    help="Numbers of a ready form: uint8 pixels, whose features are the same bits, or rounded network inputs in fp16.",
+    help="Numbers of a ready format: uint8 pixels, whose features are the same bits, or rounded network inputs in "
+    "fp16.",
 )
 @click.option(
     "--object-size",
@@ -95,31 +96,31 @@ def ingest(
     source: str,
     destination: str,
     *,
-    form: str,
-    source_form: str | None,
+    format: str,
+    source_format: str | None,
     relist: bool,
     changed: str,
     where: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Copy a data set, from any form and store that Frostline reads, into another form or store.
+    """Copy a data set, from any format and store that Frostline reads, into another format or store.
 
-    With --form ready every image is decoded, scaled and cropped once, and jobs on DEST read its pixels with no
-    decoding: they declare the same preprocessing as on SRC and get the same pixels, to the bit. The other forms keep
-    the encoded images; of a ready form its pixels become PNGs. Labels, masks and metadata go with them. After a kill,
+    With --format ready every image is decoded, scaled and cropped once, and jobs on DEST read its pixels with no
+    decoding: they declare the same preprocessing as on SRC and get the same pixels, to the bit. The other formats keep
+    the encoded images; of a ready format its pixels become PNGs. Labels, masks and metadata go with them. After a kill,
     run it again: it goes on.
     """
     from frostline.datasets import Dataset
 
-    data = Dataset(source, form=source_form, relist=relist, changed=changed)
+    data = Dataset(source, format=source_format, relist=relist, changed=changed)
     data = data if where is None else data.select(where)
-    if form == "ready":
+    if format == "ready":
         _ready(data, destination, as_json=as_json, **options)
-    elif form == "cql":
+    elif format == "cql":
         _into_table(data, destination, as_json=as_json, **options)
     else:
-        _copied(data, destination, form, as_json=as_json, **options)
+        _copied(data, destination, format, as_json=as_json, **options)
 
 
 def _ready(source: "Dataset", destination: str, *, as_json: bool, workers: int, **options: Any) -> None:
@@ -144,16 +145,16 @@ def _ready(source: "Dataset", destination: str, *, as_json: bool, workers: int, 
     click.echo(f"applied: {applied}")
 
 
-def _copied(source: "Dataset", destination: str, form: str, *, as_json: bool, **options: Any) -> None:
+def _copied(source: "Dataset", destination: str, format: str, *, as_json: bool, **options: Any) -> None:
     from frostline.datasets.copy.repack import repack
 
     if options["preprocess"] is not None or options["dtype"] != "uint8":
-        raise SettingError(f"--preprocess and --dtype are for --form ready; {form} keeps encoded images")
+        raise SettingError(f"--preprocess and --dtype are for --format ready; {format} keeps encoded images")
     with ProgressBar() as progress:
         done = repack(
             source,
             destination,
-            form,
+            format,
             shorter_side=options["resize"],
             part_bytes=options["object_size"],
             workers=options["workers"],
@@ -171,7 +172,7 @@ def _into_table(source: "Dataset", destination: str, *, as_json: bool, **options
     from frostline.datasets.copy.into_cql import put_into_table
 
     if options["preprocess"] is not None or options["dtype"] != "uint8":
-        raise SettingError("--preprocess and --dtype are for --form ready; cql keeps encoded images")
+        raise SettingError("--preprocess and --dtype are for --format ready; cql keeps encoded images")
     with ProgressBar() as progress:
         done = put_into_table(
             source,

@@ -22,7 +22,7 @@ __all__ = (
     "as_json",
     "changed_option",
     "epochs_option",
-    "form_option",
+    "format_option",
     "job_options",
     "list_here_option",
     "list_option",
@@ -39,10 +39,10 @@ NODE_MEMORY = "a quarter of the machine's or container's; of a small one 6GiB, o
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result alone, as JSON, on stdout.")
 
-form_option = click.option(
-    "--form",
+format_option = click.option(
+    "--format",
     metavar="NAME",
-    help="Form of the data, where several lie there: folders, masks, webdataset, parquet (parquet:COLUMN for texts), "
+    help="Format of the data, where several lie there: folders, masks, webdataset, parquet (parquet:COLUMN for texts), "
     "arrow, urls, cql or ready.",
 )
 changed_option = click.option(
@@ -126,7 +126,10 @@ _NODE = (
 )
 _JOB = (
     click.option("--data", required=True, metavar="URL", help="Folder or URL of the data."),
-    form_option,
+    format_option,
+    click.option(
+        "--column", metavar="NAME", help="Column of Parquet files that has the samples: texts, or encoded images."
+    ),
     list_option,
     changed_option,
     where_option,
@@ -154,6 +157,18 @@ _JOB = (
         metavar="FILE|random",
         help="safetensors file of the whole network's state_dict; without it the name's pretrained ones, fetched once "
         "into their library's cache. 'random' freezes layers that have learned nothing.",
+    ),
+    click.option(
+        "--tokenizer",
+        metavar="FILE|hf:NAME",
+        help="Tokenizer of a network that takes texts: tokenizer.json, hf:FOLDER or hf:OWNER/NAME; without it the one "
+        "in the folder of an hf: model.",
+    ),
+    click.option(
+        "--max-length",
+        type=click.IntRange(min=1),
+        metavar="TOKENS",
+        help="Tokens that every text is padded or cut to; by default 128, or as many as the network has positions for.",
     ),
     click.option("--seed", default=0, show_default=True, help="Seed of order, split, fresh layers and augmentation."),
     click.option("--cut", type=int, metavar="N", help="Use this cut instead of the planned ones (see: plan)."),

@@ -16,9 +16,9 @@ _WIDE = 1000
 _BAR = 24
 
 
-def bar(count: float, most: float) -> str:
+def bar(count: float, maximum: float) -> str:
     """A bar as long as its share of the largest, at most 24 characters."""
-    eighths = round(8 * _BAR * count / most) if most else 0
+    eighths = round(8 * _BAR * count / maximum) if maximum else 0
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 

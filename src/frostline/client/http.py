@@ -22,7 +22,7 @@ from frostline.wire.http.pool import Connections, address_of
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 from frostline.wire.refusals import error_from_answer
 
-__all__ = ("HttpAnswer", "HttpTraining", "HttpTransport")
+__all__ = ("HttpResponse", "HttpTraining", "HttpTransport")
 
 _OK = 200
 _BINARY = "application/octet-stream"
@@ -191,10 +191,10 @@ class HttpTransport:
         message = self._message("POST", "/v1/profiles", body=_json(wanted), silence_s=_TRIALS_S)
         return _value(Profile.from_json, self._exchange_json(message, cancellation), self._url)
 
-    def features(self, request: FeatureRequest) -> "HttpAnswer":
+    def features(self, request: FeatureRequest) -> "HttpResponse":
         """See ``Transport``."""
         message = self._message("POST", "/v1/features", body=_json(request), headers=self._deadline)
-        return HttpAnswer(Exchange(self._connections, self._url), message, self)
+        return HttpResponse(Exchange(self._connections, self._url), message, self)
 
     def train(self, prefix: str, assignment: bytes) -> HttpTraining:
         """See ``TrainsBeside``."""
@@ -265,7 +265,7 @@ class HttpTransport:
             raise FrostlineError(f"what answers at {self._url} is no node: its answer is no JSON") from error
 
 
-class HttpAnswer(ResponseStream):
+class HttpResponse(ResponseStream):
     """The batches of one answer; see ``ResponseStream``."""
 
     def __init__(self, exchange: Exchange, message: Message, transport: HttpTransport) -> None:

@@ -12,7 +12,7 @@ from frostline.profiles import Profile
 from frostline.transport.protocol import Cancellation, Transport, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
-__all__ = ("BalancedAnswer", "BalancedTransport", "LoadBalancer")
+__all__ = ("BalancedResponse", "BalancedTransport", "LoadBalancer")
 
 # A node that is away is tried again after so long: soon enough for one that restarts, rare enough for one that is gone.
 _AWAY_S = 2.0
@@ -119,9 +119,9 @@ class BalancedTransport:
         found = self._every(measured, engine, cancellation)
         return max(found, key=lambda item: max((trial.error for trial in item.trials), default=0.0))
 
-    def features(self, request: FeatureRequest) -> "BalancedAnswer":
+    def features(self, request: FeatureRequest) -> "BalancedResponse":
         """See ``Transport``."""
-        return BalancedAnswer(self, request)
+        return BalancedResponse(self, request)
 
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport``; totals are those of all nodes that answer together."""
@@ -241,7 +241,7 @@ def _better_known(before: Unavailable | None, error: Unavailable) -> Unavailable
     return min(known, key=lambda item: item.retry_after_s, default=error)
 
 
-class BalancedAnswer:
+class BalancedResponse:
     """The batches of one request, from whichever node takes it. ``close`` may be called from any thread."""
 
     def __init__(self, spread: BalancedTransport, request: FeatureRequest) -> None:

@@ -38,7 +38,7 @@ _PARQUET = "parquet"
 
 
 class Dataset:
-    """Labelled samples that stay where they are, in whatever form: see ``datasets.formats``.
+    """Labelled samples that stay where they are, in whatever format: see ``datasets.formats``.
 
     Nothing is read until a property needs it; the first one that does lists the data and finds or builds
     its manifest. The value does not change after that: make another one to see new data.
@@ -48,9 +48,9 @@ class Dataset:
             ``memory://name``, or ``hf:OWNER/DATASET``: the Parquet files of a data set of the Hugging Face hub.
         cache: folder for manifests and splits that do not lie beside the data; the user's cache folder by default.
         beside: keep them beside the data, in ``.frostline``, in a local folder too, for everybody who reads it.
-        form: name of the format that the data has, where more than one lies there; by default what it looks like.
+        format: name of the format that the data has, where more than one lies there; by default what it looks like.
         column: name of the column of Parquet files that has the samples: texts, or encoded images where several columns
-            have some. It is kept as part of the form: ``form="parquet:text"``.
+            have some. It is kept as part of the format: ``format="parquet:text"``.
         relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
             hundred million objects. What changed since is noticed when it is read.
         changed: policy for objects that have changed since they were listed; their samples are never
@@ -79,7 +79,7 @@ class Dataset:
         *,
         cache: Path | None = None,
         beside: bool = False,
-        form: str | None = None,
+        format: str | None = None,
         column: str | None = None,
         relist: bool = True,
         changed: str = CHANGED[0],
@@ -91,12 +91,12 @@ class Dataset:
         if changed not in CHANGED:
             raise SettingError(f"changed is one of {', '.join(CHANGED)}, not {changed!r}{nearest(changed, CHANGED)}")
         self._url = canonical_url(str(url), near)
-        form = None if form is None else format_named(form).name
-        form = form if column is None else _with_column(form, column)
+        format = None if format is None else format_named(format).name
+        format = format if column is None else _with_column(format, column)
         self._asked: dict[str, Any] = {
             "cache": cache,
             "beside": beside,
-            "form": form,
+            "format": format,
             "relist": relist,
             "changed": changed,
             "near": ManifestSource.nodes(near),
@@ -450,8 +450,10 @@ class Dataset:
         raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")
 
 
-def _with_column(form: str | None, column: str) -> str:
+def _with_column(format: str | None, column: str) -> str:
     check_type("column", column, str)
-    if form not in (None, _PARQUET):
-        raise SettingError(f"column= chooses a column of Parquet files: form is {_PARQUET} or left out, not {form!r}")
+    if format not in (None, _PARQUET):
+        raise SettingError(
+            f"column= chooses a column of Parquet files: format is {_PARQUET} or left out, not {format!r}"
+        )
     return format_named(f"{_PARQUET}:{column}").name

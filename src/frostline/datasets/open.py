@@ -8,7 +8,7 @@ from frostline.stores.base.limits import NO_LIMITS, StoreLimits
 from frostline.stores.base.protocols import Versioned
 from frostline.stores.base.urls import check_name
 from frostline.stores.objects.local import FolderStore
-from frostline.stores.objects.mmap import MappedFolder
+from frostline.stores.objects.mmap import MmapFolder
 from frostline.stores.open import open_store
 
 __all__ = ("check_object", "open_samples")
@@ -40,7 +40,7 @@ def open_samples(
     store = open_store(url, limits)
     match reading:
         case _ if reading == OBJECTS:
-            return MappedFolder(store) if mapped and isinstance(store, FolderStore) else store
+            return MmapFolder(store) if mapped and isinstance(store, FolderStore) else store
         case _ if reading == CELLS:
             return CellReader(store, cells or CellCache(), store.url)
         case _ if reading == URLS:

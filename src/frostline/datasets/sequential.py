@@ -14,13 +14,13 @@ from frostline.stores.base.protocols import Batched, Buffer, Place, Versioned, i
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.reads.batched_reads import BatchedReads
 
-__all__ = ("InOrder", "Workers", "masks_of")
+__all__ = ("SequentialReader", "Workers", "masks_of")
 
 T = TypeVar("T")
 _Found = tuple[Buffer, str] | StoreError | SampleError
 
 
-class InOrder:
+class SequentialReader:
     """Reads the bytes of samples that are wanted one after another.
 
     Memory is that of the requests under way: each of some megabytes, or of one sample where it is larger.
@@ -28,13 +28,13 @@ class InOrder:
     Args:
         url: address of the data set's root.
         reading: how its samples are read; see ``open_samples``.
-        most: requests under way at once.
+        maximum: requests under way at once.
         roots: places in which objects that are URLs may lie; by default that of the data alone.
     """
 
-    def __init__(self, url: str, reading: str, *, most: int, roots: tuple[str, ...] | None = None) -> None:
+    def __init__(self, url: str, reading: str, *, maximum: int, roots: tuple[str, ...] | None = None) -> None:
         self._store = open_samples(url, reading, roots=roots)
-        self._most = most
+        self._maximum = maximum
         self._batched: Batched | None = None
         if isinstance(self._store, CqlStore):
             self._batched = self._store
@@ -60,18 +60,18 @@ class InOrder:
                 samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True
             )
         ]
-        found = self._each(places) if self._batched is None else self._batched.read_many(places, most=self._most)
+        found = self._each(places) if self._batched is None else self._batched.read_many(places, maximum=self._maximum)
         for row, result in found:
             yield row, _usable(result, samples, names, row)
 
     def _each(self, places: Sequence[Place]) -> Iterator[tuple[int, _Found]]:
         rest = iter(range(len(places)))
-        with ThreadPoolExecutor(self._most, "frostline-read", in_background) as threads:
+        with ThreadPoolExecutor(self._maximum, "frostline-read", in_background) as threads:
             under_way: set[Future[tuple[int, _Found]]] = set()
             while True:
                 under_way |= {
                     threads.submit(_one, self._store, row, places[row])
-                    for row in islice(rest, self._most - len(under_way))
+                    for row in islice(rest, self._maximum - len(under_way))
                 }
                 if not under_way:
                     return
@@ -80,7 +80,7 @@ class InOrder:
                     yield future.result()
 
 
-def masks_of(samples: Samples, reader: InOrder) -> dict[int, Buffer | Skipped]:
+def masks_of(samples: Samples, reader: SequentialReader) -> dict[int, Buffer | Skipped]:
     """The masks of some samples, all at once, by their rows; of those that cannot be used, why."""
     rows, masks = samples.masks
     return {int(rows[place]): mask for place, mask in reader.read(masks, masks.objects)} if len(rows) else {}
@@ -95,9 +95,9 @@ class Workers(Generic[T]):
         stack: ends them.
     """
 
-    def __init__(self, reader: InOrder, threads: int, stack: ExitStack) -> None:
+    def __init__(self, reader: SequentialReader, threads: int, stack: ExitStack) -> None:
         self._reader = reader
-        self._most = 2 * threads
+        self._maximum = 2 * threads
         self._threads = ThreadPoolExecutor(threads, "frostline-work")
         stack.callback(self._threads.shutdown, cancel_futures=True)
 
@@ -105,14 +105,14 @@ class Workers(Generic[T]):
         """What ``work`` makes of each sample, in their order.
 
         Args:
-            samples: to read; see ``InOrder.read``.
+            samples: to read; see ``SequentialReader.read``.
             names: names of the samples.
             work: is given a row and its bytes, or why there are none. Called from several threads.
         """
         made: list[Future[T]] = [Future()] * len(samples)
         under_way: set[Future[T]] = set()
         for row, data in self._reader.read(samples, names):
-            if len(under_way) >= self._most:
+            if len(under_way) >= self._maximum:
                 _, under_way = wait(under_way, return_when=FIRST_COMPLETED)
             made[row] = self._threads.submit(work, row, data)
             under_way.add(made[row])

@@ -110,10 +110,10 @@ def request_of(context: JobContext, samples: Samples, *, cut: int) -> FeatureReq
     )
 
 
-def some_of(context: JobContext, most: int) -> Samples:
+def some_of(context: JobContext, maximum: int) -> Samples:
     """Samples spread evenly over the data set, so that they are of every kind."""
     size = len(context.data)
-    rows: npt.NDArray[np.int64] = np.unique(np.linspace(0, size - 1, min(size, most)).astype(np.int64))
+    rows: npt.NDArray[np.int64] = np.unique(np.linspace(0, size - 1, min(size, maximum)).astype(np.int64))
     return context.data.samples.take(rows)
 
 

@@ -127,7 +127,7 @@ def whereabouts(
     """
     node = "node in this process" if near is None else f"node at {near}"
     parts = [("reading", node)]
-    for route, share in sorted(shares.items(), key=lambda one: -one[1]):
+    for route, share in sorted(shares.items(), key=lambda item: -item[1]):
         of = "" if len(shares) == 1 else f" of {share:.0%} of the samples"
         parts += [(f"{part}{of}", where) for part, where in _one_way(route, cuts, node, engine)]
     return (*parts, ("head", "trainer")) if has_head else tuple(parts)

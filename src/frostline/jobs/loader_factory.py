@@ -248,9 +248,9 @@ def tuner_of(settings: LoaderSettings, fetcher: Fetcher, router: Router, data: D
     """
     if not (settings.is_followed and _decodes(fetcher, router)):
         return Tuner(rule_of(settings), time.monotonic())
-    most = settings.window_bytes - _finished_bytes(settings)
+    maximum = settings.window_bytes - _finished_bytes(settings)
     first = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes)
-    return Tuner(rule_of(replace(settings, window_bytes=most), window_bytes=first), time.monotonic())
+    return Tuner(rule_of(replace(settings, window_bytes=maximum), window_bytes=first), time.monotonic())
 
 
 def _finished_bytes(settings: LoaderSettings) -> int:

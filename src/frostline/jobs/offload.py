@@ -66,14 +66,14 @@ def offload(
         model: network whose parameters require gradients where they are trained (see ``freeze``); None loads
             preprocessed pixels.
         data: the samples; where they say ``changed="rebuild"`` they are listed again now, and stay so.
-        preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a ready form it
+        preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a ready format it
             declares the whole way too; what was applied is not done again.
         near: URL of a node beside the data; or of several that serve the same data, over which the work is spread,
             and where one dies the others take over. ``unix:///…/io.sock`` is the I/O service of this machine, which
             asks its node. None takes the nodes that listed the data, where some did, or that of ``settings.io`` where
             it is set, and else runs a node in this process.
         cut: number of the cut to use; None lets the plan choose. Without a model None is 0, which brings encoded
-            samples and decodes them as batches need them; 1 where a node in this process reads a ready form, whose
+            samples and decodes them as batches need them; 1 where a node in this process reads a ready format, whose
             samples are pixels.
         codec: name of the codec to use with that cut.
         policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
@@ -96,7 +96,7 @@ def offload(
     Raises:
         ModelError: The network cannot be cut; the message says why.
         DataError: The data cannot be listed.
-        SettingError: There is no such cut, codec or policy, a figure makes no sense, or the data is a ready form that
+        SettingError: There is no such cut, codec or policy, a figure makes no sense, or the data is a ready format that
             was made with other steps.
         NodeUnreachable: There is no node at ``near``; where several are given, at none of them.
         Refused: The node will not serve the data or run the network.
@@ -116,7 +116,11 @@ def offload(
         nodes = [near] if isinstance(near, str) else list(near or ())
         lacking: set[int] = set()
         transport = reach(nodes, data, settings, node, partial(_left_out, nodes, lacking, observe), stack)
-        network = None if model is None else _partitioned(model, preprocess, observe, frozen_in_eval=frozen_in_eval)
+        network = (
+            None
+            if model is None
+            else _partitioned(model, preprocess, observe, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
+        )
         asking = RetryPolicy(retry_for_s=settings.retry_for_s, observe=observe)
         context = JobContext(
             data=data,
@@ -145,14 +149,16 @@ def _left_out(
 
 
 def _partitioned(
-    model: "nn.Module", preprocess: Preprocess, observe: Observer, *, frozen_in_eval: bool
+    model: "nn.Module", preprocess: Preprocess, observe: Observer, *, frozen_in_eval: bool, accuracy: str | float
 ) -> "PartitionedModel":
     """Trace the network, and tell where it is not divided as it was meant."""
     observe(PhaseStarted(name="tracing the network"))
     # PyTorch takes a second to import and 220 MB, of which a plain loader has no use.
     from frostline.jobs.partition import PartitionedModel
 
-    network = PartitionedModel.of(model, preprocess, frozen_in_eval=frozen_in_eval)
+    network = PartitionedModel.of(
+        model, preprocess, frozen_in_eval=frozen_in_eval, may_shorten=accuracy not in (EXACT, 0)
+    )
     for reason in filter(None, (network.parts.fallback, network.not_averaged)):
         observe(NotAsAsked(reason=reason))
     return network
@@ -224,7 +230,7 @@ def _fallback(network: "PartitionedModel | None", begun: Beginning) -> str | Non
 def _plain_cut(nodes: Sequence[str], preprocess: Preprocess) -> int:
     """Where nothing is planned: samples wait encoded, and are decoded when there is room for their pixels.
 
-    A ready form has pixels, which a node in this process hands on from where its files are mapped.
+    A ready format has pixels, which a node in this process hands on from where its files are mapped.
     """
     return 0 if nodes or preprocess.stored is None else 1
 
@@ -239,14 +245,14 @@ def _check_policy(policy: str, cut: int | None, codec: str | None) -> None:
 
 
 def _left_to_do(declared: Preprocess, data: Dataset, accuracy: str | float) -> Preprocess:
-    """What the data set leaves to do of a declared preprocessing: all, but where it is a ready form."""
+    """What the data set leaves to do of a declared preprocessing: all, but where it is a ready format."""
     rest = data.rest_of(declared)
     if rest.stored is not None and rest.stored.dtype == "fp16":
         allowed = accuracy not in (EXACT, FLOAT32) if isinstance(accuracy, str) else accuracy >= _FP16_ERROR
         if not allowed:
             raise SettingError(
                 f"{data.url} keeps what the network takes in 16-bit floats, which are rounded: allow that with "
-                "accuracy='fp16', or make a ready form of uint8"
+                "accuracy='fp16', or make a ready format of uint8"
             )
     return rest
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from frostline.core import Cut, Graph
+from frostline.engines.base.length_runner import LengthRunner
 from frostline.engines.base.runner import Runner, as_array, as_tensor, leaf_values
 from frostline.errors import OverBudget
 from frostline.events import NotAsAsked, Observer, PhaseStarted
@@ -20,6 +21,7 @@ from frostline.loaders.epoch.fetch import EngineChoice, Shipment
 from frostline.loaders.epoch.local_stage import LocalPrefix
 from frostline.loaders.epoch.retry import RetryPolicy
 from frostline.models.cutting.cut import CutNetwork, cut_network
+from frostline.models.cutting.token_lengths import shortened
 from frostline.models.files.artifact import Prefix, digest_of, read_prefix, write_prefix
 from frostline.models.graph.split import after
 from frostline.models.tracing.row_inputs import takes_rows
@@ -29,7 +31,7 @@ from frostline.preprocess import Preprocess
 from frostline.transport.protocol import Cancellation, Transport
 from frostline.wire.messages import ProfileRequest
 
-__all__ = ("PartitionedModel", "TorchLocalPrefix", "rest_of")
+__all__ = ("BucketedLocalPrefix", "PartitionedModel", "TorchLocalPrefix", "rest_of")
 
 
 class TorchLocalPrefix:
@@ -60,6 +62,30 @@ class TorchLocalPrefix:
         return tuple(as_array(output[:rows].contiguous()) for output in outputs)
 
 
+class BucketedLocalPrefix:
+    """The whole frozen part of a network for texts, which runs at each text's own length.
+
+    Args:
+        prefix: the frozen part, with its lengths.
+        device: where it runs, in torch's words.
+    """
+
+    def __init__(self, prefix: Prefix, device: str) -> None:
+        assert prefix.lengths is not None, "its texts may be shortened"
+        self._device = torch.device(device)
+        leaves = [leaf.to(self._device) for leaf in leaf_values(prefix.graph, prefix.tensors)]
+        self._line = prefix.cuts[-1].number
+        self._runner = LengthRunner(prefix.graph, prefix.cuts, leaves, prefix.lengths, device=self._device)
+
+    def run(self, arrays: Sequence[npt.NDArray[np.generic]], size: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """See ``loaders.epoch.local_stage.Rest``."""
+        [rows] = arrays
+        batch = as_tensor(rows if rows.flags.writeable else rows.copy())
+        with torch.inference_mode():
+            parts = [self._runner.run(some.to(self._device), self._line) for some in torch.split(batch, size)]
+        return tuple(as_array(torch.cat(columns)) for columns in zip(*parts, strict=True))
+
+
 def _filled(array: npt.NDArray[np.generic], rows: int) -> npt.NDArray[np.generic]:
     """The array with zeros behind it; a copy where torch could not take it as it is."""
     if len(array) == rows:
@@ -84,13 +110,17 @@ class PartitionedModel:
     tokenizer: bytes = b""
 
     @classmethod
-    def of(cls, model: nn.Module, preprocess: Preprocess, *, frozen_in_eval: bool) -> "PartitionedModel":
+    def of(
+        cls, model: nn.Module, preprocess: Preprocess, *, frozen_in_eval: bool, may_shorten: bool = True
+    ) -> "PartitionedModel":
         """Find the frost line of a network.
 
         Args:
             model: see ``offload``.
             preprocess: makes the samples that it takes.
             frozen_in_eval: see ``offload``.
+            may_shorten: run frozen layers on texts of their own length, where that gives the same but for the order of
+                sums.
 
         Raises:
             ModelError: see ``models.cut_network``.
@@ -101,6 +131,9 @@ class PartitionedModel:
         if preprocess.tokens is not None:
             model = takes_rows(model, preprocess.tokens.names)
         parts = cut_network(model, (preprocess.sample,), frozen_in_eval=frozen_in_eval)
+        if preprocess.tokens is not None and parts.prefix is not None and may_shorten:
+            prefix = shortened(model, parts.prefix, preprocess.tokenizer, frozen_in_eval=frozen_in_eval)
+            parts = replace(parts, prefix=prefix)
         return cls(parts=parts, device=device, not_averaged=not_whole, tokenizer=preprocess.tokenizer)
 
     @property
@@ -196,5 +229,7 @@ def rest_of(prefix: Prefix | bytes, device: str) -> Callable[[Cut], LocalPrefix 
 
 
 def _rest(prefix: Prefix, device: str, cut: Cut) -> LocalPrefix | None:
+    if prefix.lengths is not None and cut.number <= 1:
+        return BucketedLocalPrefix(prefix, device)
     graph = after(prefix.graph, cut)
     return TorchLocalPrefix(graph, prefix.tensors, device) if graph.nodes else None

@@ -121,8 +121,8 @@ class WorkerSetup:
         )
 
     def _collector(self) -> StatisticsCollector:
-        most, refuses = self.settings.max_skipped(len(self.data)), self.data.changed == "refuse"
-        return StatisticsCollector(_ignore, max_skipped=most, refuses_changes=refuses, shared=self.skipped)
+        maximum, refuses = self.settings.max_skipped(len(self.data)), self.data.changed == "refuse"
+        return StatisticsCollector(_ignore, max_skipped=maximum, refuses_changes=refuses, shared=self.skipped)
 
     def _local_stage(self) -> LocalStage:
         rest = None

@@ -26,9 +26,9 @@ M = TypeVar("M", bound=nn.Module)
 def freeze(model: M, until: str, *, input_shape: Inputs = (3, 224, 224)) -> M:
     """Freeze ``model`` up to the output of the layer ``until``; the rest stays as it is.
 
-    Every parameter that is used before the layer's output is ready no longer requires a gradient. Modules that are
-    frozen whole, and those without parameters that run nowhere behind them, are put into eval mode, so that BatchNorm
-    uses its stored statistics and dropout is off.
+    Every parameter that is used before the layer's output is ready no longer requires a gradient, nor does one of the
+    layer that is not used in eval mode. Modules that are frozen whole, and those without parameters that run nowhere
+    behind them, are put into eval mode, so that BatchNorm uses its stored statistics and dropout is off.
     The network is run once, on one sample of zeros, to see the order in which its layers are used.
 
     Args:
@@ -134,7 +134,10 @@ def _up_to(model: nn.Module, until: str, used: list[tuple[str, nn.Parameter | No
         ends = [place for place, (path, parameter) in enumerate(used) if path == until and parameter is None]
         if not ends:
             raise UnknownLayer(f"layer {until!r} is never run by the network, so nothing can be frozen up to it")
-        return [parameter for _, parameter in used[: ends[-1]] if parameter is not None]
+        known = {id(parameter) for _, parameter in used}
+        # What the layer has for train mode alone, such as the filling of masked places, would keep it in train mode.
+        idle = [parameter for parameter in model.get_submodule(until).parameters() if id(parameter) not in known]
+        return [*idle, *(parameter for _, parameter in used[: ends[-1]] if parameter is not None)]
     if until != _ALL_BUT_THE_CLASSIFIER:
         raise UnknownLayer(f"the network has no layer {until!r}{nearest(until, [*paths, _ALL_BUT_THE_CLASSIFIER])}")
     kept = {id(parameter) for parameter in classifier_of(model, used)[1].parameters()}

@@ -20,7 +20,7 @@ from frostline.stores.reads.block_reads import BlockReads
 from frostline.transport.protocol import Cancellation, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
-__all__ = ("LocalAnswer", "LocalTransport")
+__all__ = ("LocalResponse", "LocalTransport")
 
 
 class LocalTransport:
@@ -60,15 +60,15 @@ class LocalTransport:
             except (Abandoned, CancelledError) as error:
                 raise Unavailable("the profile was cancelled, or the node is stopping") from error
 
-    def features(self, request: FeatureRequest) -> "LocalAnswer":
+    def features(self, request: FeatureRequest) -> "LocalResponse":
         """See ``Transport``."""
         self.count(requests=1)
         if request.cut == 0:
-            return LocalAnswer(partial(self._direct.answer, request), self)
+            return LocalResponse(partial(self._direct.answer, request), self)
         # A job's requests nearly all have the same one.
         if self._latest is None or self._latest[0] != request.preprocess:
             self._latest = request.preprocess, Preprocess.from_json(request.preprocess)
-        return LocalAnswer(partial(self._node.features, request, preprocess=self._latest[1]), self)
+        return LocalResponse(partial(self._node.features, request, preprocess=self._latest[1]), self)
 
     def blocks(self, data: str, reading: str, max_bytes: int) -> BlockReads | None:
         """See ``ReadsBlocks``."""
@@ -108,7 +108,7 @@ class LocalTransport:
             self._receive_s += receive_s
 
 
-class LocalAnswer:
+class LocalResponse:
     """The batches of one answer. ``close`` may be called from any thread; it wakes a thread that waits in ``next``."""
 
     def __init__(self, begin: Callable[[], BatchStream | FolderStream], transport: LocalTransport) -> None:

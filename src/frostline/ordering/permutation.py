@@ -110,14 +110,14 @@ def draw_of_stretches(size: int, count: int, key: int) -> _Rows:
     return out
 
 
-def check_number(name: str, value: int, most: int) -> None:
-    """Make sure that a number lies from 0 to ``most``.
+def check_number(name: str, value: int, maximum: int) -> None:
+    """Make sure that a number lies from 0 to ``maximum``.
 
     Raises:
         SettingError: the number is out of range.
     """
-    if not 0 <= value <= most:
-        raise SettingError(f"{name} must lie from 0 to {most}, not {value}")
+    if not 0 <= value <= maximum:
+        raise SettingError(f"{name} must lie from 0 to {maximum}, not {value}")
 
 
 def check_epoch(size: int, seed: int, epoch: int) -> None:

@@ -45,8 +45,8 @@ class RecordedOrder:
         With a slack of up to 127 places this is a byte a sample.
         """
         moved = self.positions - np.arange(len(self.positions))
-        most = int(np.abs(moved).max(initial=0))
-        width = next(dtype for dtype in _WIDTHS if most <= np.iinfo(dtype).max)
+        maximum = int(np.abs(moved).max(initial=0))
+        width = next(dtype for dtype in _WIDTHS if maximum <= np.iinfo(dtype).max)
         about = {"state": self.state.to_json(), "rows": len(self.positions), "bytes": np.dtype(width).itemsize}
         line = json.dumps(about, separators=(",", ":")).encode() + b"\n"
         body = _MAGIC + line + moved.astype(np.dtype(width).newbyteorder("<")).tobytes()

@@ -278,10 +278,10 @@ def _rate(seconds: Mapping[str, float]) -> float:
 
 def _memory(cut: Cut, job: _Job) -> tuple[int, int]:
     """The device batch and the memory of a run: whole eights, up to the profiled batch; eight where none fits."""
-    cost, most = job.store.costs[cut.number], job.store.device_batch
+    cost, maximum = job.store.costs[cut.number], job.store.device_batch
     if cost.bytes_per_sample:
-        most = min(most, (job.situation.memory_bytes - cost.fixed_bytes) // cost.bytes_per_sample)
-    device_batch = max(_SMALLEST_DEVICE_BATCH, most // _SMALLEST_DEVICE_BATCH * _SMALLEST_DEVICE_BATCH)
+        maximum = min(maximum, (job.situation.memory_bytes - cost.fixed_bytes) // cost.bytes_per_sample)
+    device_batch = max(_SMALLEST_DEVICE_BATCH, maximum // _SMALLEST_DEVICE_BATCH * _SMALLEST_DEVICE_BATCH)
     return device_batch, cost.fixed_bytes + device_batch * cost.bytes_per_sample
 
 

@@ -96,7 +96,7 @@ def _best(situation: Situation, noise: float) -> Plan:
         fewest = min(option.candidate.wire_bytes_per_sample for option in near)
         why = single(near[0].candidate, near=len(near), noise=noise, encoded=found[0].candidate, min_bytes=fewest)
     else:
-        mix = _Mix.of(_used(possible, exact.shares.tolist(), least=_MIN_SHARE if noise else 0.0))
+        mix = _Mix.of(_used(possible, exact.shares.tolist(), minimum=_MIN_SHARE if noise else 0.0))
         fastest = max(option.candidate.samples_per_s for option in possible)
         why = mixed([(option.candidate, share) for option, share in mix.ways], gain=mix.samples_per_s / fastest - 1)
     prices = dict(zip(names, exact.prices.tolist(), strict=True))
@@ -203,9 +203,9 @@ def _later(situation: Situation) -> float | None:
     return 1 / situation.head_s if situation.head_s > 0 else math.inf
 
 
-def _used(possible: Sequence[Option], shares: Sequence[float], *, least: float) -> list[tuple[Option, float]]:
+def _used(possible: Sequence[Option], shares: Sequence[float], *, minimum: float) -> list[tuple[Option, float]]:
     """The ways with more than the least share, the largest first; together they take all samples."""
-    used = [(option, share) for option, share in zip(possible, shares, strict=True) if share > least]
+    used = [(option, share) for option, share in zip(possible, shares, strict=True) if share > minimum]
     total = sum(share for _, share in used)
     used = [(option, share / total) for option, share in used]
     return sorted(used, key=lambda way: (-round(way[1], 4), way[0].candidate.route))

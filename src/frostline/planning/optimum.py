@@ -76,7 +76,7 @@ def optimum(costs: Floats, weights: Floats, *, slack: float = 0.0) -> Optimum:
     ways = np.flatnonzero(single_s <= unit_s * _HOPELESS)
     loads, rates = costs[ways] / single_s[ways, np.newaxis], unit_s / single_s[ways]
     fastest = _fastest(loads, rates)
-    chosen = _lightest(loads, rates, weights[ways], least=-fastest.fun * (1 - slack))
+    chosen = _lightest(loads, rates, weights[ways], minimum=-fastest.fun * (1 - slack))
     # On nearly parallel ways rounding may leave one way too many: the fastest mixture of those has no more than r.
     if np.count_nonzero(chosen) > costs.shape[1]:
         few = np.flatnonzero(chosen)
@@ -105,14 +105,14 @@ def _fastest(loads: Floats, rates: Floats) -> "OptimizeResult":
     return _solved(-rates, loads.T, np.ones(loads.shape[1]))
 
 
-def _lightest(loads: Floats, rates: Floats, weights: Floats, *, least: float) -> Floats:
+def _lightest(loads: Floats, rates: Floats, weights: Floats, *, minimum: float) -> Floats:
     """Shares of the mixture of the least weight among those with at least that rate."""
     weighed = rates * weights
     heaviest = weighed.max()
     found = _solved(
         weighed / heaviest if heaviest > 0 else np.zeros(len(rates)),
         np.vstack([loads.T, -rates]),
-        np.append(np.ones(loads.shape[1]), -least * (1 - _EQUAL)),
+        np.append(np.ones(loads.shape[1]), -minimum * (1 - _EQUAL)),
     )
     return _shares(found.x * rates)
 

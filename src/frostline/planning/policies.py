@@ -53,7 +53,7 @@ def freeze(_: Sequence[Candidate], situation: Situation) -> int:
 
 def min_bytes(cuts: Sequence[Candidate], _: Situation) -> int:
     """The fewest bytes on the wire, encoded samples included; of equal ones the earliest."""
-    return min(cuts, key=lambda one: (one.wire_bytes_per_sample, one.cut)).cut
+    return min(cuts, key=lambda cut: (cut.wire_bytes_per_sample, cut.cut)).cut
 
 
 def neurosurgeon(cuts: Sequence[Candidate], _: Situation) -> int:
@@ -62,7 +62,7 @@ def neurosurgeon(cuts: Sequence[Candidate], _: Situation) -> int:
     ``T(s) = (S + C + N) I`` with S, C, N the store's, the trainer's and the link's seconds of one of I iterations
     (Kang et al., Neurosurgeon, ASPLOS 2017, section 4.3, as HAPI compares itself with it).
     """
-    return min(cuts, key=lambda one: ((one.store_s + one.trainer_s + one.link_s) * _ITERATIONS, one.cut)).cut
+    return min(cuts, key=lambda cut: ((cut.store_s + cut.trainer_s + cut.link_s) * _ITERATIONS, cut.cut)).cut
 
 
 def hapi_v1(cuts: Sequence[Candidate], situation: Situation) -> int:
@@ -87,7 +87,7 @@ def hapi_v1(cuts: Sequence[Candidate], situation: Situation) -> int:
         is_thin = layer.wire_bytes_per_sample * _BATCH < max_bytes
         if is_thin and layer.memory_bytes + _rest_memory(costs[layer.cut]) < everything_bytes:
             return layer.cut
-    return min(layers, key=lambda one: (one.wire_bytes_per_sample, one.cut)).cut
+    return min(layers, key=lambda layer: (layer.wire_bytes_per_sample, layer.cut)).cut
 
 
 def hapi_v3(cuts: Sequence[Candidate], _: Situation) -> int:
@@ -102,7 +102,7 @@ def hapi_v3(cuts: Sequence[Candidate], _: Situation) -> int:
         store_s, trainer_s, link_s = one.store_s, one.trainer_s, one.link_s
         return store_s + (max(store_s, trainer_s) + link_s) * (_ITERATIONS - 1) + link_s + trainer_s
 
-    chosen = min(cuts, key=lambda one: (seconds(one), one.cut))
+    chosen = min(cuts, key=lambda cut: (seconds(cut), cut.cut))
     return 0 if cuts[0].samples_per_s > chosen.samples_per_s else chosen.cut
 
 

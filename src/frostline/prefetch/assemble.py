@@ -190,17 +190,17 @@ class BatchAssembler:
         """One column of the rows that wait for their batch to be full, in its own memory; None where none do."""
         return self._slabs[column][: self._filled] if self._filled else None
 
-    def finish(self, least: int = 0) -> Columns | None:
+    def finish(self, minimum: int = 0) -> Columns | None:
         """The last batch, with the rows that are left; None where none are, or ``drop_last`` leaves it out.
 
         Args:
-            least: rows that it has if it has any, at most a whole batch's: its own come again, in turn.
+            minimum: rows that it has if it has any, at most a whole batch's: its own come again, in turn.
         """
         filled = self._filled
         slabs = self._give_away()
         if not filled or self._drop_last:
             return None
-        again = np.arange(least - filled) % filled
+        again = np.arange(minimum - filled) % filled
         for slab in slabs:
             slab[filled : filled + len(again)] = slab[again]
         return tuple(slab[: filled + len(again)] for slab in slabs)

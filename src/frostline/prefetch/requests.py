@@ -195,10 +195,10 @@ class RampUp:
 
     def deal(self, left: int) -> Deal:
         """See ``Dealer``."""
-        most = self._lengths.at(self._dealt)
+        maximum = self._lengths.at(self._dealt)
         self._dealt += 1
         # After the beginning the dealer alone says how many.
-        return self._dealer.deal(left if most == self._lengths.whole else min(left, most))
+        return self._dealer.deal(left if maximum == self._lengths.whole else min(left, maximum))
 
 
 class WeightedRoutes:

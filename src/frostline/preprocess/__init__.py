@@ -1,14 +1,20 @@
 """Preprocessing declared as data, with the same numbers on every side."""
 
+from typing import Literal
+
+from frostline.errors import SettingError
 from frostline.preprocess.applied import Applied
+from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages
 from frostline.preprocess.spec import Preprocess
 from frostline.preprocess.steps import (
     CenterCrop,
     ColorJitter,
     Decode,
+    DecodeAudio,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    ReadArray,
     Resize,
     Squeeze,
     Step,
@@ -22,15 +28,19 @@ __all__ = (
     "CenterCrop",
     "ColorJitter",
     "Decode",
+    "DecodeAudio",
     "Normalize",
     "Preprocess",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "ReadArray",
     "Resize",
     "Squeeze",
     "Step",
     "Stored",
     "Tokenize",
+    "array",
+    "audio",
     "efficientnet_lite",
     "imagenet",
     "text",
@@ -54,6 +64,56 @@ def efficientnet_lite(size: int) -> Preprocess:
     """What EfficientNet-lite expects: bicubic, the middle 7/8, pixels as ``(x - 127) / 128``."""
     normalise = Normalize(mean=(127.0,) * 3, std=(128.0,) * 3)
     return Preprocess(steps=(Decode(), Resize(size * 8 // 7, "bicubic"), CenterCrop(size), normalise))
+
+
+def array(shape: tuple[int, ...], dtype: Literal["float32", "int64"] = "float32") -> Preprocess:
+    """What networks take that were trained on rows of numbers, spectra or volumes: an array as it is kept.
+
+    Samples are ``.npy`` files in class folders or tars, or such bytes in a column of Parquet files; NumPy's ``save``
+    writes them. Every sample has the same shape. Stored numbers of any type become float32; whole ones may stay whole.
+
+    Args:
+        shape: shape of every sample, without the batch.
+        dtype: type of the numbers that the network takes, ``float32`` or ``int64``.
+
+    Raises:
+        SettingError: The shape or the type makes no sense, or there are too many numbers.
+    """
+    return Preprocess(steps=(ReadArray(shape, dtype),))
+
+
+def audio(
+    seconds: float,
+    *,
+    sample_rate: int = 16_000,
+    features: Literal["log_mel", "waveform"] = "log_mel",
+    n_mels: int = 80,
+    n_fft: int = 400,
+    hop_length: int = 160,
+    normalize: bool = False,
+) -> Preprocess:
+    """What networks for sound expect: a log-mel spectrogram ``[1, n_mels, frames]``, or the wave ``[samples]``.
+
+    Sounds are WAV, FLAC or OGG files in class folders or tars, or such bytes in a column of Parquet files. Channels are
+    averaged, other rates resampled (soxr), and every sound is cut to one length or padded with silence behind it. A
+    spectrogram is ``log(MelSpectrogram(wave) + 1e-6)`` with torchaudio's ``MelSpectrogram``, to 1e-4.
+
+    Args:
+        seconds: length of every sample.
+        sample_rate: samples a second.
+        features: ``log_mel`` or ``waveform``.
+        n_mels: number of mel bands.
+        n_fft: samples of a frame, 25 ms by default.
+        hop_length: samples from one frame to the next, 10 ms by default.
+        normalize: bring a waveform to mean 0 and variance 1, as Wav2Vec2's feature extractor does.
+
+    Raises:
+        SettingError: An argument makes no sense, or the packages ``soundfile`` and ``soxr`` are not installed.
+    """
+    step = DecodeAudio(sample_rate, seconds, features, n_mels, n_fft, hop_length, normalize)
+    if not has_sound_packages():
+        raise SettingError(LACKS_SOUND)
+    return Preprocess(steps=(step,))
 
 
 def text(

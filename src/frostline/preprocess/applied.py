@@ -1,4 +1,4 @@
-"""Decides which steps a ready form has behind it, and which are left of a preprocessing that is declared for it."""
+"""Decides which steps a ready format has behind it, and which are left of a preprocessing that is declared for it."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ __all__ = ("Applied",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What was done to the images of a ready form before they were kept.
+    """What was done to the images of a ready format before they were kept.
 
     Attributes:
         steps: from ``Decode`` on; none of them random. The last one is ``Normalize`` where ``dtype`` is ``fp16``.
@@ -29,9 +29,9 @@ class Applied:
 
     def __post_init__(self) -> None:
         if len(self.steps) < 2:
-            raise SettingError("a ready form needs images of one size: CenterCrop before any random step")
+            raise SettingError("a ready format needs images of one size: CenterCrop before any random step")
         if self.whole.is_random:
-            raise SettingError("a ready form is the same in every epoch, so that no step of it is random")
+            raise SettingError("a ready format is the same in every epoch, so that no step of it is random")
 
     @classmethod
     def to(cls, preprocess: Preprocess, dtype: Literal["uint8", "fp16"]) -> Self:
@@ -45,8 +45,8 @@ class Applied:
         Raises:
             SettingError: Images would have several sizes, or a step is random where all are to be applied.
         """
-        if preprocess.stored is not None:
-            raise SettingError("a ready form is made of images: the preprocessing starts with Decode")
+        if preprocess.stored is not None or not preprocess.are_images:
+            raise SettingError("a ready format is made of images: the preprocessing starts with Decode")
         if dtype == "fp16":
             return cls(steps=preprocess.steps, dtype=dtype, decoder=decoder_name())
         steps = tuple(takewhile(lambda step: not isinstance(step, RandomStep), preprocess.steps[:-1]))
@@ -91,8 +91,8 @@ class Applied:
         if declared.steps[: count - 1] == self.steps[:-1] and self._crops_alike(declared.steps[count - 1]):
             return Preprocess(steps=(self.stored, *declared.steps[count - 1 :]))
         raise SettingError(
-            f"this ready form was made with {self}, and the declared preprocessing does not start with that: it is "
-            f"{', '.join(map(str, declared.steps))}; declare one that does, or make another ready form"
+            f"this ready format was made with {self}, and the declared preprocessing does not start with that: it is "
+            f"{', '.join(map(str, declared.steps))}; declare one that does, or make another ready format"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Applied:
             steps = tuple(step_from_json(step) for step in value["steps"])
             return cls(steps=steps, dtype=value["dtype"], decoder=str(value["decoder"]))
         except (FrostlineError, KeyError, TypeError) as error:
-            raise DataError(f"a ready form of another version, or a damaged one: {error}") from error
+            raise DataError(f"a ready format of another version, or a damaged one: {error}") from error
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.steps))

@@ -11,18 +11,24 @@ from PIL import Image
 from frostline.core import View
 from frostline.errors import SampleError
 from frostline.preprocess.applied import Applied
+from frostline.preprocess.arrays import numbers_into
 from frostline.preprocess.decoder import check_size, decoded, jittered, size_of
 from frostline.preprocess.records import unpacked
+from frostline.preprocess.sounds import sound_bytes, sound_into
 from frostline.preprocess.spec import Preprocess, draws, middle, no_draw, random_box, scaled_size
 from frostline.preprocess.steps import (
     CenterCrop,
     ColorJitter,
     Decode,
+    DecodeAudio,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    ReadArray,
     Resize,
     Squeeze,
     Step,
+    Stored,
+    Tokenize,
 )
 from frostline.preprocess.tokens import tokens_into
 
@@ -30,7 +36,8 @@ __all__ = ("MAX_PIXELS", "decode_applied", "decode_into", "pixels_into", "pixels
 
 MAX_PIXELS = 50_000_000  # above the 48 megapixels of today's phones
 
-# A token of one byte takes about 250 bytes while its text is tokenized, and a pixel 22.
+_BYTES_PER_PIXEL = 22
+# A token of one byte takes about 250 bytes while its text is tokenized.
 _PIXELS_PER_BYTE_OF_TEXT = 12
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
@@ -44,14 +51,14 @@ def decode_into(
     view: View | None,
     max_pixels: int = MAX_PIXELS,
 ) -> None:
-    """Decode one image, or tokenize one text, and write the network's input into ``out``.
+    """Decode one image, tokenize a text, or read a sound or an array, and write the network's input into ``out``.
 
     The orientation noted in EXIF is not applied, as with torchvision's data sets. An image of several frames
     gives its first one. JPEGs are decoded in full, unless the steps allow a reduced scale.
 
     Args:
         preprocess: the steps.
-        encoded: the image, the record of a ready form or the text in UTF-8, as stored; read, not kept.
+        encoded: the image, record of a ready format, text in UTF-8, sound or array, as stored; read, not kept.
         out: array with the shape and type of ``preprocess.sample``; its content is undefined after a ``SampleError``.
         id: id of the sample; with the view it seeds the random steps, so that every side draws the same.
         view: which random view; None where no step is random.
@@ -65,13 +72,18 @@ def decode_into(
     Safe for use by several threads at once; decoding, scaling and arithmetic run without the interpreter's lock.
     """
     levels = preprocess.levels
-    if preprocess.tokens is not None:
-        tokens_into(preprocess.tokenizer, encoded, out)
-    elif levels is not None:
-        levels.into(_pixels(preprocess, encoded, draws(preprocess, id, view), max_pixels), out)
-    else:
-        assert preprocess.stored is not None
-        np.copyto(out, unpacked(preprocess.stored, encoded))
+    match preprocess.steps[0]:
+        case Tokenize():
+            tokens_into(preprocess.tokenizer, encoded, out)
+        case ReadArray() as array:
+            numbers_into(array, encoded, out)
+        case DecodeAudio() as audio:
+            sound_into(audio, encoded, out, max_bytes=_BYTES_PER_PIXEL * max_pixels)
+        case Stored() as stored if levels is None:
+            np.copyto(out, unpacked(stored, encoded))
+        case _:
+            assert levels is not None
+            levels.into(_pixels(preprocess, encoded, draws(preprocess, id, view), max_pixels), out)
 
 
 def pixels_into(
@@ -100,12 +112,12 @@ def pixels_into(
 def decode_applied(
     applied: Applied, encoded: bytes | memoryview, *, rest: Preprocess | None = None, max_pixels: int = MAX_PIXELS
 ) -> npt.NDArray[np.uint8] | npt.NDArray[np.float16]:
-    """What a ready form keeps of one image.
+    """What a ready format keeps of one image.
 
     Args:
         applied: the steps.
         encoded: the image as stored.
-        rest: remaining steps, where ``encoded`` is the record of another ready form; by default all steps.
+        rest: remaining steps, where ``encoded`` is the record of another ready format; by default all steps.
         max_pixels: see ``decode_into``.
 
     Returns:
@@ -129,27 +141,33 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
 
     Returns:
         0 where the header is broken: decoding says why and needs next to nothing for it. Of a text, as many pixels
-        as take the memory of its tokens.
+        as take the memory of its tokens; of a sound likewise; of an array 0, as its numbers go
+        where they belong.
     """
-    if preprocess.tokens is not None:
-        return _PIXELS_PER_BYTE_OF_TEXT * len(encoded)
+    match preprocess.steps[0]:
+        case Tokenize():
+            return _PIXELS_PER_BYTE_OF_TEXT * len(encoded)
+        case ReadArray():
+            return 0
+        case DecodeAudio() as audio:
+            return -(-sound_bytes(audio, encoded) // _BYTES_PER_PIXEL)
     width, height = _size(preprocess, encoded)
     if not width or not height:
         return 0
-    most = width * height
+    maximum = width * height
     for step in preprocess.steps:
         match step:
             case Resize():
                 scaled_width, scaled_height = scaled_size(step, (width, height))
-                most = max(most, max(scaled_width, 1) * max(scaled_height, height))
+                maximum = max(maximum, max(scaled_width, 1) * max(scaled_height, height))
                 width, height = scaled_width, scaled_height
             case RandomResizedCrop() | Squeeze():
-                most = max(most, step.size * max(height, step.size))
+                maximum = max(maximum, step.size * max(height, step.size))
                 width = height = step.size
             case CenterCrop():
-                most = max(most, step.size**2)
+                maximum = max(maximum, step.size**2)
                 width = height = step.size
-    return most
+    return maximum
 
 
 def scratch_bytes(max_pixels: int = MAX_PIXELS) -> int:
@@ -158,7 +176,7 @@ def scratch_bytes(max_pixels: int = MAX_PIXELS) -> int:
     Measured at the peak, in bytes a pixel: WebP 20, whose reader has canvases of its own; every other format 12,
     which are the decoded image, the scaled one and the one between the two passes of scaling.
     """
-    return 22 * max_pixels + (1 << 20)
+    return _BYTES_PER_PIXEL * max_pixels + (1 << 20)
 
 
 def _size(preprocess: Preprocess, encoded: bytes | memoryview) -> tuple[int, int]:

@@ -1,14 +1,10 @@
-"""Opens and decodes images and arrays within bounds, jitters colours, and says what is wrong with broken samples."""
+"""Opens and decodes images within bounds, jitters colours, and says what is wrong with broken samples."""
 
-import math
 import struct
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from tokenize import TokenError
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,113 +22,19 @@ from PIL import (
 )
 
 from frostline.errors import SampleError
+from frostline.preprocess.arrays import classes_of, pixels_of, size_of_array
+from frostline.preprocess.sounds import is_sound
 from frostline.preprocess.steps import ColorJitter
 
 __all__ = (
     "JITTER_DRAWS",
     "check_size",
-    "classes_of",
     "decoded",
     "decoded_classes",
     "is_array",
     "jittered",
-    "pixels_of",
     "size_of",
-    "size_of_array",
 )
-
-_MAGIC = b"\x93NUMPY"
-_CHANNELS = (1, 3, 4)
-_LONGEST_HEADER = 1024
-# The reader takes literals apart with Python's own parser, which in 3.11 fails where two threads use it at once
-# (CPython 106905): its depth is counted for all of them together.
-_PARSING = threading.Lock()
-# What the reader of headers raises on texts that are none; it takes literals apart and evaluates nothing.
-_BROKEN_HEADER = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    SyntaxError,
-    RecursionError,
-    MemoryError,
-    struct.error,
-    TokenError,
-)
-
-
-def is_array(encoded: bytes | memoryview) -> bool:
-    """Whether a sample is an array and not an encoded image."""
-    return bytes(encoded[: len(_MAGIC)]) == _MAGIC
-
-
-def size_of_array(encoded: bytes | memoryview) -> tuple[int, int]:
-    """Width and height; 0 and 0 where the array is no image."""
-    try:
-        shape, _ = _image_header(encoded)
-    except SampleError:
-        return 0, 0
-    return shape[1], shape[0]
-
-
-def pixels_of(encoded: bytes | memoryview) -> npt.NDArray[np.uint8]:
-    """The pixels, a view of ``encoded``: ``uint8[H, W]``, or ``uint8[H, W, C]`` with three or four channels.
-
-    Raises:
-        SampleError: the array is of another kind, or cut off. Objects, which would be pickles, are never read.
-    """
-    shape, start = _image_header(encoded)
-    pixels: npt.NDArray[np.uint8] = _values(encoded, shape, np.dtype(np.uint8), start).reshape(shape)
-    return pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
-
-
-def classes_of(encoded: bytes | memoryview, max_pixels: int) -> npt.NDArray[np.integer | np.bool_]:
-    """The whole numbers of a mask ``[H, W]``, or ``[H, W, 1]``, a view of ``encoded``.
-
-    Raises:
-        SampleError: the array is of another kind, cut off, or has more pixels than allowed.
-    """
-    shape, is_fortran, dtype, start = _header(encoded)
-    if dtype.kind not in "biu" or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 1)) or not all(shape):
-        raise SampleError(f"an array of {dtype.name} {list(shape)} is no mask: one is [H, W] of whole numbers")
-    if shape[0] * shape[1] > max_pixels:
-        raise SampleError(f"too many pixels: it has {shape[1]} x {shape[0]}, the most are {max_pixels}")
-    values = _values(encoded, shape, dtype, start)
-    return values.reshape(shape[:2], order="F" if is_fortran else "C")
-
-
-def _values(encoded: bytes | memoryview, shape: tuple[int, ...], dtype: np.dtype[Any], start: int) -> npt.NDArray[Any]:
-    count = math.prod(shape)
-    if len(encoded) - start != count * dtype.itemsize:
-        raise SampleError(
-            f"broken array: {list(shape)} takes {count * dtype.itemsize} bytes, and {len(encoded) - start} are there"
-        )
-    return np.frombuffer(encoded, dtype, count, start)
-
-
-def _image_header(encoded: bytes | memoryview) -> tuple[tuple[int, ...], int]:
-    """The shape of an image, and where its values start."""
-    shape, is_fortran, dtype, start = _header(encoded)
-    has_channels = len(shape) == 3 and shape[2] in _CHANNELS
-    if dtype != np.uint8 or is_fortran or not (len(shape) == 2 or has_channels) or not all(shape):
-        raise SampleError(
-            f"an array of {dtype.name} {list(shape)} is no image: one is uint8 [H, W] or [H, W, C] with 1, 3 or 4 "
-            "channels, in C order"
-        )
-    return shape, start
-
-
-def _header(encoded: bytes | memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """The shape, whether columns lie together, the type, and where the values start."""
-    file = BytesIO(encoded[: _LONGEST_HEADER + 16])
-    try:
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
-        with _PARSING:
-            shape, is_fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
-    except _BROKEN_HEADER as error:
-        raise SampleError("broken array: its header cannot be read") from error
-    return shape, is_fortran, dtype, file.tell()
-
 
 Size = tuple[int, int]
 
@@ -170,6 +72,11 @@ _BROKEN = (
 )
 
 
+def is_array(encoded: bytes | memoryview) -> bool:
+    """Whether a sample is an array and not an encoded image."""
+    return bytes(encoded[: len(npy.MAGIC_PREFIX)]) == npy.MAGIC_PREFIX
+
+
 def decoded(
     encoded: bytes | memoryview, mode: str, *, max_pixels: int, enough: Callable[[Size], Size] | None = None
 ) -> Image.Image:
@@ -189,7 +96,7 @@ def decoded(
         check_size(size_of_array(encoded), max_pixels, "it has")
         image = Image.fromarray(pixels_of(encoded))
         return image if image.mode == mode else image.convert(mode)
-    with _in_words(max_pixels):
+    with _in_words(encoded, max_pixels):
         image = _opened(encoded)
         check_size(image.size, max_pixels, "it has")
         if image.mode not in _MODES:
@@ -213,7 +120,7 @@ def decoded_classes(encoded: bytes | memoryview, *, max_pixels: int) -> npt.NDAr
     """
     if is_array(encoded):
         return classes_of(encoded, max_pixels)
-    with _in_words(max_pixels):
+    with _in_words(encoded, max_pixels):
         image = _opened(encoded)
         check_size(image.size, max_pixels, "it has")
         if image.mode not in _CLASS_MODES:
@@ -248,11 +155,13 @@ def _of_a_size(image: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def _in_words(max_pixels: int) -> Iterator[None]:
+def _in_words(encoded: bytes | memoryview, max_pixels: int) -> Iterator[None]:
     """Say what Pillow found wrong."""
     try:
         yield
     except UnidentifiedImageError as error:
+        if is_sound(encoded):
+            raise SampleError("it is a sound and no image: declare preprocess=preprocess.audio(...)") from error
         raise SampleError("not an image of a known format, or its header is broken") from error
     except Image.DecompressionBombError as error:
         raise SampleError(f"too many pixels: the most are {max_pixels}") from error
@@ -325,8 +234,8 @@ def _drawn_order(draw: Callable[[], float]) -> list[int]:
 
 
 def _factor(amount: float, drawn: float) -> float:
-    least, most = max(0.0, 1 - amount), 1 + amount
-    return least + (most - least) * drawn
+    minimum, maximum = max(0.0, 1 - amount), 1 + amount
+    return minimum + (maximum - minimum) * drawn
 
 
 def _turned(image: Image.Image, turn: float) -> Image.Image:

@@ -99,7 +99,7 @@ def scaled_mask(encoded: bytes | memoryview, shorter_side: int, *, size: tuple[i
 
 
 def kept_mask(preprocess: Preprocess, encoded: bytes | memoryview, *, size: tuple[int, int] = (0, 0)) -> bytes:
-    """A mask as a ready form keeps it beside its image: as large as the pixels, a grey PNG of 8 or 16 bits.
+    """A mask as a ready format keeps it beside its image: as large as the pixels, a grey PNG of 8 or 16 bits.
 
     Args:
         preprocess: preprocessing of the image before it is kept, none of it random.
@@ -124,9 +124,11 @@ def _as_image(classes: npt.NDArray[np.integer | np.bool_]) -> Image.Image:
     """The classes in what Pillow scales: 8 bits where they do, else 32."""
     if classes.dtype.itemsize == 1 and classes.dtype.kind != "i":
         return Image.fromarray(classes.astype(np.uint8))
-    least, most = int(classes.min()), int(classes.max())
-    if least < 0 or most > _MAX_CLASS:
-        raise SampleError(f"{least if least < 0 else most} is no class: those of masks go from 0 to {_MAX_CLASS}")
+    minimum, maximum = int(classes.min()), int(classes.max())
+    if minimum < 0 or maximum > _MAX_CLASS:
+        raise SampleError(
+            f"{minimum if minimum < 0 else maximum} is no class: those of masks go from 0 to {_MAX_CLASS}"
+        )
     return Image.fromarray(classes.astype(np.int32))
 
 

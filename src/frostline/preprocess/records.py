@@ -1,4 +1,4 @@
-"""Packs the pixels of one sample of a ready form as a record that checks itself, and unpacks it without a copy."""
+"""Packs the pixels of one sample of a ready format as a record that checks itself, and unpacks it without a copy."""
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +39,11 @@ def unpacked(stored: Stored, record: bytes | memoryview) -> npt.NDArray[np.uint8
         SampleError: its length or its check is wrong.
     """
     if len(record) != record_bytes(stored):
-        raise SampleError(f"no record of this ready form: it has {len(record)} bytes, not {record_bytes(stored)}")
+        raise SampleError(f"no record of this ready format: it has {len(record)} bytes, not {record_bytes(stored)}")
     data = memoryview(record)
     pixels = data[:-_CHECK_BYTES]
     if crc32(pixels).to_bytes(_CHECK_BYTES, "little") != data[-_CHECK_BYTES:]:
-        raise SampleError("damaged record: its checksum is wrong; make the ready form again")
+        raise SampleError("damaged record: its checksum is wrong; make the ready format again")
     side, channels = stored.side, CHANNELS[stored.mode]
     if stored.dtype == "uint8":
         return np.frombuffer(pixels, np.uint8).reshape(side, side, channels)

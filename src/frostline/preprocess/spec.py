@@ -14,15 +14,18 @@ from PIL import features
 
 from frostline.core import Levels, TensorSpec, View
 from frostline.errors import BadRequest, SettingError
+from frostline.preprocess.sounds import sounds_name
 from frostline.preprocess.steps import (
     CHANNELS,
     CenterCrop,
     ColorJitter,
     Decode,
+    DecodeAudio,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomStep,
+    ReadArray,
     Resize,
     Squeeze,
     Step,
@@ -51,9 +54,11 @@ _STEPS: dict[str, type[Step]] = {
     "center_crop": CenterCrop,
     "color_jitter": ColorJitter,
     "decode": Decode,
+    "decode_audio": DecodeAudio,
     "normalize": Normalize,
     "random_horizontal_flip": RandomHorizontalFlip,
     "random_resized_crop": RandomResizedCrop,
+    "read_array": ReadArray,
     "resize": Resize,
     "squeeze": Squeeze,
     "stored": Stored,
@@ -64,12 +69,12 @@ _NAMES = {kind: name for name, kind in _STEPS.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """The steps from an encoded image to ``float32[C, H, W]``, or from a text to ``int64[2, max_length]``.
+    """The steps from an encoded image to ``float32[C, H, W]``, or from a text, a sound or an array to what it gives.
 
     Attributes:
         steps: ``Decode`` first, ``Normalize`` last, between them at least one crop or ``Squeeze``, so that the size is
-            known. Where the data is a ready form, ``Stored`` is first, and alone where it holds 16-bit floats.
-            ``Tokenize`` is alone.
+            known. Where the data is a ready format, ``Stored`` is first, and alone where it holds 16-bit floats.
+            ``Tokenize``, ``ReadArray`` and ``DecodeAudio`` are alone.
         tokenizer: JSON of the tokenizer, whose SHA-256 is in ``Tokenize``. It is no part of ``to_json``; empty where
             images are decoded, and where it has still to be attached.
     """
@@ -80,8 +85,8 @@ class Preprocess:
     def __post_init__(self) -> None:
         if len(self.steps) > _MAX_STEPS:
             raise SettingError(f"preprocessing has up to {_MAX_STEPS} steps, not {len(self.steps)}")
-        if self.steps and isinstance(self.steps[0], Tokenize):
-            _check_tokenize(self.steps[0], self.steps[1:], self.tokenizer)
+        if self.steps and isinstance(self.steps[0], Tokenize | ReadArray | DecodeAudio):
+            _check_alone(self.steps, self.tokenizer)
         elif self.steps and isinstance(self.steps[0], Stored):
             _check_stored(self.steps[0], self.steps[1:])
         else:
@@ -89,17 +94,25 @@ class Preprocess:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a sample: channels, height and width; or 2 and the number of tokens: ids and attention mask."""
-        if self.tokens is not None:
-            return 2, self.tokens.max_length
+        """Shape of a sample: channels, height and width; 2 and the number of tokens; or that of arrays and sounds."""
+        match self.steps[0]:
+            case Tokenize() as tokens:
+                return 2, tokens.max_length
+            case (ReadArray() | DecodeAudio()) as step:
+                return step.shape
         stored = self.stored
         height, width = _size(self.steps[1:-1], None if stored is None else stored.side)
         return CHANNELS[self.mode], height, width
 
     @property
     def dtype(self) -> str:
-        """Type of a sample's numbers: ``float32``, or ``int64`` of tokens."""
-        return "float32" if self.tokens is None else "int64"
+        """Type of a sample's numbers: ``float32``, ``int64`` of tokens, or that of the array."""
+        match self.steps[0]:
+            case Tokenize():
+                return "int64"
+            case ReadArray() as array:
+                return array.dtype
+        return "float32"
 
     @property
     def sample(self) -> TensorSpec:
@@ -115,7 +128,7 @@ class Preprocess:
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Inputs of a network that takes such samples, as ``freeze`` takes them: one image, or token ids and mask."""
         if self.tokens is None:
-            return (TensorSpec(self.shape),)
+            return (self.sample,)
         return (TensorSpec((self.tokens.max_length,), "int64"),) * len(self.tokens.names)
 
     @cached_property
@@ -124,15 +137,20 @@ class Preprocess:
         first = self.steps[0]
         return first if isinstance(first, Tokenize) else None
 
+    @property
+    def are_images(self) -> bool:
+        """Samples are images, as they are encoded or in a ready format."""
+        return isinstance(self.steps[0], Decode | Stored)
+
     @cached_property
     def stored(self) -> Stored | None:
-        """The first step, where pixels are taken from a ready form; None where images are decoded."""
+        """The first step, where pixels are taken from a ready format; None where images are decoded."""
         first = self.steps[0]
         return first if isinstance(first, Stored) else None
 
     @cached_property
     def levels(self) -> Levels | None:
-        """What the pixels before the last step mean to the network; None where a ready form holds more than pixels."""
+        """What the pixels before the last step mean to the network; None where a ready format holds no pixels."""
         last = self.steps[-1]
         return Levels(mean=last.mean, std=last.std) if isinstance(last, Normalize) else None
 
@@ -151,8 +169,20 @@ class Preprocess:
     @property
     def digest(self) -> str:
         """SHA-256 of the steps and of the decoder with its version: equal digests give equal samples."""
-        content = {**self.to_json(), "decoder": decoder_name() if self.tokens is None else tokenizers_name()}
+        content = {**self.to_json(), "decoder": self._decoder}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _decoder(self) -> str:
+        """What decides the numbers beside the steps, with its version."""
+        match self.steps[0]:
+            case Tokenize():
+                return tokenizers_name()
+            case ReadArray():
+                return "the numbers themselves"
+            case DecodeAudio():
+                return sounds_name()
+        return decoder_name()
 
     def with_tokenizer(self, content: bytes) -> "Preprocess":
         """The same with the tokenizer that its step names.
@@ -161,7 +191,7 @@ class Preprocess:
             SettingError: it is another one, or samples are images.
         """
         if self.tokens is None:
-            raise SettingError("images are decoded without a tokenizer")
+            raise SettingError("only texts have a tokenizer")
         if not content:
             raise SettingError("there is no tokenizer with the SHA-256 that the preprocessing names")
         return replace(self, tokenizer=content)
@@ -230,17 +260,18 @@ def _check_decoded(steps: tuple[Step, ...]) -> None:
     _size(between, None)
 
 
-def _check_tokenize(first: Tokenize, rest: tuple[Step, ...], content: bytes) -> None:
+def _check_alone(steps: tuple[Step, ...], content: bytes) -> None:
+    first, *rest = steps
     if rest:
-        raise SettingError("Tokenize is the only step of its preprocessing")
-    if content:
+        raise SettingError(f"{type(first).__name__} is the only step of its preprocessing")
+    if content and isinstance(first, Tokenize):
         checked_content(content, first.tokenizer)
 
 
 def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:
     if first.dtype == "fp16":
         if rest:
-            raise SettingError("a ready form of fp16 holds what the network takes: no step follows it")
+            raise SettingError("a ready format of fp16 holds what the network takes: no step follows it")
         return
     if not rest or not isinstance(rest[-1], Normalize):
         raise SettingError("preprocessing ends with Normalize")
@@ -248,8 +279,8 @@ def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:
 
 
 def _check_rest(between: Sequence[Step], last: Normalize, mode: str) -> None:
-    if any(isinstance(step, Decode | Stored | Normalize | Tokenize) for step in between):
-        raise SettingError("Decode and Normalize stand once in a preprocessing, and Tokenize alone")
+    if any(isinstance(step, Decode | Stored | Normalize | Tokenize | ReadArray | DecodeAudio) for step in between):
+        raise SettingError("Decode and Normalize stand once in a preprocessing; Tokenize, ReadArray, DecodeAudio alone")
     if not len(last.mean) == len(last.std) == CHANNELS[mode]:
         raise SettingError(f"mean and std need {CHANNELS[mode]} numbers each for {mode}")
 
@@ -296,8 +327,8 @@ def random_box(step: RandomResizedCrop, size: tuple[int, int], draw: Callable[[]
     width, height = size
     for _ in range(10):
         area = width * height * (step.min_area + (step.max_area - step.min_area) * draw())
-        least, most = math.log(step.min_ratio), math.log(step.max_ratio)
-        ratio = math.exp(least + (most - least) * draw())
+        minimum, maximum = math.log(step.min_ratio), math.log(step.max_ratio)
+        ratio = math.exp(minimum + (maximum - minimum) * draw())
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             top, left = int(draw() * (height - h + 1)), int(draw() * (width - w + 1))

@@ -12,10 +12,12 @@ __all__ = (
     "CenterCrop",
     "ColorJitter",
     "Decode",
+    "DecodeAudio",
     "Normalize",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomStep",
+    "ReadArray",
     "Resize",
     "Squeeze",
     "Step",
@@ -31,6 +33,15 @@ CHANNELS = {"RGB": 3, "L": 1}
 _DTYPES = ("uint8", "fp16")
 _MAX_TOKENS = 8192
 _MAX_NAME = 64
+_MAX_DIMENSIONS = 8
+_MAX_LENGTH = 1 << 24
+_MAX_NUMBERS = 50_000_000  # as many as there may be pixels
+_NUMBERS = ("float32", "int64")
+_SAMPLE_RATES = (1_000, 192_000)
+_MAX_SECONDS = 600
+_MAX_SAMPLES = 1 << 24
+_FRAMES = (16, 8192)
+_MAX_MELS = 512
 _INPUTS = 2
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -51,8 +62,7 @@ class Decode:
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, ("RGB", "L"))
-        if not isinstance(self.reduced, bool):
-            raise SettingError("reduced must be true or false")
+        _flag("reduced", self.reduced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +185,10 @@ class Normalize:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Take the pixels of a ready form as they lie in the store, in place of decoding.
+    """Take the pixels of a ready format as they lie in the store, in place of decoding.
 
-    Nobody needs to write this step: a job on a ready form puts it in the place of the steps that were applied when
-    the form was made.
+    Nobody needs to write this step: a job on a ready format puts it in the place of the steps that were applied when
+    the format was made.
 
     Attributes:
         side: side of the square, in pixels.
@@ -222,11 +232,85 @@ class Tokenize:
         object.__setattr__(self, "names", tuple(self.names))
 
 
+@dataclass(frozen=True, slots=True)
+class ReadArray:
+    """Take the numbers of an array as NumPy keeps it in ``.npy``; always the only step.
+
+    Attributes:
+        shape: shape of every sample, without the batch.
+        dtype: type of the numbers that the network takes, ``float32`` or ``int64``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "int64"] = "float32"
+
+    def __post_init__(self) -> None:
+        _lengths("shape", self.shape)
+        if math.prod(self.shape) > _MAX_NUMBERS:
+            raise SettingError(f"shape must have up to {_MAX_NUMBERS} numbers, not {math.prod(self.shape)}")
+        _one_of("dtype", self.dtype, _NUMBERS)
+        object.__setattr__(self, "shape", tuple(self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeAudio:
+    """Decode a sound to one channel of one rate and length; always the only step, which ``preprocess.audio`` makes.
+
+    Attributes:
+        sample_rate: samples a second; sounds of other rates are resampled.
+        seconds: length that every sound is cut to, or padded to with silence behind it.
+        features: ``log_mel``, a spectrogram ``[1, n_mels, frames]``; or ``waveform``, ``[samples]``.
+        n_mels: number of mel bands of a spectrogram.
+        n_fft: samples of each of its frames.
+        hop_length: samples from one of its frames to the next.
+        normalize: bring a waveform to mean 0 and variance 1, before silence is put behind it.
+    """
+
+    sample_rate: int
+    seconds: float
+    features: Literal["log_mel", "waveform"] = "log_mel"
+    n_mels: int = 80
+    n_fft: int = 400
+    hop_length: int = 160
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        _whole("sample_rate", self.sample_rate, _SAMPLE_RATES[1], _SAMPLE_RATES[0])
+        object.__setattr__(self, "seconds", _between("seconds", self.seconds, 1e-3, _MAX_SECONDS))
+        _one_of("features", self.features, ("log_mel", "waveform"))
+        _whole("n_fft", self.n_fft, _FRAMES[1], _FRAMES[0])
+        if self.n_fft % 2:
+            raise SettingError("n_fft must be even, so that each frame has a middle")
+        _whole("hop_length", self.hop_length, self.n_fft)
+        _whole("n_mels", self.n_mels, min(_MAX_MELS, self.n_fft // 2 + 1))
+        _flag("normalize", self.normalize)
+        if self.normalize and self.features != "waveform":
+            raise SettingError("normalize is for features='waveform': leave it out for a spectrogram")
+        if not 1 <= self.samples <= _MAX_SAMPLES or math.prod(self.shape) > _MAX_NUMBERS:
+            raise SettingError("seconds and sample_rate make a sample too long: take less of either")
+        if self.features == "log_mel" and self.samples < self.n_fft:
+            raise SettingError(f"seconds must make at least one frame of n_fft={self.n_fft} samples")
+
+    @property
+    def samples(self) -> int:
+        """Samples of a wave."""
+        return round(self.seconds * self.sample_rate)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what it gives."""
+        if self.features == "waveform":
+            return (self.samples,)
+        return 1, self.n_mels, 1 + self.samples // self.hop_length
+
+
 RandomStep = RandomResizedCrop | RandomHorizontalFlip | ColorJitter
 Step = (
     Decode
     | Stored
     | Tokenize
+    | ReadArray
+    | DecodeAudio
     | Resize
     | Squeeze
     | CenterCrop
@@ -244,6 +328,13 @@ def _two_arguments(names: object) -> None:
         raise SettingError("names must be two: of the argument for token ids, and of that for the mask")
 
 
+def _lengths(name: str, value: object) -> None:
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= _MAX_DIMENSIONS:
+        raise SettingError(f"{name} must have from 1 to {_MAX_DIMENSIONS} lengths, such as (16, 3)")
+    for length in value:
+        _whole(f"every length of {name}", length, _MAX_LENGTH)
+
+
 def _is_argument(name: object) -> bool:
     return isinstance(name, str) and len(name) <= _MAX_NAME and name.isidentifier()
 
@@ -252,17 +343,22 @@ def _side(name: str, value: object) -> None:
     _whole(name, value, _MAX_SIDE)
 
 
-def _whole(name: str, value: object, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise SettingError(f"{name} must be a whole number from 1 to {most}")
+def _whole(name: str, value: object, maximum: int, minimum: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise SettingError(f"{name} must be a whole number from {minimum} to {maximum}")
 
 
-def _between(name: str, value: object, least: float, most: float) -> float:
+def _between(name: str, value: object, minimum: float, maximum: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise SettingError(f"{name} must be a number")
-    if not least <= value <= most or not math.isfinite(value):
-        raise SettingError(f"{name} must lie from {least:g} to {most:g}")
+    if not minimum <= value <= maximum or not math.isfinite(value):
+        raise SettingError(f"{name} must lie from {minimum:g} to {maximum:g}")
     return float(value)
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise SettingError(f"{name} must be true or false")
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:

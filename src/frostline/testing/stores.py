@@ -153,7 +153,7 @@ class ManyReadingTests(StoreTests):
         for name in "ab":
             staged.put(name, name.encode() + _TEN)
         places = [Place(name, offset, length) for offset, length in ((0, 3), (2, 5), (9, 2), (4, 0)) for name in "ab"]
-        found = list(staged.store.read_many(places, most=3))
+        found = list(staged.store.read_many(places, maximum=3))
         assert sorted(row for row, _ in found) == list(range(len(places)))
         for row, (data, _) in found:
             name, offset, length = places[row]

@@ -15,7 +15,7 @@ from frostline.transport.protocol import Cancellation, Transport, TransportStati
 from frostline.wire.codecs import pack
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
-__all__ = ("Act", "ScriptedAnswer", "ScriptedTransport", "numbers")
+__all__ = ("Act", "ScriptedResponse", "ScriptedTransport", "numbers")
 
 Activations = Callable[[npt.NDArray[np.int64]], tuple[npt.NDArray[np.generic], ...]]
 
@@ -130,12 +130,12 @@ class ScriptedTransport(Transport):
             self._profile, codecs=tuple(codec for codec in self._profile.codecs if codec.codec in wanted.codecs)
         )
 
-    def features(self, request: FeatureRequest) -> "ScriptedAnswer":
+    def features(self, request: FeatureRequest) -> "ScriptedResponse":
         """Answer by the script. Closing the answer, from any thread, frees one that waits at a gate."""
         with self._node.changed:
             self.requests.append(request)
             self._node.changed.notify_all()
-            return ScriptedAnswer(self._node, request, next(self._acts, self._otherwise))
+            return ScriptedResponse(self._node, request, next(self._acts, self._otherwise))
 
     def node_statistics(self) -> dict[str, Any]:
         """Nothing was done."""
@@ -154,7 +154,7 @@ class ScriptedTransport(Transport):
         self.go_down()
 
 
-class ScriptedAnswer:
+class ScriptedResponse:
     """One answer: an iterator over its batches."""
 
     def __init__(self, node: "_Node", request: FeatureRequest, act: Act) -> None:
@@ -164,7 +164,7 @@ class ScriptedAnswer:
         self._row = 0
         self._is_closed = False
 
-    def __iter__(self) -> "ScriptedAnswer":
+    def __iter__(self) -> "ScriptedResponse":
         return self
 
     def __next__(self) -> FeatureBatch:

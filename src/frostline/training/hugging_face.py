@@ -1,4 +1,4 @@
-"""Builds image classifiers of transformers from a folder or from the Hugging Face hub, read from safetensors alone."""
+"""Builds classifiers of transformers, of images or texts, from a folder or the Hugging Face hub, out of safetensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,16 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from frostline.errors import ModelError, UnknownModel, WeightsMismatch, WeightsMissing
+from frostline.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, WeightsMissing
 from frostline.events import NotAsAsked, Observer
+from frostline.preprocess import Preprocess
+from frostline.preprocess.tokens import TextTokenizer
 from frostline.training.image_processors import processor_of
 from frostline.training.libraries import Built, fetching, import_package, no_bars, reading
 from frostline.training.settings import RANDOM
+from frostline.training.tokenizer_files import TOKENIZER_FILES, pad_id_of, texts_for, tokenizer_in
 
-__all__ = ("Scores", "from_hugging_face")
+__all__ = ("Scores", "TextScores", "from_hugging_face", "tokenizer_named")
 
 _CONFIG, _PROCESSOR, _WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
-_PATTERNS = (_CONFIG, _PROCESSOR, "*.safetensors", "*.safetensors.index.json")
+_PATTERNS = (_CONFIG, _PROCESSOR, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json")
+_IMAGES, _TEXTS = "AutoModelForImageClassification", "AutoModelForSequenceClassification"
 
 
 class Scores(nn.Module):
@@ -41,34 +45,98 @@ class Scores(nn.Module):
         return self.network
 
 
-def from_hugging_face(name: str, observe: Observer, *, pretrained: bool) -> Built:
+class TextScores(Scores):
+    """The same of a network that takes token ids and an attention mask."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """The scores ``[batch, classes]`` for ids and mask ``[batch, tokens]``."""
+        scores: torch.Tensor = self.network(input_ids=input_ids, attention_mask=attention_mask).logits
+        return scores
+
+
+def from_hugging_face(
+    name: str, observe: Observer, *, pretrained: bool, tokenizer: str | None = None, max_length: int | None = None
+) -> Built:
     """Build ``hf:OWNER/NAME`` of the hub, or ``hf:FOLDER`` that ``save_pretrained`` wrote.
 
-    No code that comes with a network is run, and weights are read from safetensors alone, in the precision in which
-    they were saved.
+    It is a classifier of images where transformers makes one of its configuration, else of texts. No code that comes
+    with a network is run, and weights are read from safetensors alone, in the precision in which they were saved.
 
     Args:
         name: as the user gave it.
         observe: told when files are fetched, and where images are prepared otherwise than the network's files say.
         pretrained: load the weights; else they are random.
+        tokenizer: tokenizer of texts, see ``tokenizer_named``; None takes that of the folder.
+        max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
 
     Raises:
         UnknownModel: The name is neither a folder nor an owner with a name.
         WeightsMissing: The files are neither here nor can they be fetched; the message names them.
         WeightsMismatch: The file lacks weights of the network.
-        ModelError: transformers cannot be imported, or makes no image classifier of them.
+        ModelError: transformers cannot be imported, or makes no classifier of them.
+        SettingError: A tokenizer or a length is given for images, or cannot be used.
     """
     hf = import_package("transformers", "transformers")
     folder = _folder(name, observe)
-    _check_files(name, folder, pretrained=pretrained)
+    _check_config(name, folder)
     with _quiet(hf), reading(name, folder):
         config = hf.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        model = _loaded(hf, folder) if pretrained else hf.AutoModelForImageClassification.from_config(config)
+    takes_texts = _takes_texts(config)
+    if takes_texts:
+        found = tokenizer_in(name, folder) if tokenizer is None else tokenizer_named(tokenizer, observe)
+        preprocess = texts_for(found, max_length, config)
+    elif tokenizer is not None or max_length is not None:
+        raise SettingError(f"{name} classifies images: leave out --tokenizer and --max-length")
+    else:
+        preprocess = _processed(name, folder, observe)
+    _check_weights(name, folder, pretrained=pretrained)
+    maker = getattr(hf, _TEXTS if takes_texts else _IMAGES)
+    with _quiet(hf), reading(name, folder):
+        model = _loaded(maker, folder) if pretrained else maker.from_config(config)
+    source = f"{_WEIGHTS} of {folder}" if pretrained else RANDOM
+    scores = _text_scores(model, preprocess) if takes_texts else Scores(model)
+    return Built(model=scores, preprocess=preprocess, weights=source)
+
+
+def tokenizer_named(name: str, observe: Observer) -> TextTokenizer:
+    """The tokenizer that ``--tokenizer`` names: a ``tokenizer.json``, ``hf:FOLDER`` or ``hf:OWNER/NAME``.
+
+    Args:
+        name: as the user gave it.
+        observe: told when files are fetched.
+
+    Raises:
+        UnknownModel: A name behind ``hf:`` is neither a folder nor an owner with a name.
+        WeightsMissing: There is none, or it cannot be fetched.
+    """
+    return tokenizer_in(name, _folder(name, observe)) if name.startswith("hf:") else Path(name)
+
+
+def _takes_texts(config: Any) -> bool:
+    kinds = import_package("transformers.models.auto.modeling_auto", "transformers")
+    images, texts = kinds.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, kinds.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    return type(config) not in images and type(config) in texts
+
+
+def _text_scores(model: Any, texts: Preprocess) -> Scores:
+    # A decoder finds the last token of a text by it, and refuses batches where it is not said.
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = pad_id_of(texts)
+    return TextScores(model)
+
+
+def _processed(name: str, folder: Path, observe: Observer) -> Preprocess:
+    """How the network's images are prepared."""
+    if not (folder / _PROCESSOR).is_file():
+        raise WeightsMissing(
+            f"{name}: {folder} holds no {_PROCESSOR}, which says how the network's images are prepared: bring it there"
+        )
     processor = processor_of(folder / _PROCESSOR)
     for reason in processor.otherwise:
         observe(NotAsAsked(reason=f"{name}: {reason}"))
-    source = f"{_WEIGHTS} of {folder}" if pretrained else RANDOM
-    return Built(model=Scores(model), preprocess=processor.preprocess, weights=source)
+    return processor.preprocess
 
 
 def _folder(name: str, observe: Observer) -> Path:
@@ -86,23 +154,27 @@ def _in_hub_cache(name: str, repository: str, observe: Observer) -> Path:
     hub = import_package("huggingface_hub", "huggingface_hub")
     found = hub.try_to_load_from_cache(repository, _CONFIG)
     weights = hub.try_to_load_from_cache(repository, _WEIGHTS)
-    if isinstance(found, str) and isinstance(weights, str):
+    if isinstance(found, str) and isinstance(weights, str) and _has_inputs(Path(found).parent):
         return Path(found).parent
     remedy = (
-        f"bring {_WEIGHTS}, {_CONFIG} and {_PROCESSOR} of {repository} into a folder and write hf:FOLDER; --weights "
-        f"{RANDOM} needs the last two alone, and freezes layers that have learned nothing"
+        f"bring {_WEIGHTS}, {_CONFIG} and {_PROCESSOR} (for texts tokenizer.json) of {repository} into a folder and "
+        f"write hf:FOLDER; --weights {RANDOM} needs the last two alone, and freezes layers that have learned nothing"
     )
     with fetching(name, hub.hf_hub_url(repository, _WEIGHTS), remedy, observe), no_bars(hub.utils):
         return Path(hub.snapshot_download(repository, allow_patterns=list(_PATTERNS)))
 
 
-def _check_files(name: str, folder: Path, *, pretrained: bool) -> None:
+def _has_inputs(folder: Path) -> bool:
+    """Whether files are there that say how inputs are made: whoever fetched a network alone has none of them."""
+    return any((folder / file).is_file() for file in (_PROCESSOR, *TOKENIZER_FILES))
+
+
+def _check_config(name: str, folder: Path) -> None:
     if not (folder / _CONFIG).is_file():
         raise UnknownModel(f"{name}: {folder} holds no {_CONFIG}, so it is no folder that save_pretrained wrote")
-    if not (folder / _PROCESSOR).is_file():
-        raise WeightsMissing(
-            f"{name}: {folder} holds no {_PROCESSOR}, which says how the network's images are prepared: bring it there"
-        )
+
+
+def _check_weights(name: str, folder: Path, *, pretrained: bool) -> None:
     if pretrained and not any(folder.glob("*.safetensors")):
         raise WeightsMissing(
             f"{name}: {folder} holds no {_WEIGHTS}, and weights are read from safetensors alone: bring it there, give "
@@ -110,8 +182,8 @@ def _check_files(name: str, folder: Path, *, pretrained: bool) -> None:
         )
 
 
-def _loaded(hf: Any, folder: Path) -> nn.Module:
-    model, about = hf.AutoModelForImageClassification.from_pretrained(
+def _loaded(maker: Any, folder: Path) -> nn.Module:
+    model, about = maker.from_pretrained(
         folder,
         trust_remote_code=False,
         use_safetensors=True,

@@ -111,7 +111,7 @@ class Loop:
         """
         torch.manual_seed(self._recipe.seed)
         if self._passes.reason:
-            self._observe(EpochsChosen(epochs=self._passes.most, reason=self._passes.reason))
+            self._observe(EpochsChosen(epochs=self._passes.maximum, reason=self._passes.reason))
         # To make it imports torch's compiler, for a second in which the first batch is on its way.
         with ThreadPoolExecutor(1, "frostline-optimizer") as aside:
             made = aside.submit(make_optimizer, self._recipe, self._parameters)
@@ -133,14 +133,14 @@ class Loop:
 
     def _epochs(self, made: Future[torch.optim.Optimizer], resumed: Checkpoint | None) -> None:
         try:
-            for epoch in range(0 if resumed is None else resumed.epoch, self._passes.most):
+            for epoch in range(0 if resumed is None else resumed.epoch, self._passes.maximum):
                 if self._passes.are_over(self._losses):
                     break
                 self._epoch(epoch, made, resumed)
                 resumed = None
                 if self._held_out is not None:
                     self._evaluate(epoch, self._held_out(epoch))
-                is_over = epoch + 1 == self._passes.most or self._passes.are_over(self._losses)
+                is_over = epoch + 1 == self._passes.maximum or self._passes.are_over(self._losses)
                 self._keep(made.result(), epoch + 1, is_over=is_over)
         finally:
             self._take_best()
@@ -149,7 +149,7 @@ class Loop:
         self._head.train()
         batches = self._train(epoch)
         if self._passes.patience is None and not self._steps:
-            self._steps = self._passes.most * len(batches)
+            self._steps = self._passes.maximum * len(batches)
         begun = len(self._step_losses)
         if resumed is not None and resumed.order is not None:
             batches.load_state_dict(resumed.order)

@@ -38,11 +38,14 @@ def asked_of(job: JobSettings) -> dict[str, Any]:
     """
     return {
         "data": normalise_url(job.data),
+        "column": job.column,
         "model": job.model,
         "until": job.until,
         "near": None if job.near is None else job.near.rstrip("/"),
         "also_near": [url.rstrip("/") for url in job.also_near],
         "weights": job.weights if job.weights in (None, RANDOM) else str(Path(job.weights).absolute()),
+        "tokenizer": job.tokenizer,
+        "max_length": job.max_length,
         "augment": job.augment,
         "accuracy": job.accuracy,
         "seed": job.seed,

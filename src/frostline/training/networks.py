@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from frostline.errors import ModelError, UnknownModel, WeightsMismatch, nearest
+from frostline.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, nearest
 from frostline.events import Event, Observer, WeightsLoaded
 from frostline.models.freezing import classifier_of, used_parameters
+from frostline.models.tracing.recording import Inputs
 from frostline.preprocess import Preprocess, RandomHorizontalFlip, RandomResizedCrop, efficientnet_lite, imagenet
-from frostline.training.hugging_face import from_hugging_face
+from frostline.training.hugging_face import from_hugging_face, tokenizer_named
 from frostline.training.libraries import Built, from_timm, from_torchvision, import_package
 from frostline.training.settings import RANDOM
+from frostline.training.tokenizer_files import texts_for
 
 __all__ = ("Pretrained", "load_model")
 
@@ -49,6 +51,8 @@ def load_model(
     weights: str | None = None,
     seed: int = 0,
     augment: bool = False,
+    tokenizer: str | None = None,
+    max_length: int | None = None,
     observe: Observer | None = None,
 ) -> Pretrained:
     """Build a network by name, for this many classes.
@@ -62,6 +66,9 @@ def load_model(
             cache of their library.
         seed: seed of the fresh parameters.
         augment: preprocess with random crops and flips instead of the centre crop.
+        tokenizer: tokenizer of a network that takes texts: ``tokenizer.json``, ``hf:FOLDER`` or ``hf:OWNER/NAME``; None
+            takes that of the folder of an ``hf:`` name.
+        max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
         observe: told when weights are fetched, and where they came from.
 
     Raises:
@@ -69,6 +76,7 @@ def load_model(
         WeightsMissing: There are no pretrained weights, or they are not here and cannot be fetched.
         WeightsMismatch: The file does not fit the network.
         ModelError: The network cannot be built, or has no linear classifier.
+        SettingError: What is asked for images is for texts, or the other way round; or the tokenizer cannot be used.
     """
     observe = observe or _ignore
     if not name.partition(":")[2]:
@@ -76,12 +84,12 @@ def load_model(
         raise UnknownModel(f"model {name!r} names no family: write one of {known}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        found = _built(name, weights, observe)
+        found = _built(name, weights, observe, tokenizer, max_length)
         source = found.weights
         if weights is not None and weights != RANDOM:
-            _load_weights(found.model, weights, found.preprocess.shape)
+            _load_weights(found.model, weights, found.preprocess.inputs)
             source = Path(weights).name
-        _fit_classifier(found.model, classes, found.preprocess.shape)
+        _fit_classifier(found.model, classes, found.preprocess.inputs)
     observe(WeightsLoaded(model=name, source=source))
     preprocess = _augmented(found.preprocess) if augment else found.preprocess
     return Pretrained(
@@ -95,20 +103,31 @@ def _ignore(_: Event) -> None:
 
 def _augmented(preprocess: Preprocess) -> Preprocess:
     """The same decoding and scale of numbers, on random crops and flips."""
+    if preprocess.tokens is not None:
+        raise SettingError("--augment crops and flips images: leave it out where samples are texts")
     decode, *_, normalise = preprocess.steps
     crops = (RandomResizedCrop(preprocess.shape[-1]), RandomHorizontalFlip())
     return Preprocess(steps=(decode, *crops, normalise))
 
 
-def _built(name: str, weights: str | None, observe: Observer) -> Built:
+def _built(name: str, weights: str | None, observe: Observer, tokenizer: str | None, max_length: int | None) -> Built:
+    if name.startswith("hf:"):
+        return from_hugging_face(name, observe, pretrained=weights is None, tokenizer=tokenizer, max_length=max_length)
+    if tokenizer is None and max_length is not None:
+        raise SettingError(f"--max-length is for texts: name the tokenizer of {name} too (--tokenizer FILE)")
+    found = _of_images(name, weights, observe)
+    if tokenizer is None:
+        return found
+    return replace(found, preprocess=texts_for(tokenizer_named(tokenizer, observe), max_length))
+
+
+def _of_images(name: str, weights: str | None, observe: Observer) -> Built:
     family, pretrained = name.partition(":")[0], weights is None
     match family:
         case "torchvision":
             return from_torchvision(name, observe, pretrained=pretrained)
         case "timm":
             return from_timm(name, observe, pretrained=pretrained)
-        case "hf":
-            return from_hugging_face(name, observe, pretrained=pretrained)
         case "demo":
             return _from_demo(name, pretrained=pretrained)
     if weights == RANDOM:
@@ -148,9 +167,9 @@ def _from_factory(name: str) -> Built:
     return Built(model=model, preprocess=imagenet(224), weights=f"as {name} made them")
 
 
-def _load_weights(model: nn.Module, path: str, input_shape: tuple[int, ...]) -> None:
+def _load_weights(model: nn.Module, path: str, inputs: Inputs) -> None:
     tensors = _read_weights(path)
-    _fit_to_file(model, tensors, input_shape)
+    _fit_to_file(model, tensors, inputs)
     expected = model.state_dict()
     missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     shapes = [key for key in expected if key in tensors and expected[key].shape != tensors[key].shape]
@@ -177,16 +196,16 @@ def _misfit(missing: list[str], extra: list[str], shapes: list[str]) -> str:
     return ", ".join(parts)
 
 
-def _fit_to_file(model: nn.Module, tensors: Mapping[str, torch.Tensor], input_shape: tuple[int, ...]) -> None:
+def _fit_to_file(model: nn.Module, tensors: Mapping[str, torch.Tensor], inputs: Inputs) -> None:
     """Give the classifier the size that it has in the file, so that weights of a tuned network load too."""
-    path, classifier = classifier_of(model, used_parameters(model, input_shape))
+    path, classifier = classifier_of(model, used_parameters(model, inputs))
     weight = tensors.get(f"{path}.weight")
     if isinstance(classifier, nn.Linear) and weight is not None and weight.ndim == 2:
         _replace_classifier(model, path, classifier, weight.shape[0])
 
 
-def _fit_classifier(model: nn.Module, classes: int, input_shape: tuple[int, ...]) -> None:
-    path, classifier = classifier_of(model, used_parameters(model, input_shape))
+def _fit_classifier(model: nn.Module, classes: int, inputs: Inputs) -> None:
+    path, classifier = classifier_of(model, used_parameters(model, inputs))
     if not isinstance(classifier, nn.Linear):
         if getattr(classifier, "out_channels", None) == classes:
             return

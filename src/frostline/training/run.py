@@ -283,7 +283,7 @@ def _ways(cuts: Sequence[Cut], routed: Iterable[tuple[Route, int]]) -> tuple[Way
         WayTaken(cut=route.cut, codec=route.codec, name=cuts[route.cut].name, samples=samples)
         for route, samples in routed
     )
-    return tuple(sorted(taken, key=lambda one: -one.samples))
+    return tuple(sorted(taken, key=lambda item: -item.samples))
 
 
 def _bound(samples_per_s: float) -> float | None:

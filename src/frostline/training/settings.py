@@ -27,7 +27,7 @@ class JobSettings:
 
     Attributes:
         data: folder or URL of the data.
-        form: name of the form that it has (``datasets.formats``); None takes what it looks like.
+        format: name of the format that it has (``datasets.formats``); None takes what it looks like.
         relist: list the data; False takes the manifest that was built last (``datasets.Dataset``).
         changed: policy for objects that changed since they were listed (``datasets.Dataset``).
         where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.
@@ -53,7 +53,7 @@ class JobSettings:
     data: str
     model: str
     until: str
-    form: str | None = None
+    format: str | None = None
     relist: bool = True
     changed: str = CHANGED[0]
     where: str | None = None
@@ -77,11 +77,11 @@ class JobSettings:
     def listed_by(self) -> tuple[str, ...]:
         """URLs of the nodes that list the data; none where it is listed here.
 
-        The nodes of a job list its data. It is listed here where that was asked for, where its form names other hosts,
+        The nodes of a job list its data. It is listed here where that was asked for, where its format names other hosts,
         and where it is a folder of this machine beside a node of this machine.
         """
         nodes = tuple(url for url in (self.near, *self.also_near) if url is not None)
-        if self.list_here or self.form == URLS or any(not url.startswith("http:") for url in nodes):
+        if self.list_here or self.format == URLS or any(not url.startswith("http:") for url in nodes):
             return ()
         return () if all(map(_is_here, nodes)) and _is_folder_here(self.data) else nodes
 

@@ -65,9 +65,11 @@ def set_up(
             weights=settings.weights,
             seed=settings.seed,
             augment=settings.augment,
+            tokenizer=settings.tokenizer,
+            max_length=settings.max_length,
             observe=observe,
         )
-        freeze(network.model, settings.until, input_shape=network.preprocess.shape)
+        freeze(network.model, settings.until, input_shape=network.preprocess.inputs)
         watch = _Watch(begun, observe)
         job = offload(
             network.model,

@@ -54,7 +54,8 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
     """
     whole = Dataset(
         settings.data,
-        form=settings.form,
+        format=settings.format,
+        column=settings.column,
         relist=settings.relist,
         changed=settings.changed,
         targets=declared_of(settings),
@@ -114,9 +115,9 @@ def outputs_of(data: Dataset, settings: JobSettings) -> int:
 
 def _classes_of(spec: TargetSpec, values: pa.ChunkedArray) -> int:
     if (spec.kind, spec.dtype) == (NUMBER, "int64") and pa.types.is_integer(values.type):
-        least, most = int(pc.min(values).as_py()), int(pc.max(values).as_py())
-        if 0 <= least <= most < _MAX_CLASSES:
-            return most + 1
+        minimum, maximum = int(pc.min(values).as_py()), int(pc.max(values).as_py())
+        if 0 <= minimum <= maximum < _MAX_CLASSES:
+            return maximum + 1
     raise DataError(f"the column {spec.name!r} holds no whole numbers of classes from 0, as cross_entropy needs them")
 
 

@@ -31,15 +31,15 @@ class Depth:
     of that is given back after half a minute in which it did not.
 
     Args:
-        most: bytes that it may choose.
+        maximum: bytes that it may choose.
         first: to begin with.
     """
 
-    def __init__(self, most: int, *, first: int) -> None:
-        self._most = most
+    def __init__(self, maximum: int, *, first: int) -> None:
+        self._maximum = maximum
         self._times = 1.0
         self._patient_until_s = 0.0
-        self.nbytes = min(first, most)
+        self.nbytes = min(first, maximum)
 
     def judge(self, period: Period, requests: int, *, may_shrink: bool) -> str | None:
         """Take a period; why ``nbytes`` is another from now on, None where it stays.
@@ -58,22 +58,22 @@ class Depth:
         is_less = wanted < _MIN_USED * self.nbytes
         if wanted <= self.nbytes and not (is_less and may_shrink):
             return None
-        self.nbytes = min(self._most, int(_AMPLE * wanted))
+        self.nbytes = min(self._maximum, int(_AMPLE * wanted))
         return f"{requests} requests of {in_bytes(period.request_bytes)}, {_spread(period)}"
 
     def _deepen(self, period: Period, requests: int) -> str | None:
         self._patient_until_s = period.now_s + _PATIENCE_S
-        if self.nbytes >= self._most:
+        if self.nbytes >= self._maximum:
             return None
         wanted = max(self._wanted(period, requests), int(_MORE * self.nbytes))
         self._times = min(_MAX, self._times * max(1.0, wanted / self._wanted(period, requests)))
-        self.nbytes = min(wanted, self._most)
+        self.nbytes = min(wanted, self._maximum)
         return f"the window was full, and the loop waited {in_percent(period.stalled)} of the time"
 
     def _wanted(self, period: Period, requests: int) -> int:
         late_s = max(0.0, period.late_s - period.median_s)
         nbytes = _REQUESTS_TIMES * requests * period.request_bytes + _LATE_TIMES * late_s * period.bytes_per_s
-        return min(self._most, max(1, int(self._times * nbytes)))
+        return min(self._maximum, max(1, int(self._times * nbytes)))
 
 
 def _spread(period: Period) -> str:
@@ -83,18 +83,18 @@ def _spread(period: Period) -> str:
 class Feedback:
     """Frostline's own rule: ``Parallelism`` for the requests, ``Depth`` for the bytes.
 
-    Every change says why. It never stops for good, and never leaves ``most``.
+    Every change says why. It never stops for good, and never leaves ``maximum``.
 
     Args:
-        most: bounds that it stays within.
+        maximum: bounds that it stays within.
         requests: to begin with.
-        window_bytes: to begin with; None is all of ``most``, since nothing is known.
+        window_bytes: to begin with; None is all of ``maximum``, since nothing is known.
     """
 
-    def __init__(self, most: Setting, *, requests: int, window_bytes: int | None = None) -> None:
-        self._most = most
-        self._parallelism = Parallelism(requests, most=most.requests)
-        self._depth = Depth(most.window_bytes, first=most.window_bytes if window_bytes is None else window_bytes)
+    def __init__(self, maximum: Setting, *, requests: int, window_bytes: int | None = None) -> None:
+        self._maximum = maximum
+        self._parallelism = Parallelism(requests, maximum=maximum.requests)
+        self._depth = Depth(maximum.window_bytes, first=maximum.window_bytes if window_bytes is None else window_bytes)
         self._periods = Periods(self._parallelism.requests)
 
     @property
@@ -112,7 +112,7 @@ class Feedback:
         period = self._periods.add(look)
         if period is None:
             return None
-        return self._moved(self._parallelism.judge(period, self._most.window_bytes), before, period)
+        return self._moved(self._parallelism.judge(period, self._maximum.window_bytes), before, period)
 
     def _moved(self, move: Move | None, before: Setting, period: Period | None = None) -> NewBounds | None:
         reasons = [] if move is None else [move.reason]
@@ -136,9 +136,9 @@ def rule_of(settings: LoaderSettings, *, window_bytes: int | None = None) -> Tun
         settings: name it, and bound it.
         window_bytes: bytes that a followed window may hold before it is known to need more; None is all of it.
     """
-    most = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
+    maximum = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
     if settings.is_followed:
-        return Feedback(most, requests=settings.first_requests, window_bytes=window_bytes)
+        return Feedback(maximum, requests=settings.first_requests, window_bytes=window_bytes)
     if settings.requests_in_flight is None and settings.tuning == "prisma":
-        return Prisma(most, rows_per_request=settings.samples_per_request)
-    return Steady(most)
+        return Prisma(maximum, rows_per_request=settings.samples_per_request)
+    return Steady(maximum)

@@ -107,12 +107,12 @@ class Parallelism:
 
     Args:
         requests: to begin with.
-        most: largest setting that it may choose.
+        maximum: largest setting that it may choose.
     """
 
-    def __init__(self, requests: int, *, most: int) -> None:
-        self._most = most
-        self._base = _Base(requests=min(requests, most))
+    def __init__(self, requests: int, *, maximum: int) -> None:
+        self._maximum = maximum
+        self._base = _Base(requests=min(requests, maximum))
         self._trial: _Trial | None = None
         self._tries: deque[float] = deque((_SEARCH, 1 / _SEARCH))
         self._rest_s = _FIRST_REST_S
@@ -121,7 +121,7 @@ class Parallelism:
         self._surprises: list[float] = []
         self._fed_since_s: float | None = None
         self._floor, self._floor_until_s = _MIN, -math.inf
-        self._ceiling, self._ceiling_until_s = most, -math.inf
+        self._ceiling, self._ceiling_until_s = maximum, -math.inf
         self._caution_s = _CAUTION_S
 
     @property
@@ -220,11 +220,11 @@ class Parallelism:
         now = self._base.requests
         if factor > 1:
             fits = max(1, int(max_bytes / period.request_bytes))
-            most = min(self._most, fits, self._ceiling if period.now_s < self._ceiling_until_s else self._most)
-            target = min(most, max(now + 1, math.ceil(factor * now)))
+            maximum = min(self._maximum, fits, self._ceiling if period.now_s < self._ceiling_until_s else self._maximum)
+            target = min(maximum, max(now + 1, math.ceil(factor * now)))
             return target if target > now and period.full < 0.5 else None
-        least = max(_MIN, self._floor if period.now_s < self._floor_until_s else 0)
-        target = max(least, math.floor(factor * now))
+        minimum = max(_MIN, self._floor if period.now_s < self._floor_until_s else 0)
+        target = max(minimum, math.floor(factor * now))
         # A queue that never empties hides what the link takes without it: seldom, fewer are tried whatever it says.
         if self._rest_s >= _LONGEST_REST_S:
             return target if target < now else None
@@ -318,9 +318,9 @@ class Parallelism:
         self._tries.clear()
         if self._fed_since_s is None:
             self._fed_since_s = period.now_s
-        least = self._floor if period.now_s < self._floor_until_s else 1
+        minimum = self._floor if period.now_s < self._floor_until_s else 1
         now = self._base.requests
-        target = max(least, now // 2, math.ceil(1.5 * period.in_flight) + 1)
+        target = max(minimum, now // 2, math.ceil(1.5 * period.in_flight) + 1)
         if period.now_s - self._fed_since_s < _FED_S or target > 0.75 * now:
             return None
         self._fed_since_s = period.now_s

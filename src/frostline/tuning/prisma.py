@@ -26,12 +26,12 @@ class Prisma:
     the window too, the window has room for the slots and for one request of each producer.
 
     Args:
-        most: bounds that it stays within; the published defaults are the processor's threads and 60 slots.
+        maximum: bounds that it stays within; the published defaults are the processor's threads and 60 slots.
         rows_per_request: samples in one request.
     """
 
-    def __init__(self, most: Setting, *, rows_per_request: int) -> None:
-        self._most = most
+    def __init__(self, maximum: Setting, *, rows_per_request: int) -> None:
+        self._maximum = maximum
         self._rows = rows_per_request
         self._producers = 1
         self._slots = _FIRST_SLOTS
@@ -44,7 +44,7 @@ class Prisma:
     def setting(self) -> Setting:
         """The bounds in force; the most bytes until a request's are known."""
         nbytes = self._slot_bytes + self._producers * self._request_bytes if self._request_bytes else 1 << 62
-        return Setting(requests=self._producers, window_bytes=min(max(1, nbytes), self._most.window_bytes))
+        return Setting(requests=self._producers, window_bytes=min(max(1, nbytes), self._maximum.window_bytes))
 
     def look(self, look: Observation) -> NewBounds | None:
         """See ``Rule``."""
@@ -79,8 +79,8 @@ class Prisma:
         if mean >= _FULL_PERCENT and deviation <= _STEADY_PERCENT:
             self._has_stopped = True
         elif mean <= _EMPTY_PERCENT or deviation <= _STEADY_PERCENT:
-            self._producers = min(self._producers + 1, self._most.requests)
-        elif self._slot_bytes < self._most.window_bytes:
+            self._producers = min(self._producers + 1, self._maximum.requests)
+        elif self._slot_bytes < self._maximum.window_bytes:
             self._slots += _MORE_SLOTS
         if self.setting == before:
             return None

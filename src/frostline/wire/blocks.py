@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowBlock:
-    """Neighbouring rows of a batch, from ``start`` up to ``stop``; none where only its form is wanted."""
+    """Neighbouring rows of a batch, from ``start`` up to ``stop``; none where only its layout is wanted."""
 
     batch: FeatureBatch
     start: int
@@ -70,7 +70,7 @@ class Block:
 
 def is_alike(one: FeatureBatch, other: FeatureBatch) -> bool:
     """Whether rows of both may lie in one block."""
-    return one is other or _form(one) == _form(other)
+    return one is other or _layout(one) == _layout(other)
 
 
 def row_bytes(batch: FeatureBatch) -> float:
@@ -81,19 +81,19 @@ def row_bytes(batch: FeatureBatch) -> float:
 def lay_out(pieces: Sequence[RowBlock], skipped: Sequence[Skipped]) -> Block:
     """A block of the rows of some batches that are alike; there is one piece at least."""
     block = Block()
-    form = pieces[0].batch
+    layout = pieces[0].batch
     rows = sum(map(len, pieces))
     says: dict[str, Any] = {
         "ids": block.add([piece.batch.ids[piece.start : piece.stop] for piece in pieces], [rows], np.dtype(np.int64)),
         "skipped": [[sample.id, sample.object, sample.reason, sample.changed] for sample in skipped],
         "error": max((piece.batch.error for piece in pieces if len(piece)), default=0.0),
     }
-    if form.packed:
-        says["packed"] = [_lay_packed(block, pieces, place, rows) for place in range(len(form.packed))]
-    elif form.tensors:
+    if layout.packed:
+        says["packed"] = [_lay_packed(block, pieces, place, rows) for place in range(len(layout.packed))]
+    elif layout.tensors:
         says["tensors"] = [
             _lay(block, [(piece.batch.tensors[place], piece) for piece in pieces], rows)
-            for place in range(len(form.tensors))
+            for place in range(len(layout.tensors))
         ]
     else:
         encoded = [sample for piece in pieces for sample in piece.batch.encoded[piece.start : piece.stop]]
@@ -131,7 +131,7 @@ def read_block(says: dict[str, Any], memory: memoryview) -> FeatureBatch:
 _BYTE = np.dtype(np.uint8)
 
 
-def _form(batch: FeatureBatch) -> tuple[object, ...]:
+def _layout(batch: FeatureBatch) -> tuple[object, ...]:
     packed = tuple(
         (tensor.codec, tensor.shape, tensor.dtype, tensor.bounds is None, tensor.scale is None)
         for tensor in batch.packed
@@ -154,15 +154,15 @@ def _lay(block: Block, columns: Sequence[tuple[Array, RowBlock]], rows: int) -> 
 
 def _lay_packed(block: Block, pieces: Sequence[RowBlock], place: int, rows: int) -> dict[str, Any]:
     packed = [(piece.batch.packed[place], piece) for piece in pieces]
-    form, _ = packed[0]
-    says: dict[str, Any] = {"codec": form.codec, "shape": list(form.shape), "dtype": form.dtype.str}
-    if form.bounds is None:
+    layout, _ = packed[0]
+    says: dict[str, Any] = {"codec": layout.codec, "shape": list(layout.shape), "dtype": layout.dtype.str}
+    if layout.bounds is None:
         says["body"] = _lay(block, [(tensor.body, piece) for tensor, piece in packed], rows)
     else:
         lengths, bodies = _by_row(packed)
         says["bounds"] = block.add([_bounds(lengths)], [rows + 1], np.dtype(np.int64))
         says["body"] = block.add(bodies, [sum(lengths)], _BYTE)
-    if form.scale is not None:
+    if layout.scale is not None:
         says["scale"] = _lay(block, [(_present(tensor.scale), piece) for tensor, piece in packed], rows)
     return says
 

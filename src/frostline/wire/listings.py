@@ -39,7 +39,7 @@ MAX_SPLITS = 1000
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z0-9-]{1,40}")
-_FORM = re.compile(r"[a-z0-9-]{1,40}(:[^\x00-\x1f]{1,200})?")  # with the name of a column behind the colon
+_FORMAT = re.compile(r"[a-z0-9-]{1,40}(:[^\x00-\x1f]{1,200})?")  # with the name of a column behind the colon
 _LIMIT = 1 << 63
 _MAX_URL = 4096
 _MAX_TEXT = 200
@@ -53,14 +53,14 @@ class ListingRequest:
 
     Attributes:
         data: URL of its root, which the node must serve.
-        form: name of its form; None takes what the listing looks like.
+        format: name of its format; None takes what the listing looks like.
         relist: False takes the manifest that was built last, without listing the data.
         changed: policy for objects that changed (``config.CHANGED``).
         known: SHA-256 of manifest files that the client has and need not get again.
     """
 
     data: str
-    form: str | None = None
+    format: str | None = None
     relist: bool = True
     changed: str = CHANGED[0]
     known: tuple[str, ...] = ()
@@ -74,22 +74,22 @@ class ListingRequest:
         """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong."""
         if not isinstance(value, dict):
             raise BadRequest("the request must be an object")
-        body = {"form": None, "relist": True, "changed": CHANGED[0], "known": [], **value}
+        body = {"format": None, "relist": True, "changed": CHANGED[0], "known": [], **value}
         unknown = [str(name)[:50] for name in body if name not in cls.__slots__]
         if unknown:
             raise BadRequest(f"a listing has no field {unknown[0]!r}")
-        data, form, known = body.get("data"), body["form"], body["known"]
+        data, format, known = body.get("data"), body["format"], body["known"]
         if not isinstance(data, str) or not 0 < len(data) <= _MAX_URL or "\0" in data:
             raise BadRequest(f"data must be a URL of up to {_MAX_URL} characters")
-        if form is not None and not (isinstance(form, str) and _FORM.fullmatch(form)):
-            raise BadRequest("form must be null or the name of a form")
+        if format is not None and not (isinstance(format, str) and _FORMAT.fullmatch(format)):
+            raise BadRequest("format must be null or the name of a format")
         if not isinstance(body["relist"], bool):
             raise BadRequest("relist must be true or false")
         if body["changed"] not in CHANGED:
             raise BadRequest(f"changed must be one of {', '.join(CHANGED)}")
         if not isinstance(known, list) or len(known) > MAX_KNOWN or not all(map(_is_digest, known)):
             raise BadRequest(f"known must be a list of up to {MAX_KNOWN} SHA-256 in 64 small hexadecimal digits")
-        return cls(data=data, form=form, relist=body["relist"], changed=body["changed"], known=tuple(known))
+        return cls(data=data, format=format, relist=body["relist"], changed=body["changed"], known=tuple(known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class ManifestHead:
         is_known: the client has that file: its bytes do not come.
         splits: names of the splits that were saved of this listing; each comes as a bitmap of the rows.
         splits_sha256: SHA-256 of the bitmaps, one behind the other.
-        applied: steps applied to the images, where the data is a ready form (``preprocess.Applied``).
+        applied: steps applied to the images, where the data is a ready format (``preprocess.Applied``).
         found: the manifest was there already.
     """
 

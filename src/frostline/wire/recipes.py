@@ -39,13 +39,13 @@ class Passes:
     """How many passes a training makes.
 
     Attributes:
-        most: passes over the training samples.
+        maximum: passes over the training samples.
         patience: passes without a lower held-out loss after which training ends; the head of the pass with the lowest
             loss is kept then. None makes all passes and keeps the last head.
         reason: why so many, in words; empty where somebody said how many.
     """
 
-    most: int
+    maximum: int
     patience: int | None = None
     reason: str = ""
 
@@ -104,12 +104,12 @@ class Recipe:
             has_held_out: samples are scored after each pass.
         """
         if self.epochs is not None:
-            return Passes(most=self.epochs)
+            return Passes(maximum=self.epochs)
         if not keeps_features:
-            return Passes(most=FEW_EPOCHS, reason=_UNKEPT)
+            return Passes(maximum=FEW_EPOCHS, reason=_UNKEPT)
         if not (has_held_out and self.selects):
-            return Passes(most=_ENOUGH_EPOCHS, reason=_UNSCORED)
-        return Passes(most=_MAX_EPOCHS, patience=_PATIENCE, reason=_SCORED)
+            return Passes(maximum=_ENOUGH_EPOCHS, reason=_UNSCORED)
+        return Passes(maximum=_MAX_EPOCHS, patience=_PATIENCE, reason=_SCORED)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""

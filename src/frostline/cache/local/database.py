@@ -17,8 +17,8 @@ __all__ = ("MIN_BYTES", "Database", "damage", "is_busy", "is_damage", "typed")
 MIN_BYTES = 16 << 20
 """Below this there would be no room beside the log."""
 
-# Raise it whenever the tables change: a file of another form is left and replaced.
-_FORM = 1
+# Raise it whenever the tables change: a file of another format is left and replaced.
+_FORMAT = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS scopes (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -281,12 +281,12 @@ class Database:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        form = _value(connection, "PRAGMA user_version")
-        if form == _FORM:
+        format = _value(connection, "PRAGMA user_version")
+        if format == _FORMAT:
             return
-        if form or _value(connection, "PRAGMA page_count") > 1:
-            raise _coded(sqlite3.SQLITE_NOTADB, "the file has another form")
-        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={_FORM}; COMMIT;")
+        if format or _value(connection, "PRAGMA page_count") > 1:
+            raise _coded(sqlite3.SQLITE_NOTADB, "the file has another format")
+        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={_FORMAT}; COMMIT;")
 
     def _empty_log(self, connection: sqlite3.Connection) -> None:
         log = self._folder / (_NAME.format(self._number) + "-wal")

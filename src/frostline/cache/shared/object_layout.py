@@ -22,10 +22,10 @@ MARK = "used"
 Row = tuple[bytes, bytes]
 """A row's name and its value, as ``rows.sealed`` makes it."""
 
-# Part of every object's name: another form has another.
-_FORM = "rows1"
+# Part of every object's name: another format has another.
+_FORMAT = "rows1"
 _CHECKSUM_BYTES = 4
-_NAME = re.compile(rf"([0-9a-f]{{64}})/([0-9a-f]{{1,8}})-([0-9a-f]{{1,16}})-([0-9a-f]{{32}})\.{_FORM}")
+_NAME = re.compile(rf"([0-9a-f]{{64}})/([0-9a-f]{{1,8}})-([0-9a-f]{{1,16}})-([0-9a-f]{{32}})\.{_FORMAT}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class PackedObject:
     @property
     def name(self) -> str:
         """Of the object, under the root of the cache."""
-        return f"{self.scope.hex()}/{self.rows:x}-{self.value_bytes:x}-{self.digest}.{_FORM}"
+        return f"{self.scope.hex()}/{self.rows:x}-{self.value_bytes:x}-{self.digest}.{_FORMAT}"
 
     @property
     def head_bytes(self) -> int:

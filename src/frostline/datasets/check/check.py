@@ -19,13 +19,12 @@ from frostline.core import Samples, Skipped, Targets
 from frostline.core.samples import taken
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.open import open_samples
-from frostline.datasets.sequential import InOrder, Workers
+from frostline.datasets.sequential import SequentialReader, Workers
 from frostline.errors import ObjectNotFound, SampleError
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess import Applied
-from frostline.preprocess.apply import MAX_PIXELS
-from frostline.preprocess.decoder import decoded
 from frostline.preprocess.masks import open_mask
+from frostline.preprocess.readable import check_readable
 from frostline.preprocess.records import unpacked
 from frostline.private import make_private_folder, open_private
 from frostline.stores.base.protocols import Buffer
@@ -174,7 +173,7 @@ def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> 
     work = _Check(data)
     with ExitStack() as stack:
         threads: Workers[Skipped | bytes | None] = Workers(
-            InOrder(data.url, data.reading, most=_THREADS, roots=data.roots), _THREADS, stack
+            SequentialReader(data.url, data.reading, maximum=_THREADS, roots=data.roots), _THREADS, stack
         )
         for piece in kept.found() if work.is_versioned else ():
             work.take(piece, observe)
@@ -262,7 +261,7 @@ class _Check:
             return data
         try:
             if self._applied is None:
-                decoded(data, "RGB", max_pixels=MAX_PIXELS)
+                check_readable(data)
             else:
                 unpacked(self._applied.stored, data)
             if samples.targets is not None:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from frostline.core import Skipped
 
-__all__ = ("WrittenObject", "WrittenPart")
+__all__ = ("CopiedObject", "CopiedPart")
 
 
-class WrittenObject(NamedTuple):
+class CopiedObject(NamedTuple):
     """An object that was written and read back.
 
     Attributes:
@@ -24,7 +24,7 @@ class WrittenObject(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenPart:
+class CopiedPart:
     """A part that was written completely.
 
     Attributes:
@@ -37,7 +37,7 @@ class WrittenPart:
 
     number: int
     samples: int
-    objects: dict[str, WrittenObject]
+    objects: dict[str, CopiedObject]
     skipped: tuple[Skipped, ...]
     about: str = ""
 
@@ -46,12 +46,12 @@ class WrittenPart:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_json(cls, data: bytes, number: int) -> "WrittenPart | None":
+    def from_json(cls, data: bytes, number: int) -> "CopiedPart | None":
         """The part of that number; None where its record is damaged."""
         try:
             value = json.loads(data)
             objects = {
-                name: WrittenObject(int(fields[0]), str(fields[1]), str(fields[2]))
+                name: CopiedObject(int(fields[0]), str(fields[1]), str(fields[2]))
                 for name, fields in value["objects"].items()
             }
             skipped = tuple(Skipped(**fields) for fields in value["skipped"])

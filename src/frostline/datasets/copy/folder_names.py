@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.formats.folders import IMAGE_SUFFIXES, suffix_of
+from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, suffix_of
 from frostline.datasets.formats.labels import SOURCE
 from frostline.datasets.formats.split_names import SPLIT
 
@@ -69,7 +69,7 @@ def _place(name: str, split: str, folder: str) -> str:
 
 def _suffix(place: str) -> str:
     suffix = suffix_of(place)
-    return suffix if suffix in IMAGE_SUFFIXES else ""
+    return suffix if suffix in SAMPLE_SUFFIXES else ""
 
 
 def _number(text: str) -> int:

@@ -30,7 +30,7 @@ from frostline.datasets.ready.layout import (
     part_name,
     table_file,
 )
-from frostline.datasets.sequential import InOrder, Workers, masks_of
+from frostline.datasets.sequential import SequentialReader, Workers, masks_of
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess import Applied, Preprocess
@@ -139,17 +139,17 @@ def ingest(
     say_what_is_left(source, observe, metadata.nested)
     with ExitStack() as stack:
         store = _destination(destination, stack)
-        maker = _Maker(source, rest, metadata, store, layout, workers, stack, verify=verify)
+        maker = _ReadyWriter(source, rest, metadata, store, layout, workers, stack, verify=verify)
         return _ingest(source, maker, store, layout, math.ceil(skip_allowance * len(source)), observe)
 
 
 def _ingest(
-    source: Dataset, maker: "_Maker", store: ObjectStore, layout: Layout, max_skipped: int, observe: Observer
+    source: Dataset, maker: "_ReadyWriter", store: ObjectStore, layout: Layout, max_skipped: int, observe: Observer
 ) -> Ingested:
     started = time.perf_counter()
     there = {entry.object: entry.size for entry in store.list()}
     _claim(store, layout, there)
-    observe(PhaseStarted(name="making the ready form"))
+    observe(PhaseStarted(name="making the ready format"))
     parts, made = _parts(maker, there, max_skipped, observe)
     digest, table = table_file(layout, parts, source.classes)
     samples = sum(len(part.samples) for part in parts)
@@ -182,16 +182,18 @@ def _claim(store: ObjectStore, layout: Layout, there: dict[str, int]) -> None:
     if LAYOUT not in there:
         other = next((name for name in there if not name.startswith(".")), None)
         if other is not None:
-            raise SettingError(f"{store.url} is not empty, it holds {other}: choose another place for the ready form")
+            raise SettingError(f"{store.url} is not empty, it holds {other}: choose another place for the ready format")
         store.write(LAYOUT, json.dumps(layout.to_json(), indent=1).encode())
         return
     if Layout.from_json(store.read(LAYOUT, 0, there[LAYOUT])) != layout:
         raise SettingError(
-            f"{store.url} holds a ready form of other data, or one made otherwise: choose another place for this one"
+            f"{store.url} holds a ready format of other data, or one made otherwise: choose another place for this one"
         )
 
 
-def _parts(maker: "_Maker", there: dict[str, int], max_skipped: int, observe: Observer) -> tuple[list[ReadyPart], int]:
+def _parts(
+    maker: "_ReadyWriter", there: dict[str, int], max_skipped: int, observe: Observer
+) -> tuple[list[ReadyPart], int]:
     """Every part in order, and how many of them were made now."""
     parts: list[ReadyPart] = []
     written: list[Future[None]] = []
@@ -220,7 +222,7 @@ def _parts(maker: "_Maker", there: dict[str, int], max_skipped: int, observe: Ob
     return parts, made
 
 
-class _Maker:
+class _ReadyWriter:
     """Makes the objects of one ready format; ``stack`` ends its threads."""
 
     def __init__(
@@ -244,7 +246,7 @@ class _Maker:
         self._store = store
         self._writer = ThreadPoolExecutor(1, "frostline-write")
         stack.callback(self._writer.shutdown)
-        self._reader = InOrder(source.url, source.reading, most=workers, roots=source.roots)
+        self._reader = SequentialReader(source.url, source.reading, maximum=workers, roots=source.roots)
         self._workers: Workers[Skipped | bytes] = Workers(self._reader, workers, stack)
 
     def found(self, number: int, there: dict[str, int]) -> ReadyPart | None:

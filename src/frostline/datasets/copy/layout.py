@@ -1,4 +1,4 @@
-"""Decides what objects hold some samples in another form: class folders, tar shards or Parquet files. Pure."""
+"""Decides what objects hold some samples in another format: class folders, tar shards or Parquet files. Pure."""
 
 import io
 import json
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from frostline.datasets.formats.folders import IMAGE_SUFFIXES, suffix_of
+from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, suffix_of
 from frostline.datasets.formats.labels import SOURCE
 from frostline.datasets.formats.masks import names_a_class
 from frostline.errors import SettingError
@@ -22,7 +22,9 @@ __all__ = ("PACKERS", "Loose", "OutputObject", "Packer", "divided", "packer_name
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 # A row group is what one read of a cell decodes.
 _GROUP_ROWS = 64
-# The first bytes of what ``preprocess.decoder`` reads. WebP's begin with RIFF, their length and then its name.
+# What stands behind RIFF and a length.
+_RIFFS = {b"WEBP": ".webp", b"WAVE": ".wav"}
+# The first bytes of what ``preprocess`` reads.
 _STARTS = (
     (b"\xff\xd8\xff", ".jpg"),
     (b"\x89PNG\r\n\x1a\n", ".png"),
@@ -32,6 +34,8 @@ _STARTS = (
     (b"P5", ".pgm"),
     (b"P6", ".ppm"),
     (b"\x93NUMPY", ".npy"),
+    (b"fLaC", ".flac"),
+    (b"OggS", ".ogg"),
 )
 
 
@@ -78,9 +82,9 @@ class Loose:
 
     @property
     def suffix(self) -> str:
-        """What kind of image it is: as its name says, else as its first bytes do."""
+        """What kind of image or sound it is: as its name says, else as its first bytes do."""
         named = "" if self.is_remade else suffix_of(self.name)
-        return named if named in IMAGE_SUFFIXES else suffix_by_content(self.encoded)
+        return named if named in SAMPLE_SUFFIXES else suffix_by_content(self.encoded)
 
 
 class Packer(Protocol):
@@ -119,13 +123,13 @@ class ClassFolderLayout:
                 yield from self._pair(sample, sample.mask, classes[sample.label] if sample.label >= 0 else "")
                 continue
             if sample.label < 0:
-                raise SettingError(f"{sample.name} has no label, so that it belongs to no folder: use another --form")
+                raise SettingError(f"{sample.name} has no label, so that it belongs to no folder: use another --format")
             yield OutputObject(self._place(sample, classes[sample.label]), sample.encoded)
 
     def _pair(self, one: Loose, mask: bytes, folder: str) -> Iterable[OutputObject]:
         key = f"{folder}/{one.id:016x}" if folder else f"{one.id:016x}"
         if not names_a_class(folder) or folder.startswith("."):
-            raise SettingError(f"the class {folder!r} cannot be the name of a folder of images: use another --form")
+            raise SettingError(f"the class {folder!r} cannot be the name of a folder of images: use another --format")
         image, beside = f"images/{key}{one.suffix}", f"masks/{key}{suffix_by_content(mask)}"
         yield OutputObject(image, one.encoded)
         if mask:
@@ -133,7 +137,7 @@ class ClassFolderLayout:
 
     def _place(self, one: Loose, folder: str) -> str:
         if "/" in folder or folder.startswith("."):
-            raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --form")
+            raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --format")
         if not one.object:
             return f"{folder}/{one.id:016x}{one.suffix}"
         return one.object if suffix_of(one.object) == one.suffix else one.object + one.suffix
@@ -210,15 +214,15 @@ PACKERS: Mapping[str, Packer] = {"original": ClassFolderLayout(), "parquet": Tab
 """By the name of the format."""
 
 
-def packer_named(form: str) -> Packer:
+def packer_named(format: str) -> Packer:
     """The packer of a format.
 
     Raises:
         SettingError: no packer makes such a format.
     """
-    if form not in PACKERS:
-        raise SettingError(f"samples cannot be packed as {form!r}, only as {', '.join(PACKERS)}")
-    return PACKERS[form]
+    if format not in PACKERS:
+        raise SettingError(f"samples cannot be packed as {format!r}, only as {', '.join(PACKERS)}")
+    return PACKERS[format]
 
 
 def divided(lengths: npt.NDArray[np.int64], *, max_bytes: int, max_rows: int) -> list[range]:
@@ -241,9 +245,9 @@ def divided(lengths: npt.NDArray[np.int64], *, max_bytes: int, max_rows: int) ->
 
 
 def suffix_by_content(encoded: bytes) -> str:
-    """The suffix that an image's first bytes ask for; ``.jpg`` where they are of no known kind."""
-    if encoded[:4] == b"RIFF" and encoded[8:12] == b"WEBP":
-        return ".webp"
+    """The suffix that a sample's first bytes ask for; ``.jpg`` where they are of no known kind."""
+    if encoded[:4] == b"RIFF" and encoded[8:12] in _RIFFS:
+        return _RIFFS[encoded[8:12]]
     return next((suffix for start, suffix in _STARTS if encoded.startswith(start)), ".jpg")
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from frostline.config import cache_folder
 from frostline.core import Samples, Skipped
-from frostline.datasets.copy.checkpoint import WrittenObject, WrittenPart
+from frostline.datasets.copy.checkpoint import CopiedObject, CopiedPart
 from frostline.datasets.copy.folder_names import FolderNames
 from frostline.datasets.copy.layout import Loose, OutputObject, divided, packer_named
 from frostline.datasets.copy.metadata import metadata_in, say_what_is_left
@@ -49,7 +49,7 @@ class Repacked:
 
     Attributes:
         url: where the copy is.
-        form: format of the copy.
+        format: format of the copy.
         samples: in it.
         objects: number of objects that hold the samples.
         nbytes: size of these objects in bytes.
@@ -60,7 +60,7 @@ class Repacked:
     """
 
     url: str
-    form: str
+    format: str
     samples: int
     objects: int
     nbytes: int
@@ -77,7 +77,7 @@ class Repacked:
 def repack(
     source: Dataset,
     destination: str | Path,
-    form: str,
+    format: str,
     *,
     shorter_side: int | None = None,
     part_bytes: int = PART_BYTES,
@@ -97,7 +97,7 @@ def repack(
     Args:
         source: samples; of a ready format, the pixels become PNGs, which decode to them.
         destination: URL or folder; empty, or with a part of the same copy.
-        form: one of ``packing.PACKERS``.
+        format: one of ``packing.PACKERS``.
         shorter_side: pixels to which images and masks are scaled down and encoded again; None leaves their bytes as
             they are.
         part_bytes: bytes of encoded images in a part, which is one tar or one Parquet file.
@@ -122,24 +122,24 @@ def repack(
     if part_bytes < 1 or workers < 1:
         raise SettingError("a part has at least a byte, and there is at least one worker")
     check_side(shorter_side)
-    if not packer_named(form).keeps_metadata:
+    if not packer_named(format).keeps_metadata:
         in_names = {SPLIT} if source.splits_brought else set()
         say_what_is_left(source, observe, [name for name in metadata_in(source.columns) if name not in in_names])
-    claim = {"kind": _KIND, "source": source.digest, "form": form, "side": shorter_side, "part_bytes": part_bytes}
+    claim = {"kind": _KIND, "source": source.digest, "format": format, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
         store = open_store(str(destination))
         records = store
         if isinstance(store, FolderStore):
             store.create()
-            records = _records_of(store, form)
+            records = _records_of(store, format)
             stack.enter_context(records.alone())
-        copier = _Copier(source, store, records, form, shorter_side, workers, stack, verify=verify)
+        copier = _Copier(source, store, records, format, shorter_side, workers, stack, verify=verify)
         return copier.run(claim, part_bytes, math.ceil(skip_allowance * len(source)), observe)
 
 
-def _records_of(store: FolderStore, form: str) -> FolderStore:
+def _records_of(store: FolderStore, format: str) -> FolderStore:
     """Where it is written down what is copied to a folder: there, but of class folders, where it would be a class."""
-    if form != _FOLDERS:
+    if format != _FOLDERS:
         return store
     name = hashlib.sha256(store.url.encode(errors="surrogateescape")).hexdigest()[:40]
     records = FolderStore(str(cache_folder() / "copies" / name), is_private=True)
@@ -155,7 +155,7 @@ class _Copier:
         source: Dataset,
         store: ObjectStore,
         records: ObjectStore,
-        form: str,
+        format: str,
         side: int | None,
         workers: int,
         stack: ExitStack,
@@ -165,11 +165,11 @@ class _Copier:
         self._source = source
         self._store = store
         self._records = records
-        self._form = form
+        self._format = format
         self._verify = verify
-        names = metadata_in(source.columns) if packer_named(form).keeps_metadata else ()
+        names = metadata_in(source.columns) if packer_named(format).keeps_metadata else ()
         # Pairs of images and masks are told by their names, which are not the source's.
-        has_names = form == _FOLDERS and not source.has_targets
+        has_names = format == _FOLDERS and not source.has_targets
         self._names = FolderNames(source) if has_names else None
         self._about = {name: source.column(name) for name in names}
         self._scaling = Scaling(source, side, workers, stack)
@@ -183,7 +183,7 @@ class _Copier:
             there |= {entry.object: entry for entry in self._records.list()}
         self._claim(claim, there)
         self._sweep(there)
-        observe(PhaseStarted(name=f"copying to {self._form}"))
+        observe(PhaseStarted(name=f"copying to {self._format}"))
         rows = divided(self._lengths(), max_bytes=part_bytes, max_rows=_MAX_ROWS)
         parts, made, skipped = [], 0, 0
         for number, some in enumerate(rows):
@@ -202,7 +202,7 @@ class _Copier:
             observe(Counted(done=some.stop, total=len(self._source)))
         return Repacked(
             url=self._store.url,
-            form=self._form,
+            format=self._format,
             samples=sum(part.samples for part in parts),
             objects=sum(len(part.objects) for part in parts),
             nbytes=sum(written.size for part in parts for written in part.objects.values()),
@@ -251,12 +251,12 @@ class _Copier:
                 if isinstance(self._records, FolderStore):
                     self._records.remove(name)
 
-    def _found(self, number: int, there: Mapping[str, Entry]) -> WrittenPart | None:
+    def _found(self, number: int, there: Mapping[str, Entry]) -> CopiedPart | None:
         """A part that is there already, whole."""
         name = _record(number)
         if name not in there or there[name].size >= _PART_RECORD_BYTES:
             return None
-        part = WrittenPart.from_json(bytes(self._records.read(name, 0, there[name].size)), number)
+        part = CopiedPart.from_json(bytes(self._records.read(name, 0, there[name].size)), number)
         if part is None or any(
             name not in there or there[name].size != written.size for name, written in part.objects.items()
         ):
@@ -276,7 +276,7 @@ class _Copier:
         }
         return part if objects == part.objects else self._kept(replace(part, objects=objects))
 
-    def _version_of(self, written: tuple[str, WrittenObject]) -> str | None:
+    def _version_of(self, written: tuple[str, CopiedObject]) -> str | None:
         """The version of an object that has the bytes that were written; None where it has others."""
         name, about = written
         try:
@@ -285,12 +285,12 @@ class _Copier:
             return None
         return version if hashlib.sha256(data).hexdigest() == about.sha256 else None
 
-    def _kept(self, part: WrittenPart) -> WrittenPart:
+    def _kept(self, part: CopiedPart) -> CopiedPart:
         """A part with its record in its place: from then on it is whole."""
         self._records.write(_record(part.number), part.to_json())
         return part
 
-    def _made(self, number: int, rows: range, about: dict[str, list[Any]], observe: Observer) -> WrittenPart:
+    def _made(self, number: int, rows: range, about: dict[str, list[Any]], observe: Observer) -> CopiedPart:
         samples = self._source.samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
         names = self._source.names[rows.start : rows.stop]
         read = self._scaling.read(samples, names)
@@ -300,11 +300,11 @@ class _Copier:
         skipped = [found for found in read if isinstance(found, Skipped)]
         for lost in skipped:
             observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed))
-        packed = packer_named(self._form).pack(number, loose, self._source.classes)
-        written: list[Future[tuple[str, WrittenObject]]] = [self._writers.submit(self._write, obj) for obj in packed]
+        packed = packer_named(self._format).pack(number, loose, self._source.classes)
+        written: list[Future[tuple[str, CopiedObject]]] = [self._writers.submit(self._write, obj) for obj in packed]
         done = dict(future.result() for future in written)
         return self._kept(
-            WrittenPart(number=number, samples=len(loose), objects=done, skipped=tuple(skipped), about=_named(about))
+            CopiedPart(number=number, samples=len(loose), objects=done, skipped=tuple(skipped), about=_named(about))
         )
 
     def _loose(
@@ -327,7 +327,7 @@ class _Copier:
             mask=None if samples.targets is None else found.mask or b"",
         )
 
-    def _write(self, packed: OutputObject) -> tuple[str, WrittenObject]:
+    def _write(self, packed: OutputObject) -> tuple[str, CopiedObject]:
         """Write an object and read it back."""
         name, data = packed
         sha256 = hashlib.sha256(data).hexdigest()
@@ -335,7 +335,7 @@ class _Copier:
         found, version = self._store.read_version(name, 0, len(data))
         if hashlib.sha256(found).hexdigest() != sha256:
             raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
-        return name, WrittenObject(len(data), sha256, version)
+        return name, CopiedObject(len(data), sha256, version)
 
 
 def _named(about: Mapping[str, list[Any]]) -> str:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from frostline.core import Samples, Skipped, Targets
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.sequential import InOrder, Workers, masks_of
+from frostline.datasets.sequential import SequentialReader, Workers, masks_of
 from frostline.errors import SampleError, SettingError
 from frostline.preprocess.applied import Applied
 from frostline.preprocess.apply import MAX_PIXELS
@@ -42,7 +42,7 @@ def picture_of(applied: Applied, record: bytes | memoryview) -> bytes:
 
 def _levels_of(applied: Applied, kept: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     levels = applied.whole.levels
-    assert levels is not None, "the steps of a ready form begin with images"
+    assert levels is not None, "the steps of a ready format begin with images"
     planes = kept.astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # what is no pixel is found below
         for plane, mean, std in zip(planes, levels.mean, levels.std, strict=True):
@@ -121,7 +121,7 @@ class Scaling:
         check_side(side)
         self.side = side
         self._applied = source.applied
-        self._reader = InOrder(source.url, source.reading, most=workers, roots=source.roots)
+        self._reader = SequentialReader(source.url, source.reading, maximum=workers, roots=source.roots)
         self._workers: Workers[Pictures | Skipped] = Workers(self._reader, workers, stack)
 
     def read(self, samples: Samples, names: Sequence[str]) -> list[Pictures | Skipped]:

@@ -90,7 +90,7 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """What users call it: ``Dataset(url, form=name)``."""
+        """What users call it: ``Dataset(url, format=name)``."""
 
     @property
     def is_incremental(self) -> bool:

@@ -174,7 +174,7 @@ def _hint(schema: pa.Schema) -> str:
     texts = [field.name for field in schema if _is_text(field.type)]
     url = next((name for name in URL_FIELDS if name in texts), None)
     if url is not None:
-        return f"; if {url} says where images are, name the form: form='urls', or --form urls"
+        return f"; if {url} says where images are, name the format: format='urls', or --format urls"
     return f"; if samples are the texts in {texts[0]}, name the column: column={texts[0]!r}" if texts else ""
 
 
@@ -203,8 +203,8 @@ def labels_said(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.Chunk
     greatest = pc.max(values).as_py()
     if greatest is not None and greatest >= len(columns.classes):
         raise DataError(f"{object} has a label {greatest} and names for {len(columns.classes)} classes only")
-    least = pc.min(values).as_py()
-    if least is not None and least < _NO_CLASS:
+    minimum = pc.min(values).as_py()
+    if minimum is not None and minimum < _NO_CLASS:
         return values.cast(pa.string())
     numbers = pc.if_else(pc.greater_equal(values, 0), values, pa.scalar(None, values.type))
     return pa.chunked_array([pa.array(columns.classes, pa.string()).take(numbers.combine_chunks())])

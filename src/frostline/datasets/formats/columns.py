@@ -18,7 +18,7 @@ from frostline.ordering import Chosen, Labels
 __all__ = (
     "ArrowTexts",
     "ChosenTexts",
-    "KnownLabels",
+    "LabelSummary",
     "ManifestColumns",
     "PartOfSamples",
     "SelectedRows",
@@ -88,7 +88,7 @@ class ChosenTexts(Texts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KnownLabels:
+class LabelSummary:
     """What was worked out of a table's labels when its file was made, so that nobody need read them to split it.
 
     Attributes:
@@ -113,7 +113,7 @@ class ManifestColumns:
         known: known classes of the labels; None where nothing is known.
     """
 
-    def __init__(self, table: pa.Table, mapped: Any = None, known: KnownLabels | None = None) -> None:
+    def __init__(self, table: pa.Table, mapped: Any = None, known: LabelSummary | None = None) -> None:
         self.table = table
         self._mapped = mapped
         self._known = known

@@ -48,7 +48,7 @@ class CqlTables:
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Format.read``. Reads data only for lengths that no column says, or for masks and sizes."""
         if not isinstance(store, Tabular):
-            raise DataError(f"{store.url} is no table: the form cql is that of cql://host/keyspace/table")
+            raise DataError(f"{store.url} is no table: the format cql is that of cql://host/keyspace/table")
         there = {entry.object: entry for entry in entries if entry.object != LABELS}
         masks = {name.removeprefix(MASKS): there.pop(name) for name in [*there] if name.startswith(MASKS)}
         label = store.label_column

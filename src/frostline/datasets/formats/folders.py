@@ -1,7 +1,7 @@
-"""Images in class folders, or in those of splits: decides what of a store's listing is a labelled image."""
+"""Images or sounds in class folders, or in those of splits: decides what of a store's listing is a labelled one."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +15,20 @@ from frostline.errors import EmptyDataset
 from frostline.stores.base.listing import Entries, Names
 from frostline.stores.base.protocols import Entry, ObjectStore
 
-__all__ = ("IMAGE_SUFFIXES", "ClassFolderFormat", "is_image", "suffix_of")
+__all__ = (
+    "IMAGE_SUFFIXES",
+    "SAMPLE_SUFFIXES",
+    "SOUND_SUFFIXES",
+    "ClassFolderFormat",
+    "is_image",
+    "is_sample",
+    "suffix_of",
+)
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+SOUND_SUFFIXES = frozenset({".flac", ".ogg", ".opus", ".wav"})
+SAMPLE_SUFFIXES = IMAGE_SUFFIXES | SOUND_SUFFIXES
 
-# The same as ``suffix_of`` decides, for a column of names: a dot that does not begin the last part, and what follows.
-_IMAGE = rf"(?i)[^/]\.(?:{'|'.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))})$"
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
@@ -49,7 +57,8 @@ class ClassFolderFormat:
     for one to train on: its images have no label. Images in other folders beside those of splits are in none and have
     no label. The folders of splits may lie in one folder that holds everything.
 
-    Names with a part that starts with a dot and names without the suffix of an image are passed over.
+    Names with a part that starts with a dot and names without the suffix of an image are passed over. Where there are
+    no images, sounds are the samples.
     """
 
     name = "folders"
@@ -94,13 +103,25 @@ def is_image(name: str) -> bool:
     return suffix_of(name) in IMAGE_SUFFIXES and not is_hidden(name)
 
 
+def is_sample(name: str) -> bool:
+    """Whether an object's name is that of an image or a sound, and not hidden."""
+    return suffix_of(name) in SAMPLE_SUFFIXES and not is_hidden(name)
+
+
 def _labelled(entries: Sequence[Entry]) -> Entries:
-    """Images, in a folder and not hidden: ``is_image`` of each, and a slash in its name."""
+    """Images, else sounds, in a folder and not hidden."""
+    images = _in_folders(entries, IMAGE_SUFFIXES)
+    return images if len(images) else _in_folders(entries, SOUND_SUFFIXES)
+
+
+def _in_folders(entries: Sequence[Entry], suffixes: Iterable[str]) -> Entries:
+    """The objects of these suffixes: as ``suffix_of`` decides, for a column of names, and a slash in each."""
+    pattern = rf"(?i)[^/]\.(?:{'|'.join(sorted(suffix[1:] for suffix in suffixes))})$"
     found = Entries.of(entries)
     objects = found.table["object"]
     hidden = pc.or_(pc.starts_with(objects, "."), pc.match_substring(objects, "/."))
-    image = pc.match_substring_regex(objects, _IMAGE)
-    return found.where(pc.and_(pc.and_not(image, hidden), pc.match_substring(objects, "/")))
+    fits = pc.match_substring_regex(objects, pattern)
+    return found.where(pc.and_(pc.and_not(fits, hidden), pc.match_substring(objects, "/")))
 
 
 def _folders(labelled: Entries, which: str, prefix: str) -> Iterator[pa.Array]:
@@ -193,9 +214,9 @@ def _unread(entries: Sequence[Entry]) -> str:
 
 
 def _nothing_at(url: str, entries: Sequence[Entry]) -> str:
-    images = sum(is_image(entry.object) for entry in entries)
-    beside = f"; {images} images stand in no class folder" if images else ""
+    samples = sum(is_sample(entry.object) for entry in entries)
+    beside = f"; {samples} images or sounds stand in no class folder" if samples else ""
     packed = next((entry.object for entry in entries if entry.object.lower().endswith(_PACKED)), None)
     if packed is not None:
         beside += f"; {packed} is compressed as a whole and has no places to read at: unpack it, to a plain tar at most"
-    return f"{url} holds no images in class folders (such as cats/1.jpg){beside}{_unread(entries)}"
+    return f"{url} holds no images or sounds in class folders (such as cats/1.jpg){beside}{_unread(entries)}"

@@ -8,7 +8,7 @@ from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.formats.folders import ClassFolderFormat
 from frostline.datasets.formats.masks import MaskPairs
 from frostline.datasets.formats.parquet import Parquet
-from frostline.datasets.formats.ready_form import ReadyFormat
+from frostline.datasets.formats.ready_format import ReadyFormat
 from frostline.datasets.formats.url_lists import UrlLists
 from frostline.datasets.formats.webdataset import WebDataset
 from frostline.errors import SettingError, nearest
@@ -34,7 +34,7 @@ _LAST: Format = ClassFolderFormat()
 
 def format_of(entries: Sequence[Entry]) -> Format:
     """The first format that claims a listing; class folders where none does."""
-    return next((form for form in FORMATS if form.claims(entries)), _LAST)
+    return next((format for format in FORMATS if format.claims(entries)), _LAST)
 
 
 def format_named(name: str) -> Format:
@@ -46,7 +46,7 @@ def format_named(name: str) -> Format:
     kind, _, column = name.partition(":")
     if kind == Parquet().name and column:
         return Parquet(column)
-    names = [form.name for form in FORMATS]
+    names = [format.name for format in FORMATS]
     if name not in names:
-        raise SettingError(f"form: there is no {name!r}, only {', '.join(names)}{nearest(name, names)}")
+        raise SettingError(f"format: there is no {name!r}, only {', '.join(names)}{nearest(name, names)}")
     return FORMATS[names.index(name)]

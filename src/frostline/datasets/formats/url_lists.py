@@ -12,7 +12,7 @@ import pyarrow.csv as csv
 from frostline.core import URLS
 from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
 from frostline.datasets.formats.column_roles import is_label, is_scalar, is_target
-from frostline.datasets.formats.folders import is_image
+from frostline.datasets.formats.folders import is_sample
 from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, URL_FIELDS, column_name, joined, labelled
 from frostline.datasets.formats.lists import in_json, list_columns, list_names
 from frostline.datasets.formats.parquet import is_parquet
@@ -140,7 +140,7 @@ class UrlLists:
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_RULE, (entry for entry in entries if _is_list(entry) or is_image(entry.object)))
+        return digest_of(_RULE, (entry for entry in entries if _is_list(entry) or is_sample(entry.object)))
 
     def found_now(self, urls: Iterable[str]) -> Mapping[str, Entry]:
         """See ``Widespread.found_now``."""

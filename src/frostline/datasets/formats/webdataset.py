@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple, cast
 import pyarrow as pa
 
 from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
-from frostline.datasets.formats.folders import IMAGE_SUFFIXES
+from frostline.datasets.formats.folders import IMAGE_SUFFIXES, SOUND_SUFFIXES
 from frostline.datasets.formats.labels import LABEL_FIELDS, SOURCE, columns_of, joined, labelled, said_by
 from frostline.datasets.formats.ranges import ObjectRanges
 from frostline.datasets.formats.split_names import with_splits
@@ -125,6 +125,7 @@ class WebDataset:
     """Tars of ``key.jpg``, ``key.cls`` and ``key.json``; what is before the first dot of a member's name is its key.
 
     The image may also be called ``key.image.jpg``. A member such as ``key.mask.png`` or ``key.seg.npy`` is its mask.
+    Where a key has no image, its sound is the sample.
 
     A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
     ``label`` that is null says that there is none. The other scalar fields of the JSON become columns, and
@@ -156,7 +157,7 @@ class WebDataset:
             tables = list(threads.map(partial(_table, store, known, heads), shards))
         table, is_divided = with_splits(joined(tables), [shard.object for shard in shards], list(map(len, tables)))
         if not len(table):
-            raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images: see what they are packed with")
+            raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images or sounds")
         said = labelled(table[SAID].to_pylist())
         return ListedSamples(
             table=finished(table, said),
@@ -196,13 +197,17 @@ def _sample(shard: str, key: str, group: dict[str, Member]) -> ShardSample | Non
 
 
 def _image(shard: str, key: str, group: dict[str, Member]) -> Member | None:
-    """The member ``key.jpg``, else the only other image that is no mask, such as ``key.image.jpg``."""
-    if (plain := next((member for kind, member in group.items() if f".{kind}" in IMAGE_SUFFIXES), None)) is not None:
+    """The member ``key.jpg``, else the only other image that is no mask, such as ``key.image.jpg``; else the sound."""
+    return _of_a_kind(shard, key, group, IMAGE_SUFFIXES) or _of_a_kind(shard, key, group, SOUND_SUFFIXES)
+
+
+def _of_a_kind(shard: str, key: str, group: dict[str, Member], suffixes: frozenset[str]) -> Member | None:
+    if (plain := next((member for kind, member in group.items() if f".{kind}" in suffixes), None)) is not None:
         return plain
-    named = {kind: member for kind, member in group.items() if f".{kind.rpartition('.')[2]}" in IMAGE_SUFFIXES}
+    named = {kind: member for kind, member in group.items() if f".{kind.rpartition('.')[2]}" in suffixes}
     found = [member for kind, member in named.items() if not any(_is_mask(kind, field) for field in MASK_FIELDS)]
     if len(found) > 1:
-        raise DataError(f"{found[0].name!r} and {found[1].name!r} in {shard} would both be the image of {key!r}")
+        raise DataError(f"{found[0].name!r} and {found[1].name!r} in {shard} would both be the sample of {key!r}")
     return next(iter(found), None)
 
 
@@ -282,7 +287,9 @@ def _targets(
         Mask(shard.object, sample.mask.offset, sample.mask.size, shard.etag) if sample.mask else NO_MASK
         for sample in samples
     ]
-    found = heads.map(lambda one: size_at(store, shard.object, one.offset, one.length) if one.mask else (0, 0), samples)
+    found = heads.map(
+        lambda sample: size_at(store, shard.object, sample.offset, sample.length) if sample.mask else (0, 0), samples
+    )
     return target_columns(masks, list(found))
 
 

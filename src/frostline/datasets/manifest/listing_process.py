@@ -47,7 +47,7 @@ class _Orders:
 
     Attributes:
         data: URL of the data set's root, which the node serves to whoever asks.
-        form: see ``load_manifest``.
+        format: see ``load_manifest``.
         relist: likewise.
         refuses_changes: likewise.
         folders: within which symbolic links of a folder may lead; None lets them lead anywhere.
@@ -60,7 +60,7 @@ class _Orders:
     """
 
     data: str
-    form: str | None
+    format: str | None
     relist: bool
     refuses_changes: bool
     folders: Sequence[str] | None
@@ -104,7 +104,7 @@ def _list(orders: _Orders) -> ManifestHead:
     manifest = load_manifest(
         store,
         cache=cache,
-        form=orders.form,
+        format=orders.format,
         relist=orders.relist,
         refuses_changes=orders.refuses_changes,
         only_within=True,
@@ -211,9 +211,9 @@ class _Teller:
             _say(line)
 
 
-def _too_many(data: str, has: str, most: int) -> OverBudget:
+def _too_many(data: str, has: str, maximum: int) -> OverBudget:
     return OverBudget(
-        f"{data} has {has}, and this node lists up to {most:,} samples: start it with more --max-listed, or list a "
+        f"{data} has {has}, and this node lists up to {maximum:,} samples: start it with more --max-listed, or list a "
         "part of the data"
     )
 

@@ -62,7 +62,7 @@ def load_manifest(
     store: ObjectStore,
     *,
     cache: Path,
-    form: str | None = None,
+    format: str | None = None,
     relist: bool = True,
     in_memory_bytes: int = IN_MEMORY_BYTES,
     beside: bool = False,
@@ -80,7 +80,7 @@ def load_manifest(
         store: store that holds the data.
         cache: folder for the manifests of local folders and of stores that take no writes, and for the mapped copies
             of large ones; made when needed.
-        form: name of the data's format; by default what the listing looks like.
+        format: name of the data's format; by default what the listing looks like.
         relist: False takes the manifest that was built last, and does not look whether the data is still the same. A
             ready format is listed all the same: it has few objects, and a table of its own.
         in_memory_bytes: larger tables are mapped from a copy in the cache folder.
@@ -102,14 +102,14 @@ def load_manifest(
         StoreUnavailable: asking again may help.
     """
     manifests = ManifestStore(store, cache, in_memory_bytes, beside=beside)
-    if not relist and (last := manifests.last_kept(form)) is not None:
+    if not relist and (last := manifests.last_kept(format)) is not None:
         _check_within(store, is_refused=only_within and last.about["reading"] == URLS)
         return manifest_of(last, found=True)
     with ThreadPoolExecutor(1, "frostline-manifest") as meanwhile:
         # Mostly the listing is the last one again: its manifest is read meanwhile, which spares some round trips.
         likely = meanwhile.submit(manifests.likely)
         entries = list_all(store, observe)
-        chosen = format_of(entries) if form is None else format_named(form)
+        chosen = format_of(entries) if format is None else format_named(format)
         _check_within(store, is_refused=only_within and isinstance(chosen, Widespread))
         digest = chosen.digest(entries)
         sizes = {entry.object: entry.size for entry in entries.under(".frostline/")}

@@ -46,13 +46,13 @@ class _Last(NamedTuple):
 
     Attributes:
         digest: digest of the manifest.
-        form: format that built the manifest.
+        format: format that built the manifest.
         nbytes: size of the manifest's table in bytes.
         listing: digest of the listing; another one where objects elsewhere had changed and the listing had not.
     """
 
     digest: str
-    form: str
+    format: str
     nbytes: int
     listing: str
 
@@ -105,10 +105,10 @@ class ManifestStore:
             return None
         return self._opened(self._in_cache(), name, path.stat().st_size, digest)
 
-    def of_listing(self, form: Format, digest: str, sizes: Mapping[str, int]) -> StoredManifest | None:
+    def of_listing(self, format: Format, digest: str, sizes: Mapping[str, int]) -> StoredManifest | None:
         """The manifest of a listing with that digest: the newest, where objects elsewhere changed after the first."""
-        last = self._last_of(sizes) if isinstance(form, Widespread) else None
-        if last is not None and (last.form, last.listing) == (form.name, digest):
+        last = self._last_of(sizes) if isinstance(format, Widespread) else None
+        if last is not None and (last.format, last.listing) == (format.name, digest):
             return self.found(last.digest, sizes)
         return self.found(digest, sizes)
 
@@ -126,15 +126,15 @@ class ManifestStore:
         except StoreError:
             return None
 
-    def before(self, form: Format, sizes: Mapping[str, int]) -> ListedSamples | None:
+    def before(self, format: Format, sizes: Mapping[str, int]) -> ListedSamples | None:
         """What the format made of an earlier listing."""
         last = self._last_of(sizes)
-        if last is None or last.form != form.name:
+        if last is None or last.format != format.name:
             return None
         kept = self.found(last.digest, sizes)
         return None if kept is None else listed_in(kept)
 
-    def last_kept(self, form: str | None) -> StoredManifest | None:
+    def last_kept(self, format: str | None) -> StoredManifest | None:
         """The manifest that was built last, found without listing the data; None where the data is a ready format.
 
         Raises:
@@ -143,10 +143,10 @@ class ManifestStore:
         last = self._last_of(None)
         name = None if last is None else f"{_FOLDER}/{last.digest}.parquet"
         kept = None if last is None else self.found(last.digest, {str(name): last.nbytes})
-        if last is not None and form not in (None, last.form):
+        if last is not None and format not in (None, last.format):
             raise DataNotFound(
-                f"the manifest of {self._store.url} that was built last is of the form {last.form}, not {form}: list "
-                f"the data in that form first (frostline index --form {form})"
+                f"the manifest of {self._store.url} that was built last is of the format {last.format}, not {format}: "
+                f"list the data in that format first (frostline index --format {format})"
             )
         if kept is None and not self._has(LAYOUT):
             raise DataNotFound(f"no manifest of {self._store.url} was built yet: list the data first (frostline index)")
@@ -159,11 +159,11 @@ class ManifestStore:
             return False
         return True
 
-    def keep(self, form: Format, listed: ListedSamples, listing: str) -> StoredManifest:
+    def keep(self, format: Format, listed: ListedSamples, listing: str) -> StoredManifest:
         """Write a manifest, and say that it is the last one, and the digest of the listing that it was made from."""
         name = f"{_FOLDER}/{listed.digest}.parquet"
         data = _file(listed)
-        last = json.dumps(_Last(listed.digest, form.name, len(data), listing)._asdict()).encode().ljust(_LAST_BYTES)
+        last = json.dumps(_Last(listed.digest, format.name, len(data), listing)._asdict()).encode().ljust(_LAST_BYTES)
         is_beside = self._keeps_beside and self._kept_beside(name, data, last)
         place = self._store if is_beside else self._kept_in_cache(name, data, last)
         if len(data) > self._in_memory_bytes:
@@ -222,7 +222,7 @@ class ManifestStore:
             try:
                 value = json.loads(bytes(store.read(name, 0, _LAST_BYTES)))
                 digest = str(value["digest"])
-                return _Last(digest, str(value["form"]), int(value["nbytes"]), str(value.get("listing", digest)))
+                return _Last(digest, str(value["format"]), int(value["nbytes"]), str(value.get("listing", digest)))
             except (
                 AccessDenied,
                 BadRequest,

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frostline.datasets.formats.base import COLUMNS
-from frostline.datasets.formats.columns import KnownLabels, ManifestColumns
+from frostline.datasets.formats.columns import LabelSummary, ManifestColumns
 from frostline.ordering import count_labels, places_by_label
 from frostline.private import make_private_folder, open_private
 from frostline.stores.base.protocols import Readable
@@ -178,7 +178,7 @@ def _span(column: pa.Array) -> int:
     return int(found["max"].as_py()) - int(found["min"].as_py())
 
 
-def _without_known(table: pa.Table) -> tuple[pa.Table, KnownLabels | None]:
+def _without_known(table: pa.Table) -> tuple[pa.Table, LabelSummary | None]:
     """A copy's table as it was, and what is known of its labels."""
     places = table.select([_PLACES]) if _PLACES in table.column_names else None
     said = json.loads((table.schema.metadata or {}).get(_LABELS, b"null"))
@@ -186,7 +186,7 @@ def _without_known(table: pa.Table) -> tuple[pa.Table, KnownLabels | None]:
     if said is None:
         return table, None
     counts = np.array(said["counts"], np.int64)
-    return table, KnownLabels(
+    return table, LabelSummary(
         first=int(said["first"]), counts=counts, is_ascending=bool(said["is_ascending"]), places=places
     )
 

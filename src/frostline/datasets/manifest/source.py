@@ -73,7 +73,7 @@ class NodeListing:
     Attributes:
         nodes: their addresses; the first that serves the data answers.
         data: URL of the data set's root.
-        form: see ``Dataset``.
+        format: see ``Dataset``.
         relist: likewise.
         changed: likewise.
         cache: folder in which manifests are kept.
@@ -83,7 +83,7 @@ class NodeListing:
 
     nodes: tuple[str, ...]
     data: str
-    form: str | None
+    format: str | None
     relist: bool
     changed: str
     cache: Path
@@ -131,7 +131,7 @@ class NodeListing:
         exchange = Exchange(connections, url)
         known = self._known()
         request = ListingRequest(
-            data=self.data, form=self.form, relist=self.relist, changed=self.changed, known=tuple(known)
+            data=self.data, format=self.format, relist=self.relist, changed=self.changed, known=tuple(known)
         )
         message = Message(
             method="POST",
@@ -281,7 +281,7 @@ def _applied(head: ManifestHead) -> Applied | None:
     try:
         return Applied.from_json(head.applied)
     except (AttributeError, DataError, TypeError, ValueError) as error:
-        raise Refused("the node says of a ready form what makes no sense") from error
+        raise Refused("the node says of a ready format what makes no sense") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +292,7 @@ class ManifestSource:
         url: canonical URL of its root.
         cache: folder for what does not lie beside the data.
         beside: see ``Dataset``.
-        form: likewise.
+        format: likewise.
         relist: likewise.
         changed: likewise.
         near: addresses of the nodes that list it; none where it is listed here.
@@ -302,7 +302,7 @@ class ManifestSource:
     url: str
     cache: Path
     beside: bool
-    form: str | None
+    format: str | None
     relist: bool
     changed: str
     near: tuple[str, ...]
@@ -320,13 +320,13 @@ class ManifestSource:
     def manifest(self, observe: Observer) -> Manifest:
         """List the data here, or have a node list it; see ``load_manifest`` and ``NodeListing``."""
         if self.near:
-            asked = {name: getattr(self, name) for name in ("form", "relist", "changed", "cache", "token")}
+            asked = {name: getattr(self, name) for name in ("format", "relist", "changed", "cache", "token")}
             return NodeListing(nodes=self.near, data=self.url, **asked).manifest(observe)
         return load_manifest(
             open_store(self.url),
             cache=self.cache,
             beside=self.beside,
-            form=self.form,
+            format=self.format,
             relist=self.relist,
             refuses_changes=self.changed == "refuse",
             looks_elsewhere=self.changed != "skip",

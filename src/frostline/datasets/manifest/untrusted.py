@@ -126,8 +126,8 @@ def _are_texts(value: object) -> bool:
 
 
 def _check_rows(file: pq.ParquetFile, classes: int, head: ManifestHead) -> None:
-    most = _MAX_TEXT_BYTES if head.nbytes <= IN_MEMORY_BYTES else _MAX_MAPPED_TEXT_BYTES
-    left = min(_MAX_EXPANSION * head.nbytes + _EXPANSION_BYTES, most)
+    maximum = _MAX_TEXT_BYTES if head.nbytes <= IN_MEMORY_BYTES else _MAX_MAPPED_TEXT_BYTES
+    left = min(_MAX_EXPANSION * head.nbytes + _EXPANSION_BYTES, maximum)
     ids: list[npt.NDArray[np.int64]] = []
     rows = 0
     # One thread: Arrow's pool would not survive a fork of the process.
@@ -159,8 +159,8 @@ def _check_numbers(batch: pa.RecordBatch, classes: int) -> None:
             raise Refused(f"the node sent a manifest with samples that have no {field.name}")
         if field.type == pa.int64() and len(column):
             found = pc.min_max(column).as_py()
-            least, most = (-1, classes - 1) if field.name == "label" else (0, np.iinfo(np.int64).max)
-            if not least <= found["min"] <= found["max"] <= most:
+            minimum, maximum = (-1, classes - 1) if field.name == "label" else (0, np.iinfo(np.int64).max)
+            if not minimum <= found["min"] <= found["max"] <= maximum:
                 raise Refused(f"the node sent a manifest with a {field.name} that makes no sense")
 
 

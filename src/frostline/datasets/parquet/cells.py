@@ -179,7 +179,7 @@ class CellCache:
     """
 
     def __init__(self, max_bytes: int = CELLS_BYTES) -> None:
-        self._most = max_bytes
+        self._maximum = max_bytes
         self._used = 0
         self._changed = threading.Condition()
         self._kept: OrderedDict[tuple[object, ...], tuple[pa.ChunkedArray, int]] = OrderedDict()
@@ -202,9 +202,9 @@ class CellCache:
             SampleError: the column does not fit the budget.
         """
         takes = _WHILE_DECODED * nbytes
-        if takes > self._most:
+        if takes > self._maximum:
             raise SampleError(
-                f"a row group with {nbytes} bytes of images is too large: {self._most // _WHILE_DECODED} fit; write "
+                f"a row group with {nbytes} bytes of images is too large: {self._maximum // _WHILE_DECODED} fit; write "
                 "smaller row groups, or start the node with more --memory"
             )
         with self._changed:
@@ -237,10 +237,10 @@ class CellCache:
                 self._changed.notify_all()
 
     def _makes_room(self, nbytes: int) -> bool:
-        while self._used + nbytes > self._most and self._kept:
+        while self._used + nbytes > self._maximum and self._kept:
             _, (_, freed) = self._kept.popitem(last=False)
             self._used -= freed
-        return self._used + nbytes <= self._most
+        return self._used + nbytes <= self._maximum
 
 
 @dataclass(frozen=True, slots=True, eq=False)

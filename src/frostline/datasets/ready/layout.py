@@ -141,11 +141,11 @@ class Layout:
         try:
             value = json.loads(bytes(data))
             if value.pop("format") != _FORMAT:
-                raise DataError("a ready form of another version: make it again")
+                raise DataError("a ready format of another version: make it again")
             columns = tuple(map(str, value.pop("columns", ())))
             return cls(**{**value, "applied": Applied.from_json(value["applied"]), "columns": columns})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DataError("the layout of a ready form is damaged: make it again in an empty place") from error
+            raise DataError("the layout of a ready format is damaged: make it again in an empty place") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -297,7 +297,7 @@ class ReadyTable:
         """
         table = _parsed(data, "frostline.ready")
         if table is None:
-            raise DataError("the table of a ready form is damaged: run frostline ingest again")
+            raise DataError("the table of a ready format is damaged: run frostline ingest again")
         about = _about(table, "frostline.ready")
         samples, names = _columns(table)
         return cls(

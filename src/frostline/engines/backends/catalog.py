@@ -196,13 +196,13 @@ def _provider(name: str) -> str | None:
     return None if name in providers() else f"this ONNX Runtime has no {name}: install onnxruntime-gpu in its place"
 
 
-def _onnx(name: str, precision: str, title: str, form: str, *, provider: str | None = None) -> _Entry:
+def _onnx(name: str, precision: str, title: str, variant: str, *, provider: str | None = None) -> _Entry:
     """On the CPU, or on an accelerator where a provider of it is named."""
     return _Entry(
         # It computes a cast, a product and a sum one after another over the whole batch, which takes 0.2 ms of a core
         # more for an image of 224 x 224 than floats that are ready; making them ready takes half of that.
         offer=Offer(name=name, precision=precision, title=title, takes_pixels=False),
-        make=partial(OnnxEngine, form=form),
+        make=partial(OnnxEngine, variant=variant),
         devices=("cpu",) if provider is None else ("cuda",),
         packages=("onnx", "onnxruntime", "onnxscript"),
         extra="onnxruntime",
@@ -211,10 +211,10 @@ def _onnx(name: str, precision: str, title: str, form: str, *, provider: str | N
     )
 
 
-def _openvino(name: str, precision: str, title: str, form: str, *packages: str) -> _Entry:
+def _openvino(name: str, precision: str, title: str, variant: str, *packages: str) -> _Entry:
     return _Entry(
         offer=Offer(name=name, precision=precision, title=title),
-        make=partial(OpenVinoEngine, form=form),
+        make=partial(OpenVinoEngine, variant=variant),
         devices=("cpu",),
         packages=(*packages, "openvino"),
         extra="openvino",

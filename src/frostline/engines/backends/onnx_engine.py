@@ -37,17 +37,17 @@ class OnnxEngine(Converted):
     Args:
         name: as in ``engines.backends.catalog.OFFERS``.
         order: order to make it from.
-        form: ``f32`` or ``int8`` on the CPU, narrowed on the order's pixels; ``cuda``; or ``tensorrt``, in 16 bits.
+        variant: ``f32`` or ``int8`` on the CPU, narrowed on the order's pixels; ``cuda``; or ``tensorrt``, in 16 bits.
 
     Raises:
         EngineUnfit: ONNX or ONNX Runtime cannot take the network.
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
-    def __init__(self, name: str, order: EngineRecipe, form: str) -> None:
+    def __init__(self, name: str, order: EngineRecipe, variant: str) -> None:
         super().__init__(name, order)
-        with _narrowed(order) if form == "int8" else _converted(order) as place:
-            self._session = _session(order, place, form)
+        with _narrowed(order) if variant == "int8" else _converted(order) as place:
+            self._session = _session(order, place, variant)
 
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """As ``engines.base.protocols.Engine`` says.
@@ -108,7 +108,7 @@ def _narrow(order: EngineRecipe, place: Path) -> None:
 
 
 def _reader(base: type, order: EngineRecipe) -> Any:
-    """The pixels one by one, in the form that ONNX Runtime takes them."""
+    """The pixels one by one, in the layout that ONNX Runtime takes them."""
     pixels, name = order.pixels(), _input(0)
 
     class Reader(base):  # type: ignore[misc]
@@ -121,7 +121,7 @@ def _reader(base: type, order: EngineRecipe) -> Any:
     return Reader()
 
 
-def _session(order: EngineRecipe, place: Path, form: str) -> Any:
+def _session(order: EngineRecipe, place: Path, variant: str) -> Any:
     runtime = imported("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = order.threads
@@ -129,20 +129,20 @@ def _session(order: EngineRecipe, place: Path, form: str) -> Any:
     options.log_severity_level = 4
     # Threads that wait for work in a loop would take the cores from those that decode.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    chosen = [(_PROVIDERS[form], _settings(order, form))]
+    chosen = [(_PROVIDERS[variant], _settings(order, variant))]
     # Whatever an accelerator has no kernel for runs on the CPU.
-    beside = [] if form in ("f32", "int8") else ["CPUExecutionProvider"]
+    beside = [] if variant in ("f32", "int8") else ["CPUExecutionProvider"]
     try:
         session = runtime.InferenceSession(place / _FILE, options, providers=[*chosen, *beside])
     except UNCONVERTED as error:
         raise EngineUnfit(f"ONNX Runtime cannot run this network: {str(error)[:300]}") from error
-    if _PROVIDERS[form] not in session.get_providers():
-        raise EngineUnfit(f"ONNX Runtime has {_PROVIDERS[form]} and cannot start it: are its libraries there?")
+    if _PROVIDERS[variant] not in session.get_providers():
+        raise EngineUnfit(f"ONNX Runtime has {_PROVIDERS[variant]} and cannot start it: are its libraries there?")
     return session
 
 
-def _settings(order: EngineRecipe, form: str) -> dict[str, str]:
-    if form != "tensorrt":
+def _settings(order: EngineRecipe, variant: str) -> dict[str, str]:
+    if variant != "tensorrt":
         return {}
     shapes = {
         f"trt_profile_{which}_shapes": f"{_input(0)}:{'x'.join(map(str, (rows, *order.taken[0][0])))}"

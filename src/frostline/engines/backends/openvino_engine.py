@@ -35,18 +35,18 @@ class OpenVinoEngine(Converted):
     Args:
         name: as in ``engines.backends.catalog.OFFERS``.
         order: order to make it from.
-        form: ``f32``; ``bf16``, the same file computed in 16 bits; or ``int8``, narrowed on the order's pixels.
+        variant: ``f32``; ``bf16``, the same file computed in 16 bits; or ``int8``, narrowed on the order's pixels.
 
     Raises:
         EngineUnfit: OpenVINO cannot take the network.
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
-    def __init__(self, name: str, order: EngineRecipe, form: str) -> None:
+    def __init__(self, name: str, order: EngineRecipe, variant: str) -> None:
         super().__init__(name, order)
         self._streams = max(1, min(order.threads, order.max_rows // _PIECE_ROWS))
-        with _narrowed(order) if form == "int8" else _converted(order) as place:
-            self._requests = _Requests(_compiled(order, place, _HINTS[form], self._streams))
+        with _narrowed(order) if variant == "int8" else _converted(order) as place:
+            self._requests = _Requests(_compiled(order, place, _HINTS[variant], self._streams))
 
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """As ``engines.base.protocols.Engine`` says.

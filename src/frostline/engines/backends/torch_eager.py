@@ -2,12 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from frostline.core import Cut, Graph
+from frostline.core.token_lengths import Lengths
+from frostline.engines.base.length_runner import LengthRunner
 from frostline.engines.base.operators import resolve_allowed
 from frostline.engines.base.protocols import Arrays, Between, Footprint
 from frostline.engines.base.runner import Runner, as_array, input_tensors, leaf_values
@@ -31,6 +34,7 @@ class TorchEngine:
         device: in torch's words.
         max_rows: the largest batch that will be run, a multiple of 8.
         memory: memory found by a dry run elsewhere, by the number of the cut; None makes a dry run here.
+        lengths: how the graph runs on fewer tokens, which it does on a CPU; None where all samples are as long.
 
     Raises:
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
@@ -47,6 +51,7 @@ class TorchEngine:
         device: str = "cpu",
         max_rows: int = 32,
         memory: Mapping[int, CutMemory] | None = None,
+        lengths: Lengths | None = None,
     ) -> None:
         self._device = torch.device(device)
         self._graph = graph
@@ -54,6 +59,11 @@ class TorchEngine:
         self._cuts = {cut.number: cut for cut in cuts}
         self._inputs = (cuts[0].shapes, cuts[0].dtypes)
         self._runner = Runner(graph, cuts=cuts, device=self._device, resolve_op=resolve_allowed)
+        self._bucketed = (
+            None
+            if lengths is None or self._device.type != "cpu"
+            else LengthRunner(graph, cuts, self._leaves, lengths, device=self._device, resolve_op=resolve_allowed)
+        )
         self._memory = dry_run(graph, self._leaves, cuts, max_rows=max_rows) if memory is None else memory
 
     @property
@@ -63,7 +73,12 @@ class TorchEngine:
 
     def footprint(self, cut: int) -> Footprint:
         """Memory of one run up to this cut, at its peak, without the weights."""
-        return self._memory[cut].to_here
+        whole = self._memory[cut].to_here
+        if not self._is_bucketed(cut):
+            return whole
+        # What crosses is put together beside a run that is no larger than one of the whole length.
+        more = self._cuts[cut].bytes_per_sample
+        return replace(whole, bytes_per_sample=whole.bytes_per_sample + more)
 
     def rest_footprint(self, cut: int) -> Footprint:
         """Memory of one run from this cut to the frost line, at its peak, without the weights."""
@@ -96,11 +111,19 @@ class TorchEngine:
         self._check(batch)
         try:
             with torch.inference_mode():
-                tensors = self._runner.run(batch, self._leaves, upto=self._cuts[cut], between=between)
+                tensors = self._tensors(batch, cut, between)
         except (LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise UnsafeArtifact(f"the prefix does not run on these samples: {why}") from error
         return tuple(as_array(tensor.contiguous()) for tensor in tensors)
+
+    def _is_bucketed(self, cut: int) -> bool:
+        return self._bucketed is not None and self._bucketed.takes(cut)
+
+    def _tensors(self, batch: Sequence[torch.Tensor], cut: int, between: Between | None) -> tuple[torch.Tensor, ...]:
+        if self._bucketed is not None and self._bucketed.takes(cut):
+            return self._bucketed.run(batch[0], cut, between)
+        return self._runner.run(batch, self._leaves, upto=self._cuts[cut], between=between)
 
     def cut_seconds(
         self, inputs: Arrays, *, repeats: int, clock: Callable[[], float], between: Between | None = None

@@ -65,7 +65,7 @@ class TorchVariant(Converted):
 
         Raises:
             BadRequest: The inputs are not of the shapes and dtypes that the engine takes.
-            EngineUnfit: The prefix does not run in this form.
+            EngineUnfit: The prefix does not run in this variant.
         """
         given = input_tensors(self._order.batch(inputs, cut), self._device)
         casting = torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not None)

@@ -26,8 +26,8 @@ def worth_packing(cuts: Sequence[Cut], encoded_bytes: float) -> tuple[Cut, ...]:
         encoded_bytes: bytes of a sample at cut 0, the mean.
     """
     smallest = min((cut.bytes_per_sample for cut in cuts if cut.number > 0), default=0)
-    most = _TIMES * max(encoded_bytes, smallest)
-    return tuple(cut for cut in cuts if cut.number > 0 and cut.bytes_per_sample <= most)
+    maximum = _TIMES * max(encoded_bytes, smallest)
+    return tuple(cut for cut in cuts if cut.number > 0 and cut.bytes_per_sample <= maximum)
 
 
 def codecs_at(cut: Cut, codecs: Iterable[str]) -> tuple[str, ...]:

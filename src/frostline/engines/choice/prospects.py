@@ -101,7 +101,7 @@ def prospects(offers: Collection[str], abilities: Collection[str], *, here: bool
         if engine != REFERENCE and speed_up is not None:
             prior, is_here = _PRIORS[engine], here and is_prompt(engine)
             found.append(Prospect(engine=engine, speed_up=speed_up, ready_s=prior.ready_s, is_here=is_here))
-    return sorted(found, key=lambda one: (-one.speed_up, one.ready_s))
+    return sorted(found, key=lambda item: (-item.speed_up, item.ready_s))
 
 
 def unequipped(engine: str, abilities: Collection[str]) -> str | None:

@@ -289,13 +289,13 @@ def _weighed(subject: Subject, pixels: Pixels, trial: Trial) -> Trial:
     weight_bytes = max(engine.weight_bytes, after - before)
     # Some engines keep the arena of their largest run, in which the next ones run: it is counted once, as theirs.
     few, many = few - max(standing, after), many - max(standing, after)
-    most, more_rows = max(0, few, many), trial.rows - _MIN_ROWS
-    per_sample = max(0, -(-(many - few) // more_rows)) if more_rows and most else 0
+    maximum, more_rows = max(0, few, many), trial.rows - _MIN_ROWS
+    per_sample = max(0, -(-(many - few) // more_rows)) if more_rows and maximum else 0
     return replace(
         trial,
         weight_bytes=weight_bytes,
         load_bytes=max(load_bytes, weight_bytes),
-        fixed_bytes=max(0, most - trial.rows * per_sample),
+        fixed_bytes=max(0, maximum - trial.rows * per_sample),
         bytes_per_sample=per_sample,
     )
 
@@ -326,11 +326,11 @@ def _batch(pixels: Pixels, rows: int) -> Pixels:
 
 
 def _seconds(
-    engine: Engine, batch: Pixels, cut: int, clock: Callable[[], float], most: int, max_s: float
+    engine: Engine, batch: Pixels, cut: int, clock: Callable[[], float], maximum: int, max_s: float
 ) -> npt.NDArray[np.float64]:
     """Seconds of some runs."""
     runs: list[float] = []
-    while len(runs) < most and sum(runs) < max_s:
+    while len(runs) < maximum and sum(runs) < max_s:
         started = clock()
         engine.run(batch, cut)
         runs.append(clock() - started)

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = (
     "does_not_run",
     "dry_run",
     "dry_step",
+    "peaks",
     "storage_key",
     "tensors_in",
     "version_of",
@@ -80,6 +82,31 @@ def dry_run(
     return found
 
 
+def peaks(
+    graph: Graph,
+    leaves: Sequence[torch.Tensor],
+    cuts: Sequence[Cut],
+    within: AbstractContextManager[object],
+    observe: Callable[[int, Sequence[Any]], None],
+) -> dict[int, int]:
+    """Run a prefix on the shapes of eight samples alone: the most bytes up to each cut, by its number.
+
+    Args:
+        graph: see ``dry_run``.
+        leaves: see ``dry_run``.
+        cuts: see ``dry_run``.
+        within: entered while the graph runs.
+        observe: see ``Runner.run``.
+
+    Raises:
+        UnsafeArtifact: see ``dry_run``.
+    """
+    runner = Runner(graph, cuts=cuts, device="meta", resolve_op=resolve_allowed)
+    bare = [torch.empty_like(leaf, device="meta") for leaf in leaves]
+    trail = _Trail(graph, runner, bare, cuts, ROWS, within, observe)
+    return {cut.number: trail.peak(cut) for cut in cuts}
+
+
 BROKEN = (
     ArithmeticError,
     AssertionError,  # some of torch's kernels for shapes assert what comes in
@@ -107,8 +134,16 @@ class _Trail:
     """What a dry run at one batch leaves: the most bytes at each step, where step 0 is the input itself."""
 
     def __init__(
-        self, graph: Graph, runner: Runner, leaves: list[torch.Tensor], cuts: Sequence[Cut], rows: int
+        self,
+        graph: Graph,
+        runner: Runner,
+        leaves: list[torch.Tensor],
+        cuts: Sequence[Cut],
+        rows: int,
+        within: AbstractContextManager[object] | None = None,
+        observe: Callable[[int, Sequence[Any]], None] | None = None,
     ) -> None:
+        self._within, self._also = within or nullcontext(), observe
         self._graph = graph
         self._runner = runner
         self._standing = {cut.after: cut for cut in cuts}
@@ -138,7 +173,7 @@ class _Trail:
         self._peaks.append(self._live)
         self._check(-1, inputs)
         versions = [version_of(leaf) for leaf in leaves]
-        with torch.no_grad():
+        with torch.no_grad(), self._within:
             self._runner.run(inputs, leaves, observe=self._observe)
         if [version_of(leaf) for leaf in leaves] != versions:
             raise UnsafeArtifact("the graph changes its own weights")
@@ -147,6 +182,8 @@ class _Trail:
         self._hold(values[self._first + index])
         self._peaks.append(self._live + _scratch(self._graph.nodes[index], values, self._places))
         self._check(index, values)
+        if self._also is not None:
+            self._also(index, values)
         for slot in self._runner.last_uses[index]:
             self._release(values[slot])
 

@@ -10,11 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from frostline.core import Cut, Graph
 from frostline.engines.base.operators import resolve_allowed
 from frostline.engines.base.runner import Runner
-from frostline.engines.measure.footprint import BROKEN, ROWS, bare_inputs, does_not_run, tensors_in
+from frostline.engines.measure.footprint import BROKEN, ROWS, bare_inputs, does_not_run, peaks, tensors_in
 from frostline.engines.measure.kernels import Multiplying, computed
 from frostline.errors import OverBudget, UnsafeArtifact
 
-__all__ = ("GraphLimits", "Operations", "count_operations")
+__all__ = ("GraphLimits", "Operations", "count_operations", "count_operations_and_peaks")
 
 # What a core computes while it moves a byte, about: 1e11 operations and 6e9 bytes a second.
 _BYTE = 16
@@ -84,6 +84,15 @@ def count_operations(
     except BROKEN as error:
         raise does_not_run(cuts[0], ROWS, error) from error
     return {cut.number: counting.upto(cut) for cut in cuts}
+
+
+def count_operations_and_peaks(
+    graph: Graph, leaves: Sequence[torch.Tensor], cuts: Sequence[Cut], limits: GraphLimits
+) -> tuple[dict[int, Operations], dict[int, int]]:
+    """What ``count_operations`` and ``footprint.peaks`` find, in one run."""
+    counting = _Counting(graph, len(graph.inputs) + len(leaves), limits)
+    found = peaks(graph, leaves, cuts, counting, counting.observe)
+    return {cut.number: counting.upto(cut) for cut in cuts}, found
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it

@@ -26,7 +26,7 @@ from frostline.wire.blocks import read_block
 from frostline.wire.frames import BACK, CLOSED, BrokenFrame, Frame, receive, send
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
-__all__ = ("IoAnswer", "IoTransport")
+__all__ = ("IoResponse", "IoTransport")
 
 # Trying engines takes up to ten minutes where the prefix is new to the node's hardware, after others' trials.
 _TRIALS_S = 1800.0
@@ -98,9 +98,9 @@ class IoTransport:
         says = {"kind": "profile", "request": wanted.to_json()}
         return self._value(Profile.from_json, says, silence_s=_TRIALS_S, cancellation=cancellation)
 
-    def features(self, request: FeatureRequest) -> "IoAnswer":
+    def features(self, request: FeatureRequest) -> "IoResponse":
         """See ``Transport``. Arrays of the batches lie in the service's memory, which is given back with the last."""
-        return IoAnswer(self, self._sockets, {"kind": "features", "request": request.to_json()})
+        return IoResponse(self, self._sockets, {"kind": "features", "request": request.to_json()})
 
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport``; of the node."""
@@ -179,7 +179,7 @@ class IoTransport:
             return frame.says
 
 
-class IoAnswer(ResponseStream):
+class IoResponse(ResponseStream):
     """The batches of one answer; see ``ResponseStream``."""
 
     def __init__(self, transport: IoTransport, sockets: Sockets, says: dict[str, Any]) -> None:

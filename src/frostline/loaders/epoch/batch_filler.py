@@ -217,22 +217,22 @@ class BatchFiller:
             with suppress(RuntimeError):  # it is being closed
                 self._schedule()
 
-    def _fill(self, most: int | None) -> bool:
+    def _fill(self, maximum: int | None) -> bool:
         """Fill until rows are missing; False where so many batches were finished before that."""
         self._is_wanted = True
         while self._is_wanted and self._turn.acquire(blocking=False):
             try:
                 self._is_wanted = False
-                if not self._fill_now(most):
+                if not self._fill_now(maximum):
                     return False
             finally:
                 self._turn.release()
         return True
 
-    def _fill_now(self, most: int | None) -> bool:
+    def _fill_now(self, maximum: int | None) -> bool:
         finished = 0
         while not (self._is_closed or self._is_over or self._has_enough):
-            if finished == most:
+            if finished == maximum:
                 return False
             try:
                 found = next(self._steps, _END)

@@ -18,7 +18,7 @@ from frostline.stores.base.protocols import Place
 from frostline.stores.reads.block_reads import BlockReads
 from frostline.transport.protocol import ReadsBlocks, Transport
 
-__all__ = ("BlockSource", "BlocksAhead", "blocks_of")
+__all__ = ("BlockPrefetch", "BlockSource", "blocks_of")
 
 # Places for which what nobody took is kept: a window may ask so far ahead of what it hands out.
 _LATE = 1 << 12
@@ -85,7 +85,7 @@ class _Group:
     requests: int
 
 
-class BlocksAhead:
+class BlockPrefetch:
     """Walks through an epoch as many samples ahead of what is asked for as a group has. Not for several threads.
 
     So while a group is asked for, the blocks of the next one are read at the same pace: as many bytes are held all the

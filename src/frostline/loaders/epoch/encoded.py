@@ -21,13 +21,13 @@ def refuse_encoded(fetcher: Fetcher, *, targets: bool | None) -> None:
     """Refuse to give encoded samples where a job has none, or something is asked for that only pixels have.
 
     Raises:
-        SettingError: the job has a model or a ready form, or targets are asked for.
+        SettingError: the job has a model or a ready format, or targets are asked for.
     """
     if fetcher.shipment is not None:
         raise SettingError("encoded samples are for a job without a model: this one gives features of its network")
     if fetcher.preprocess.stored is not None:
         raise SettingError(
-            "this data set is a ready form, which keeps pixels: take encoded samples from the one it was made of"
+            "this data set is a ready format, which keeps pixels: take encoded samples from the one it was made of"
         )
     if targets:
         raise SettingError("targets are classes of decoded pixels: ask for them, or for encoded samples")

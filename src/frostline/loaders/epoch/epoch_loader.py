@@ -399,6 +399,6 @@ class ArrayLoader:
         memory = self._source.memory
         assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last, memory=memory)
         with asking as arrived, epoch.decoding(arrived) as arrivals:
-            steps, most = epoch.batches(assembler, arrivals), self._source.max_finished_bytes
-            with BatchFiller(steps, arrivals, self._source.observe, epoch.interrupt, most) as filling:
+            steps, maximum = epoch.batches(assembler, arrivals), self._source.max_finished_bytes
+            with BatchFiller(steps, arrivals, self._source.observe, epoch.interrupt, maximum) as filling:
                 yield from filling

@@ -18,7 +18,7 @@ from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.requests import Ask, Delivery, PlannedRequest
 from frostline.prefetch.window import Window
 
-__all__ = ("Epochs", "NextEpochPrefetch", "OneEpoch")
+__all__ = ("EpochSource", "Epochs", "NextEpochPrefetch")
 
 
 class NextEpochPrefetch:
@@ -159,7 +159,7 @@ class _Drawn:
         return drawn
 
 
-class OneEpoch(Protocol):
+class EpochSource(Protocol):
     """A loader of one epoch, whatever it makes of the batches."""
 
     def in_epoch(self, epoch: int) -> Self:
@@ -181,7 +181,7 @@ class OneEpoch(Protocol):
         """In which order its samples were handed out."""
 
 
-L = TypeVar("L", bound=OneEpoch)
+L = TypeVar("L", bound=EpochSource)
 
 
 class Epochs(Generic[L]):

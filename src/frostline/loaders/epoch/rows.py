@@ -18,7 +18,7 @@ from frostline.errors import DataError
 from frostline.events import Observer, SampleSkipped
 from frostline.loaders.epoch.batch_filler import Arrivals, FilledBatch
 from frostline.loaders.epoch.batch_finisher import Finish
-from frostline.loaders.epoch.block_reads import BlocksAhead
+from frostline.loaders.epoch.block_reads import BlockPrefetch
 from frostline.loaders.epoch.fetch import fetch_each
 from frostline.loaders.epoch.local_stage import DecodePool
 from frostline.loaders.epoch.numpy_batch import Arrays
@@ -251,12 +251,12 @@ class EpochStream:
                     ahead.upto(self.asked)
                 yield request
 
-    def _blocks_ahead(self) -> BlocksAhead | None:
+    def _blocks_ahead(self) -> BlockPrefetch | None:
         blocks, order = self.source.blocks, self._order
         if blocks is None or not isinstance(order, Resumed) or (reads := blocks.open()) is None:
             return None
         self._reads = reads
-        return BlocksAhead(reads, blocks.order, self._samples, order, self._shard, self._is_wanted)
+        return BlockPrefetch(reads, blocks.order, self._samples, order, self._shard, self._is_wanted)
 
     def _is_wanted(self, ids: _Ints) -> npt.NDArray[np.bool_]:
         """Which samples will be asked for."""
@@ -302,12 +302,12 @@ class EpochStream:
             for run in self._runs(start, end):
                 yield from assembler.merge(*self._parts(run, _delivered(run, delivery), self._cached(run)))
             if end == edge and self._shard.is_shared:
-                yield from _last(assembler, self._least())
+                yield from _last(assembler, self._minimum())
                 self._step += 1
                 self._require_batch()
             start = end
 
-    def _least(self) -> int:
+    def _minimum(self) -> int:
         """Rows that the step's batch has whatever can be read, where all ranks are promised as many."""
         shard = self._shard
         return shard.rows_in(shard.step_of(self._step)) if shard.last in EVEN else 0
@@ -398,6 +398,6 @@ def _delivered(run: _Segment, delivery: Delivery | None) -> Iterator[_Piece]:
     yield _Piece(places=delivery.positions[first:stop] - run.start, tensors=tensors)
 
 
-def _last(assembler: BatchAssembler, least: int = 0) -> Iterator[Columns]:
-    if (rest := assembler.finish(least)) is not None:
+def _last(assembler: BatchAssembler, minimum: int = 0) -> Iterator[Columns]:
+    if (rest := assembler.finish(minimum)) is not None:
         yield rest

@@ -123,7 +123,9 @@ def _chained(
     chain: list[ChainedModule] = []
     for call in calls:
         if call.given is None or not call.takes(value, version):
-            break
+            # What takes or gives more than one tensor may begin with modules that do not.
+            inner, value = _chained(call.inner, value, version, flags)
+            return [*chain, *inner], value
         spec = _spec(call.given)
         if spec is not None and _is_fixed(call, flags):
             chain.append(ChainedModule(path=call.path, module=call.module, gives=spec))

@@ -19,6 +19,13 @@ from frostline.models.wrappers import unwrapped
 
 __all__ = ("CutNetwork", "cut_network")
 
+_MENDS = {
+    "by the values of a tensor": "let its code choose by torch.where, or freeze the layer that decides whole",
+    "by the size of the batch": "let its code say sizes as -1 or x.shape[0]",
+    "in output": "let it return tensors alone, as with model.config.use_cache = False",
+}
+_ANOTHER = "freeze up to a layer whose output is a tensor with a row for each sample"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CutNetwork:
@@ -75,10 +82,13 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         return _untraced(model, specs, flags, str(error), frozen_in_eval=frozen_in_eval)
     part = find_frozen(model, traced, specs)
     if isinstance(part, str):
-        return _plain(model, specs, f"{part}: the whole network runs here")
+        return _plain(model, specs, f"{part}: the whole network runs here; {_ANOTHER}")
     if not frozen_in_eval:
         refuse_train_mode(model, part.prefix.graph)
-    stopped = f"a node does not run {part.stopped_by}: the frozen layers from there on run here"
+    stopped = (
+        f"a node does not run {part.stopped_by}: the frozen layers from there on run here; compute that by other "
+        "operators, or freeze up to a layer before it"
+    )
     return CutNetwork(
         cuts=part.cuts,
         prefix=part.prefix,
@@ -97,12 +107,18 @@ def _untraced(
         )
     found = cut_at_a_boundary(model, specs, flags)
     if isinstance(found, str):
-        return _plain(model, specs, f"{why}, and {found}: the whole network runs here")
+        return _plain(model, specs, f"{why}, and {found}: the whole network runs here; {_mend(why)}")
     part, head, path = found
     if not frozen_in_eval:
         refuse_train_mode(model, part.prefix.graph)
-    reason = f"{why}; its modules up to {path!r} can be traced one behind the other, so the frozen part ends there"
+    ends = f"its modules up to {path!r} can be traced one behind the other, so the frozen part ends there"
+    reason = f"{why}; {ends}; {_mend(why)}"
     return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason)
+
+
+def _mend(why: str) -> str:
+    """What to do about a network that cannot be traced."""
+    return next((mend for cause, mend in _MENDS.items() if cause in why), _ANOTHER)
 
 
 def _plain(model: nn.Module, specs: Sequence[TensorSpec], reason: str) -> CutNetwork:

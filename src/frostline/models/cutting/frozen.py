@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -9,9 +10,10 @@ from torch import nn
 from frostline.core import Cut, Graph, TensorSpec
 from frostline.engines.base.operators import ALLOWED
 from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen
+from frostline.models.cutting.folding import foldable, folded
 from frostline.models.files.artifact import Prefix
 from frostline.models.freezing import asked_line, before_the_line, frozen_modules, used_parameters
-from frostline.models.graph.cuts import enumerate_cuts, straightened, transposed
+from frostline.models.graph.cuts import enumerate_cuts, is_put_back, straightened, transposed
 from frostline.models.graph.flow import Flow, frozen_reach, prune, reads, sources_of_change
 from frostline.models.graph.split import before, guard_inputs
 from frostline.models.tracing.export import Trace
@@ -26,7 +28,7 @@ class FrozenPart:
     Attributes:
         traced: the whole trace, pruned and with its channels-last values ready to cross.
         frost_line: the last cut, as it stands in ``traced``.
-        turned: names of the values that were straightened for it (see ``models.graph.layout``).
+        turned: names of the values that were straightened for it (see ``models.graph.cuts``).
         cuts: all legal cuts, from 0 to the frost line, as they stand in the prefix.
         prefix: the part up to the frost line.
         stopped_by: an operator that nodes do not run, before which the part ends; empty where none ends it.
@@ -94,23 +96,27 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
     trainable = {name for name, path in graph.leaves if path in trained}
     changing = sources_of_change(graph, trainable)
     strange = {node.name: node.op for node in graph.nodes if node.op not in ALLOWED}
-    turned = transposed(graph, inputs, reach=frozen_reach(graph, changing))
+    known = foldable(graph, strange, changing)
+    strange = {name: op for name, op in strange.items() if name not in known}
+    turned = transposed(graph, inputs, reach=frozen_reach(graph, changing), asked=_asked_end(model, graph))
     graph = straightened(graph, turned)
     if not _computes(graph, frozen_reach(graph, changing)):
         raise NothingFrozen(_why_nothing(graph, trainable, frozen_reach(graph, changing)))
     reach = frozen_reach(graph, {*changing, *strange})
     stopped_by = strange.get(graph.nodes[reach + 1].name, "") if reach + 1 < len(graph.nodes) else ""
-    cuts = enumerate_cuts(graph, inputs, reach=reach)
+    cuts = enumerate_cuts(graph, inputs, reach=reach, asked=_asked_end(model, graph))
     if len(cuts) <= 2:
         return _why_no_cut(stopped_by)
-    frozen = guard_inputs(before(graph, cuts[-1]))
+    frozen, constants = folded(before(graph, cuts[-1]), known, partial(named_tensors, model, traced))
+    frozen = guard_inputs(frozen)
+    tensors = named_tensors(model, replace(traced, constants={**traced.constants, **constants}), frozen)
     renumbered = _renumbered(cuts, graph, frozen)
     return FrozenPart(
         traced=replace(traced, graph=graph),
         frost_line=cuts[-1],
         turned=turned,
         cuts=renumbered,
-        prefix=Prefix(graph=frozen, cuts=renumbered[1:], tensors=named_tensors(model, traced, frozen)),
+        prefix=Prefix(graph=frozen, cuts=renumbered[1:], tensors=tensors),
         stopped_by=stopped_by,
         moved=_why_moved(model, graph, cuts[-1], changing),
     )
@@ -148,9 +154,10 @@ def _computes(graph: Graph, reach: int) -> bool:
 
 
 def _renumbered(cuts: Sequence[Cut], graph: Graph, frozen: Graph) -> tuple[Cut, ...]:
-    """The same cuts with ``after`` counted in the frozen part's own nodes."""
+    """The same cuts with ``after`` counted in the frozen part's own nodes, of which some behind a cut may be gone."""
     places = {node.name: place for place, node in enumerate(frozen.nodes)}
-    return tuple(cut if cut.after < 0 else replace(cut, after=places[graph.nodes[cut.after].name]) for cut in cuts)
+    here = [places.get(node.name, -1) for node in graph.nodes[: cuts[-1].after + 1]]
+    return tuple(cut if cut.after < 0 else replace(cut, after=max(here[: cut.after + 1])) for cut in cuts)
 
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -178,21 +185,32 @@ def _why_nothing(graph: Graph, trainable: set[str], reach: int) -> str:
 
 def _why_moved(model: nn.Module, graph: Graph, line: Cut, changing: Collection[str]) -> str:
     """Why the frost line lies before the last node of the layer that was asked for; empty where it does not."""
-    asked = asked_line(model)
-    inside = [place for place, node in enumerate(graph.nodes) if asked is not None and _is_in(node.module, asked)]
-    if not inside or inside[-1] <= line.after:
+    end = _asked_end(model, graph)
+    if line.after >= end or end == len(graph.nodes):
         return ""
-    first = next((node for node in graph.nodes[: inside[-1] + 1] if node.name in changing), None)
+    first = next((node for node in graph.nodes[: end + 1] if node.name in changing), None)
     trained = {path for path, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
     paths = dict(graph.leaves)
     names = [] if first is None else [paths[name] for name in reads(first) if paths.get(name) in trained]
     if first is None:
-        why = "there is no later place that only one or two tensors cross, sample by sample"
+        why = "there is no later place that only a few tensors cross, sample by sample; freeze up to another"
     elif names:
-        why = f"parameter {names[0]!r} is trained"
+        why = f"parameter {names[0]!r} is trained; call requires_grad_(False) of it, or freeze up to before it"
     else:
-        why = f"{first.module or 'the network'} changes from run to run, as in train mode"
-    return f"the frost line is at {line.name}, not behind {asked} as asked: {why}"
+        where = first.module or "the network"
+        why = f"{where} changes from run to run, as in train mode; put it into eval mode, or pass frozen_in_eval=True"
+    return f"the frost line is at {line.name}, not behind {asked_line(model)} as asked: {why}"
+
+
+def _asked_end(model: nn.Module, graph: Graph) -> int:
+    """Index of the last node of the layer that was asked for that does anything with the input; else all nodes."""
+    asked, data = asked_line(model), Flow(graph).data
+    inside = [
+        place
+        for place, node in enumerate(graph.nodes)
+        if asked is not None and _is_in(node.module, asked) and node.name in data and not is_put_back(node)
+    ]
+    return inside[-1] if inside else len(graph.nodes)
 
 
 def _is_in(path: str, module: str) -> bool:

@@ -17,6 +17,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from frostline.core import Cut, Graph, TensorSpec
+from frostline.core.token_lengths import Lengths
 from frostline.engines.base.operators import ALLOWED
 from frostline.errors import ModelError, UnsafeArtifact
 from frostline.models.files.graph_file import (
@@ -32,6 +33,7 @@ from frostline.models.files.graph_file import (
     restored,
     text,
 )
+from frostline.models.files.length_file import lengths_from_json, lengths_to_json
 from frostline.models.graph.flow import changes, is_random, reads, uses_batch_statistics
 from frostline.models.graph.frontiers import DTYPE_BYTES
 from frostline.preprocess.tokens import MAX_TOKENIZER_BYTES
@@ -76,12 +78,14 @@ class Prefix:
         cuts: every place where it may stop, cut 1 (the inputs) first, the frost line last.
         tensors: its weights by name, as in ``graph.leaves``, each in the memory order of the network's own.
         tokenizer: JSON of the tokenizer that makes its input of texts; empty where there is none.
+        lengths: how it runs on fewer tokens than it was traced at; None where texts are padded, and of images.
     """
 
     graph: Graph
     cuts: tuple[Cut, ...]
     tensors: Mapping[str, torch.Tensor]
     tokenizer: bytes = b""
+    lengths: Lengths | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -213,7 +217,9 @@ def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
         raise UnsafeArtifact("the first cut of a prefix is its input")
     if any(cut.after >= other.after for cut, other in pairwise(cuts)):
         raise UnsafeArtifact("the cuts of a prefix stand in order, one behind a node at most")
-    return Prefix(graph=graph, cuts=cuts, tensors=restored(tensors, value["orders"]), tokenizer=tokenizer)
+    lengths = lengths_from_json(value["lengths"], graph, cuts) if "lengths" in value else None
+    tensors = restored(tensors, value["orders"])
+    return Prefix(graph=graph, cuts=cuts, tensors=tensors, tokenizer=tokenizer, lengths=lengths)
 
 
 def _tokenizer(entry: torch.Tensor | None) -> bytes:
@@ -235,7 +241,9 @@ def _data(graph: Graph) -> set[str]:
 
 def _to_json(prefix: Prefix) -> dict[str, Any]:
     cuts = [_cut_to_json(cut) for cut in prefix.cuts]
-    return {"format": _FORMAT, "orders": orders_of(prefix.tensors), **graph_to_json(prefix.graph), "cuts": cuts}
+    lengths = {} if prefix.lengths is None else {"lengths": lengths_to_json(prefix.lengths)}
+    orders = orders_of(prefix.tensors)
+    return {"format": _FORMAT, "orders": orders, **graph_to_json(prefix.graph), "cuts": cuts, **lengths}
 
 
 def _cut_to_json(cut: Cut) -> dict[str, Any]:

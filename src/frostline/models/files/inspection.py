@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from frostline.core import Cut, Graph
+from frostline.core.token_lengths import at_length, buckets
 from frostline.engines.base.protocols import Footprint
 from frostline.engines.base.runner import leaf_values
-from frostline.engines.measure.footprint import CutMemory, dry_run
-from frostline.engines.measure.operations import GraphLimits, Operations, count_operations
+from frostline.engines.measure.footprint import ROWS, CutMemory, dry_run
+from frostline.engines.measure.operations import GraphLimits, Operations, count_operations, count_operations_and_peaks
 from frostline.errors import OverBudget, SettingError, UnsafeArtifact
-from frostline.models.files.artifact import read_outline
+from frostline.models.files.artifact import Prefix, read_outline
 from frostline.preprocess.token_bounds import why_unbounded
 from frostline.preprocess.tokens import has_tokenizers, opened_tokenizer
 
@@ -68,7 +69,22 @@ def inspect_prefix(header: bytes, *, max_rows: int, limits: GraphLimits, tokeniz
         _try_tokenizer(tokenizer)
     prefix = read_outline(header)
     leaves = leaf_values(prefix.graph, prefix.tensors)
-    return inspect_graph(prefix.graph, leaves, prefix.cuts, max_rows=max_rows, limits=limits)
+    found = inspect_graph(prefix.graph, leaves, prefix.cuts, max_rows=max_rows, limits=limits)
+    _inspect_lengths(prefix, leaves, found, limits)
+    return found
+
+
+def _inspect_lengths(prefix: Prefix, leaves: Sequence[torch.Tensor], whole: Inspection, limits: GraphLimits) -> None:
+    """See that a run on fewer tokens takes no more than one on all, whatever the file says of them."""
+    if prefix.lengths is None:
+        return
+    for length in buckets(prefix.lengths.max_length)[:-1]:
+        graph, cuts = at_length(prefix.graph, prefix.cuts, prefix.lengths, length)
+        operations, peaks = count_operations_and_peaks(graph, leaves, cuts, limits)
+        for number, peak in peaks.items():
+            takes_more = operations[number].heaviest > whole.operations[number].heaviest
+            if takes_more or peak > whole.memory[number].to_here.at(ROWS):
+                raise UnsafeArtifact(f"a run on {length} tokens takes more than one on {prefix.lengths.max_length}")
 
 
 def inspect_graph(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec
+from frostline.core import Cut, Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.graph import Argument
 from frostline.models.graph.flow import MOVING, packet_of, reads, replaced, substitute
 from frostline.models.graph.frontiers import (
@@ -16,30 +16,33 @@ from frostline.models.graph.frontiers import (
     per_sample,
 )
 
-__all__ = ("enumerate_cuts", "input_cuts", "origin", "straightened", "transposed")
+__all__ = ("enumerate_cuts", "input_cuts", "is_put_back", "origin", "straightened", "transposed")
 
 _FLAT = "__flat"
 _BACK = "__back"
+_TURNED, _LAID = "__turned", "__laid"
 
 
-def transposed(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int) -> frozenset[str]:
+def transposed(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int, asked: int) -> frozenset[str]:
     """Names of the values that stand at a frontier but lie in memory in another order than that of their dimensions.
 
     Args:
         graph: the whole network.
         inputs: specifications of its inputs.
         reach: index of the last node that matters.
+        asked: index of the last node of the layer that the user named; ``len(nodes)`` where there is none.
     """
-    found = frontiers(graph, inputs, crosses_permuted)
+    found = frontiers(graph, inputs, crosses_permuted, asked=range(asked, reach + 1))
     values = [value for frontier in found if frontier.after <= reach for value in frontier.values]
     return frozenset(value.name for value in values if value.order != tuple(range(len(value.order or ()))))
 
 
 def straightened(graph: Graph, names: Collection[str]) -> Graph:
-    """The graph with two views behind each of the named values: one in the order of its memory, and one back.
+    """The graph with two values behind each of the named ones: one that is contiguous, and one put back.
 
-    The first may cross a cut, since it is contiguous; whoever read the value reads the second, which has the same
-    shape and strides. Nothing is computed or copied.
+    The first may cross a cut; whoever read the value reads the second, which has the same shape and strides. Both are
+    views, in the order of the memory and back, but where a sample's memory is no piece: there, as in attention that
+    has the batch second, both are copies.
     """
     nodes: list[GraphNode] = []
     back: dict[str, Argument] = {}
@@ -58,9 +61,17 @@ def origin(graph: Graph, node: GraphNode) -> GraphNode:
     return next(candidate for candidate in graph.nodes if candidate.name == node.name.removesuffix(_FLAT))
 
 
+def is_put_back(node: GraphNode) -> bool:
+    """Whether the node only puts back what crosses; see ``straightened``."""
+    return node.name.endswith((_BACK, _TURNED, _LAID))
+
+
 def _there_and_back(node: GraphNode) -> Iterator[GraphNode]:
     assert node.order is not None
     assert node.shape is not None
+    if node.order[0] != 0:
+        yield from _copied_there_and_back(node, node.order, node.shape)
+        return
     inverse = tuple(sorted(range(len(node.order)), key=node.order.__getitem__))
     flat = replace(
         node,
@@ -77,14 +88,38 @@ def _there_and_back(node: GraphNode) -> Iterator[GraphNode]:
     yield replace(flat, name=f"{node.name}{_BACK}", args=args, shape=node.shape, order=node.order)
 
 
+def _copied_there_and_back(node: GraphNode, order: tuple[int, ...], shape: tuple[Dim, ...]) -> Iterator[GraphNode]:
+    """Both copies, of which the second is made in the memory order of the value."""
+    own, inverse = tuple(range(len(order))), tuple(sorted(range(len(order)), key=order.__getitem__))
+    across = tuple(shape[dim] for dim in order)
+    layout = (("memory_format", Token("memory_format", "contiguous_format")),)
+    flat = replace(node, name=f"{node.name}{_FLAT}", op="aten.clone.default", args=(Ref(node.name),), kwargs=layout)
+    flat = replace(flat, order=own, storage="")
+    turned = replace(flat, name=f"{node.name}{_TURNED}", op="aten.permute.default", args=(Ref(flat.name), order))
+    yield flat
+    yield replace(turned, kwargs=(), shape=across, order=inverse, storage=flat.name)
+    laid = replace(flat, name=f"{node.name}{_LAID}", args=(Ref(turned.name),), shape=across)
+    yield laid
+    back = replace(laid, name=f"{node.name}{_BACK}", op="aten.permute.default", args=(Ref(laid.name), inverse))
+    yield replace(back, kwargs=(), shape=shape, order=order, storage=laid.name)
+
+
 _CHOOSING = MOVING | {"max_pool2d"}
 
 
-def enumerate_cuts(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int) -> tuple[Cut, ...]:
-    """Every legal cut up to node index ``reach``, in order, from cut 0, the encoded sample, to the frost line."""
+def enumerate_cuts(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int, asked: int) -> tuple[Cut, ...]:
+    """Every legal cut up to node index ``reach``, in order, from cut 0, the encoded sample, to the frost line.
+
+    Args:
+        graph: the whole network.
+        inputs: specifications of its inputs.
+        reach: index of the last node that is frozen.
+        asked: index of the last node of the layer that the user named; ``len(nodes)`` where there is none.
+    """
+    found = frontiers(graph, inputs, crosses_as_it_is, asked=range(asked, reach + 1))
     names: dict[str, int] = {}
     nonnegative = _from_relu(graph)
-    kept = [frontier for frontier in frontiers(graph, inputs, crosses_as_it_is) if frontier.after <= reach]
+    kept = [frontier for frontier in found if frontier.after <= reach]
     encoded, first = input_cuts(inputs)
     cuts = [_cut(number, frontier, graph, names, nonnegative) for number, frontier in enumerate(kept, start=2)]
     return (encoded, replace(first, tensors=graph.inputs), *cuts)

@@ -1,4 +1,4 @@
-"""Finds the places in a graph that one or two tensors cross, and which tensors those are. Pure."""
+"""Finds the places in a graph that few tensors cross, and which tensors those are. Pure."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +35,8 @@ masked_fill mul ne neg new_ones new_zeros ones_like pad rsub sub to to_copy type
 """
 _CHEAP = MOVING | frozenset(_POINTWISE.split())
 _MAX_TENSORS = 2
+# At the place that the user named: the feature maps that a segmentation head takes, or a pyramid of them.
+_MAX_TENSORS_AS_ASKED = 8
 _BATCH = Dim(0, 1)
 
 
@@ -61,25 +63,32 @@ class Frontier:
         return sum(map(_nbytes, self.values))
 
 
-def frontiers(graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[GraphNode], bool]) -> list[Frontier]:
+def frontiers(
+    graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[GraphNode], bool], *, asked: range
+) -> list[Frontier]:
     """Every place in the graph worth a cut, in order, without the inputs themselves.
 
     One stands after each data node at which at most two values are still needed later. Two are worth it only where
     they ship less than the nearest place before or behind that one tensor crosses; where there is no such place on a
     side, that side does not object. Nor does an input of whole numbers: token ids are smaller than what any layer makes
     of them. Of two, one that is made cheaply from a value that is no larger (an attention mask
-    for every row, from one for the whole text) does not cross: that value does, and the other is made again.
+    for every row, from one for the whole text) does not cross: that value does, and the other is made again. Where the
+    user named the last frozen layer and none of these stands behind it, the place there that the fewest bytes cross is
+    one too, and up to eight tensors may cross it.
 
     Args:
         graph: the whole network.
         inputs: specifications of its inputs.
         may_cross: whether a value may cross at all; ``crosses_as_it_is`` or ``crosses_permuted``.
+        asked: indices of the nodes from the end of the layer that the user named to the last that is frozen.
     """
     first = _input_frontier(graph, inputs)
-    found = list(_legal(graph, first, may_cross))
+    legal = list(_legal(graph, first, may_cross, asked))
+    found = [frontier for frontier in legal if len(frontier.values) <= _MAX_TENSORS]
     places = found if all(value.dtype.startswith("int") for value in first.values) else [first, *found]
     singles = [frontier for frontier in places if len(frontier.values) == 1]
-    return [frontier for frontier in found if len(frontier.values) == 1 or _is_worth_two(frontier, singles)]
+    kept = [frontier for frontier in found if len(frontier.values) == 1 or _is_worth_two(frontier, singles)]
+    return _with_one_as_asked(kept, [frontier for frontier in legal if frontier.after in asked])
 
 
 def crosses_as_it_is(node: GraphNode) -> bool:
@@ -90,14 +99,12 @@ def crosses_as_it_is(node: GraphNode) -> bool:
 
 
 def crosses_permuted(node: GraphNode) -> bool:
-    """Whether a value may be sent at least when its dimensions are put into the order of its memory.
+    """Whether a value may be sent at least when its dimensions are put into another order, or copied into theirs.
 
     A view may not: what it views can cross instead.
     """
     has_own_memory = not node.storage or packet_of(node) not in MOVING
-    return crosses_as_it_is(node) or (
-        _is_a_batch(node) and has_own_memory and node.order is not None and node.order[0] == 0
-    )
+    return crosses_as_it_is(node) or (_is_a_batch(node) and has_own_memory and node.order is not None)
 
 
 def per_sample(node: GraphNode) -> tuple[int, ...]:
@@ -105,7 +112,14 @@ def per_sample(node: GraphNode) -> tuple[int, ...]:
     return tuple(dim.fixed for dim in (node.shape or ())[1:])
 
 
-def _legal(graph: Graph, first: Frontier, may_cross: Callable[[GraphNode], bool]) -> Iterator[Frontier]:
+def _with_one_as_asked(kept: list[Frontier], there: Sequence[Frontier]) -> list[Frontier]:
+    if not there or any(frontier in there for frontier in kept):
+        return kept
+    minimum = min(there, key=lambda frontier: frontier.nbytes)
+    return sorted([*kept, minimum], key=lambda frontier: frontier.after)
+
+
+def _legal(graph: Graph, first: Frontier, may_cross: Callable[[GraphNode], bool], asked: range) -> Iterator[Frontier]:
     """Every place in the graph that few enough values cross, each of which may."""
     flow = Flow(graph)
     values = {node.name: node for node in (*first.values, *graph.nodes)}
@@ -120,7 +134,7 @@ def _legal(graph: Graph, first: Frontier, may_cross: Callable[[GraphNode], bool]
             live.append(node.name)
         names = live if len(live) <= 1 else list(dict.fromkeys(map(shrink.source, live)))
         here = Frontier(index, tuple(sorted((values[name] for name in names), key=_nbytes, reverse=True)))
-        if here.names != last.names and all(map(may_cross, here.values)) and _is_legal(here, flow):
+        if here.names != last.names and all(map(may_cross, here.values)) and _is_legal(here, flow, asked):
             yield here
             last = here
 
@@ -136,9 +150,9 @@ def _input(name: str, spec: TensorSpec) -> GraphNode:
     return GraphNode(name=name, op="", shape=shape, order=tuple(range(len(shape))), dtype=spec.dtype)
 
 
-def _is_legal(frontier: Frontier, flow: Flow) -> bool:
+def _is_legal(frontier: Frontier, flow: Flow, asked: range) -> bool:
     return (
-        1 <= len(frontier.values) <= _MAX_TENSORS
+        1 <= len(frontier.values) <= (_MAX_TENSORS_AS_ASKED if frontier.after in asked else _MAX_TENSORS)
         # Two views of one memory would arrive as two copies.
         and len({flow.roots[name] for name in frontier.names}) == len(frontier.values)
         and not any(frontier.after in span for span in flow.entangled)

@@ -1,10 +1,11 @@
-"""Runs two forms of one network on the same batch, and compares what they give to the bit."""
+"""Runs two variants of one network on the same batch, and compares what they give to the bit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -59,19 +60,31 @@ def observed(model: nn.Module, run: Callable[[], Any], seed: int, *, gradients: 
 
     Args:
         model: model whose buffers a run may change.
-        run: runs it once, in some form.
+        run: runs it once, in some variant.
         seed: seed of the random numbers that it draws.
         gradients: compute those of the trained parameters too.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad and gradients]
-    with kept_buffers(model), torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with kept_buffers(model), _seeded(seed):
         outputs = tree_leaves(run())
         sums = [
             output.square().sum() for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad
         ]
         found = torch.autograd.grad(sums, trained, allow_unused=True) if sums and trained else ()
         return [*outputs, *found, *(buffer.clone() for buffer in model.buffers())]
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """The random numbers of this seed, also those of NumPy, by which transformers masks parts of sounds."""
+    state = np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            yield
+    finally:
+        np.random.set_state(state)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from frostline.errors import NotTraceable
 from frostline.models.modes import modes
 from frostline.models.tracing.border import fed, with_casts
 from frostline.models.tracing.recording import zeros
+from frostline.models.tracing.regions import flat_graph
 
 __all__ = ("Trace", "device_of", "export", "tensor_of")
 
@@ -134,7 +135,7 @@ class _Reader:
         self._owners: dict[StorageWeakRef, str] = {}
 
     def read(self, training: Mapping[str, bool]) -> Trace:
-        nodes = list(self._program.graph.nodes)
+        nodes = list(flat_graph(self._program.graph_module).nodes)
         placeholders = [node for node in nodes if node.op == "placeholder"]
         inputs = tuple(placeholder.name for placeholder in placeholders if placeholder.name not in self._leaves)
         strange = [node for node in nodes if node.op not in ("placeholder", "call_function", "output")]
@@ -232,12 +233,17 @@ def _shape(value: torch.Tensor) -> tuple[Dim, ...] | None:
 
 
 def _order(value: torch.Tensor) -> tuple[int, ...] | None:
-    strides = value.stride()
-    if not all(isinstance(stride, int) for stride in strides):
-        return tuple(range(value.dim())) if value.is_contiguous() else None
+    strides = [_known(stride) for stride in value.stride()]
+    if not all(isinstance(stride, int) for stride in value.stride()) and value.is_contiguous():
+        return tuple(range(value.dim()))
     if any(stride == 0 and size != 1 for size, stride in zip(value.shape, strides, strict=True)):
         return None
     return tuple(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
+
+
+def _known(size: int | torch.SymInt) -> int:
+    """The size where the batch is that of the trace."""
+    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def _dim(size: int | torch.SymInt) -> Dim | None:

@@ -21,7 +21,7 @@ from frostline.node.http.listing_routes import ListingRoutes
 from frostline.node.http.messages import BodyReader, body_length, error_response, json_response, run_while_connected
 from frostline.node.http.metrics import metrics_text
 from frostline.node.http.protocol import recognise
-from frostline.node.http.streaming import AnswerResponse
+from frostline.node.http.streaming import FeatureResponse
 from frostline.node.http.training_routes import TrainingRoutes
 from frostline.node.request.pipeline import BatchStream
 from frostline.node.scheduling.admission import Admission
@@ -122,7 +122,7 @@ class _Service:
         except BaseException:
             admission.close()
             raise
-        return AnswerResponse(answer, self._threads, deadline_s)
+        return FeatureResponse(answer, self._threads, deadline_s)
 
     async def profile(self, request: Request) -> Response:
         account, deadline_s = self._asker(request), _deadline_s(request)

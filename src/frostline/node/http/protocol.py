@@ -48,8 +48,8 @@ def limits_of(descriptors: int) -> ConnectionLimits:
     """
     if descriptors < 0:
         return ConnectionLimits()
-    most = max(2, min(_MAX_CONNECTIONS, descriptors - min(_RESERVED, descriptors // 2)))
-    return ConnectionLimits(max_unknown=max(1, most // 4), max_connections=most)
+    maximum = max(2, min(_MAX_CONNECTIONS, descriptors - min(_RESERVED, descriptors // 2)))
+    return ConnectionLimits(max_unknown=max(1, maximum // 4), max_connections=maximum)
 
 
 class ConnectionTable(Generic[C]):

@@ -16,7 +16,7 @@ from frostline.node.http.messages import error_response
 from frostline.node.request.pipeline import BatchStream
 from frostline.wire.framing import MEDIA_TYPE, Encoder
 
-__all__ = ("AnswerResponse",)
+__all__ = ("FeatureResponse",)
 
 # The server joins each piece with its frame, which copies it: small enough for the processor's cache, large enough that
 # the frame does not matter.
@@ -28,7 +28,7 @@ Part = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AnswerResponse:
+class FeatureResponse:
     """An ASGI application that sends one answer.
 
     An error before the first batch becomes an HTTP response of its own. A later error is written to the stream, which

@@ -118,9 +118,9 @@ class BoundedProcess:
         bounds = {resource.RLIMIT_DATA: self._memory_bytes, resource.RLIMIT_CORE: 0}
         if file_bytes is not None:
             bounds[resource.RLIMIT_FSIZE] = file_bytes
-        for kind, most in bounds.items():
+        for kind, maximum in bounds.items():
             with suppress(ProcessLookupError):  # it has ended already, which ``line`` reports
-                resource.prlimit(self._process.pid, kind, (most, most))
+                resource.prlimit(self._process.pid, kind, (maximum, maximum))
 
     def _tell(self, line: bytes) -> None:
         stdin = _pipe(self._process.stdin)

@@ -18,7 +18,7 @@ from frostline.node.scheduling.statistics import Counters
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
 from frostline.stores.base.protocols import Buffer, Place, Versioned, is_other_version
-from frostline.stores.objects.mmap import MappedFolder
+from frostline.stores.objects.mmap import MmapFolder
 from frostline.stores.reads.readahead import ReadAhead
 
 __all__ = ("SampleReader", "SharedDecoder", "StoredSamples")
@@ -146,7 +146,7 @@ class SampleReader(StoredSamples):
         self._decoding = decoding
         self._is_abandoned = is_abandoned
         within = max(1, _pixels_within(decoding.memory.total_bytes))
-        # The size of a ready form's images is known before anything is read.
+        # The size of a ready format's images is known before anything is read.
         self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
         self._guess = self._first_guess
 
@@ -188,7 +188,7 @@ class SampleReader(StoredSamples):
     @property
     def is_mapped(self) -> bool:
         """Whether samples lie in memory-mapped local files, so that reading waits at most for a page."""
-        return isinstance(self._store, MappedFolder)
+        return isinstance(self._store, MmapFolder)
 
     def _decode(self, row: int, out: Row) -> None:
         """Guess the image's size; if it is larger, read it again with enough memory.

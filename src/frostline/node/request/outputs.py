@@ -58,7 +58,7 @@ class Packing:
 _ENCODED_BATCH_BYTES = 8 << 20
 # If possible, a batch takes at most this part of the memory for batches, so that others are read meanwhile.
 _PART = 4
-# Records of a memory-mapped ready form take hundredths of a millisecond each, less than handing one to a thread, and
+# Records of a memory-mapped ready format take hundredths of a millisecond each, less than handing one to a thread, and
 # threads that do so little in Python wait for each other: one thread for a whole batch takes half of the processor time
 # of several threads.
 _AT_A_TIME = 32
@@ -177,7 +177,7 @@ class Decoded:
         # Every run of a prefix has the same number of rows, because kernels may round differently for others.
         wanted = len(samples) if run is None else max_rows
         fewest = ROWS if run is None else min_rows
-        self._rows = batch_size(self._limits(memory, fewest), wanted=wanted, most=max_rows)
+        self._rows = batch_size(self._limits(memory, fewest), wanted=wanted, maximum=max_rows)
         if self._rows < fewest:
             self._refuse(memory, fewest)
         self._kept = None if kept is None else kept(0 if run is None else self._rows)

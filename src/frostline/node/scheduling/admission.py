@@ -58,14 +58,14 @@ class Gate:
     One slot is reserved for every tenant that has no request under way, so that no tenant can take all of them.
 
     Args:
-        most: maximum number of requests under way.
+        maximum: maximum number of requests under way.
         memory: pool for messages.
         work: pool for work.
         accounts: accounts of all tenants.
     """
 
-    def __init__(self, most: int, memory: Pool, work: Pool, accounts: Sequence[Account]) -> None:
-        self._max_requests = most
+    def __init__(self, maximum: int, memory: Pool, work: Pool, accounts: Sequence[Account]) -> None:
+        self._max_requests = maximum
         self._memory = memory
         self._work = work
         self._accounts = accounts
@@ -106,10 +106,10 @@ class Gate:
         Raises:
             OverBudget: if it is too long.
         """
-        most = (self._memory.total_bytes - _REQUEST_BYTES) // _PARSED
-        if body_bytes > most:
+        maximum = (self._memory.total_bytes - _REQUEST_BYTES) // _PARSED
+        if body_bytes > maximum:
             raise OverBudget(
-                f"the request has {readable_bytes(body_bytes)} and this node reads up to {readable_bytes(most)}: "
+                f"the request has {readable_bytes(body_bytes)} and this node reads up to {readable_bytes(maximum)}: "
                 "ask for fewer samples at once, or start it with more --memory"
             )
 

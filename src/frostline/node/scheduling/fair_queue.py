@@ -65,12 +65,12 @@ class Readers:
 
     Args:
         threads: number of threads.
-        most: maximum number of threads that work for one tenant; the others stay free for other tenants.
+        maximum: maximum number of threads that work for one tenant; the others stay free for other tenants.
     """
 
-    def __init__(self, threads: int, most: int) -> None:
+    def __init__(self, threads: int, maximum: int) -> None:
         self._pool = ThreadPoolExecutor(threads, "frostline-read", in_background)
-        self._most = most
+        self._maximum = maximum
         self._lock = threading.Lock()
         self._queues: OrderedDict[str, _Queue] = OrderedDict()  # the tenant that is served next comes first
         self._at_work: Counter[str] = Counter()
@@ -114,7 +114,7 @@ class Readers:
 
     def _next(self) -> tuple[str, Task] | None:
         with self._lock:
-            tenant = next((name for name in self._queues if self._at_work[name] < self._most), None)
+            tenant = next((name for name in self._queues if self._at_work[name] < self._maximum), None)
             if tenant is None:
                 return None
             queue = self._queues[tenant]

@@ -72,10 +72,10 @@ class Account:
 
     def claim(self, device_s: float, room_bytes: int) -> Claim:
         """The claim of its work on a pool of ``room_bytes``."""
-        most = self._settings.work_bytes
-        if most is None:
-            most = room_bytes if self._is_alone else int(_MAX_WORK * room_bytes)
-        return Claim(tenant=self.name, device_s=device_s, max_bytes=most)
+        maximum = self._settings.work_bytes
+        if maximum is None:
+            maximum = room_bytes if self._is_alone else int(_MAX_WORK * room_bytes)
+        return Claim(tenant=self.name, device_s=device_s, max_bytes=maximum)
 
     def max_weight_bytes(self, room_bytes: int) -> float:
         """The maximum that its prefixes and engines may take of ``room_bytes`` for weights."""

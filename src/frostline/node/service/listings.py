@@ -103,7 +103,7 @@ class Listings:
 
         Raises:
             BadRequest: if the node does not serve the data to that account, or cannot list it.
-            NotAllowed: if its form may lead to other hosts.
+            NotAllowed: if its format may lead to other hosts.
             Overloaded: if the account has a listing under way.
             Unavailable: if the node is stopping.
         """
@@ -139,7 +139,7 @@ class Listings:
         file = tempfile.TemporaryFile()  # noqa: SIM115 (the listing closes it); it has no name, so nothing stays behind
         orders = {
             "data": url,
-            "form": request.form,
+            "format": request.format,
             "relist": request.relist,
             "refuses_changes": request.changed == "refuse",
             "folders": folders,
@@ -169,11 +169,11 @@ def _check(url: str, request: ListingRequest) -> None:
     if url.startswith("memory:"):
         raise BadRequest(f"{url} lies in the memory of the node's process, which the node does not list")
     try:
-        form = None if request.form is None else format_named(request.form)
+        format = None if request.format is None else format_named(request.format)
     except SettingError as error:
         raise BadRequest(str(error)) from error
-    if form is not None and isinstance(form, Widespread):
+    if format is not None and isinstance(format, Widespread):
         raise NotAllowed(
-            f"a node does not list data of the form {URLS}, which may lead to other hosts: list it with your own "
+            f"a node does not list data of the format {URLS}, which may lead to other hosts: list it with your own "
             "credentials (--list-here; in Python Dataset without near=)"
         )

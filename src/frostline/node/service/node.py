@@ -278,8 +278,8 @@ class Node:
         resident = self._opener.resident(request, preprocess, account, held, request.engine) if is_run else None
         run = PrefixRun(resident, request.cut, self._resources.device, scope, account) if resident else None
         packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=counters)
-        most = self._settings.device_batch if resident is None else resident.rows
-        fewest = most if self._settings.batching == "fixed" else ROWS
+        maximum = self._settings.device_batch if resident is None else resident.rows
+        fewest = maximum if self._settings.batching == "fixed" else ROWS
         kept = None
         if self._cache.is_on:
             kept = self._cache.of(request, preprocess, None if run is None else run.crossing, counters)
@@ -289,7 +289,7 @@ class Node:
             preprocess.sample,
             lane,
             packing,
-            max_rows=most,
+            max_rows=maximum,
             run=run,
             min_rows=fewest,
             kept=kept,

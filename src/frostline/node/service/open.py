@@ -20,13 +20,14 @@ from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.resources import Resources
 from frostline.node.weights.prefix_registry import Prefixes, Resident
-from frostline.preprocess import Preprocess
+from frostline.preprocess import DecodeAudio, Preprocess
+from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages
 from frostline.preprocess.tokens import has_tokenizers, opened_tokenizer
 from frostline.stores.base.protocols import Place, Versioned
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.objects.disk_tier import TierStatistics
 from frostline.stores.objects.local import FolderStore
-from frostline.stores.objects.mmap import MappedFolder
+from frostline.stores.objects.mmap import MmapFolder
 from frostline.stores.reads.block_reads import BlockReads
 from frostline.stores.reads.readahead import ReadAheadQueue, SecondReads
 from frostline.stores.wrappers.hedging import HedgedReads
@@ -63,7 +64,7 @@ class BlockReadRegistry:
             max_bytes: memory limit of all block reads together; the first call sets it.
             is_here: whether a place of an object of that version is kept on this machine already.
         """
-        if reading != OBJECTS or isinstance(store, FolderStore | MappedFolder | CqlStore):
+        if reading != OBJECTS or isinstance(store, FolderStore | MmapFolder | CqlStore):
             return None
         with self._lock:
             pool = self._pool = self._pool or Pool(max_bytes)
@@ -131,9 +132,11 @@ class RequestOpener:
 
         Raises:
             BadRequest: if the request names no prefix, or one with another tokenizer.
-            OverBudget: if this node cannot tokenize.
+            OverBudget: if this node cannot tokenize, or decode sounds.
             Refused: see ``Prefixes.used``.
         """
+        if isinstance(preprocess.steps[0], DecodeAudio) and request.cut and not has_sound_packages():
+            raise OverBudget(f"this node decodes no sounds: {LACKS_SOUND}")
         if preprocess.tokens is None or request.cut == 0:
             return preprocess
         if request.prefix is None:
@@ -168,7 +171,7 @@ class RequestOpener:
         decoding = SharedDecoder(memory=self._memory, slots=self._decoders, counters=counters)
         samples = request.samples
         # The system reads a folder's next bytes ahead by itself.
-        if isinstance(store, FolderStore | MappedFolder):
+        if isinstance(store, FolderStore | MmapFolder):
             return SampleReader(store, samples, preprocess, request.view, decoding, scope.is_cancelled)
         # A measurement must read every sample from the store, even those on the node's disk.
         here = None if is_measured else self._tier.of(request.data, request.reading, samples)
@@ -207,9 +210,11 @@ class RequestOpener:
         return resident
 
     def _queue(self, tenant: str) -> ReadAheadQueue:
-        most = {"most": self._settings.read_threads, "max_bytes": self._ahead.total_bytes}
+        maximum = {"maximum": self._settings.read_threads, "max_bytes": self._ahead.total_bytes}
         with self._lock:
-            return self._queues.setdefault(tenant, ReadAheadQueue(self._ahead.take, self._waiters.lane(tenant), **most))
+            return self._queues.setdefault(
+                tenant, ReadAheadQueue(self._ahead.take, self._waiters.lane(tenant), **maximum)
+            )
 
     def _second_reads(self, store: Versioned, account: Account, counters: Counters) -> SecondReads | None:
         if self._settings.hedge_quantile == 1:

@@ -106,7 +106,7 @@ class Profiler:
         if network is None or resident is None or run is None:
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
         reference = MeasuredReference(run, network, resident.prefix.cuts)
-        if preprocess.tokens is not None or not self._bridge.trials.are_wanted(
+        if not _can_be_tried(preprocess) or not self._bridge.trials.are_wanted(
             wanted, reference.seconds(len(resident.prefix.cuts))
         ):
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
@@ -138,8 +138,7 @@ class Profiler:
         run.check()
         shape = _shape_of_tried(wanted, preprocess, lane.total_bytes // _PART)
         some = np.zeros((ROWS, *preprocess.shape), np.float32)
-        # Engines are tried on pixels: tokens have the reference.
-        is_wanted = shape[0] and wanted.accuracy != EXACT and preprocess.tokens is None
+        is_wanted = shape[0] and wanted.accuracy != EXACT and _can_be_tried(preprocess)
         network = NetworkProfile(seconds=run.seconds(some, repeats=_REPEATS)) if is_wanted else None
         if network is None:
             return self._profile_of(_NOTHING, (), (), choice)
@@ -205,8 +204,13 @@ class Profiler:
         if run is not None:
             run.check()
         limits = [] if run is None else [run.limit]
-        most = batch_size(limits, wanted=len(request.samples), most=self._settings.device_batch)
-        return min(len(request.samples), most)
+        maximum = batch_size(limits, wanted=len(request.samples), maximum=self._settings.device_batch)
+        return min(len(request.samples), maximum)
+
+
+def _can_be_tried(preprocess: Preprocess) -> bool:
+    """Engines are tried on floats: tokens and other whole numbers have the reference."""
+    return preprocess.dtype == "float32"
 
 
 def _shape_of_tried(wanted: ProfileRequest, preprocess: Preprocess, max_bytes: int) -> tuple[int, ...]:

@@ -54,8 +54,8 @@ class TrialPolicy:
                 f"this node allows {self.max_run_s:g} s: start it with more --max-operation"
             )
             return replace(trial, seconds=0.0, why_not=why_not)
-        most = self.max_run_s / (ROWS * trial.seconds) if trial.seconds else math.inf
-        return trial if trial.rows <= ROWS * most else replace(trial, rows=ROWS * int(most))
+        maximum = self.max_run_s / (ROWS * trial.seconds) if trial.seconds else math.inf
+        return trial if trial.rows <= ROWS * maximum else replace(trial, rows=ROWS * int(maximum))
 
 
 def policy_of(settings: NodeSettings) -> TrialPolicy:

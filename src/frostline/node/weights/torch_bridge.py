@@ -119,6 +119,7 @@ class TorchBridge:
             device=self._settings.device,
             max_rows=self._settings.device_batch,
             memory=None if inspection is None else inspection.memory,
+            lengths=prefix.lengths,
         )
 
     def rows(self, inspection: "Inspection | None") -> int:

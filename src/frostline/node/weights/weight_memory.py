@@ -83,8 +83,8 @@ class WeightMemory(Generic[T]):
         """The bytes that a tenant's quota leaves beside the weights under a key."""
         with self._changed:
             held = self._held.get(key)
-        most = asker.max_weight_bytes(self._memory.total_bytes)
-        return most - held.counted_bytes if held is not None and held.owner == asker.name else most
+        maximum = asker.max_weight_bytes(self._memory.total_bytes)
+        return maximum - held.counted_bytes if held is not None and held.owner == asker.name else maximum
 
     @contextmanager
     def using(self, key: Key, user: str | None) -> Iterator[T | None]:
@@ -219,11 +219,11 @@ class WeightMemory(Generic[T]):
     def _check(self, nbytes: int, counted_bytes: int, asker: Account) -> None:
         with self._memory.changing() as budget:
             budget.check(nbytes)
-        most = asker.max_weight_bytes(self._memory.total_bytes)
-        if counted_bytes > most:
+        maximum = asker.max_weight_bytes(self._memory.total_bytes)
+        if counted_bytes > maximum:
             raise OverBudget(
                 f"this takes {readable_bytes(counted_bytes)} of weights, and tenant {asker.name} may have "
-                f"{readable_bytes(most)} here: raise its weight_bytes, or start the node with more --memory"
+                f"{readable_bytes(maximum)} here: raise its weight_bytes, or start the node with more --memory"
             )
 
     def _is_there(self, key: Key) -> bool:

@@ -86,8 +86,8 @@ class Waits:
     requests_per_s: float = math.inf
 
     def __post_init__(self) -> None:
-        for name, value, least in ((TIMEOUT, self.timeout_s, 1e-3), (PATIENCE, self.patience_s, 0.0)):
-            if not least <= value < math.inf:
+        for name, value, minimum in ((TIMEOUT, self.timeout_s, 1e-3), (PATIENCE, self.patience_s, 0.0)):
+            if not minimum <= value < math.inf:
                 raise SettingError(f"{name} is a number of seconds, such as 30, not {value!r}")
         if not self.requests_per_s >= 1e-3:
             raise SettingError(f"{REQUESTS} is a number of requests, such as 100, not {self.requests_per_s!r}")

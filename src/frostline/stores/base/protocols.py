@@ -101,13 +101,13 @@ class Batched(Protocol):
     """A store that has many reads under way at once without a thread for each."""
 
     def read_many(
-        self, places: Sequence[Place], *, most: int = ...
+        self, places: Sequence[Place], *, maximum: int = ...
     ) -> Iterator[tuple[int, tuple[Buffer, str] | StoreError]]:
         """What ``Versioned.read_version`` gives for each place, as it comes: in any order, each once.
 
         Args:
             places: to read.
-            most: largest number of them under way, or waiting to be taken, at once.
+            maximum: largest number of them under way, or waiting to be taken, at once.
 
         Returns:
             Pairs of an index into ``places`` and what was read; what went wrong with one place alone is in its pair.

@@ -81,17 +81,17 @@ class CqlSession:
         return statement
 
     def answers(
-        self, asked: Iterable[tuple[PreparedStatement, object]], most: int
+        self, asked: Iterable[tuple[PreparedStatement, object]], maximum: int
     ) -> Iterator[tuple[int, Sequence[Any] | Exception]]:
         """What statements give, as it comes: the place of the statement, and its rows or what went wrong.
 
         Args:
             asked: statements, each with the key that it takes.
-            most: under way, or waiting to be taken, at once.
+            maximum: under way, or waiting to be taken, at once.
         """
         flight: PendingStatements[int] = PendingStatements(self._session)
         waiting = enumerate(asked)
-        for index, (statement, key) in islice(waiting, most):
+        for index, (statement, key) in islice(waiting, maximum):
             flight.send(index, statement.bind((key,)))
         while len(flight):
             index, answer = flight.receive()

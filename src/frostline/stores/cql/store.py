@@ -132,12 +132,12 @@ class CqlStore:
         return _part(rows, object, offset, length)
 
     def read_many(
-        self, places: Sequence[Place], *, most: int = _IN_FLIGHT
+        self, places: Sequence[Place], *, maximum: int = _IN_FLIGHT
     ) -> Iterator[tuple[int, tuple[Buffer, str] | StoreError]]:
         """See ``Batched.read_many``."""
         with self._driven("") as link:
             asked = [_asked(link, place.object) for place in places]
-            for index, answer in link.answers(asked, most):
+            for index, answer in link.answers(asked, maximum):
                 yield index, self._answer(places[index], answer)
 
     def contents(self, objects: Sequence[str]) -> Iterator[tuple[int, Buffer | None]]:
@@ -204,7 +204,7 @@ class CqlStore:
             return create_table(self._place, access, further or {}, has_masks=has_masks)
 
     def put_many(
-        self, samples: Iterable[TableSample], *, columns: Sequence[str] = (), most: int = _WRITES_IN_FLIGHT
+        self, samples: Iterable[TableSample], *, columns: Sequence[str] = (), maximum: int = _WRITES_IN_FLIGHT
     ) -> None:
         """Put samples with their names and labels, under keys that follow from their names; again doubles nothing.
 
@@ -213,7 +213,7 @@ class CqlStore:
         Args:
             samples: taken while earlier ones are under way.
             columns: columns of their metadata.
-            most: largest number of them under way at once.
+            maximum: largest number of them under way at once.
 
         Raises:
             DataError: keys of the table cannot be made of names, labels stand in another table, or a sample came back
@@ -224,7 +224,7 @@ class CqlStore:
         with self._driven("") as link:
             if self._place.meta:
                 raise DataError(f"samples are put into one table with their labels: leave meta out of {self.url}")
-            put_all(link, self._place, samples, columns=columns, most=most)
+            put_all(link, self._place, samples, columns=columns, maximum=maximum)
 
     def seals(self, names: Sequence[str]) -> Sequence[bytes]:
         """The seal of each sample that was put under these names; empty where there is none that still holds.
@@ -232,7 +232,7 @@ class CqlStore:
         Raises what ``put_many`` raises.
         """
         with self._driven("") as link:
-            return seals_of(link, names, most=_SEALS_IN_FLIGHT)
+            return seals_of(link, names, maximum=_SEALS_IN_FLIGHT)
 
     def damaged(self, names: Sequence[str], seals: Sequence[bytes]) -> Sequence[int]:
         """Places of the samples whose rows hold other bytes than these seals of theirs say: every row is read.
@@ -240,7 +240,7 @@ class CqlStore:
         Raises what ``put_many`` raises.
         """
         with self._driven("") as link:
-            return damaged_of(link, names, seals, most=_CONTENTS_IN_FLIGHT)
+            return damaged_of(link, names, seals, maximum=_CONTENTS_IN_FLIGHT)
 
     def __getstate__(self) -> dict[str, object]:
         # A session cannot travel to another process; the next one makes its own.

@@ -65,7 +65,7 @@ def seal_of(data: Buffer, mask: Buffer | None, origin: bytes) -> bytes:
 
 
 def put_all(
-    link: "CqlSession", place: CqlPlace, samples: Iterable[TableSample], *, columns: Sequence[str], most: int
+    link: "CqlSession", place: CqlPlace, samples: Iterable[TableSample], *, columns: Sequence[str], maximum: int
 ) -> None:
     """Put samples, each of them read back and compared before its row is sealed.
 
@@ -76,7 +76,7 @@ def put_all(
         place: place of the table.
         samples: taken while earlier ones are under way.
         columns: columns of their metadata.
-        most: largest number of them under way at once; each takes its bytes twice.
+        maximum: largest number of them under way at once; each takes its bytes twice.
 
     Raises:
         DataError: keys cannot be made of names, or a sample came back otherwise than it was put.
@@ -86,7 +86,7 @@ def put_all(
     flight: PendingStatements[_UnderWay] = link.flight()
     put = link.putting(columns)
     for sample in samples:
-        while len(flight) >= most:
+        while len(flight) >= maximum:
             _go_on(link, place, flight)
         key = key_from(link.shape.key_type, sample.name)
         flight.send(_UnderWay(sample, key, _Step.PUT), put.bind(_row(link.shape, key, sample)))
@@ -94,13 +94,13 @@ def put_all(
         _go_on(link, place, flight)
 
 
-def seals_of(link: "CqlSession", names: Sequence[str], *, most: int) -> list[bytes]:
+def seals_of(link: "CqlSession", names: Sequence[str], *, maximum: int) -> list[bytes]:
     """The seal of each sample of these names; empty where there is none, or where data was written after it.
 
     Args:
         link: to the servers of the table.
         names: names of samples.
-        most: rows asked for at once.
+        maximum: rows asked for at once.
 
     What the driver raises comes out as it is.
     """
@@ -108,7 +108,7 @@ def seals_of(link: "CqlSession", names: Sequence[str], *, most: int) -> list[byt
     if link.sealed is None:
         return found
     asked = [(link.sealed, key_from(link.shape.key_type, name)) for name in names]
-    for index, rows in link.answers(asked, most):
+    for index, rows in link.answers(asked, maximum):
         if isinstance(rows, Exception):
             raise rows
         if rows and rows[0][0] and rows[0][2] is not None:
@@ -117,21 +117,21 @@ def seals_of(link: "CqlSession", names: Sequence[str], *, most: int) -> list[byt
     return found
 
 
-def damaged_of(link: "CqlSession", names: Sequence[str], seals: Sequence[bytes], *, most: int) -> list[int]:
+def damaged_of(link: "CqlSession", names: Sequence[str], seals: Sequence[bytes], *, maximum: int) -> list[int]:
     """Places of the samples whose data and mask are not those that their rows were sealed with: all are read.
 
     Args:
         link: to the servers of the table.
         names: names of samples.
         seals: seals of their rows, as ``seals_of`` gives them; what has none is not looked at.
-        most: rows read at once.
+        maximum: rows read at once.
 
     What the driver raises comes out as it is.
     """
     sealed = [place for place, seal in enumerate(seals) if seal]
     asked = ((link.check, key_from(link.shape.key_type, names[place])) for place in sealed)
     found = []
-    for index, rows in link.answers(asked, most):
+    for index, rows in link.answers(asked, maximum):
         if isinstance(rows, Exception):
             raise rows
         if not rows or not _is_sealed_with(rows[0], seals[sealed[index]]):

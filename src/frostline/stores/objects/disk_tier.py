@@ -174,19 +174,19 @@ class LocalTier:
         total = sum(file.nbytes for file in files)
         disk_bytes = total + shutil.disk_usage(self._folder).free - _LEFT_BYTES
         bound = min(self._budget_bytes, disk_bytes)
-        most = int(bound * _FILLED)
+        maximum = int(bound * _FILLED)
         for file in sorted(files):
             # A share at once, so that it is not done again for the next sample.
-            is_wanted = total + max(nbytes, most // _PROCESSES) > most and now_s - file.used_s >= self._idle_s
+            is_wanted = total + max(nbytes, maximum // _PROCESSES) > maximum and now_s - file.used_s >= self._idle_s
             if total <= bound and not is_wanted:
                 break
             (self._folder / file.name).unlink(missing_ok=True)
             total -= file.nbytes
             self._counts["removed"] += 1
         self._bytes = total
-        left = most - total
+        left = maximum - total
         # The others may do the same before anybody looks again: together they stay within the bound.
-        self._allowance = max(left, most // _PROCESSES) // _PROCESSES if left >= nbytes else 0
+        self._allowance = max(left, maximum // _PROCESSES) // _PROCESSES if left >= nbytes else 0
         if left >= nbytes:
             self._allowance = max(self._allowance, nbytes)
 

@@ -13,7 +13,7 @@ from frostline.errors import ObjectNotFound
 from frostline.stores.base.protocols import Buffer
 from frostline.stores.objects.local import FolderStore, error_of_system, etag
 
-__all__ = ("MappedFolder",)
+__all__ = ("MmapFolder",)
 
 # A map takes address space and a descriptor's place in the kernel, no memory of its own.
 _MAX_MAPPED = 64
@@ -28,7 +28,7 @@ class _Mapped:
     pages: mmap.mmap
 
 
-class MappedFolder:
+class MmapFolder:
     """Reads objects that nobody may write to (``FolderStore.seal``) from memory maps, and others as ever.
 
     A file that is cut short while it is mapped takes down the process that reads it, which is why only sealed ones

@@ -38,14 +38,14 @@ class BatchedReads:
         self._max_gap_bytes = max_gap_bytes
         self._max_bytes = max_bytes
 
-    def read_many(self, places: Sequence[Place], *, most: int = 32) -> Iterator[tuple[int, Found]]:
-        """See ``Batched.read_many``; ``most`` counts requests."""
+    def read_many(self, places: Sequence[Place], *, maximum: int = 32) -> Iterator[tuple[int, Found]]:
+        """See ``Batched.read_many``; ``maximum`` counts requests."""
         rest = iter(self._reads(places))
-        with ThreadPoolExecutor(most, "frostline-joined") as threads:
+        with ThreadPoolExecutor(maximum, "frostline-joined") as threads:
             under_way: set[Future[list[tuple[int, Found]]]] = set()
             try:
                 while True:
-                    started = islice(rest, most - len(under_way))
+                    started = islice(rest, maximum - len(under_way))
                     under_way |= {threads.submit(self._read, request, places) for request in started}
                     if not under_way:
                         return

@@ -10,7 +10,7 @@ from frostline.errors import ObjectNotFound
 from frostline.stores.base.protocols import Buffer, Place, Versioned
 from frostline.stores.reads.shared_reads import AdjacentReads, neighbours
 
-__all__ = ("BlockReads", "ShrinkingRoom")
+__all__ = ("BlockReads", "ShrinkableReservation")
 
 # Blocks of a megabyte over new connections take six round trips each: with fewer of them, 150 ms leave a link idle.
 _AT_ONCE = 16
@@ -21,7 +21,7 @@ _MAX_BYTES = 4 << 20
 _Found = tuple[Buffer, str]
 
 
-class ShrinkingRoom(Protocol):
+class ShrinkableReservation(Protocol):
     """Memory that was set aside, and is given back piece by piece."""
 
     def shrink(self, nbytes: int) -> None:
@@ -50,7 +50,7 @@ class BlockReads:
         self,
         store: Versioned,
         threads: Executor,
-        room: Callable[[int], ShrinkingRoom | None],
+        room: Callable[[int], ShrinkableReservation | None],
         is_here: Callable[[Place, str], bool] = lambda place, version: False,  # noqa: ARG005
     ) -> None:
         self._store = store
@@ -230,4 +230,4 @@ class _Read:
         self.pieces: dict[Place, _Found] = {}
         self.is_there: Future[None] = Future()
         self.is_new = True
-        self.room: ShrinkingRoom | None = None
+        self.room: ShrinkableReservation | None = None

@@ -62,7 +62,7 @@ class ReadAheadQueue:
     Args:
         room: sets memory aside for a place, without waiting; None where there is none now.
         threads: executor whose threads wait for stores.
-        most: reads under way in them at once.
+        maximum: reads under way in them at once.
         max_bytes: bytes of the largest place that there is ever room for.
 
     Attributes:
@@ -74,13 +74,13 @@ class ReadAheadQueue:
         room: Callable[[int], MemoryReservation | None],
         threads: Executor,
         *,
-        most: int,
+        maximum: int,
         max_bytes: int = sys.maxsize,
     ) -> None:
         self.take = room
         self.lock = threading.RLock()
         self._threads = threads
-        self._most = most
+        self._maximum = maximum
         self._max_bytes = max_bytes
         self._under_way = 0
         self._waiting: OrderedDict[tuple[ReadAhead, Place], None] = OrderedDict()
@@ -106,7 +106,7 @@ class ReadAheadQueue:
         with self.lock:
             while self._waiting:
                 ahead, place = next(iter(self._waiting))
-                if not ahead.is_batched and self._under_way >= self._most:
+                if not ahead.is_batched and self._under_way >= self._maximum:
                     break
                 room = self.take(place.length)
                 if room is None:

@@ -17,29 +17,29 @@ class TokenBucket:
 
     Attributes:
         per_s: tokens that come back each second.
-        most: tokens that it holds at most, and to begin with.
+        maximum: tokens that it holds at most, and to begin with.
         tokens: tokens that it holds; negative where requests wait for some.
         at_s: when it held those.
     """
 
     per_s: float
-    most: float
+    maximum: float
     tokens: float
     at_s: float
 
     def __post_init__(self) -> None:
-        if not self.per_s > 0 or not self.most >= 1:
+        if not self.per_s > 0 or not self.maximum >= 1:
             raise ValueError("a bucket takes more than no request a second, and one at least at once")
 
     @classmethod
-    def full(cls, per_s: float, *, most: float, now_s: float) -> "TokenBucket":
+    def full(cls, per_s: float, *, maximum: float, now_s: float) -> "TokenBucket":
         """One that nobody has used."""
-        return cls(per_s=per_s, most=most, tokens=most, at_s=now_s)
+        return cls(per_s=per_s, maximum=maximum, tokens=maximum, at_s=now_s)
 
     def take(self, now_s: float) -> "tuple[TokenBucket, float]":
         """Take a token; the bucket after that, and how long its taker waits before it goes on."""
         now_s = max(now_s, self.at_s)
-        tokens = min(self.most, self.tokens + (now_s - self.at_s) * self.per_s) - 1
+        tokens = min(self.maximum, self.tokens + (now_s - self.at_s) * self.per_s) - 1
         return replace(self, tokens=tokens, at_s=now_s), max(0.0, -tokens / self.per_s)
 
 

@@ -126,7 +126,7 @@ class Limited(Wrapped):
     Args:
         store: store that is asked.
         per_s: requests a second.
-        most: requests at once after a pause.
+        maximum: requests at once after a pause.
         now: clock.
         wait: lets time pass.
     """
@@ -136,7 +136,7 @@ class Limited(Wrapped):
         store: ObjectStore,
         per_s: float,
         *,
-        most: float = 1,
+        maximum: float = 1,
         now: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -144,7 +144,7 @@ class Limited(Wrapped):
         self._now = now
         self._wait = wait
         self._lock = threading.Lock()
-        self._bucket = TokenBucket.full(per_s, most=most, now_s=now())
+        self._bucket = TokenBucket.full(per_s, maximum=maximum, now_s=now())
 
     def _call(self, call: Callable[[], T]) -> T:
         with self._lock:
@@ -235,7 +235,7 @@ class Retrying(Wrapped):
         self._requests_per_s = requests_per_s
         self._bucket: TokenBucket | None = None
         if requests_per_s < math.inf:
-            self._bucket = TokenBucket.full(requests_per_s, most=max(1.0, requests_per_s / 10), now_s=now())
+            self._bucket = TokenBucket.full(requests_per_s, maximum=max(1.0, requests_per_s / 10), now_s=now())
 
     def __reduce__(self) -> tuple[Callable[..., "Retrying"], tuple[ObjectStore]]:
         made = partial(type(self), patience_s=self._patience_s, requests_per_s=self._requests_per_s)

@@ -57,7 +57,7 @@ def check_suffix(out: Path) -> None:
 
 
 def write_features(out: Path, tables: Iterable[pa.Table], contents: Contents) -> None:
-    """Write the file in one step, in the form that its suffix names.
+    """Write the file in one step, in the format that its suffix names.
 
     Args:
         out: the file.

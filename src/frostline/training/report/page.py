@@ -146,20 +146,20 @@ def _side(stage: str) -> str:
 
 def _crossing_bars(report: Report) -> list[_Bar]:
     sizes = (
-        ("encoded images", report.baseline_wire_bytes, "wire"),
+        ("encoded samples", report.baseline_wire_bytes, "wire"),
         ("with Frostline", report.wire_bytes, "store"),
     )
-    most = max(size for _, size, _ in sizes) or 1
-    return [_Bar(name=name, words=in_bytes(size), share=size / most, side=side) for name, size, side in sizes]
+    maximum = max(size for _, size, _ in sizes) or 1
+    return [_Bar(name=name, words=in_bytes(size), share=size / maximum, side=side) for name, size, side in sizes]
 
 
 def _way_bars(report: Report) -> list[_Bar]:
-    most = max((way.samples for way in report.ways), default=0) or 1
+    maximum = max((way.samples for way in report.ways), default=0) or 1
     return [
         _Bar(
             name=f"{way.name} (cut {way.cut}{'' if way.codec == EXACT else f', {way.codec}'})",
             words=f"{way.samples:,}",
-            share=way.samples / most,
+            share=way.samples / maximum,
             side="wire" if way.cut == 0 else "store",
         )
         for way in report.ways
@@ -171,9 +171,9 @@ def _rate_bars(report: Report) -> list[_Bar]:
         ("predicted", report.predicted_samples_per_s, "idle"),
         ("measured", report.measured_samples_per_s, "store"),
     )
-    most = max((rate for _, rate, _ in rates if rate is not None), default=0) or 1
+    maximum = max((rate for _, rate, _ in rates if rate is not None), default=0) or 1
     return [
-        _Bar(name=name, words=f"{in_rate(rate)} samples/s", share=rate / most, side=side)
+        _Bar(name=name, words=f"{in_rate(rate)} samples/s", share=rate / maximum, side=side)
         for name, rate, side in rates
         if rate is not None
     ]
@@ -205,7 +205,7 @@ def _metric(report: Report) -> str:
 def _scores(report: Report) -> list[tuple[str, str]]:
     """What is said of the head that was kept, and its figure."""
     if _metric(report) == "accuracy":
-        return [("of the held-out images right", in_score("accuracy", report.val_accuracy))]
+        return [("of the held-out samples right", in_score("accuracy", report.val_accuracy))]
     return [(f"{METRICS[name]}, held out", in_score(name, value)) for name, value in report.val_score.items()]
 
 

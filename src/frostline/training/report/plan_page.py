@@ -69,12 +69,12 @@ def _comparisons(answer: WhatIfPlan) -> list[_Comparison]:
         named.append((_AS_MEASURED, answer.as_measured))
     if len(named) == 1:
         return []
-    most = max((plan.mean_samples_per_s for _, plan in named), default=1.0)
+    maximum = max((plan.mean_samples_per_s for _, plan in named), default=1.0)
     return [
         _Comparison(
             name=name,
             samples_per_s=plan.mean_samples_per_s,
-            share=1.0 if math.isinf(most) else plan.mean_samples_per_s / most,
+            share=1.0 if math.isinf(maximum) else plan.mean_samples_per_s / maximum,
             relative=relative(plan, answer.plan),
             bottleneck=plan.bottleneck,
             ways=mixture_in_words({way.route: way.share for way in plan.mixture}, answer.situation.cuts),

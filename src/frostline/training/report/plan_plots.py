@@ -127,17 +127,17 @@ def _draw_seconds(axes: Axes, shown: Sequence[Candidate]) -> None:
     """Three dots a row, and a tick where the row's rate is: what works at the same time is as slow as the slowest."""
     axes.set_title("seconds on each side, and in all", loc="left", fontsize=10, color=SOFT, pad=24)
     slowest = [1 / candidate.samples_per_s for candidate in shown]
-    most = max([*slowest, *(max(candidate.store_s, candidate.link_s, candidate.trainer_s) for candidate in shown)])
-    if most <= 0:
+    maximum = max([*slowest, *(max(candidate.store_s, candidate.link_s, candidate.trainer_s) for candidate in shown)])
+    if maximum <= 0:
         return
     axes.set_xscale("log")
-    least = most / 10**_DECADES
-    axes.set_xlim(least / 1.3, most * 1.6)
+    minimum = maximum / 10**_DECADES
+    axes.set_xlim(minimum / 1.3, maximum * 1.6)
     for row, (candidate, seconds) in enumerate(zip(shown, slowest, strict=True)):
-        if seconds > least:
+        if seconds > minimum:
             axes.plot([seconds], [row], color=INK, marker="|", markersize=11, markeredgewidth=1.6, linestyle="none")
         for value, colour in ((candidate.store_s, STORE), (candidate.link_s, WIRE), (candidate.trainer_s, TRAINER)):
-            if value > least:
+            if value > minimum:
                 axes.plot([value], [row], color=colour, marker="o", markersize=5)
     _log_ticks(axes, in_seconds)
 

@@ -70,8 +70,8 @@ def pack_rows(rows: TensorRows, codec: Codec) -> tuple[Bytes, npt.NDArray[np.int
         The bytes of all rows, and where each starts and the last ends: ``uint8[m]`` and ``int64[n + 1]``.
     """
     values = _as_words(rows.values)
-    most = max_row_bytes(rows.values.shape[1:], rows.values.dtype, codec, scales=_scales(rows))
-    out = np.empty(len(values) * most, np.uint8)
+    maximum = max_row_bytes(rows.values.shape[1:], rows.values.dtype, codec, scales=_scales(rows))
+    out = np.empty(len(values) * maximum, np.uint8)
     bounds = np.zeros(len(values) + 1, np.int64)
     squeeze = _Squeeze(codec.compression) if codec.compression else None
     for row, parts in enumerate(_parts(values, rows.scale, codec)):
@@ -220,9 +220,9 @@ class _Spread:
         return _INFLATE[self._codec.compression](body, length)
 
     def _check(self, length: int) -> None:
-        least, most = self._head + self._bitmap, self._count * self._itemsize
-        values = length - least
-        if not 0 <= values <= most or values % self._itemsize or not (self._codec.sparse or values == most):
+        minimum, maximum = self._head + self._bitmap, self._count * self._itemsize
+        values = length - minimum
+        if not 0 <= values <= maximum or values % self._itemsize or not (self._codec.sparse or values == maximum):
             raise ValueError(f"a row of {length} bytes")
 
     def _places(self, bitmap: Bytes) -> npt.NDArray[np.int64]:

@@ -1,0 +1,295 @@
+"""The table of networks: each is frozen up to a layer and cut, and must give what it gives uncut.
+
+    python benchmarks/network_table.py [--networks NAME ...] [--dtypes D ...] [--out FILE.json] [--page FILE.md]
+    python benchmarks/network_table.py --from FILE.json --page docs/networks.md     # the page alone
+
+Networks of torchvision, timm and transformers with random weights and small inputs, in float32 and in bfloat16, some
+with LoRA. Of each: the cuts, the frost line and what crosses it, and how far outputs and gradients of the trained part
+lie from those of the same network uncut, in train mode with the same random numbers and in eval mode. What fails is a
+row with the reason. With `--page` the table stands between two comments of that page. A dtype takes five minutes of a
+core.
+
+Where torchvision was built for CUDA and torch was not, `PYTHONPATH=tests/support/torchvision_cpu` lets it be imported.
+"""
+
+import argparse
+import copy
+import gc
+import json
+import os
+import tempfile
+import time
+import warnings
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from network_zoo import NETWORKS, TOKENS, WORDS
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from frostline.core import TensorSpec
+from frostline.engines.base.runner import Runner, leaf_values
+from frostline.engines.machine.hardware import hardware_name
+from frostline.errors import FrostlineError
+from frostline.models import cut_network, freeze
+from frostline.models.files.artifact import read_prefix, write_prefix
+from frostline.models.freezing import classifier_of, used_parameters
+from frostline.models.tracing.border import fed
+from frostline.models.tracing.comparison import UNFIT
+from frostline.models.tracing.row_inputs import takes_rows
+
+DTYPES = ("float32", "bfloat16")
+ROWS, SEED = 2, 0
+
+
+def made(row, dtype):
+    """The network with its parameters frozen as the row says."""
+    torch.manual_seed(SEED)
+    model = row.build()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    model = model.to(getattr(torch, dtype))
+    if row.tuned:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=row.tuned, init_lora_weights=False))
+    return freeze(model.train(), row.until, input_shape=row.inputs)
+
+
+def batch_of(row):
+    """One tensor: images or sounds, or ids and mask of texts as the rows of one array."""
+    draw = torch.Generator().manual_seed(SEED)
+    if not row.names:
+        return torch.randn(ROWS, *row.inputs[0].shape, generator=draw)
+    ids = torch.randint(3, WORDS, (ROWS, TOKENS), generator=draw)
+    lengths = torch.randint(TOKENS // 2, TOKENS + 1, (ROWS, 1), generator=draw)
+    mask = (torch.arange(TOKENS) < lengths).long()
+    return torch.stack([ids * mask, mask], dim=1)
+
+
+def measured(row, dtype):
+    """What the table says of a network, in one dtype."""
+    started = time.perf_counter()
+    try:
+        found = cut_and_compared(row, dtype)
+    except (*UNFIT, FrostlineError, ImportError) as error:
+        found = {"failure": str(error).strip().partition("\n")[0] or type(error).__name__}
+    return {"network": row.title, "until": row.until, "dtype": dtype, **found, "seconds": time.perf_counter() - started}
+
+
+def cut_and_compared(row, dtype):
+    model, batch = made(row, dtype), batch_of(row)
+    plain, taking, inputs = copy.deepcopy(model), model, row.inputs
+    counted_on = copy.deepcopy(model)
+    if row.names:
+        taking, inputs = takes_rows(model, row.names), (TensorSpec(tuple(batch.shape[1:]), "int64"),)
+    network = cut_network(taking, inputs)
+    whole = takes_rows(plain, row.names) if row.names else plain
+    about = {
+        "cuts": len(network.cuts),
+        "frost_line": network.frost_line.name,
+        "bytes": network.frost_line.bytes_per_sample,
+        "input_bytes": network.cuts[1].bytes_per_sample,
+        "fallback": network.fallback,
+    }
+    if network.prefix is None:
+        return {**about, "failure": network.fallback}
+    prefix = read_prefix(write_prefix(network.prefix))
+    leaves = leaf_values(prefix.graph, prefix.tensors)
+    with torch.no_grad():
+        features = Runner(prefix.graph).run([batch], leaves)
+    frozen, all_of_it = operations_of(
+        row, counted_on, takes_rows(counted_on, row.names) if row.names else counted_on, batch
+    )
+    shipped = counted(lambda: Runner(prefix.graph).run([batch], leaves))
+    trained = step(model, network.head, features), step(plain, whole, fed(plain, [batch]))
+    network.head.eval()
+    plain.eval()
+    with torch.no_grad():
+        judged = [float_leaves(network.head(*features)), float_leaves(whole(*fed(plain, [batch])))]
+    return {
+        **about,
+        "frozen_behind": max(0.0, 1 - shipped / frozen) if frozen else 0.0,
+        "shipped": shipped / all_of_it,
+        "train_difference": difference(*(outputs for outputs, _ in trained)),
+        "gradient_difference": difference(*(gradients for _, gradients in trained)),
+        "eval_difference": difference(*judged),
+        "gradients": len(trained[0][1]),
+    }
+
+
+def step(model, run, inputs):
+    """Outputs in train mode, and the gradients of what is trained."""
+    model.zero_grad()
+    torch.manual_seed(SEED)
+    np.random.seed(SEED)  # the generator that transformers masks sounds by
+    outputs = float_leaves(run(*inputs))
+    sum(output.float().square().mean() for output in outputs if output.requires_grad).backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+    return [output.detach() for output in outputs], [gradient for gradient in gradients if gradient is not None]
+
+
+def float_leaves(output):
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+
+def difference(ours, theirs):
+    """The largest difference of two lists of tensors, relative to the largest number of each; 0 is to the bit."""
+    assert len(ours) == len(theirs) > 0, f"{len(ours)} tensors where there are {len(theirs)}"
+    return max(map(apart, ours, theirs))
+
+
+def apart(our, their):
+    assert our.shape == their.shape, f"{list(our.shape)} where it is {list(their.shape)}"
+    assert torch.isfinite(their).all(), "the network itself gives no finite numbers"
+    if torch.equal(our, their):
+        return 0.0
+    return float((our.double() - their.double()).abs().max() / their.double().abs().max())
+
+
+def operations_of(row, plain, whole, batch):
+    """Of the frozen layers, up to the end of the last one, and of the whole network."""
+    counter, reached = FlopCounterMode(display=False), []
+    paths = dict(plain.named_modules())
+    last = next((path for path in paths if f".{path}".endswith(f".{row.until}")), None)
+
+    def note(*_):
+        reached.append(counter.get_total_flops())
+
+    if last is None:  # all but the classifier
+        last, _ = classifier_of(plain, used_parameters(plain, row.inputs))
+        paths[last].register_forward_pre_hook(note)
+    else:
+        paths[last].register_forward_hook(note)
+    with taken_apart(), torch.no_grad(), counter:
+        whole(*fed(plain, [batch]))
+    return reached[-1], counter.get_total_flops()
+
+
+def counted(run):
+    with taken_apart(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+@contextmanager
+def taken_apart():
+    """Without fused attention and fused layers, which count as no operations."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+BEGIN, END = "<!-- benchmarks/network_table.py -->\n", "<!-- end of the table -->\n"
+COLUMNS = {
+    "network": "---",
+    "frozen up to": "---",
+    "cuts": "---:",
+    "frost line": "---",
+    "frozen work behind it": "---:",
+    "bytes there, of its input's": "---:",
+}
+
+
+def table(found):
+    """One row a network: its figures in the first dtype, and how equal it is in each."""
+    dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in found)]
+    columns = {**COLUMNS, **dict.fromkeys(dtypes, "---")}
+    rows = [f"| {' | '.join(columns)} |", f"| {' | '.join(columns.values())} |"]
+    notes = []
+    for name, until in dict.fromkeys((row["network"], row["until"]) for row in found):
+        by_dtype = {row["dtype"]: row for row in found if (row["network"], row["until"]) == (name, until)}
+        shown = next(iter(by_dtype.values()))
+        reasons = [row.get("failure") or row.get("fallback") for row in by_dtype.values()]
+        reason = next(filter(None, reasons), "")
+        mark = ""
+        if reason:
+            notes.append(f"{len(notes) + 1}. {name}: {reason}.")
+            mark = f" ({len(notes)})"
+        cells = [f"{name}{mark}", f"`{until}`", *figures(shown), *(equal(by_dtype.get(dtype)) for dtype in dtypes)]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n\n" + "\n".join(notes) + "\n"
+
+
+def figures(row):
+    if "failure" in row:
+        return ["", "", "", ""]
+    share = row["bytes"] / row["input_bytes"]
+    return [
+        str(row["cuts"]),
+        f"`{row['frost_line']}`",
+        f"{row['frozen_behind']:.0%}",
+        f"{row['bytes']:,} ({share:.0%})" if share < 10 else f"{row['bytes']:,} ({share:.0f} times)",
+    ]
+
+
+def equal(row):
+    if row is None:
+        return ""
+    if "failure" in row:
+        return "fails"
+    largest = max(row[f"{kind}_difference"] for kind in ("train", "gradient", "eval"))
+    return "to the bit" if largest == 0 else f"{largest:.0e}"
+
+
+def with_table(page, found):
+    """The page with the table in its place."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + "\n" + table(found) + "\n" + END + rest.partition(END)[2]
+
+
+def main():
+    wanted = arguments()
+    torch.set_num_threads(1)
+    if wanted.measured:
+        about = json.loads(wanted.measured.read_text())
+    else:
+        about = {"hardware": hardware_name("cpu"), "versions": versions(), "threads": torch.get_num_threads()}
+        about["networks"] = list(measurements(wanted))
+    if wanted.out:
+        wanted.out.write_text(json.dumps(about, indent=1) + "\n")
+    if wanted.page:
+        wanted.page.write_text(with_table(wanted.page.read_text(), about["networks"]))
+    failures = [row for row in about["networks"] if "failure" in row]
+    print(f"{len(about['networks'])} measured, {len(failures)} of them failed")
+
+
+def measurements(wanted):
+    """Rows in the order of the table; traces are made anew, in a cache folder of their own."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.environ["XDG_CACHE_HOME"] = folder
+        for row in NETWORKS:
+            for dtype in wanted.dtypes if not wanted.networks or row.name in wanted.networks else ():
+                found = measured(row, dtype)
+                print(f"{found['network']}, {dtype}: {equal(found)}, {found['seconds']:.1f} s", flush=True)
+                yield found
+                gc.collect()
+
+
+def versions():
+    return {name: version(name) for name in ("torch", "torchvision", "timm", "transformers", "peft")}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--networks", nargs="+", metavar="NAME")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--from", dest="measured", type=Path, metavar="FILE.json", help="measured before")
+    parser.add_argument("--out", type=Path, metavar="FILE.json")
+    parser.add_argument("--page", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

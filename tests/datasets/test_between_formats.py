@@ -1,0 +1,206 @@
+"""Copies between any two formats and stores: each sample once, with its class, pixels, mask and metadata."""
+
+import io
+import json
+import uuid
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import frostline as fl
+from frostline.datasets.copy.ingest import ingest
+from frostline.datasets.copy.into_cql import put_into_table
+from frostline.datasets.copy.metadata import metadata_in
+from frostline.datasets.copy.repack import repack
+from frostline.datasets.formats.labels import SOURCE
+from frostline.datasets.open import open_samples
+from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize
+from frostline.preprocess.apply import pixels_into
+from frostline.preprocess.masks import open_mask
+from frostline.preprocess.records import ALIGNMENT
+from frostline.stores.open import object_url, open_store
+from support.cassandra import KEYSPACE, PASSWORD, USER
+
+SIDE = 8
+SQUARE = Preprocess(steps=(Decode(), Resize(SIDE), CenterCrop(SIDE), Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)))
+READY = Applied.to(SQUARE, "uint8")
+MADE = ("original", "webdataset", "parquet", "ready")
+READ = ("folders", "urls", *MADE[1:])
+STORES = ("memory", "local")
+
+
+def quiet(_):
+    pass
+
+
+def png(pixels):
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def image(number):
+    return png(np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), np.uint8))
+
+
+def mask(number):
+    classes = np.random.default_rng(100 + number).integers(0, 4 if number % 2 else 1000, (SIDE, SIDE))
+    return png(classes.astype(np.uint8 if number % 2 else np.uint16))
+
+
+NAMES = [f"{'ab'[number % 2]}/{number} ü.png" for number in range(6)]
+"""Of two classes; without a mask is the last one, where there are masks."""
+
+
+def place(kind, tmp_path):
+    if kind == "memory":
+        return f"memory://{uuid.uuid4()}/a b"
+    folder = tmp_path / uuid.uuid4().hex
+    folder.mkdir()
+    return folder.as_uri()
+
+
+def folders(url, *, masks):
+    store = open_store(url)
+    for number, name in enumerate(NAMES):
+        store.write(f"images/{name}" if masks else name, image(number))
+        if masks and number < len(NAMES) - 1:
+            store.write(f"masks/{name}", mask(number))
+    return url
+
+
+def lists(url, *, masks):
+    """A list of images in another store, with a column of metadata."""
+    away = open_store(folders(f"memory://{uuid.uuid4()}", masks=masks))
+    rows = ["url,mask,label,patient"]
+    for number, name in enumerate(NAMES):
+        there = object_url(away.url, f"masks/{name}") if masks and number < len(NAMES) - 1 else ""
+        rows.append(f"{object_url(away.url, f'images/{name}' if masks else name)},{there},{name[0]},{number}")
+    open_store(url).write("labels.csv", "\n".join(rows).encode())
+    return url
+
+
+def made(source, url, format):
+    """A copy in several parts."""
+    if format == "ready":
+        ingest(source, url, READY, object_bytes=2 * ALIGNMENT, observe=quiet)
+    elif format == "cql":
+        put_into_table(source, url, observe=quiet)
+    else:
+        repack(source, url, format, part_bytes=600, observe=quiet)
+    return url
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a data set in a format that is read, at a URL."""
+
+    def write(format, url, *, masks):
+        if format in ("folders", "urls"):
+            return (folders if format == "folders" else lists)(url, masks=masks)
+        return made(fl.Dataset(lists(f"memory://{uuid.uuid4()}", masks=masks), cache=tmp_path / "cache"), url, format)
+
+    return write
+
+
+def picture(data, encoded):
+    """The pixels of a sample, whatever its format keeps."""
+    found = np.empty((SIDE, SIDE, 3), np.uint8)
+    pixels_into(data.rest_of(SQUARE), encoded, found, id=0, view=None)
+    return found.tobytes()
+
+
+def contents(data):
+    """Class, pixels, classes of the mask and metadata of every sample, in no order."""
+    samples, store = data.samples.take(np.arange(len(data))), open_samples(data.url, data.reading, roots=data.roots)
+    rows, places = samples.masks
+    masks = {int(row): piece for row, piece in zip(rows, pieces(store, places), strict=True)}
+    about = {name: data.column(name).to_pylist() for name in metadata_in(data.columns) if name != SOURCE}
+    found = []
+    for row, encoded in enumerate(pieces(store, samples)):
+        classes = (
+            np.asarray(open_mask(masks[row], size=(SIDE, SIDE))).astype(np.uint16).tobytes() if row in masks else b""
+        )
+        values = json.dumps({name: column[row] for name, column in sorted(about.items())})
+        found.append((data.classes[samples.labels[row]], picture(data, encoded), classes, values))
+    return sorted(found)
+
+
+def pieces(store, samples):
+    places = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
+    return [bytes(store.read(*place)) for place in places]
+
+
+def without_metadata(found):
+    return sorted((*item[:3], "{}") for item in found)
+
+
+def wanted(source, format):
+    found = contents(source)
+    assert len({item[1] for item in found}) == len(NAMES)
+    return without_metadata(found) if format == "original" else found
+
+
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("to", STORES)
+@pytest.mark.parametrize("format", MADE)
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("read", READ)
+def test_any_format_becomes_any_other_in_any_store(read, store, format, to, masks, written, tmp_path):
+    source = fl.Dataset(written(read, place(store, tmp_path), masks=masks), cache=tmp_path / "cache")
+    assert (source.applied is not None) == (read == "ready")
+    copy = fl.Dataset(made(source, place(to, tmp_path), format), cache=tmp_path / "cache")
+    assert copy.has_targets == source.has_targets == masks
+    assert contents(copy) == wanted(source, format)
+    if format == "ready":
+        assert copy.samples.ids.tolist() == source.samples.ids.tolist()
+        assert list(copy.names) == list(source.names)
+    elif format != "original":
+        original = source.column(SOURCE).to_pylist() if SOURCE in source.columns else list(source.names)
+        assert sorted(copy.column(SOURCE).to_pylist()) == sorted(original)
+
+
+@pytest.mark.parametrize("format", MADE)
+def test_a_bucket_takes_every_format_and_gives_it_back(format, s3, written, tmp_path, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    s3.make_bucket("between")
+    source = fl.Dataset(written("urls", place("local", tmp_path), masks=True), cache=tmp_path / "cache")
+    there = fl.Dataset(made(source, f"s3://between/{uuid.uuid4()}", format), cache=tmp_path / "cache")
+    assert contents(there) == wanted(source, format)
+    for back in MADE:
+        copy = fl.Dataset(made(there, place("local", tmp_path), back), cache=tmp_path / "cache")
+        assert contents(copy) == wanted(there, back)
+
+
+@pytest.fixture(scope="module")
+def server(cql):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FROSTLINE_CQL_PASSWORD", PASSWORD)
+        yield cql
+
+
+def table(server):
+    return f"cql://{USER}@{server.place}/{KEYSPACE}/t{uuid.uuid4().hex}?protocol=3"
+
+
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("read", READ)
+def test_any_format_becomes_a_table(read, masks, server, written, tmp_path):
+    source = fl.Dataset(written(read, place("memory", tmp_path), masks=masks), cache=tmp_path / "cache")
+    copy = fl.Dataset(made(source, table(server), "cql"), cache=tmp_path / "cache")
+    assert contents(copy) == wanted(source, "cql")
+    assert sorted(copy.names) == sorted(source.names)
+    assert set(copy.samples.ids.tolist()) == set(source.samples.ids.tolist())
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_table_becomes_any_format(masks, server, written, tmp_path):
+    url = written("cql", table(server), masks=masks)
+    source = fl.Dataset(url, cache=tmp_path / "cache")
+    for format in (*MADE, "cql"):
+        to = table(server) if format == "cql" else place("local", tmp_path)
+        copy = fl.Dataset(made(source, to, format), cache=tmp_path / "cache")
+        assert copy.has_targets == masks
+        assert contents(copy) == wanted(source, format)

@@ -1,0 +1,201 @@
+"""Lists of URLs: what they may name, where it is looked for, and that nothing leads out of what is served."""
+
+import uuid
+
+import numpy as np
+import pytest
+
+import frostline as fl
+from frostline.config import NodeSettings
+from frostline.datasets.formats.url_lists import UrlLists
+from frostline.datasets.formats.url_reader import UrlReader
+from frostline.errors import BadRequest, DataError
+from frostline.node import Node
+from frostline.stores.objects.obstore import DriverStore
+from frostline.stores.open import open_store
+from frostline.testing.formats import EXAMPLES
+from frostline.wire.messages import FeatureRequest
+from support.formats import put_urls
+from support.images import image_folder, tiny_preprocess
+from support.web import ETAG, web_server
+
+FORMAT = UrlLists()
+
+
+@pytest.fixture
+def store():
+    return open_store(f"memory://{uuid.uuid4()}")
+
+
+def read(store, text):
+    store.write("labels.csv", text.encode())
+    return FORMAT.read(store, list(store.list()))
+
+
+def refused(store, text):
+    with pytest.raises(DataError) as caught:
+        read(store, text)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_samples_lie_wherever_their_urls_lead(store, tmp_path):
+    other, folder = open_store(f"memory://{uuid.uuid4()}/deep"), open_store(str(tmp_path))
+    put_urls(store, EXAMPLES[:4], 0, away=other)
+    put_urls(store, EXAMPLES[4:8], 1, away=folder)
+    put_urls(store, EXAMPLES[8:], 2)
+    listed = FORMAT.read(store, list(store.list()))
+    reader = UrlReader([store.url, other.url, "file:///"])
+    rows = listed.table.to_pylist()
+    assert [bytes(reader.read(row["object"], 0, row["length"])) for row in rows] == [
+        example.data for example in EXAMPLES
+    ]
+    assert [listed.classes[row["label"]] for row in rows] == [example.label for example in EXAMPLES]
+    assert [row["key"] for row in rows] == [example.key for example in EXAMPLES]
+
+
+def test_labels_stay_as_they_are_written_and_may_be_missing(store):
+    store.write("a b.jpg", b"a")
+    store.write("c.jpg", b"c")
+    listed = read(store, 'url,label,score\n"./a b.jpg",007,1\nc.jpg,,2.5\n')
+    assert listed.classes == ("007",)
+    assert listed.table["label"].to_pylist() == [0, -1]
+    assert listed.table["score"].to_pylist() == [1.0, 2.5]
+
+
+def test_lists_that_make_no_sense_get_a_sentence(store):
+    store.write("a.jpg", b"a")
+    assert "labels.csv has no column that says where each sample is" in refused(store, "name,label\na.jpg,1\n")
+    assert "labels.csv is no CSV file" in refused(store, "url,label\na.jpg\nb,c,d\n")
+    assert "labels.csv is no CSV file" in refused(store, "")
+    assert "b.jpg is listed and not there, nor are 1 others" in refused(store, "url,label\nb.jpg,1\nc.jpg,1\n")
+    assert "a.jpg 2 times" in refused(store, "url,label\na.jpg,1\na.jpg,2\n")
+    assert "gopher://" in refused(store, "url,label\ngopher://a/b.jpg,1\n")
+    assert "name no samples" in refused(store, "url,label\n")
+
+
+def test_urls_of_a_plain_web_server_are_asked_for_one_by_one(store):
+    with web_server() as web:
+        names = [f"{number % 3}/{number} ä.jpg" for number in range(50)]
+        web.objects = {f"photos/{name}": bytes(number + 1) for number, name in enumerate(names)}
+        listed = read(store, "\n".join(["url,label", *(f"{web.url}/photos/{name},1" for name in names)]))
+        assert listed.table["length"].to_pylist() == list(range(1, 51))
+        assert set(listed.table["etag"].to_pylist()) == {ETAG.strip('"')}
+        assert {method for method, _ in web.seen} == {"HEAD"}
+        assert len(web.seen) == 50
+        reader = UrlReader([web.url])
+        row = listed.table.slice(7, 1).to_pylist()[0]
+        assert bytes(reader.read(row["object"], 0, row["length"])) == bytes(8)
+
+
+def test_samples_of_a_list_that_are_not_there_are_counted_and_named(tmp_path):
+    images = image_folder(tmp_path / "images", per_class=1)
+    with web_server() as web:
+        web.objects = {path.name: path.read_bytes() for path in images.rglob("*.jpg")}
+        rows = [f"{web.url}/{name},1" for name in [*web.objects, "gone.jpg"]]
+        lists = tmp_path / "lists"
+        lists.mkdir()
+        (lists / "labels.csv").write_text("\n".join(["url,label", *rows]))
+        settings = fl.LoaderSettings(skip_allowance=1.0)
+        with fl.offload(None, fl.Dataset(lists), preprocess=tiny_preprocess(), settings=settings) as job:
+            read = sum(len(batch.labels) for batch in job.loader(4))
+            (skipped,) = job.statistics().skipped
+    assert read == len(rows) - 1
+    assert skipped.object == f"{web.url}/gone.jpg"
+    assert "there is no object" in skipped.reason
+
+
+def test_few_objects_of_a_large_folder_are_not_listed(s3, monkeypatch, tmp_path):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    s3.make_bucket("wanted")
+    away = open_store(f"s3://wanted/{uuid.uuid4()}")
+    for number in range(40):
+        away.write(f"{number}.jpg", bytes(number + 1))
+    monkeypatch.setattr(DriverStore, "list", None)
+    listed = read(open_store(str(tmp_path)), f"url,label\n{away.url}/7.jpg,1\n{away.url}/9.jpg,1\n{away.url}/x.jpg,1\n")
+    assert listed.table["length"].to_pylist() == [8, 10, 1]
+
+
+def test_many_objects_of_a_folder_are_listed_as_far_as_that_takes_less(store):
+    away = open_store(f"memory://{uuid.uuid4()}")
+    for number in range(40):
+        away.write(f"{number:04}.jpg", bytes(number + 1))
+    for number in range(3000):
+        away.write(f"0/{number}.jpg", b"not wanted")
+    listed = read(store, "\n".join(["url,label", *(f"{away.url}/{number:04}.jpg,1" for number in range(40))]))
+    assert listed.table["length"].to_pylist() == list(range(1, 41))
+
+
+def test_absolute_paths_are_taken_as_such_and_relative_ones_lie_beside_the_list(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "far.jpg").write_bytes(b"far")
+    (tmp_path / "here" / "near.jpg").write_bytes(b"near!")
+    listed = read(open_store(str(tmp_path / "here")), f"path,label\n{tmp_path}/far.jpg,1\nnear.jpg,2\n")
+    assert listed.table["length"].to_pylist() == [3, 5]
+    assert listed.table["object"].to_pylist()[0] == (tmp_path / "far.jpg").as_uri()
+
+
+def test_a_question_mark_in_a_list_is_refused_and_what_follows_is_not_repeated(store):
+    said = refused(store, "url,label\nhttps://photos.example/a.jpg?sig=hunter2,1\n")
+    assert "'https://photos.example/a.jpg' with a question mark behind it" in said
+    assert "hunter2" not in said
+    assert "no URL can name such an object of a bucket" in refused(store, "url,label\na?b.jpg,1\n")
+
+
+def test_no_url_leads_out_of_the_roots(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "in" / "a b.jpg").write_bytes(b"inside")
+    root = (tmp_path / "in").as_uri()
+    reader = UrlReader([root])
+    assert bytes(reader.read(f"{root}/a%20b.jpg", 0, 6)) == b"inside"
+    outside = (tmp_path / "secret").as_uri()
+    for url in (
+        outside,
+        f"{root}/../secret",
+        f"{root}/%2e%2e/secret",
+        root,
+        "a b.jpg",
+        "memory://x/y",
+        "",
+        f"{root}x/y",
+    ):
+        with pytest.raises(BadRequest):
+            reader.read(url, 0, 6)
+
+
+def test_a_node_reads_no_url_outside_of_what_it_serves(tmp_path):
+    here, away = tmp_path / "here", open_store(f"memory://{uuid.uuid4()}")
+    here.mkdir()
+    put_urls(open_store(str(here)), EXAMPLES, away=away)
+    data = fl.Dataset(here)
+    assert set(data.roots) == {here.as_uri(), away.url}
+    samples = data.samples.take(np.arange(2))
+    asked = FeatureRequest(
+        data=data.url, samples=samples, prefix=None, cut=0, preprocess=tiny_preprocess().to_json(), reading="urls"
+    )
+    with Node(NodeSettings(), (data.url,)) as node, pytest.raises(BadRequest, match="does not lie within"):
+        node.features(asked)
+    with Node(NodeSettings(), (data.url, away.url)) as node:
+        assert [bytes(item) for batch in node.features(asked) for item in batch.encoded] == [
+            example.data for example in EXAMPLES[:2]
+        ]
+
+
+def test_a_list_without_labels_is_said(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"a")
+    (tmp_path / "labels.csv").write_text("url,label\na.jpg,\n")
+    with pytest.raises(DataError, match=r"not one of the 1 samples of .* has a label: .*label or cls"):
+        fl.Dataset(tmp_path).require_classes()
+
+
+def test_a_job_finds_its_samples_elsewhere(tmp_path):
+    images = image_folder(tmp_path / "images", per_class=2)
+    lists = tmp_path / "lists"
+    lists.mkdir()
+    rows = [f"{path.as_uri()},{path.parent.name}" for path in sorted(images.rglob("*.jpg"))]
+    (lists / "labels.csv").write_text("\n".join(["url,label", *rows]))
+    with fl.offload(None, fl.Dataset(lists), preprocess=tiny_preprocess()) as job:
+        labels = np.concatenate([batch.labels for batch in job.loader(4)])
+    assert sorted(labels.tolist()) == [0, 0, 1, 1, 2, 2]

@@ -1,0 +1,216 @@
+"""WebDataset shards: where members lie, what labels they have, and what is said of broken ones."""
+
+import gzip
+import io
+import json
+import tarfile
+import uuid
+
+import pytest
+
+from frostline.datasets import Dataset
+from frostline.datasets.formats.labels import classified, columns_of
+from frostline.datasets.formats.webdataset import WebDataset
+from frostline.errors import DataError, EmptyDataset
+from frostline.stores.open import open_store
+from frostline.testing.formats import EXAMPLES
+from support.formats import put_webdataset, tar_of, webdataset_files
+
+FORMAT = WebDataset()
+
+
+@pytest.fixture
+def store():
+    return open_store(f"memory://{uuid.uuid4()}")
+
+
+def read(store, *files, **options):
+    store.write("x.tar", tar_of(files, **options))
+    return FORMAT.read(store, list(store.list()))
+
+
+def labels(listed):
+    names = [None if label < 0 else listed.classes[label] for label in listed.table["label"].to_pylist()]
+    return dict(zip((name.partition("/")[2] for name in listed.table["name"].to_pylist()), names, strict=True))
+
+
+def refused(store, data):
+    store.write("bad.tar", data)
+    with pytest.raises(DataError) as caught:
+        FORMAT.read(store, list(store.list()))
+    assert "bad.tar" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("fmt", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_members_are_found_whatever_way_their_names_are_written(store, fmt):
+    long = "/".join(["l" * 90] * 2) if fmt == tarfile.USTAR_FORMAT else "ü" * 200
+    listed = read(store, ("a/1.jpg", b"one"), (f"{long}/2.jpg", b"second"), ("./a/3.JPG", b"x" * 600), fmt=fmt)
+    rows = listed.table.to_pylist()
+    assert [row["name"] for row in rows] == ["x.tar/a/1.jpg", f"x.tar/{long}/2.jpg", "x.tar/a/3.JPG"]
+    assert [bytes(store.read("x.tar", row["offset"], row["length"])) for row in rows] == [b"one", b"second", b"x" * 600]
+    assert listed.classes == tuple(sorted({"a", long.partition("/")[0]}))
+
+
+def test_of_large_members_little_more_than_the_headers_is_read(tmp_path):
+    store, asked = open_store(str(tmp_path)), []
+    put_webdataset(store, [example._replace(data=bytes(1 << 20)) for example in EXAMPLES])
+    read = store.read_version
+
+    def counted(object, offset, length):
+        asked.append(length)
+        return read(object, offset, length)
+
+    store.read_version = counted
+    listed = FORMAT.read(store, list(store.list()))
+    assert listed.table["length"].to_pylist() == [1 << 20] * len(EXAMPLES)
+    assert sum(asked) < (12 << 20) / 20
+    assert len(asked) <= 3 * len(EXAMPLES)
+
+
+def test_a_label_is_what_cls_says_or_the_json_or_the_folder():
+    store = open_store(f"memory://{uuid.uuid4()}")
+    listed = read(
+        store,
+        ("f/1.jpg", b"1"), ("f/1.cls", b" owl\n"), ("f/1.json", b'{"label": "cat"}'),
+        ("f/2.jpg", b"2"), ("f/2.json", b'{"label": "cat", "cls": "dog"}'),
+        ("f/3.jpg", b"3"), ("f/3.json", b'{"other": 1}'),
+        ("4.jpg", b"4"),
+    )  # fmt: skip
+    assert labels(listed) == {"f/1.jpg": "owl", "f/2.jpg": "cat", "f/3.jpg": "f", "4.jpg": None}
+
+
+def test_numbers_are_labels_as_they_are():
+    store = open_store(f"memory://{uuid.uuid4()}")
+    listed = read(store, ("1.jpg", b"1"), ("1.cls", b"7"), ("2.jpg", b"2"), ("2.json", b'{"cls": 2}'), ("3.jpg", b"3"))
+    assert listed.table["label"].to_pylist() == [7, 2, -1]
+    assert listed.classes == tuple("01234567")
+
+
+def test_numbers_among_names_are_names():
+    values, classes = classified(["3", "cat", None, "3", "007"])
+    assert classes == ("007", "3", "cat")
+    assert values.tolist() == [1, 2, -1, 1, 0]
+    with pytest.raises(DataError, match="123456789 is no number of a class"):
+        classified(["123456789"])
+
+
+def test_lists_in_the_json_are_columns_of_json():
+    rows = [
+        {"tags": ["a", "b"], "box": [[1, 2.5]], "odd": [{"a": 1}], "objects": {"bbox": [[1, 2]], "n": 1}, "mixed": [1]},
+        {"tags": [], "objects": {"bbox": []}, "mixed": ["x", 1], "long": [1.5] * 10_000},
+    ]
+    columns = {name: column.to_pylist() for name, column in columns_of(rows).items()}
+    assert columns == {
+        "box": ["[[1, 2.5]]", None], "objects.bbox": ["[[1, 2]]", "[]"], "tags": ['["a", "b"]', "[]"],
+    }  # fmt: skip
+
+
+def test_scalar_fields_of_the_json_are_columns():
+    rows = [
+        {"width": 3, "score": 1, "seen": True, "text": "é", "mixed": 1, "box": [1], "label": 4, "half": "\ud800"},
+        {"width": 4, "score": 0.5, "text": None, "mixed": "two", "box": 7},
+    ]
+    columns = {name: column.to_pylist() for name, column in columns_of(rows).items()}
+    assert columns == {
+        "half": ["?", None], "meta_label": [4, None], "mixed": ["1", "two"], "score": [1.0, 0.5],
+        "seen": [True, None], "text": ["é", None], "width": [3, 4],
+    }  # fmt: skip
+
+
+def test_columns_of_several_shards_are_one(store):
+    for number, value in enumerate((1, 0.5, None)):
+        about = {"a": value, "b": "x" if number else 3, "c": number} if value else {}
+        files = [("k/1.jpg", b"1"), ("k/1.json", json.dumps(about).encode())]
+        store.write(f"{number}.tar", tar_of(files))
+    table = FORMAT.read(store, list(store.list())).table
+    assert table["a"].to_pylist() == [1.0, 0.5, None]
+    assert table["b"].to_pylist() == ["3", "x", None]
+    assert table["c"].to_pylist() == [0, 1, None]
+
+
+def test_keys_end_at_the_first_dot_and_other_members_belong_to_no_sample(store):
+    files = [
+        ("a/1.seg.png", b"mask"), ("a/1.jpg", b"image"), ("a/1.txt", b"words"), ("a/._1.jpg", b"mac"),
+        ("__meta.jpg", b"meta"), ("a/2.txt", b"words only"), ("b.c/3.jpeg", b"image"),
+    ]  # fmt: skip
+    assert labels(read(store, *files)) == {"a/1.jpg": "a", "b.c/3.jpeg": "b.c"}
+
+
+def test_a_tar_that_is_cut_off_gets_a_sentence_wherever_it_is_cut(store):
+    data = tar_of(webdataset_files(EXAMPLES))
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        last = tar.getmembers()[-1]
+    end = last.offset_data + 512
+    for length in (end, end - 100, last.offset_data, last.offset_data - 200, 512 * 7, 100):
+        assert "bad.tar" in refused(store, data[:length])
+
+
+def test_what_is_no_tar_and_what_is_damaged_gets_a_sentence(store):
+    data = bytearray(tar_of(webdataset_files(EXAMPLES)))
+    assert "no plain tar" in refused(store, gzip.compress(bytes(data)))
+    assert "no plain tar" in refused(store, b"\xff" * 2048)
+    assert "no plain tar" in refused(store, b"")
+    data[3 * 1024 + 10] ^= 255
+    assert "damaged" in refused(store, bytes(data))
+
+
+def test_bad_members_are_named(store):
+    assert "'a/1.jpg' twice" in refused(store, tar_of([("a/1.jpg", b"1"), ("a/1.jpg", b"2")]))
+    assert "'1.json' in bad.tar is no JSON" in refused(store, tar_of([("1.jpg", b"1"), ("1.json", b"{")]))
+    assert "the label of '1'" in refused(store, tar_of([("1.jpg", b"1"), ("1.cls", b"\xff")]))
+    assert "the label of '1'" in refused(store, tar_of([("1.jpg", b"1"), ("1.json", b'{"label": {"a": 1}}')]))
+    info = tarfile.TarInfo("1\udcff.jpg")
+    data = info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape") + bytes(1024)
+    assert "cannot be written in UTF-8" in refused(store, data)
+
+
+def test_shards_without_images_get_a_sentence(store):
+    with pytest.raises(EmptyDataset, match=r"1 tars at memory://.* hold no images"):
+        read(store, ("a/1.txt", b"words"))
+
+
+def test_a_shard_that_changes_while_it_is_read_gets_a_sentence(store):
+    store.write("x.tar", tar_of([("a/1.jpg", b"1")]))
+    entries = list(store.list())
+    store.write("x.tar", tar_of([("a/1.jpg", b"2")]))
+    with pytest.raises(DataError, match=r"x\.tar changed while it was read"):
+        FORMAT.read(store, entries)
+
+
+def test_nothing_half_written_stays_of_a_data_set_that_is_refused(tmp_path):
+    store = open_store(str(tmp_path))
+    data = tar_of(webdataset_files(EXAMPLES))
+    store.write("bad.tar", data[: len(data) // 2])
+    with pytest.raises(DataError, match=r"bad\.tar is cut off"):
+        len(Dataset(tmp_path))
+    assert [entry.object for entry in store.list()] == ["bad.tar"]
+
+
+def test_a_data_set_of_shards_is_listed_once_and_then_found(tmp_path):
+    put_webdataset(open_store(str(tmp_path)), EXAMPLES)
+    first, second = Dataset(tmp_path), Dataset(tmp_path)
+    assert (first.manifest.found, second.manifest.found) == (False, True)
+    assert first.classes == second.classes == ("cat", "dog", "fish")
+    assert list(first.samples.ids) == list(second.samples.ids)
+    assert len(second) == len(EXAMPLES)
+
+
+def test_images_may_have_names_of_several_parts_as_webdataset_groups_them(store):
+    files = [
+        ("1.image.jpg", b"one"),
+        ("1.image.mask.txt", b"-"),
+        ("1.cls", b"3"),
+        ("2.jpg", b"two"),
+        ("2.small.jpg", b"2"),
+    ]
+    store.write("0.tar", tar_of([*files, ("3.mask.png", b"mask"), ("3.photo.png", b"three")]))
+    rows = [(row["name"], row["length"]) for row in WebDataset().read(store, list(store.list())).table.to_pylist()]
+    assert rows == [("0.tar/1.image.jpg", 3), ("0.tar/2.jpg", 3), ("0.tar/3.photo.png", 5)]
+
+
+def test_two_images_of_one_key_are_refused_where_neither_goes_first(store):
+    store.write("0.tar", tar_of([("1.left.jpg", b"one"), ("1.right.jpg", b"two")]))
+    with pytest.raises(DataError, match="both be the sample of '1'"):
+        WebDataset().read(store, list(store.list()))
