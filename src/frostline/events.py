@@ -28,6 +28,7 @@ __all__ = (
     "RequestFinished",
     "RequestHedged",
     "RequestRetried",
+    "RunResumed",
     "SampleSkipped",
     "SplitsTaken",
     "StepFinished",
@@ -265,6 +266,14 @@ class EpochsChosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunResumed:
+    """A run that was broken off goes on after so many steps, with the epoch of that number."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadKept:
     """Training ended, and the head is that of ``epoch``, whose held-out loss was the lowest of these ``epochs``."""
 
@@ -333,6 +342,7 @@ Event = (
     | RequestFinished
     | RequestHedged
     | RequestRetried
+    | RunResumed
     | SampleSkipped
     | SplitsTaken
     | StepFinished

@@ -86,6 +86,8 @@ def test_train_writes_a_network_that_loads_without_frostline_and_a_whole_report(
         capsys, "train", "--data", folder, *SMALL, "--epochs", 2, "--batch-size", 6, "--val-share", 0.25, "--out", out
     )
     assert {path.name for path in out.iterdir()} == {
+        "checkpoints",
+        "config.json",
         "head.safetensors",
         "model.safetensors",
         "report.html",

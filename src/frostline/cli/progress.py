@@ -27,6 +27,7 @@ from frostline.events import (
     PhaseStarted,
     Replanned,
     RequestRetried,
+    RunResumed,
     SampleSkipped,
     SplitsTaken,
     StepFinished,
@@ -100,7 +101,7 @@ class ProgressBar:
                 self._step(event)
             case Evaluated():
                 self._epoch(event)
-            case EpochsChosen() | HeadKept() | NotAsAsked() | SplitsTaken() | WeightsLoaded():
+            case EpochsChosen() | HeadKept() | NotAsAsked() | RunResumed() | SplitsTaken() | WeightsLoaded():
                 self._say(_of_the_job(event))
             case Tuned() if event.is_trial or event.requests == event.requests_before:
                 pass  # what is tried, and bytes alone, would fill the screen
@@ -168,7 +169,7 @@ class ProgressBar:
             self._console.print(sentence, markup=False, highlight=False)
 
 
-def _of_the_job(event: EpochsChosen | HeadKept | NotAsAsked | SplitsTaken | WeightsLoaded) -> str:
+def _of_the_job(event: EpochsChosen | HeadKept | NotAsAsked | RunResumed | SplitsTaken | WeightsLoaded) -> str:
     match event:
         case EpochsChosen():
             return f"at most {event.epochs} epochs: {event.reason} (--epochs takes another number)"
@@ -176,6 +177,8 @@ def _of_the_job(event: EpochsChosen | HeadKept | NotAsAsked | SplitsTaken | Weig
             return f"the head of epoch {event.epoch + 1} of {event.epochs} is kept: its held-out loss was the lowest"
         case NotAsAsked():
             return f"not as it was asked for: {event.reason}"
+        case RunResumed():
+            return f"going on after step {event.step:,}, in epoch {event.epoch + 1}"
         case SplitsTaken():
             return _sides(event) if event.train or event.held_out else ""
         case WeightsLoaded():

@@ -7,6 +7,7 @@ import click
 
 from frostline.cli.options import as_json, epochs_option, job_options, policy_option
 from frostline.cli.progress import ProgressBar
+from frostline.cli.resume import options_now, refuse_changes, resume_option
 from frostline.cli.summary import finish
 from frostline.processors import collector_rests
 from frostline.training.settings import JobSettings, TrainSettings
@@ -45,8 +46,17 @@ __all__ = ("train",)
 )
 @click.option("--augment", is_flag=True, help="Random crops and flips, computed anew each epoch.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write head, network and report here.")
+@resume_option
+@click.option(
+    "--checkpoint-every",
+    default="60s",
+    show_default=True,
+    metavar="STEPS|TIME",
+    help="Steps (500) or time (60s, 5min) from one checkpoint in --out to the next within an epoch. Between epochs one "
+    "is written too, where that takes little of the time.",
+)
 @as_json
-def train(job: JobSettings, out: Path | None, as_json: bool, **how: Any) -> int:
+def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool, **how: Any) -> int:
     """Fine-tune a network: its frozen layers run beside the data, its head here.
 
     Features are computed once and kept where they fit, so that later epochs cost little: without --epochs there are
@@ -54,15 +64,28 @@ def train(job: JobSettings, out: Path | None, as_json: bool, **how: Any) -> int:
     is called a test is scored and chooses nothing.
 
     With --out the folder gets head.safetensors, model.safetensors (the whole network, loadable without
-    Frostline), report.json and report.html. Ctrl-C writes the same files with what there is by then.
+    Frostline), report.json and report.html. Ctrl-C writes the same files with what there is by then. The folder also
+    keeps config.json and two checkpoints: --resume DIR goes on after a kill, and its losses are those of a run that
+    nothing broke off where features are (--accuracy exact).
     """
     from frostline.training.start import begin
 
+    options = options_now()
+    if resume is not None:
+        refuse_changes(resume)
+        out = resume
     settings = TrainSettings(job=job, out=out, **how)
     with ProgressBar() as progress, begin(job, progress, min_classes=2) as begun:
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
             from frostline.training.run import train as run
 
-        report = run(settings, progress, begun=begun, began_at=click.get_current_context().obj)
+        report = run(
+            settings,
+            progress,
+            begun=begun,
+            began_at=click.get_current_context().obj,
+            options=options,
+            resumes=resume is not None,
+        )
     return finish(report, out, as_json=as_json)

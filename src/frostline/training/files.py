@@ -48,10 +48,15 @@ def write_text(path: Path, text: str, *, is_private: bool = False) -> None:
         file.write(text.encode())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file that ``load_state_dict`` takes back whole, as ``write_bytes`` does.
 
     Tensors may be on any device. Tied weights are written under each of their names.
+
+    Args:
+        path: Where it will be.
+        tensors: They by their names.
+        metadata: Texts to write beside them.
     """
     from safetensors.torch import save
 
@@ -62,7 +67,7 @@ def write_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"]) -> None:
         # The format refuses tensors that share memory, and a loader expects every name.
         plain[name] = one.clone() if one.untyped_storage().data_ptr() in seen else one
         seen.add(one.untyped_storage().data_ptr())
-    write_bytes(path, save(plain))
+    write_bytes(path, save(plain, None if metadata is None else dict(metadata)))
 
 
 def write_bytes(path: Path, payload: bytes) -> None:

@@ -1,7 +1,7 @@
 """The training loop: epochs of optimiser steps on whatever hands out batches, here or beside the store."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -11,8 +11,9 @@ from frostline.engines.machine.first_calls import settle_kernels
 from frostline.errors import SettingError
 from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadKept, Observer, StepFinished
 from frostline.loaders import Batch
-from frostline.processors import collector_rests
+from frostline.training.checkpoint import Checkpoint, Keeper, random_state, restore_random_state
 from frostline.training.objective import Classes, Objective
+from frostline.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state
 from frostline.wire.recipes import Recipe
 
 __all__ = ("Batches", "Loop", "Trainable")
@@ -46,6 +47,12 @@ class Batches(Protocol):
     def __len__(self) -> int:
         """How many there are."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """How far the epoch is, as plain JSON; asked for where checkpoints are kept."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
 
 class Loop:
     """Follows a recipe. What happens is told in events, from which whoever wants it gathers losses.
@@ -58,6 +65,7 @@ class Loop:
         keeps_features: whether a later epoch takes its features from memory or disk.
         observe: told what happens.
         objective: loss and score of the head; those of the classes of the labels by default.
+        keeper: keeps checkpoints; None keeps none.
 
     Raises:
         SettingError: The head has nothing to train.
@@ -73,6 +81,7 @@ class Loop:
         keeps_features: bool = False,
         observe: Observer,
         objective: Objective | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self._objective = objective or Classes()
         self._recipe = recipe
@@ -83,51 +92,119 @@ class Loop:
         self._observe = observe
         settle_kernels()  # an optimiser's first step computes too
         self._parameters = _trained(head)
-        self._steps = 0
+        self._keeper = keeper
+        self._steps = 0  # of the whole run, where it is known how many there are
+        self._samples = 0
+        self._step_losses: list[float] = []
+        self._epoch_losses: list[float] = []
         self._scores: list[Evaluated] = []
         self._best: tuple[Evaluated, dict[str, torch.Tensor]] | None = None
         self.head_s = 0.0
 
-    def run(self) -> None:
+    def run(self, resumed: Checkpoint | None = None) -> None:
         """All epochs, each with the scoring behind it. What ``observe`` raises ends them.
 
         Where held-out loss decides how many there are, the head is the best one at the end, however it came.
+
+        Args:
+            resumed: where to go on; None begins. The losses from there on are those of a run that nothing broke off.
         """
         torch.manual_seed(self._recipe.seed)
         if self._passes.reason:
             self._observe(EpochsChosen(epochs=self._passes.maximum, reason=self._passes.reason))
         # To make it imports torch's compiler, for a second in which the first batch is on its way.
         with ThreadPoolExecutor(1, "frostline-optimizer") as aside:
-            self._epochs(aside.submit(_optimizer, self._recipe, self._parameters))
+            made = aside.submit(make_optimizer, self._recipe, self._parameters)
+            if resumed is not None:
+                self._go_on(resumed, made.result())
+            self._epochs(made, resumed)
 
-    def _epochs(self, made: Future[torch.optim.Optimizer]) -> None:
+    @torch.no_grad()
+    def _go_on(self, resumed: Checkpoint, optimizer: torch.optim.Optimizer) -> None:
+        self._steps, self._samples = resumed.steps, resumed.samples
+        self._step_losses, self._epoch_losses = list(resumed.losses), list(resumed.epoch_losses)
+        self._scores = list(resumed.scores)
+        if resumed.best_epoch is not None:
+            self._best = self._scores[resumed.best_epoch], dict(resumed.best)
+        for name, tensor in self._head.state_dict().items():
+            tensor.copy_(resumed.head[name])
+        load_optimizer_state(optimizer, resumed.optimizer)
+        restore_random_state(resumed.random)
+
+    def _epochs(self, made: Future[torch.optim.Optimizer], resumed: Checkpoint | None) -> None:
         try:
-            for epoch in range(self._passes.maximum):
-                self._epoch(epoch, made)
-                if self._held_out is not None:
-                    self._evaluate(epoch, self._held_out(epoch))
+            for epoch in range(0 if resumed is None else resumed.epoch, self._passes.maximum):
                 if self._passes.are_over(self._losses):
                     break
+                self._epoch(epoch, made, resumed)
+                resumed = None
+                if self._held_out is not None:
+                    self._evaluate(epoch, self._held_out(epoch))
+                is_over = epoch + 1 == self._passes.maximum or self._passes.are_over(self._losses)
+                self._keep(made.result(), epoch + 1, is_over=is_over)
         finally:
             self._take_best()
 
-    def _epoch(self, epoch: int, made: Future[torch.optim.Optimizer]) -> None:
+    def _epoch(self, epoch: int, made: Future[torch.optim.Optimizer], resumed: Checkpoint | None) -> None:
         self._head.train()
         batches = self._train(epoch)
-        steps = 0 if self._passes.patience is not None else self._passes.maximum * len(batches)
-        losses = []
+        if self._passes.patience is None and not self._steps:
+            self._steps = self._passes.maximum * len(batches)
+        begun = len(self._step_losses)
+        if resumed is not None and resumed.order is not None:
+            batches.load_state_dict(resumed.order)
+            begun -= resumed.epoch_steps
         for batch in batches:
-            started = time.perf_counter()
-            optimizer = made.result()
-            loss = self._objective.loss(self._head(batch.features), batch)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append(float(loss.detach()))
-            self.head_s += time.perf_counter() - started
-            self._steps += 1
-            self._observe(StepFinished(epoch=epoch, step=self._steps, steps=steps, samples=len(batch), loss=losses[-1]))
-        self._observe(EpochTrained(epoch=epoch, loss=sum(losses) / max(1, len(losses))))
+            self._step(epoch, batch, made)
+            self._keep(made.result(), epoch, begun=begun, batches=batches)
+        losses = self._step_losses[begun:]
+        self._epoch_losses.append(sum(losses) / max(1, len(losses)))
+        self._observe(EpochTrained(epoch=epoch, loss=self._epoch_losses[-1]))
+
+    def _step(self, epoch: int, batch: Batch, made: Future[torch.optim.Optimizer]) -> None:
+        started = time.perf_counter()
+        optimizer = made.result()
+        loss = self._objective.loss(self._head(batch.features), batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        self._step_losses.append(float(loss.detach()))
+        self._samples += len(batch)
+        self.head_s += time.perf_counter() - started
+        step, last = len(self._step_losses), self._step_losses[-1]
+        self._observe(StepFinished(epoch=epoch, step=step, steps=self._steps, samples=len(batch), loss=last))
+
+    def _keep(
+        self,
+        optimizer: torch.optim.Optimizer,
+        epoch: int,
+        *,
+        begun: int = 0,
+        batches: Batches | None = None,
+        is_over: bool = False,
+    ) -> None:
+        """Keep a checkpoint where one is due: within an epoch with the state of its batches, else between epochs."""
+        step = len(self._step_losses)
+        if self._keeper is None or not (is_over or self._keeper.is_due(step, ends_epoch=batches is None)):
+            return
+        self._keeper.keep(
+            Checkpoint(
+                epoch=epoch,
+                epoch_steps=0 if batches is None else step - begun,
+                steps=self._steps,
+                order=None if batches is None else batches.state_dict(),
+                losses=tuple(self._step_losses),
+                epoch_losses=tuple(self._epoch_losses),
+                samples=self._samples,
+                scores=tuple(self._scores),
+                is_over=is_over,
+                head=self._head.state_dict(),
+                optimizer=optimizer_state(optimizer),
+                best={} if self._best is None else self._best[1],
+                best_epoch=None if self._best is None else self._best[0].epoch,
+                random=random_state(),
+            )
+        )
 
     @torch.no_grad()
     def _evaluate(self, epoch: int, batches: Batches) -> None:
@@ -168,14 +245,3 @@ def _trained(head: Trainable) -> list[torch.Tensor]:
     if not parameters:
         raise SettingError("the whole network is frozen, so there is nothing to train: freeze less of it (--until)")
     return parameters
-
-
-def _optimizer(recipe: Recipe, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-    with collector_rests():
-        match recipe.optimizer:
-            case "sgd":
-                return torch.optim.SGD(parameters, recipe.learning_rate, momentum=0.9)
-            case "adamw":
-                return torch.optim.AdamW(parameters, recipe.learning_rate)
-            case _:
-                return torch.optim.Adam(parameters, recipe.learning_rate)

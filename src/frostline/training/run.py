@@ -15,15 +15,18 @@ from torch import nn
 from frostline.core import Cut, Route
 from frostline.datasets import Dataset
 from frostline.errors import FrostlineError, ModelError, Unavailable
-from frostline.events import Observer
+from frostline.events import NotAsAsked, Observer, RunResumed
 from frostline.loaders import Loader
 from frostline.models.tracing.comparison import kept_buffers
 from frostline.planning import ALL_IN_STORE
+from frostline.training.checkpoint import Checkpoint
 from frostline.training.files import make_folder, write_tensors, write_text
 from frostline.training.loop import Loop
 from frostline.training.objective import objective_of
 from frostline.training.report.report import Record, Report, WayTaken, Whereabouts, versions
-from frostline.training.settings import TrainSettings
+from frostline.training.run_config import RunConfig
+from frostline.training.run_folder import CheckpointFolder, begin_run
+from frostline.training.settings import CheckpointEvery, TrainSettings
 from frostline.training.setup import Setup, set_up
 from frostline.training.sides import in_words, is_test, sides_of
 from frostline.training.start import StartedJob, outputs_of
@@ -33,17 +36,26 @@ __all__ = ("train",)
 
 
 def train(
-    settings: TrainSettings, observe: Observer, *, begun: StartedJob | None = None, began_at: float | None = None
+    settings: TrainSettings,
+    observe: Observer,
+    *,
+    begun: StartedJob | None = None,
+    began_at: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    resumes: bool = False,
 ) -> Report:
     """Train the head and write ``head.safetensors``, ``model.safetensors``, ``report.json`` and ``report.html``.
 
-    Interrupted by Ctrl-C, it writes the same files with what it has, and returns a report that says so.
+    Interrupted by Ctrl-C, it writes the same files with what it has, and returns a report that says so. While it runs
+    it keeps checkpoints, with which another process goes on.
 
     Args:
         settings: on what, and how.
         observe: told what happens.
         begun: work that has begun already, which the caller ends; None begins here.
         began_at: since when the report's seconds count, as ``time.perf_counter`` does; now by default.
+        options: options of the command, for the run's config.
+        resumes: go on with the run in ``settings.out`` from its last checkpoint, instead of beginning one there.
 
     Raises:
         UserError: what the user can put right.
@@ -56,6 +68,8 @@ def train(
     epochs = settings.epochs or FEW_EPOCHS
     with set_up(settings.job, record, begun=begun, min_classes=2, epochs=epochs) as setup:
         run = _Run(settings, setup, record, began_at)
+        if settings.out is not None:
+            run.keep_in(settings.out, options or {}, resumes=resumes)
         try:
             run.epochs()
         finally:
@@ -79,8 +93,10 @@ class _Run:
         self._train, self._held_out = self._sides.train, self._sides.held_out
         record(self._sides.taken)
         self._recipe = replace(settings.recipe, selects=not is_test(self._sides.val_split))
-        self._loop = self._here()
+        self._checkpoints: CheckpointFolder | None = None
+        self._resumed: Checkpoint | None = None
         self._check_head()
+        self._loop = self._here()
         self._started = datetime.now(UTC)
         self._store_head_s: float | None = None
         self._setup_s = 0.0
@@ -97,7 +113,44 @@ class _Run:
             keeps_features=self._job.keeps_features,
             observe=self._record,
             objective=objective_of(self._settings.job.loss, are_targets=self._settings.job.targets is not None),
+            keeper=self._checkpoints,
         )
+
+    def keep_in(self, folder: Path, options: Mapping[str, Any], *, resumes: bool) -> None:
+        """Let the run have that folder, in which it begins or goes on.
+
+        Raises:
+            SettingError: there is no run in it, or that run began with other data or another network.
+            OutOfSpace: the disk is full.
+        """
+        config = RunConfig(
+            options=options,
+            outputs=outputs_of(self._setup.data, self._settings.job),
+            classes=self._classes(),
+            identity={
+                "the samples to train on": self._train.digest,
+                "the held-out samples": self._held_out.digest if len(self._held_out) else "",
+                "the frozen layers and their preprocessing": self._job.features_digest,
+            },
+        )
+        self._checkpoints = CheckpointFolder(folder, CheckpointEvery.parse(self._settings.checkpoint_every))
+        if resumes:
+            RunConfig.read(folder).require(config.identity, folder)
+            self._take_up(*self._checkpoints.latest())
+        else:
+            begin_run(folder, config)
+        self._loop = self._here()
+
+    def _take_up(self, found: Checkpoint | None, damaged: Sequence[str]) -> None:
+        if damaged:
+            self._record(NotAsAsked(reason=f"the run goes on from an older checkpoint: {', '.join(damaged)}"))
+        if found is None:
+            return
+        self._resumed = found
+        self._record.resume(
+            losses=found.losses, epoch_losses=found.epoch_losses, scores=found.scores, samples=found.samples
+        )
+        self._record(RunResumed(epoch=found.epoch, step=found.step))
 
     def _check_head(self) -> None:
         """Score one sample of zeros, so that a network that gives no scores is refused before any work."""
@@ -119,7 +172,7 @@ class _Run:
             if self._settings.job.policy == ALL_IN_STORE:
                 self._beside_the_store()
             else:
-                self._loop.run()
+                self._loop.run(self._resumed)
         except KeyboardInterrupt:
             self._interrupted = True
         except FrostlineError:
@@ -179,7 +232,7 @@ class _Run:
             val_scores=record.scores_by_name,
             val_score=record.kept_scores,
             wire_bytes=statistics.wire_bytes,
-            baseline_wire_bytes=self._baseline_bytes(epochs),
+            baseline_wire_bytes=self._baseline_bytes(epochs - record.resumed_epochs),
             plan=plan,
             fallback=explained.fallback,
             engine=explained.engine.engine,
@@ -196,6 +249,7 @@ class _Run:
             where=tuple(Whereabouts(part=part, where=where) for part, where in explained.where),
             skipped=statistics.skipped,
             interrupted=self._interrupted,
+            resumed_steps=record.resumed_steps,
             settings={**_plain_settings(settings), "weights": self._setup.network.weights},
             versions=versions(),
         )

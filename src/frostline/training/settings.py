@@ -1,5 +1,6 @@
 """What a job is told: one frozen value for every verb, checked before anything is started."""
 
+import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -12,7 +13,7 @@ from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.stores.base.urls import parse_url
 from frostline.wire.recipes import LOSSES, Recipe
 
-__all__ = ("RANDOM", "ExtractSettings", "JobSettings", "TrainSettings")
+__all__ = ("RANDOM", "CheckpointEvery", "ExtractSettings", "JobSettings", "TrainSettings")
 
 RANDOM = "random"
 """The word in place of a weights file that asks for weights that have learned nothing."""
@@ -111,6 +112,40 @@ class JobSettings:
             raise SettingError(f"codec {self.codec} needs the cut that it is for: give both, or let the plan choose")
 
 
+_EVERY = re.compile(r"(\d+) *(|s|min|h)")
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointEvery:
+    """How often a checkpoint is written within an epoch.
+
+    Attributes:
+        steps: steps from one to the next; None counts seconds.
+        seconds: seconds from one to the next, where no steps are given.
+    """
+
+    steps: int | None = None
+    seconds: float = 60.0
+
+    @classmethod
+    def parse(cls, text: str) -> "CheckpointEvery":
+        """Read steps (``500``) or a time (``60s``, ``5min``, ``1h``).
+
+        Raises:
+            SettingError: the text is neither, or says 0.
+        """
+        match = _EVERY.fullmatch(text.strip())
+        if match is None or not int(match[1]):
+            raise SettingError(f"checkpoint_every is steps such as 500 or a time such as 60s or 5min, not {text!r}")
+        number, unit = int(match[1]), match[2]
+        return cls(seconds=number * _SECONDS[unit]) if unit else cls(steps=number)
+
+    def is_due(self, *, steps: int, seconds: float) -> bool:
+        """Whether another one is due, so long after the last."""
+        return seconds >= self.seconds if self.steps is None else steps >= self.steps
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
     """How a head is trained.
@@ -125,6 +160,7 @@ class TrainSettings:
         optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
         learning_rate: learning rate of the optimiser.
         out: folder for the files; None writes none.
+        checkpoint_every: steps or time from one checkpoint to the next, as ``CheckpointEvery.parse`` reads them.
     """
 
     job: JobSettings
@@ -135,8 +171,10 @@ class TrainSettings:
     optimizer: str = "adam"
     learning_rate: float = 2e-3
     out: Path | None = None
+    checkpoint_every: str = "60s"
 
     def __post_init__(self) -> None:
+        CheckpointEvery.parse(self.checkpoint_every)  # which refuses what makes no sense
         if not 0 <= self.held_out_share < 1:
             raise SettingError(f"val_share is a share from 0 to below 1, not {self.val_share}")
         _ = self.recipe  # which refuses what makes no sense

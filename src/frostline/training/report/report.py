@@ -3,7 +3,7 @@
 import math
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import version
 from typing import Any
@@ -84,6 +84,8 @@ class Report:
         where: pairs of a part of the work and where it ran.
         skipped: samples that could not be read.
         interrupted: whether the user stopped the run.
+        resumed_steps: steps that were taken before the run went on in this process; 0 where it began here. Seconds,
+            bytes, samples by way and stages are those of this process.
         settings: the run's options by name.
         versions: versions of Frostline, Python and the libraries that decide the numbers.
     """
@@ -128,6 +130,7 @@ class Report:
     where: tuple[Whereabouts, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     interrupted: bool = False
+    resumed_steps: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -176,6 +179,8 @@ class Record:
         samples: handed to the head.
         first_step_at: when the first step was taken, as ``time.perf_counter`` counts; None before.
         kept: which epoch's head was kept where held-out loss decided; None else.
+        resumed_steps: steps of an earlier process.
+        resumed_epochs: epochs that an earlier process trained to their end.
     """
 
     def __init__(self, observe: Observer) -> None:
@@ -186,6 +191,16 @@ class Record:
         self.samples = 0
         self.first_step_at: float | None = None
         self.kept: HeadKept | None = None
+        self.resumed_steps = 0
+        self.resumed_epochs = 0
+
+    def resume(
+        self, *, losses: Sequence[float], epoch_losses: Sequence[float], scores: Sequence[Evaluated], samples: int
+    ) -> None:
+        """Take over what an earlier process kept."""
+        self.losses, self.epoch_losses, self.scores = list(losses), list(epoch_losses), list(scores)
+        self.samples = samples
+        self.resumed_steps, self.resumed_epochs = len(losses), len(epoch_losses)
 
     @property
     def scores_by_name(self) -> Mapping[str, tuple[float, ...]]:

@@ -1,0 +1,138 @@
+"""A run's folder: its options, its checkpoints, and what both must agree with when the run goes on."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from frostline.events import Evaluated
+from frostline.training.checkpoint import Checkpoint
+from frostline.training.files import make_folder, write_tensors
+from frostline.training.run_config import RunConfig
+from frostline.training.settings import CheckpointEvery
+
+__all__ = ("CheckpointFolder", "begin_run")
+
+_KEPT = 2
+_CHECKPOINTS = "checkpoints"
+_NAME = re.compile(r"step-(\d{10})\.safetensors")
+# Epochs on kept features take milliseconds: between epochs checkpoints take at most this share of the time.
+_SHARE = 0.02
+_PARTS = ("head", "optimizer", "best", "random")
+_LISTS = ("losses", "epoch_losses")
+
+
+def begin_run(folder: Path, config: RunConfig) -> None:
+    """Make a folder that of a new run; what an older run kept there to go on with is removed.
+
+    Raises:
+        SettingError: the folder cannot be written.
+        OutOfSpace: the disk is full.
+    """
+    CheckpointFolder(folder).clear()
+    config.write(folder)
+
+
+class CheckpointFolder:
+    """The checkpoints of a run, each whole or not there; the newest two are kept.
+
+    Args:
+        folder: the run's folder.
+        every: how often one is due within an epoch.
+        clock: tells the time in seconds.
+    """
+
+    def __init__(
+        self, folder: Path, every: CheckpointEvery | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder = folder / _CHECKPOINTS
+        self._every = every or CheckpointEvery()
+        self._clock = clock
+        self._step = 0
+        self._at = clock()
+        self._took_s = 0.0
+
+    def is_due(self, step: int, *, ends_epoch: bool) -> bool:
+        """Whether so many steps or seconds have passed since the last one; or an epoch ends, and one costs little."""
+        passed_s = self._clock() - self._at
+        if ends_epoch and passed_s * _SHARE >= self._took_s:
+            return True
+        return self._every.is_due(steps=step - self._step, seconds=passed_s)
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Write one, and remove those that are too many.
+
+        Raises:
+            SettingError: the folder cannot be written.
+            OutOfSpace: the disk is full.
+        """
+        began = self._clock()
+        make_folder(self._folder)
+        write_tensors(self._path(checkpoint.step), _tensors(checkpoint), {"checkpoint": json.dumps(_plain(checkpoint))})
+        for path in self._paths()[:-_KEPT]:
+            path.unlink()
+        self._step, self._at = checkpoint.step, self._clock()
+        self._took_s = self._at - began
+
+    def latest(self) -> tuple[Checkpoint | None, tuple[str, ...]]:
+        """The newest checkpoint that can be read, and why each newer one cannot; those are removed."""
+        reasons: list[str] = []
+        for path in reversed(self._paths()):
+            try:
+                found = _read(path)
+            except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
+                reasons.append(f"{path.name} cannot be read ({error})")
+                path.unlink()
+                continue
+            self._step = found.step
+            return found, tuple(reasons)
+        return None, tuple(reasons)
+
+    def clear(self) -> None:
+        """Remove all of them."""
+        for path in self._paths():
+            path.unlink()
+
+    def _paths(self) -> list[Path]:
+        """Oldest first; files of other names are nobody's business."""
+        found = self._folder.iterdir() if self._folder.is_dir() else ()
+        return sorted(path for path in found if _NAME.fullmatch(path.name))
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step:010}.safetensors"
+
+
+def _tensors(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    named = {f"{part}/{name}": tensor for part in _PARTS for name, tensor in getattr(checkpoint, part).items()}
+    lists = {f"list/{name}": torch.tensor(getattr(checkpoint, name), dtype=torch.float64) for name in _LISTS}
+    return named | lists
+
+
+def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What of it is no tensor, as JSON."""
+    names = [field.name for field in fields(checkpoint) if field.name not in (*_PARTS, *_LISTS)]
+    values = {name: getattr(checkpoint, name) for name in names}
+    return values | {"scores": [asdict(score) for score in checkpoint.scores]}
+
+
+def _read(path: Path) -> Checkpoint:
+    with safe_open(path, framework="pt") as file:
+        plain: dict[str, Any] = json.loads(file.metadata()["checkpoint"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    plain["scores"] = tuple(Evaluated(**score) for score in plain["scores"])
+    plain |= {name: tuple(tensors[f"list/{name}"].tolist()) for name in _LISTS}
+    plain |= {part: dict(_part(tensors, part)) for part in _PARTS}
+    return Checkpoint(**plain)
+
+
+def _part(tensors: Mapping[str, torch.Tensor], part: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in tensors.items():
+        owner, _, own = name.partition("/")
+        if owner == part:
+            yield own, tensor

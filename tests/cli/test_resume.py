@@ -1,0 +1,142 @@
+"""A run that was killed goes on with the losses of a run that nothing broke off."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frostline.cli import main
+from frostline.config import NodeSettings
+from frostline.node.process.subprocess import start_node
+from support.images import image_folder
+
+SMALL = ("--model", "support.networks:Small", "--until", "stem", "--accuracy", "exact", "--augment")
+HOW = ("--epochs", "3", "--batch-size", "3", "--val-share", "0.25", "--checkpoint-every", "2")
+STEPS = 18
+# Ends the process without any clean-up after so many steps, as the system does to one that is out of memory.
+KILLED = """
+import os, signal, sys
+from frostline.events import StepFinished
+from frostline.training.report import report
+plain = report.Record.__call__
+def counted(self, event):
+    plain(self, event)
+    if isinstance(event, StepFinished) and event.step == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+report.Record.__call__ = counted
+from frostline.cli import main
+main(sys.argv[2:])
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache_of_its_own(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=8)
+
+
+@pytest.fixture(scope="module")
+def near(folder, _cache_of_its_own):
+    with start_node((folder.as_uri(),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
+        yield "--near", node.url
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def run_json(capsys, *arguments):
+    code, out, err = run(capsys, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def run_until_killed(step, *arguments):
+    paths = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-c", KILLED, str(step), *map(str, arguments)]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder, near, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--data", str(folder), *SMALL, *HOW, *near, "--out", str(out)])
+    assert not ended.value.code
+    return json.loads((out / "report.json").read_text()), (out / "model.safetensors").read_bytes()
+
+
+ALIKE = ("losses", "epoch_losses", "val_losses", "val_accuracies", "samples", "epochs")
+
+
+def test_a_run_that_is_killed_twice_has_the_losses_of_one_that_nothing_broke_off(
+    capsys, folder, near, undisturbed, tmp_path
+):
+    whole, model = undisturbed
+    assert len(whole["losses"]) == STEPS
+    out, draw = tmp_path / "run", random.Random(7)
+    first, second = draw.randrange(3, STEPS // 2), draw.randrange(STEPS // 2 + 3, STEPS)
+    run_until_killed(first, "train", "--data", folder, *SMALL, *HOW, *near, "--out", out)
+    run_until_killed(second, "train", "--resume", out)
+    report = run_json(capsys, "train", "--resume", out)
+    assert {name: report[name] for name in ALIKE} == {name: whole[name] for name in ALIKE}
+    assert second - 2 <= report["resumed_steps"] < second
+    assert (out / "model.safetensors").read_bytes() == model
+    assert len(list((out / "checkpoints").iterdir())) <= 2
+    # It is over, and says the same again.
+    again = run_json(capsys, "train", "--resume", out)
+    assert {name: again[name] for name in ALIKE} == {name: whole[name] for name in ALIKE}
+    assert again["resumed_steps"] == STEPS
+
+
+def test_a_damaged_checkpoint_is_left_out_and_the_one_before_it_is_taken(capsys, folder, near, undisturbed, tmp_path):
+    whole, _ = undisturbed
+    out = tmp_path / "run"
+    run_until_killed(9, "train", "--data", folder, *SMALL, *HOW, *near, "--out", out)
+    newest = max((out / "checkpoints").iterdir())
+    newest.write_bytes(newest.read_bytes()[:100])
+    code, _, err = run(capsys, "train", "--resume", out)
+    assert code == 0, err
+    assert f"an older checkpoint: {newest.name} cannot be read" in " ".join(err.split())
+    report = json.loads((out / "report.json").read_text())
+    assert report["losses"] == whole["losses"]
+    assert 0 < report["resumed_steps"] < int(newest.stem.removeprefix("step-"))
+
+
+def test_a_changed_setting_is_refused_by_its_name_and_another_node_is_not(capsys, folder, near, tmp_path):
+    out = tmp_path / "run"
+    run_json(capsys, "train", "--data", folder, *SMALL, *HOW, *near, "--epochs", 1, "--out", out)
+    for option, value, before in (("--batch-size", 6, 3), ("--epochs", 2, 1), ("--lr", 0.5, 0.002)):
+        code, _, err = run(capsys, "train", "--resume", out, option, value)
+        assert code == 2
+        name = "--learning-rate" if option == "--lr" else option
+        assert f"began with {name} {before}, and {value} is given now" in " ".join(err.split())
+    assert run(capsys, "train", "--resume", out, "--batch-size", 3, "--near", near[1])[0] == 0
+
+
+def test_other_data_is_refused_and_so_is_a_folder_without_a_run(capsys, near, tmp_path):
+    data, out = image_folder(tmp_path / "images", per_class=4), tmp_path / "run"
+    run_json(capsys, "train", "--data", data, *SMALL, "--epochs", 1, "--out", out)
+    next(iter(sorted(data.rglob("*.jpg")))).unlink()
+    code, _, err = run(capsys, "train", "--resume", out)
+    assert code == 2
+    assert "the samples to train on" in " ".join(err.split())
+    code, _, err = run(capsys, "train", "--resume", tmp_path)
+    assert code == 2
+    assert "there is no run in" in err
+    assert Path(out / "config.json").is_file()
