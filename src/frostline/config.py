@@ -224,8 +224,9 @@ class NodeSettings:
         check_whole_eights("device_batch", self.device_batch)
         if self.batching not in BATCHING:
             raise SettingError(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}")
-        _apart("names", [tenant.name for tenant in self.tenants])
-        _apart("tokens", [tenant.token_sha256 for tenant in self.tenants])
+        for what in ("name", "token_sha256"):
+            if len({getattr(tenant, what) for tenant in self.tenants}) < len(self.tenants):
+                raise SettingError(f"tenants must have different {what.split('_')[0]}s")
         # A place is kept for each tenant that has no request in work.
         check_minimums(self, max_requests=len(self.tenants))
 
@@ -395,8 +396,3 @@ def _changes(settings: Any) -> str:
     values = [(name, getattr(settings, name)) for name in shown]
     changed = [f"{name}={value!r}" for name, value in values if value != getattr(default, name)]
     return f"{type(settings).__name__}({', '.join(changed)})"
-
-
-def _apart(what: str, values: list[str]) -> None:
-    if len(set(values)) < len(values):
-        raise SettingError(f"tenants must have different {what}")

@@ -3,10 +3,10 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 
 from frostline.checks import check_type, checked
-from frostline.core import View
+from frostline.core import SampleTable, View
 from frostline.datasets import Dataset
 from frostline.errors import SettingError, nearest
 from frostline.loaders.epoch.mixture import GivenWeights, Mixture
@@ -15,7 +15,19 @@ from frostline.loaders.epoch.sample_map import SampleFunction
 from frostline.ordering import BlockShuffle, RecordedOrder
 from frostline.preprocess import Preprocess
 
-__all__ = ("EpochOptions", "check_epochs", "check_names", "checked_options", "shows_options")
+__all__ = ("DatasetView", "EpochOptions", "check_epochs", "check_names", "checked_options", "shows_options")
+
+
+class DatasetView(Protocol):
+    """What a loader needs of a data set."""
+
+    @property
+    def samples(self) -> SampleTable:
+        """Its samples, in the manifest's order."""
+
+    @property
+    def digest(self) -> str:
+        """Names exactly these samples."""
 
 
 class EpochOptions(TypedDict, total=False):

@@ -4,15 +4,16 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core import SampleTable, TensorSpec, View
+from frostline.core import TensorSpec, View
 from frostline.datasets.select.target_columns import TargetColumns
 from frostline.errors import OrderMismatch, SettingError
 from frostline.events import BatchTaken, EpochFinished, EpochStarted
+from frostline.loaders.epoch.arguments import DatasetView
 from frostline.loaders.epoch.batch_filler import Arrivals, BatchFiller, FilledBatch
 from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.numpy_batch import Arrays
@@ -30,22 +31,10 @@ from frostline.loaders.epoch.worker_state import (
 from frostline.ordering import BlockOrder, EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler
 
-__all__ = ("ArrayLoader", "Change", "DatasetView")
+__all__ = ("ArrayLoader", "Change")
 
 Change = Callable[[Arrays, View], Arrays]
 """Changes a batch: a function of the batch and of seed and epoch alone."""
-
-
-class DatasetView(Protocol):
-    """What a loader needs of a data set."""
-
-    @property
-    def samples(self) -> SampleTable:
-        """Its samples, in the manifest's order."""
-
-    @property
-    def digest(self) -> str:
-        """Names exactly these samples."""
 
 
 class _Handed:

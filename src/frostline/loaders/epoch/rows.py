@@ -292,7 +292,7 @@ class EpochStream:
                 self._segments.popleft()
         yield from self._merged(assembler, done, len(self), None)
         self._passed = len(self)
-        yield from _last(assembler)
+        yield from filter(None, [assembler.finish()])
 
     def _merged(self, assembler: BatchAssembler, start: int, stop: int, delivery: Delivery | None) -> Iterator[Columns]:
         """Add the places from ``start`` up to ``stop``; of several ranks, each ends its batch where its step ends."""
@@ -302,7 +302,7 @@ class EpochStream:
             for run in self._runs(start, end):
                 yield from assembler.merge(*self._parts(run, _delivered(run, delivery), self._cached(run)))
             if end == edge and self._shard.is_shared:
-                yield from _last(assembler, self._minimum())
+                yield from filter(None, [assembler.finish(self._minimum())])
                 self._step += 1
                 self._require_batch()
             start = end
@@ -396,8 +396,3 @@ def _delivered(run: _Segment, delivery: Delivery | None) -> Iterator[_Piece]:
     first, stop = np.searchsorted(delivery.positions, (run.start, run.stop))
     tensors = tuple(tensor[first:stop] for tensor in delivery.batch.tensors)
     yield _Piece(places=delivery.positions[first:stop] - run.start, tensors=tensors)
-
-
-def _last(assembler: BatchAssembler, minimum: int = 0) -> Iterator[Columns]:
-    if (rest := assembler.finish(minimum)) is not None:
-        yield rest

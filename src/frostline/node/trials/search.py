@@ -4,15 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from frostline.core import REFERENCE
-from frostline.engines.base.identity import offer_name
+from frostline.core import REFERENCE, Levels
+from frostline.engines.backends.catalog import Offer
+from frostline.engines.base.identity import Pixels, identity, offer_name
 from frostline.engines.choice.choice import Choice, choose, inexact
 from frostline.engines.choice.prospects import Prospect, compared, not_worth
 from frostline.node.trials.trial_processes import TrialRunner
 from frostline.node.trials.trial_store import TrialStore
 from frostline.profiles import Trial
 
-__all__ = ("AccuracyCheck", "Search")
+__all__ = ("AccuracyCheck", "Search", "empty_trial")
 
 
 class AccuracyCheck:
@@ -201,3 +202,16 @@ class Search:
     def _why_not(self, prospect: Prospect, best_s: float, spent_s: float) -> str | None:
         reference_s = self._reference.seconds
         return not_worth(prospect, reference_s=reference_s, best_s=best_s, samples=self._samples, spent_s=spent_s)
+
+
+def empty_trial(offer: Offer, cut: int, pixels: Pixels, levels: Levels | None) -> Trial:
+    """An unfilled trial of an engine at one cut.
+
+    Args:
+        offer: the engine.
+        cut: cut of the prefix.
+        pixels: samples on which it is to be tried.
+        levels: meaning of the pixels if they are unprocessed; else None.
+    """
+    name = identity(offer.name, offer.precision, pixels, levels, takes_pixels=offer.takes_pixels)
+    return Trial(engine=name, precision=offer.precision, cut=cut)

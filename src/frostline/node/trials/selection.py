@@ -16,7 +16,7 @@ from frostline.engines.choice.prospects import not_worth, prospects, too_coarse,
 from frostline.engines.machine.hardware import abilities
 from frostline.errors import BadRequest, EngineNotReady
 from frostline.models.files.artifact import Prefix
-from frostline.node.trials.search import AccuracyCheck, Search
+from frostline.node.trials.search import AccuracyCheck, Search, empty_trial
 from frostline.node.trials.trial_policy import NOBODY, EngineMemory, Requester, TrialPolicy
 from frostline.node.trials.trial_processes import Reference, TrialProcess, TrialRunner
 from frostline.node.trials.trial_queue import TrialQueue
@@ -174,7 +174,7 @@ class Trials:
             return Choice(engine=REFERENCE, trials=())
         cut = prefix.cuts[-1].number if only is None else only
         others = [offer for offer in self._allowed(accuracy) if offer.name != REFERENCE]
-        empty = {other.name: _empty(other, cut, pixels, levels) for other in others}
+        empty = {other.name: empty_trial(other, cut, pixels, levels) for other in others}
         own = Trial(engine=REFERENCE, precision="fp32", cut=cut, seconds=reference.seconds(cut))
         search = self._search(digest, empty, own, accuracy, samples, requester)
         with self._accuracy_check(digest, prefix, pixels, reference, requester, levels, max_s) as accuracy_check:
@@ -315,7 +315,7 @@ class Trials:
     @contextmanager
     def _turn(self, runner: TrialRunner) -> Iterator[None]:
         """Hold the turn of a tenant, during which it may run trials."""
-        self._check(runner)
+        runner.check()
         with self._queue.turn(runner.requester.name, runner.requester.is_abandoned):
             yield
 
@@ -347,7 +347,7 @@ class Trials:
             if why_not is not None:
                 refused.append(replace(trial, why_not=why_not))
             elif (found := self._store.known(digest, trial)) is not None:
-                known.append(self._judged(found, requester))
+                known.append(self._policy.allowed(found, self._room, requester.room_bytes))
             elif (coarse := too_coarse(trial.precision, accuracy)) is not None:
                 refused.append(replace(trial, why_not=coarse))
             else:
@@ -378,13 +378,14 @@ class Trials:
         if None in found:
             with self._turn(accuracy_check.runner):
                 found = self._found_out(digest, empty, accuracy_check)
-        return [self._judged(trial, accuracy_check.runner.requester) for trial in found if trial is not None]
+        tenant_bytes = accuracy_check.runner.requester.room_bytes
+        return [self._policy.allowed(trial, self._room, tenant_bytes) for trial in found if trial is not None]
 
     def _found_out(self, digest: str, empty: Sequence[Trial], accuracy_check: AccuracyCheck) -> list[Trial | None]:
         known = {trial.cut: self._store.known(digest, trial) for trial in empty}  # another request may have tried them
         unknown = [trial for trial in empty if known[trial.cut] is None]
         if unknown:
-            self._check(accuracy_check.runner)  # other requests of the tenant had their turn meanwhile
+            accuracy_check.runner.check()  # other requests of the tenant had their turn meanwhile
         try:
             make_private_folder(self._store.place(digest))
             for trial in accuracy_check.runner.tried(unknown) if unknown else []:
@@ -397,21 +398,3 @@ class Trials:
         finally:
             self._store.tidy(digest)  # unfinished conversions of a killed trial
         return [known[trial.cut] for trial in empty]
-
-    def _check(self, runner: TrialRunner) -> None:
-        """Check the tenant's trial time; a request that has begun may finish, so that its trials are not lost."""
-        if not runner.has_begun:
-            runner.requester.check()
-
-    def _judged(self, trial: Trial, requester: Requester) -> Trial:
-        """The trial, failed if the node has no memory or time for the engine; the reference is bounded elsewhere."""
-        if trial.engine == REFERENCE:
-            return trial
-        why_not = self._room.lacks(trial, requester.room_bytes)
-        return self._policy.bounded(trial) if why_not is None else replace(trial, seconds=0.0, why_not=why_not)
-
-
-def _empty(offer: Offer, cut: int, pixels: Pixels, levels: Levels | None) -> Trial:
-    """An unfilled trial of an engine."""
-    name = identity(offer.name, offer.precision, pixels, levels, takes_pixels=offer.takes_pixels)
-    return Trial(engine=name, precision=offer.precision, cut=cut)

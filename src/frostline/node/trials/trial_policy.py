@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from frostline.batching import ROWS
 from frostline.config import NodeSettings
+from frostline.core import REFERENCE
 from frostline.core.units import in_bytes
 from frostline.engines.machine.allocator import keeps_freed_memory
 from frostline.profiles import Trial
@@ -56,6 +57,19 @@ class TrialPolicy:
             return replace(trial, seconds=0.0, why_not=why_not)
         maximum = self.max_run_s / (ROWS * trial.seconds) if trial.seconds else math.inf
         return trial if trial.rows <= ROWS * maximum else replace(trial, rows=ROWS * int(maximum))
+
+    def allowed(self, trial: Trial, room: "EngineMemory", tenant_bytes: float) -> Trial:
+        """The trial, failed if the node has no memory or time for the engine; the reference is bounded elsewhere.
+
+        Args:
+            trial: trial of an engine, with its measured memory.
+            room: memory that the engine must fit.
+            tenant_bytes: memory for weights that its tenant may use beside the prefix.
+        """
+        if trial.engine == REFERENCE:
+            return trial
+        why_not = room.lacks(trial, tenant_bytes)
+        return self.bounded(trial) if why_not is None else replace(trial, seconds=0.0, why_not=why_not)
 
 
 def policy_of(settings: NodeSettings) -> TrialPolicy:

@@ -200,6 +200,15 @@ class TrialRunner:
         """Whether the time for all trials is used up."""
         return self.has_begun and self._left_s <= 0
 
+    def check(self) -> None:
+        """Check the tenant's trial time; a request that has begun may finish, so that its trials are not lost.
+
+        Raises:
+            Overloaded: if the tenant has to wait before more is tried for it.
+        """
+        if not self.has_begun:
+            self.requester.check()
+
     def tried(self, trials: Sequence[Trial]) -> list[Trial]:
         """Try one engine at some cuts.
 
