@@ -11,6 +11,7 @@ from frostline.cli.index import index
 from frostline.cli.ingest import ingest
 from frostline.cli.io import io
 from frostline.cli.plan import plan
+from frostline.cli.predict import predict
 from frostline.cli.serve import serve
 from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN
 from frostline.cli.train import train
@@ -33,7 +34,7 @@ def verbs() -> None:
     """
 
 
-for _verb in (demo, extract, index, ingest, io, plan, serve, train):
+for _verb in (demo, extract, index, ingest, io, plan, predict, serve, train):
     verbs.add_command(_verb)
 
 

@@ -21,6 +21,7 @@ __all__ = (
     "NODE_MEMORY",
     "as_json",
     "changed_option",
+    "data_options",
     "epochs_option",
     "format_option",
     "job_options",
@@ -124,7 +125,7 @@ _NODE = (
         help="Maximum seconds for trying engines on a network that is new to the node; 0 tries none.",
     ),
 )
-_JOB = (
+_DATA = (
     click.option("--data", required=True, metavar="URL", help="Folder or URL of the data."),
     format_option,
     click.option(
@@ -137,6 +138,32 @@ _JOB = (
         "--split", metavar="NAME", help="Use this split alone, which the data brings or index --split has saved."
     ),
     click.option(
+        "--near",
+        multiple=True,
+        metavar="URL",
+        help="Node beside the data; may be repeated, to share the work. Without it one is started for the job.",
+    ),
+    list_here_option,
+    click.option(
+        "--accuracy",
+        type=ACCURACY,
+        default=FLOAT32,
+        show_default=True,
+        metavar="exact|float32|bf16|fp16|int8|ERROR",
+        help="Error that engine and codecs may have: none (exact), that of another order of sums (float32), that of "
+        "computing and sending in fewer bits, or a relative error such as 0.01.",
+    ),
+    click.option(
+        "--skip-allowance",
+        default=0.01,
+        show_default=True,
+        metavar="SHARE",
+        help="Share of the samples that may be unreadable.",
+    ),
+)
+_JOB = (
+    *_DATA,
+    click.option(
         "--model",
         required=True,
         metavar="NAME",
@@ -145,13 +172,6 @@ _JOB = (
     click.option(
         "--until", required=True, metavar="LAYER", help="Last frozen module, or 'features': all but the classifier."
     ),
-    click.option(
-        "--near",
-        multiple=True,
-        metavar="URL",
-        help="Node beside the data; may be repeated, to share the work. Without it one is started for the job.",
-    ),
-    list_here_option,
     click.option(
         "--weights",
         metavar="FILE|random",
@@ -174,15 +194,6 @@ _JOB = (
     click.option("--cut", type=int, metavar="N", help="Use this cut instead of the planned ones (see: plan)."),
     click.option("--codec", metavar="NAME", help="Pack with this codec at that cut; without it the fastest allowed."),
     click.option(
-        "--accuracy",
-        type=ACCURACY,
-        default=FLOAT32,
-        show_default=True,
-        metavar="exact|float32|bf16|fp16|int8|ERROR",
-        help="Error that engine and codecs may have: none (exact), that of another order of sums (float32), that of "
-        "computing and sending in fewer bits, or a relative error such as 0.01.",
-    ),
-    click.option(
         "--cache", "cache_folder", metavar="DIR", help="Keep features on disk here too: a later job fetches none again."
     ),
     click.option(
@@ -194,13 +205,6 @@ _JOB = (
         show_default=True,
         metavar="V",
         help="Random views of each sample that there are and are kept; 0: another one each epoch.",
-    ),
-    click.option(
-        "--skip-allowance",
-        default=0.01,
-        show_default=True,
-        metavar="SHARE",
-        help="Share of the samples that may be unreadable.",
     ),
 )
 
@@ -246,6 +250,11 @@ def job_options(verb: Verb) -> Verb:
         return verb(job=JobSettings(**asked, loader=loader, node=node), **options)
 
     return _with(_JOB, node_options(with_job))
+
+
+def data_options(verb: Verb) -> Verb:
+    """Which data, read how accurately and by whom. The verb gets what was said by name, and ``node: NodeSettings``."""
+    return _with(_DATA, node_options(verb))
 
 
 def node_options(verb: Verb) -> Verb:

@@ -51,6 +51,8 @@ class JobSettings:
         augment: random crops and flips, computed anew each epoch.
         targets: column of targets to learn (``datasets.Dataset``); None learns the classes.
         loss: ``cross_entropy`` over classes, ``mse`` of numbers or ``bce`` over lists of classes.
+        outputs: number of scores that the network gives for a sample, where the data need not say what is learned;
+            None takes as many as its classes or targets need.
         loader: how to ask.
         node: settings of the node that is started when ``near`` is None.
     """
@@ -78,6 +80,7 @@ class JobSettings:
     augment: bool = False
     targets: str | None = None
     loss: str = LOSSES[0]
+    outputs: int | None = None
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     node: NodeSettings = field(default_factory=NodeSettings)
 

@@ -1,6 +1,6 @@
 """Begins a job before PyTorch is imported: lists the data, and starts a node, which gets ready meanwhile."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -65,7 +65,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
         observe=observe,
     )
     data = chosen_of(whole, settings, settings.split)
-    if settings.targets is None:
+    if settings.outputs is None and settings.targets is None:
         data.require_classes(min_classes)
     else:
         outputs_of(data, settings)  # refuses what makes no sense before a node is started
@@ -81,8 +81,10 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
         yield StartedJob(whole=whole, data=data, near=None, process=process)
 
 
-def declared_of(settings: JobSettings) -> str | MultiLabel | None:
-    """The targets that a job's data set declares."""
+def declared_of(settings: JobSettings) -> str | MultiLabel | Sequence[str] | None:
+    """The targets that a job's data set declares; none where it need not say what is learned."""
+    if settings.outputs is not None:
+        return ()
     if settings.targets is None or settings.loss != "bce":
         return settings.targets
     return MultiLabel(column=settings.targets)
@@ -95,6 +97,8 @@ def outputs_of(data: Dataset, settings: JobSettings) -> int:
         DataError: the column holds what the loss is not for, or samples have no value in it.
         SettingError: there is no such column.
     """
+    if settings.outputs is not None:
+        return settings.outputs
     if data.targets is None:
         return len(data.classes)
     (spec,) = data.targets.specs

@@ -1,0 +1,155 @@
+"""The verb predict: a run's network says of each sample what it says of it in plain PyTorch."""
+
+import csv
+import io
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from frostline.cli import main
+from frostline.config import NodeSettings
+from frostline.node.process.subprocess import start_node
+from frostline.preprocess import imagenet
+from frostline.preprocess.apply import decode_into
+from frostline.training.networks import load_model
+from support.images import image_folder
+
+MODEL = ("--model", "support.networks:Small", "--until", "stem", "--accuracy", "exact")
+HOW = ("--epochs", "2", "--batch-size", "8", "--val-share", "0.25")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache_of_its_own(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Class folders, the same images in one folder, and a table of them with numbers and lists of labels."""
+    root = tmp_path_factory.mktemp("data")
+    image_folder(root / "classes", per_class=6)
+    paths = sorted((root / "classes").rglob("*.jpg"))
+    (root / "unlabelled" / "new").mkdir(parents=True)
+    for number, path in enumerate(paths):
+        shutil.copy(path, root / "unlabelled" / "new" / f"{number:03}.jpg")
+    draw = np.random.default_rng(0)
+    columns = {
+        "image": [path.read_bytes() for path in paths],
+        "score": draw.random(len(paths)).tolist(),
+        "tags": [["a", "b"][: 1 + number % 2] for number in range(len(paths))],
+    }
+    (root / "table").mkdir()
+    pq.write_table(pa.table(columns), root / "table" / "x.parquet")
+    return root
+
+
+@pytest.fixture(scope="module")
+def near(data, _cache_of_its_own):
+    with start_node((data.as_uri(),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
+        yield "--near", node.url
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def trained(capsys, out, near, *options):
+    code, _, err = run(capsys, "train", *options, *MODEL, *HOW, *near, "--out", out)
+    assert code == 0, err
+    return out
+
+
+def scores_of(run_folder, encoded):
+    """What the saved network says of images, without Frostline's nodes."""
+    tensors = load_file(run_folder / "model.safetensors")
+    outputs = json.loads((run_folder / "config.json").read_text())["outputs"]
+    model = load_model("support.networks:Small", classes=outputs, weights=str(run_folder / "model.safetensors")).model
+    assert model.state_dict().keys() == tensors.keys()
+    pixels = np.empty((len(encoded), 3, 224, 224), np.float32)
+    for number, image in enumerate(encoded):
+        decode_into(imagenet(224), image, pixels[number], id=number, view=None)
+    with torch.no_grad():
+        return model.eval()(torch.from_numpy(pixels))
+
+
+def test_classes_and_their_probabilities_are_those_of_the_network(capsys, data, near, tmp_path):
+    folder = trained(capsys, tmp_path / "run", near, "--data", data / "classes")
+    out = tmp_path / "said.parquet"
+    said = run(
+        capsys,
+        "predict",
+        "--run",
+        folder,
+        "--data",
+        data / "unlabelled",
+        *near,
+        "--accuracy",
+        "exact",
+        "--out",
+        out,
+        "--json",
+    )
+    assert said[0] == 0, said[2]
+    table, summary = pq.read_table(out), json.loads(said[1])
+    images = sorted((data / "unlabelled" / "new").iterdir())
+    assert table["object"].to_pylist() == [f"new/{path.name}" for path in images]
+    likely, best = scores_of(folder, [path.read_bytes() for path in images]).softmax(1).max(1)
+    classes = json.loads((folder / "config.json").read_text())["classes"]
+    assert table["prediction"].to_pylist() == [classes[number] for number in best]
+    np.testing.assert_allclose(table["probability"].to_numpy(), likely.numpy(), rtol=1e-5)
+    assert summary["samples"] == len(images) == sum(summary["counts"].values())
+    assert (summary["skipped"], summary["out"]) == (0, str(out))
+
+
+def test_a_table_goes_to_stdout_where_no_file_is_named(capsys, data, near, tmp_path):
+    folder = trained(capsys, tmp_path / "run", near, "--data", data / "classes")
+    code, out, err = run(capsys, "predict", "--run", folder, "--data", data / "classes", *near)
+    assert code == 0, err
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [*rows[0]] == ["object", "prediction", "probability"]
+    assert len(rows) == len(list((data / "classes").rglob("*.jpg")))
+
+
+@pytest.mark.parametrize(("column", "loss"), [("score", "mse"), ("tags", "bce")])
+def test_numbers_and_several_labels_are_those_of_the_network(capsys, data, near, tmp_path, column, loss):
+    folder = trained(capsys, tmp_path / "run", near, "--data", data / "table", "--targets", column, "--loss", loss)
+    out = tmp_path / "said.csv"
+    said = run(capsys, "predict", "--run", folder, "--data", data / "table", *near, "--accuracy", "exact", "--out", out)
+    assert said[0] == 0, said[2]
+    rows = list(csv.DictReader(io.StringIO(out.read_text())))
+    encoded = pq.read_table(data / "table" / "x.parquet")["image"].to_pylist()
+    scores = scores_of(folder, encoded)
+    if loss == "mse":
+        np.testing.assert_allclose([float(row["prediction"]) for row in rows], scores[:, 0].numpy(), rtol=1e-4)
+        return
+    likely = [[float(value) for value in row["probabilities"].split(";")] for row in rows]
+    np.testing.assert_allclose(likely, scores.sigmoid().numpy(), rtol=1e-4)
+    names = [[name for name, value in zip("ab", row, strict=True) if value > 0.5] for row in likely]
+    assert [row["prediction"] for row in rows] == [";".join(labels) for labels in names]
+
+
+def test_what_cannot_be_predicted_is_said_in_a_sentence(capsys, data, near, tmp_path):
+    for run_folder, options, sentence in (
+        (tmp_path, (), "there is no run in"),
+        (tmp_path, ("--out", "said.txt"), "are written to .csv or .parquet"),
+        (tmp_path, ("--json",), "name a file (--out)"),
+    ):
+        code, _, err = run(capsys, "predict", "--run", run_folder, "--data", data / "unlabelled", *near, *options)
+        assert code == 2
+        assert sentence in " ".join(err.split())
+    folder = trained(capsys, tmp_path / "run", near, "--data", data / "classes")
+    (folder / "model.safetensors").unlink()
+    code, _, err = run(capsys, "predict", "--run", folder, "--data", data / "unlabelled", *near)
+    assert code == 2
+    assert "which is written when it ends" in " ".join(err.split())
