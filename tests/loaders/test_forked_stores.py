@@ -37,12 +37,14 @@ SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=2, device_ba
 GONE_S = 60
 
 
-def in_memory(folder):
+def in_memory(folder, copies=1):
     """The files of a folder as objects in this process's memory, which object stores' driver reads."""
     url = f"memory://{uuid.uuid4()}"
     store = open_store(url)
     for path in sorted(folder.rglob("*.jpg")):
-        store.write(path.relative_to(folder).as_posix(), path.read_bytes())
+        for copy in range(copies):
+            name = path.relative_to(folder).with_stem(f"{path.stem}-{copy}" if copy else path.stem)
+            store.write(name.as_posix(), path.read_bytes())
     return url
 
 
@@ -175,7 +177,9 @@ def test_a_fork_does_not_keep_open_a_connection_that_is_being_accepted(url, monk
                 child.join()
 
 
-def test_workers_of_a_process_that_is_killed_go_too(folder):
+@pytest.mark.parametrize("copies", [1, 200])
+def test_workers_of_a_process_that_is_killed_go_too(folder, copies):
+    """Those that wait for something to do, and those that ask for samples, which would ask again for ten minutes."""
     code = (
         "import multiprocessing, sys, time, frostline as fl\n"
         "from torch.utils.data import DataLoader\n"
@@ -184,13 +188,16 @@ def test_workers_of_a_process_that_is_killed_go_too(folder):
         "from support.images import tiny_preprocess\n"
         "from loaders.test_forked_stores import in_memory\n"
         "from pathlib import Path\n"
-        "job = fl.offload(None, fl.Dataset(in_memory(Path(sys.argv[1]))), preprocess=tiny_preprocess())\n"
-        "batches = iter(DataLoader(job.loader(2), batch_size=None, num_workers=2, multiprocessing_context='fork'))\n"
+        "data = fl.Dataset(in_memory(Path(sys.argv[1]), int(sys.argv[2])))\n"
+        "settings = fl.LoaderSettings(retry_for_s=600)\n"
+        "job = fl.offload(None, data, preprocess=tiny_preprocess(), settings=settings)\n"
+        "how = {'num_workers': 2, 'prefetch_factor': 1 << 12, 'multiprocessing_context': 'fork'}\n"
+        "batches = iter(DataLoader(job.loader(2), batch_size=None, **how))\n"
         "next(batches)\n"
         "print(*(child.pid for child in multiprocessing.active_children()), flush=True)\n"
         "time.sleep(600)\n"
     )
-    command = [sys.executable, "-c", code, str(folder)]
+    command = [sys.executable, "-c", code, str(folder), str(copies)]
     with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True) as parent:
         try:
             workers = [int(word) for word in parent.stdout.readline().split()]

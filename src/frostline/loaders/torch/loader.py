@@ -4,6 +4,7 @@ import mmap
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from multiprocessing.context import get_spawning_popen
@@ -25,6 +26,9 @@ from frostline.loaders.torch.skip_batches import Skippable
 from frostline.ordering import RecordedOrder
 
 __all__ = ("Loader", "Pass", "PassOwner", "end_with_trainer", "in_arrays")
+
+# Between looks whether the training process is still the parent.
+_WATCH_S = 0.5
 
 
 class PassOwner:
@@ -57,19 +61,23 @@ class PassOwner:
 
 
 def end_with_trainer() -> None:
-    """Let this process end when the one that asked for it does, however that ends.
+    """Let this process, a worker of a loader, end when its training process does, however that ends.
 
-    PyTorch's workers look whether they have another parent than at first. A child of a fork server has the server for
-    its parent, which lives as long as one of its children does: so neither would ever end. Such a child is told by a
-    pipe instead, that its training process alone holds open.
+    PyTorch's workers look whether they have another parent than at first, but only while they wait for something to
+    do: one that asks for samples would go on asking until ``retry_for_s`` ends. A child of a fork server has the server
+    for its parent, which lives as long as one of its children does. It is told by a pipe, that its training process
+    alone holds open; of a forked child others may hold that pipe, so it looks at its parent.
     """
     trainer = multiprocessing.parent_process()
-    if trainer is not None and trainer.pid != os.getppid():
+    if trainer is not None:
         threading.Thread(target=_end_after, args=(trainer,), name="frostline-trainer-watch", daemon=True).start()
 
 
 def _end_after(trainer: BaseProcess) -> None:
-    trainer.join()
+    if trainer.pid != os.getppid():
+        trainer.join()
+    while trainer.pid == os.getppid():
+        time.sleep(_WATCH_S)
     os._exit(1)  # nobody is left who would take a batch, or be told why
 
 
