@@ -27,6 +27,7 @@ from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
 from frostline.loaders.epoch.sample_map import TravellingFunction
 from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
+from frostline.preprocess.applied import steps_left
 from frostline.transport.protocol import TrainsBeside
 from frostline.wire.recipes import Recipe
 
@@ -272,7 +273,7 @@ class Job:
             )
         assignment = Assignment(
             data=self._data.url,
-            reading=self._data.reading,
+            reading=self._data.manifest.reading,
             train=_all_of(data),
             held_out=data.samples.take(np.zeros(0, np.int64)) if held is None else _all_of(held),
             classes=len(self._data.classes),
@@ -281,7 +282,9 @@ class Job:
             cut=self.frost_line.number,
             inputs=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
             preprocess=self._fetcher.preprocess,
-            plain_preprocess=data.rest_of(plain_preprocess) if plain_preprocess else self._fetcher.preprocess,
+            plain_preprocess=steps_left(plain_preprocess, data.manifest.applied)
+            if plain_preprocess
+            else self._fetcher.preprocess,
             head=portable(self.head),
             recipe=recipe,
             views=self._settings.views,
