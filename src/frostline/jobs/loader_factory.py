@@ -20,10 +20,10 @@ from frostline.loaders.epoch.block_reads import blocks_of
 from frostline.loaders.epoch.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
 from frostline.loaders.epoch.fetch import Fetcher
-from frostline.loaders.epoch.local_stage import UndecodedDealer, undecoded_bytes
+from frostline.loaders.epoch.local_stage import Decode, UndecodedDealer, undecoded_bytes
 from frostline.loaders.epoch.mixture import GivenWeights, Mixture, order_of, replayed
 from frostline.loaders.epoch.ranks import Ranks
-from frostline.loaders.epoch.row_source import Decode, RowSource
+from frostline.loaders.epoch.row_source import RowSource
 from frostline.loaders.epoch.sample_map import SampleMap, TravellingFunction
 from frostline.loaders.epoch.targets import MaskedDealer, declared_targets, fetch_of, mask_bytes, with_targets
 from frostline.loaders.torch.pinned_memory import memory_for
