@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -24,7 +25,7 @@ from frostline.training.settings import JobSettings
 from frostline.training.setup import Setup, set_up
 from frostline.training.start import StartedJob
 
-__all__ = ("Predictions", "predict")
+__all__ = ("Predictions", "next_rows", "predict")
 
 _BCE, _MSE = "bce", "mse"
 
@@ -117,15 +118,35 @@ def predict(
 def _scored(setup: Setup, batch_size: int) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
     """Rows of the data set, ``int64[n]``, and their scores, ``float32[n, outputs]``."""
     head = setup.job.head.eval()
-    row_of = {int(id): row for row, id in enumerate(setup.data.samples.ids)}
     loader: Loader = setup.job.loader(
         batch_size=batch_size, data=setup.data, preprocess=setup.network.plain_preprocess, targets=False
     )
+    begin = 0
     for batch in loader:
         scores = head(batch.features)
         if not isinstance(scores, torch.Tensor) or scores.ndim != 2:
             raise ModelError("the network must give a tensor of scores [batch, outputs], and it gives none")
-        yield np.array([row_of[int(id)] for id in batch.ids]), scores.float()
+        rows = next_rows(setup.data.samples.ids, np.asarray(batch.ids), begin)
+        begin = int(rows[-1]) + 1
+        yield rows, scores.float()
+
+
+def next_rows(ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], begin: int) -> npt.NDArray[np.int64]:
+    """Rows of ids that come in the order of their table, looked for near where the last ones stood.
+
+    Args:
+        ids: those of the whole table, of which only a stretch is looked at.
+        wanted: at least one id, in that order; between two of them others may be left out.
+        begin: first row at which they may stand.
+    """
+    width = len(wanted)
+    while True:
+        stretch = ids[begin : begin + width]
+        rows = np.flatnonzero(np.isin(stretch, wanted))
+        if len(rows) == len(wanted):
+            return rows + begin
+        assert begin + width < len(ids), "each id stands in the table, behind those before it"
+        width *= 2
 
 
 def _rows(data: Dataset, rows: np.ndarray, scores: torch.Tensor, loss: str, classes: Sequence[str]) -> pa.Table:

@@ -68,8 +68,7 @@ def train(
     epochs = settings.epochs or FEW_EPOCHS
     with set_up(settings.job, record, begun=begun, min_classes=2, epochs=epochs) as setup:
         run = _Run(settings, setup, record, began_at)
-        if settings.out is not None:
-            run.keep_in(settings.out, options or {}, resumes=resumes)
+        run.begin(options or {}, resumes=resumes)
         try:
             run.epochs()
         finally:
@@ -93,7 +92,8 @@ class _Run:
         self._train, self._held_out = self._sides.train, self._sides.held_out
         record(self._sides.taken)
         self._recipe = replace(settings.recipe, selects=not is_test(self._sides.val_split))
-        self._checkpoints: CheckpointFolder | None = None
+        every = CheckpointEvery.parse(settings.checkpoint_every)
+        self._checkpoints = None if settings.out is None else CheckpointFolder(settings.out, every)
         self._resumed: Checkpoint | None = None
         self._check_head()
         self._loop = self._here()
@@ -116,13 +116,16 @@ class _Run:
             keeper=self._checkpoints,
         )
 
-    def keep_in(self, folder: Path, options: Mapping[str, Any], *, resumes: bool) -> None:
-        """Let the run have that folder, in which it begins or goes on.
+    def begin(self, options: Mapping[str, Any], *, resumes: bool) -> None:
+        """Begin in the run's folder, or go on with what an earlier process kept there; nothing where there is none.
 
         Raises:
             SettingError: there is no run in it, or that run began with other data or another network.
             OutOfSpace: the disk is full.
         """
+        folder, checkpoints = self._settings.out, self._checkpoints
+        if folder is None or checkpoints is None:
+            return
         config = RunConfig(
             options=options,
             outputs=outputs_of(self._setup.data, self._settings.job),
@@ -133,13 +136,11 @@ class _Run:
                 "the frozen layers and their preprocessing": self._job.features_digest,
             },
         )
-        self._checkpoints = CheckpointFolder(folder, CheckpointEvery.parse(self._settings.checkpoint_every))
         if resumes:
             RunConfig.read(folder).require(config.identity, folder)
-            self._take_up(*self._checkpoints.latest())
+            self._take_up(*checkpoints.latest())
         else:
             begin_run(folder, config)
-        self._loop = self._here()
 
     def _take_up(self, found: Checkpoint | None, damaged: Sequence[str]) -> None:
         if damaged:
