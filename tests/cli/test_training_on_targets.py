@@ -63,7 +63,7 @@ LEARNED = {
     "score": ("mse", "score", 1, nn.functional.mse_loss),
     "vector": ("mse", "vector", 3, nn.functional.mse_loss),
     "tags": ("bce", fl.MultiLabel(column="tags"), 3, nn.functional.binary_cross_entropy_with_logits),
-    "kind": ("cross_entropy", "kind", 2, nn.functional.cross_entropy),
+    "kind": ("cross-entropy", "kind", 2, nn.functional.cross_entropy),
 }
 
 
@@ -106,7 +106,7 @@ def test_losses_and_scores_are_those_of_a_plain_loop(capsys, folder, near, tmp_p
         assert report["val_scores"][name][-1] == report["val_score"][name]
     assert report["val_accuracy"] == (report["val_score"]["accuracy"] if column == "kind" else None)
     page = (out / "report.html").read_text()
-    words = {"mse": "mean absolute error", "bce": "macro-F1", "cross_entropy": "held-out samples right"}
+    words = {"mse": "mean absolute error", "bce": "macro-F1", "cross-entropy": "held-out samples right"}
     assert words[loss] in page
 
 

@@ -27,7 +27,7 @@ from frostline.training.start import StartedJob
 
 __all__ = ("Predictions", "next_rows", "predict")
 
-_BCE, _MSE = "bce", "mse"
+_LABELS, _NUMBERS = "labels", "numbers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +91,13 @@ def predict(
     config = RunConfig.read(run)
     counts: Counter[str] = Counter()
     samples = 0
-    with set_up(job, observe, begun=begun) as setup, _table(out, stdout, job.loss) as write:
+    with set_up(job, observe, begun=begun) as setup, _table(out, stdout, job.learns) as write:
         setup_s = time.perf_counter() - began_at
         observe(PhaseStarted(name="predicting"))
         for rows, scores in _scored(setup, batch_size):
-            table = _rows(setup.data, rows, scores, job.loss, config.classes)
+            table = _rows(setup.data, rows, scores, job.learns, config.classes)
             write(table)
-            counts.update(_named(table, job.loss))
+            counts.update(_named(table, job.learns))
             samples += len(table)
             observe(Counted(done=samples, total=len(setup.data)))
         statistics = setup.job.statistics()
@@ -149,14 +149,14 @@ def next_rows(ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], begin: 
         width *= 2
 
 
-def _rows(data: Dataset, rows: np.ndarray, scores: torch.Tensor, loss: str, classes: Sequence[str]) -> pa.Table:
+def _rows(data: Dataset, rows: np.ndarray, scores: torch.Tensor, task: str, classes: Sequence[str]) -> pa.Table:
     objects = pa.array([data.names[int(row)] for row in rows], pa.string())
-    if loss == _MSE:
+    if task == _NUMBERS:
         values = scores.numpy()
         kept = values[:, 0].tolist() if values.shape[1] == 1 else values.tolist()
         return pa.table({"object": objects, "prediction": [_as_text(value) for value in kept]})
     names = classes or [str(number) for number in range(scores.shape[1])]
-    if loss == _BCE:
+    if task == _LABELS:
         likely = scores.sigmoid()
         said = [[name for name, value in zip(names, row, strict=True) if value > 0.5] for row in likely.tolist()]
         return pa.table(
@@ -181,17 +181,17 @@ def _as_text(value: float | Sequence[float]) -> str:
     return f"{value:.9g}" if isinstance(value, float) else ";".join(f"{item:.9g}" for item in value)
 
 
-def _named(table: pa.Table, loss: str) -> Iterator[str]:
-    if loss != _MSE:
+def _named(table: pa.Table, task: str) -> Iterator[str]:
+    if task != _NUMBERS:
         for prediction in table["prediction"].to_pylist():
-            yield from prediction.split(";") if loss == _BCE and prediction else [prediction] * (loss != _BCE)
+            yield from prediction.split(";") if task == _LABELS and prediction else [prediction] * (task != _LABELS)
 
 
 @contextmanager
-def _table(out: Path | None, stdout: BinaryIO, loss: str) -> Iterator[Callable[[pa.Table], None]]:
+def _table(out: Path | None, stdout: BinaryIO, task: str) -> Iterator[Callable[[pa.Table], None]]:
     """Give what writes tables of one schema, one after another."""
-    names = {_BCE: ("object", "prediction", "probabilities"), _MSE: ("object", "prediction")}.get(
-        loss, ("object", "prediction", "probability")
+    names = {_LABELS: ("object", "prediction", "probabilities"), _NUMBERS: ("object", "prediction")}.get(
+        task, ("object", "prediction", "probability")
     )
     schema = pa.schema([(name, pa.float32() if name == "probability" else pa.string()) for name in names])
     if out is None:

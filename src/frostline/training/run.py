@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,23 +12,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from frostline.core import Cut, Route
 from frostline.datasets import Dataset
-from frostline.errors import FrostlineError, ModelError, Unavailable
+from frostline.errors import FrostlineError, ModelError, SettingError
 from frostline.events import NotAsAsked, Observer, RunResumed
+from frostline.jobs import Job
 from frostline.loaders import Loader
 from frostline.models.tracing.comparison import kept_buffers
 from frostline.planning import ALL_IN_STORE
 from frostline.training.checkpoint import Checkpoint
 from frostline.training.files import make_folder, write_tensors, write_text
 from frostline.training.loop import Loop
-from frostline.training.objective import objective_of
-from frostline.training.report.report import Record, Report, WayTaken, Whereabouts, versions
+from frostline.training.objective import Objective, objective_of
+from frostline.training.recipe.lora import merged_state
+from frostline.training.recipe.losses import file_digest
+from frostline.training.recipe.unfreezing import Unfreezing
+from frostline.training.report.report import Record, Report, Whereabouts, versions
 from frostline.training.run_config import RunConfig
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
 from frostline.training.setup import Setup, set_up
 from frostline.training.sides import in_words, is_test, sides_of
+from frostline.training.stages import Stages
 from frostline.training.start import StartedJob, outputs_of
 from frostline.wire.recipes import FEW_EPOCHS
 
@@ -75,7 +79,7 @@ def train(
             # Also where the node stayed away or too much was unreadable: what was learned by then is kept.
             report = run.report()
             if settings.out is not None:
-                _save(settings.out, setup.network.model, setup.job.head, report)
+                _save(settings.out, setup.network.model, run.head, report)
     return report
 
 
@@ -86,7 +90,7 @@ class _Run:
         self._settings = settings
         self._began_at = began_at
         self._setup = setup
-        self._job = setup.job
+        self._stages = Stages(setup, Unfreezing.parse(settings.unfreeze), record)
         self._record = record
         self._sides = sides_of(settings, setup)
         self._train, self._held_out = self._sides.train, self._sides.held_out
@@ -95,6 +99,8 @@ class _Run:
         every = CheckpointEvery.parse(settings.checkpoint_every)
         self._checkpoints = None if settings.out is None else CheckpointFolder(settings.out, every)
         self._resumed: Checkpoint | None = None
+        if self._recipe.patience is not None and not (len(self._held_out) and self._recipe.selects):
+            raise SettingError("patience goes by held-out samples, and there are none that may choose: leave it out")
         self._check_head()
         self._loop = self._here()
         self._started = datetime.now(UTC)
@@ -112,8 +118,28 @@ class _Run:
             else None,
             keeps_features=self._job.keeps_features,
             observe=self._record,
-            objective=objective_of(self._settings.job.loss, are_targets=self._settings.job.targets is not None),
+            objective=self._objective(),
             keeper=self._checkpoints,
+            thaw=self._stages.thaw,
+        )
+
+    @property
+    def _job(self) -> Job:
+        return self._stages.job
+
+    @property
+    def head(self) -> nn.Module:
+        """The head as it is trained now."""
+        return self._job.head
+
+    def _objective(self) -> Objective:
+        job = self._settings.job
+        return objective_of(
+            job.loss,
+            are_targets=job.targets is not None,
+            task=job.learns,
+            metrics=self._settings.metrics,
+            label_smoothing=self._settings.label_smoothing,
         )
 
     def begin(self, options: Mapping[str, Any], *, resumes: bool) -> None:
@@ -126,6 +152,7 @@ class _Run:
         folder, checkpoints = self._settings.out, self._checkpoints
         if folder is None or checkpoints is None:
             return
+        digest = file_digest(self._settings.job.loss)
         config = RunConfig(
             options=options,
             outputs=outputs_of(self._setup.data, self._settings.job),
@@ -134,6 +161,7 @@ class _Run:
                 "the samples to train on": self._train.digest,
                 "the held-out samples": self._held_out.digest if len(self._held_out) else "",
                 "the frozen layers and their preprocessing": self._job.features_digest,
+                **({"the lines of the loss function's file": digest} if digest else {}),
             },
         )
         if resumes:
@@ -203,7 +231,8 @@ class _Run:
         settings, job = self._settings, self._job
         explained, record = job.explain(), self._record
         epochs = len(record.epoch_losses)
-        statistics, plan, first_plan = explained.statistics, explained.plan, explained.first_plan
+        plan, first_plan = explained.plan, explained.first_plan
+        statistics, ways, seconds = self._stages.done()
         return Report(
             model=settings.job.model,
             data=self._setup.data.url,
@@ -238,7 +267,7 @@ class _Run:
             fallback=explained.fallback,
             engine=explained.engine.engine,
             engine_error=explained.engine.error,
-            ways=_ways(job.cuts, statistics.routed),
+            ways=ways,
             accuracy=settings.job.accuracy,
             codec_error=statistics.codec_error,
             replans=statistics.replans,
@@ -246,7 +275,7 @@ class _Run:
             predicted_samples_per_s=None if first_plan is None else _bound(first_plan.samples_per_s),
             measured_samples_per_s=statistics.fetched_per_s,
             stalls_s=statistics.stall_s,
-            stages={**self._stages(), **self._head_stage(), "waiting for a batch": statistics.stall_s},
+            stages={**seconds, **self._head_stage(), "waiting for a batch": statistics.stall_s},
             where=tuple(Whereabouts(part=part, where=where) for part, where in explained.where),
             skipped=statistics.skipped,
             interrupted=self._interrupted,
@@ -262,12 +291,6 @@ class _Run:
     def _seconds(self) -> float:
         return time.perf_counter() - self._began_at
 
-    def _stages(self) -> Mapping[str, float]:
-        try:
-            return self._job.stages()
-        except Unavailable:  # a run that was cut short may have lost its node
-            return {}
-
     def _head_stage(self) -> Mapping[str, float]:
         if self._settings.job.policy != ALL_IN_STORE:
             return {"trainer: head": self._loop.head_s}
@@ -275,16 +298,8 @@ class _Run:
 
     def _baseline_bytes(self, epochs: int) -> int:
         """What a loop without Frostline would have fetched: encoded images, once where it too could keep features."""
-        passes = min(epochs, 1) if self._job.keeps_features else epochs
+        passes = min(epochs, self._stages.begun) if self._job.keeps_features else epochs
         return passes * (self._train.samples.encoded_bytes + self._held_out.samples.encoded_bytes)
-
-
-def _ways(cuts: Sequence[Cut], routed: Iterable[tuple[Route, int]]) -> tuple[WayTaken, ...]:
-    taken = (
-        WayTaken(cut=route.cut, codec=route.codec, name=cuts[route.cut].name, samples=samples)
-        for route, samples in routed
-    )
-    return tuple(sorted(taken, key=lambda item: -item.samples))
 
 
 def _bound(samples_per_s: float) -> float | None:
@@ -303,6 +318,6 @@ def _save(out: Path, model: nn.Module, head: nn.Module, report: Report) -> None:
     from frostline.training.report.page import render_page
 
     write_tensors(out / "head.safetensors", head.state_dict())
-    write_tensors(out / "model.safetensors", model.state_dict())
+    write_tensors(out / "model.safetensors", merged_state(model))
     write_text(out / "report.json", json.dumps(report.to_json(), indent=2) + "\n")
     write_text(out / "report.html", render_page(report))
