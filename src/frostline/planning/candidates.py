@@ -62,7 +62,7 @@ class Candidate:
         error: error of the codec, as measured: root-mean-square error of the worst sample, relative to the sample's
             own.
         rejected: why the plan does not use it, in a sentence; None where it does.
-        is_possible: the node's memory and the job's accuracy allow it.
+        is_possible: the memory of both sides and the job's accuracy allow it.
     """
 
     route: Route
@@ -224,7 +224,11 @@ def _option(cut: Cut, codec: str, encode: CodecCost | None, job: _Job) -> Option
     device_batch, memory_bytes = _memory(cut, job)
     error = 0.0 if encode is None else encode.error
     lost = job.situation.store.engine_error if cut.number > 1 else 0.0
-    rejected = _forbidden(cut, memory_bytes, job.situation) or _inaccurate(codec, error, lost, job.situation.accuracy)
+    rejected = (
+        _forbidden(cut, memory_bytes, job.situation)
+        or _too_large_for_trainer(cut, job)
+        or _inaccurate(codec, error, lost, job.situation.accuracy)
+    )
     candidate = Candidate(
         route=Route(cut.number, codec),
         name=cut.name,
@@ -297,6 +301,21 @@ def _forbidden(cut: Cut, memory_bytes: int, situation: Situation) -> str | None:
     return (
         f"needs {in_bytes(memory_bytes)} at the node for {_SMALLEST_DEVICE_BATCH} samples, the budget is "
         f"{in_bytes(budget_bytes)}; raise the node's memory_bytes"
+    )
+
+
+def _too_large_for_trainer(cut: Cut, job: _Job) -> str | None:
+    """Why the trainer cannot run what is left of the frozen layers; None where it can, or nothing is left."""
+    situation, cost = job.situation, job.trainer.costs[cut.number]
+    budget_bytes, rows = situation.trainer_memory_bytes, situation.trainer_batch
+    if budget_bytes is None or cut.number == situation.frost_line.number:
+        return None
+    needed_bytes = cost.rest_fixed_bytes + rows * cost.rest_bytes_per_sample
+    if needed_bytes <= budget_bytes:
+        return None
+    return (
+        f"needs {in_bytes(needed_bytes)} at the trainer for {rows} samples, which has {in_bytes(budget_bytes)}; "
+        "raise the job's trainer_memory_bytes, or lower its device_batch and the node's"
     )
 
 
