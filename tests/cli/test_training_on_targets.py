@@ -149,3 +149,19 @@ def test_labels_with_fractions_are_learned_where_they_are_named(capsys, folder, 
         code, _, errors = run(capsys, tmp_path, node.url, "--epochs", 1)
         assert (code, "targets='label'" in errors) == (2, True)
         assert run(capsys, tmp_path, node.url, "--targets", "label", "--loss", "mse", "--epochs", 1)[0] == 0
+
+
+def test_a_function_of_ones_own_learns_labels_where_it_is_said_so(capsys, folder, near, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("from torch.nn.functional import binary_cross_entropy_with_logits as loss\n")
+    how = ("--targets", "tags", "--epochs", 1, "--json")
+    reports = []
+    for options in (("--loss", "bce"), ("--loss", f"{file}:loss", "--task", "labels", "--metrics", "auroc")):
+        code, said, errors = run(capsys, folder, near, *how, *options)
+        assert code == 0, errors
+        reports.append(json.loads(said))
+    named, own = reports
+    assert own["losses"] == named["losses"]
+    assert list(named["val_score"]) == ["macro_f1", "auroc"]
+    assert own["val_score"] == {"auroc": named["val_score"]["auroc"]}
+    assert own["classes"] == named["classes"]

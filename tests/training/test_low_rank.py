@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from frostline.errors import SettingError
+from frostline.models.cutting.cut import cut_network
 from frostline.models.freezing import freeze
 from frostline.training.recipe.adapters import LowRank
 from frostline.training.recipe.lora import add_adapters, check_trained, merged_state
 from support.networks import Blocks
 
 SHAPE = (3, 32, 32)
+_LINEAR = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 
 
 def adapted(text="layers.2-3:r=4", until="layers.1"):
@@ -59,6 +61,19 @@ def test_the_merged_network_gives_what_the_adapted_one_gives():
     torch.testing.assert_close(merged, ours)
     assert (before - ours).abs().max() > 0.01
     assert merged_state(plain).keys() == plain.state_dict().keys()
+
+
+def test_a_transformer_with_adapters_is_cut_where_it_is_without_them():
+    import timm
+
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=48, depth=4)
+    add_adapters(model, LowRank.parse("blocks.2-3:r=2"), SHAPE, seed=0)
+    freeze(model, "blocks.1", input_shape=SHAPE)
+    adapted_layers = [path for path, module in model.named_modules() if hasattr(module, "base_layer")]
+    assert adapted_layers == [f"blocks.{block}.{name}" for block in (2, 3) for name in _LINEAR]
+    network = cut_network(model.train(), SHAPE, frozen_in_eval=True)
+    assert network.fallback is None
+    assert network.frost_line.name.startswith("blocks.1")
 
 
 @pytest.mark.parametrize(

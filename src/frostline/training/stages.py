@@ -51,6 +51,7 @@ class Stages:
         self._left = list(unfreezing.steps)
         self._observe = observe
         self._past: list[_Done] = []
+        self._is_open = True
         _check(setup, unfreezing)
 
     def thaw(self, epoch: int) -> Thawed | None:
@@ -65,11 +66,13 @@ class Stages:
             return None
         del self._left[: len(due)]
         self._past.append(_done(self.job))
+        self._is_open = False
         self.job.close()
         network = self._setup.network
         added = [unfreeze(network.model, step.layers, input_shape=network.preprocess.inputs) for step in due]
         with torch.random.fork_rng():  # which dropout goes on with
             self.job = self._setup.again()
+        self._is_open = True
         layers = ", ".join(layer for step in due for layer in step.layers)
         self._observe(LayersUnfrozen(epoch=epoch, layers=layers, frost_line=self.job.frost_line.name))
         return Thawed(head=self.job.head, added=added)
@@ -77,15 +80,16 @@ class Stages:
     @property
     def begun(self) -> int:
         """The number of stages that were begun."""
-        return len(self._past) + 1
+        return len(self._past) + self._is_open
 
     def done(self) -> tuple[JobStatistics, tuple[WayTaken, ...], Mapping[str, float]]:
         """What all jobs did: their statistics, the ways of their samples, and the seconds of each part."""
-        *past, last = (*self._past, _done(self.job))
+        # Where a stage could not begin, the job before it is closed, and was counted.
+        done = [*self._past, _done(self.job)] if self._is_open else self._past
         return (
-            _summed([*(item.statistics for item in past), last.statistics]),
-            tuple(way for item in (*past, last) for way in item.ways),
-            {name: _seconds(name, [*past, last]) for name in last.stages},
+            _summed([item.statistics for item in done]),
+            tuple(way for item in done for way in item.ways),
+            {name: _seconds(name, done) for name in done[-1].stages},
         )
 
 
