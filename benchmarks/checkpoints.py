@@ -51,6 +51,7 @@ def a_round(wanted):
         figures = Path(folder, "figures.json")
         command = [sys.executable, __file__, "--data", wanted.data, "--inside", str(figures), f"--train={wanted.train}"]
         subprocess.run(command, check=True, env={**os.environ, "XDG_CACHE_HOME": folder}, stdout=subprocess.DEVNULL)
+        print(figures.read_text(), file=sys.stderr, flush=True)
         return json.loads(figures.read_text())
 
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import frostline as fl
@@ -18,6 +19,7 @@ from frostline.training.networks import load_model
 from frostline.training.recipe.unfreezing import ThawStep, Unfreezing
 from frostline.training.report.report import Record
 from support.images import image_folder
+from support.networks import adapted_blocks
 
 BLOCKS, SMALL = "support.networks:Blocks", "support.networks:Small"
 HOW = ("--batch-size", 6, "--val-share", 0.25, "--accuracy", "exact")
@@ -55,10 +57,10 @@ def trained(capsys, folder, near, *arguments):
 
 
 def plain_loop(folder, near, network, epochs, prepare):
-    """The losses of whole networks on pixels; ``prepare`` says before each epoch what is trained, and its modes."""
-    data, losses, optimizer = fl.Dataset(folder), [], None
+    """Losses of a whole network on pixels, and held out; ``prepare`` says what an epoch trains, and sets modes."""
+    data, losses, scored, optimizer = fl.Dataset(folder), [], [], None
     with fl.offload(None, data, preprocess=network.preprocess, near=near) as job:
-        train, _ = job.data.split(0.25)
+        train, held = job.data.split(0.25)
         torch.manual_seed(0)
         for epoch in range(epochs):
             added = prepare(network.model, epoch)
@@ -72,10 +74,13 @@ def plain_loop(folder, near, network, epochs, prepare):
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
-        network.model.eval()
+            network.model.eval()
+            with torch.no_grad():
+                [batch] = job.loader(len(held), data=held)
+                scored.append(float(nn.functional.cross_entropy(network.model(batch.features), batch.labels)))
         with torch.no_grad():
             likely = [network.model(batch.features).softmax(1) for batch in job.loader(6)]
-    return losses, torch.cat(likely).amax(1).tolist()
+    return losses, scored, torch.cat(likely).amax(1).tolist()
 
 
 def interrupted_after(step, patch):
@@ -109,7 +114,7 @@ def test_adapters_have_the_losses_of_a_plain_loop_go_on_after_a_break_and_predic
     torch.manual_seed(0)
     inject_adapter_in_model(LoraConfig(target_modules=["2.linear", "3.linear"], r=4, lora_alpha=8), network.model)
     network.model.fc.requires_grad_(True)
-    losses, likely = plain_loop(folder, near, network, 2, prepare)
+    losses, scored, likely = plain_loop(folder, near, network, 2, prepare)
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -120,12 +125,20 @@ def test_adapters_have_the_losses_of_a_plain_loop_go_on_after_a_break_and_predic
     assert code == 0, err
     report = json.loads(said)
     assert report["losses"] == pytest.approx(losses, rel=1e-4)
+    assert report["val_losses"] == pytest.approx(scored, rel=1e-4)
     assert report["resumed_steps"] == 2
     assert report["settings"]["lora"] == "layers.2-3:r=4,alpha=8"
     code, said, err = run(capsys, "predict", "--run", out, "--data", folder, "--near", near)
     assert code == 0, err
     found = [float(row["probability"]) for row in csv.DictReader(io.StringIO(said))]
     assert found == pytest.approx(likely, rel=1e-3)
+
+
+def test_a_network_that_brings_adapters_of_its_own_is_written_as_it_is(capsys, folder, near, tmp_path):
+    network = ("--model", "support.networks:adapted_blocks", "--until", "layers.1", "--epochs", 1)
+    trained(capsys, folder, near, *network, "--out", tmp_path / "run")
+    written = load_file(tmp_path / "run" / "model.safetensors")
+    assert written.keys() == adapted_blocks().state_dict().keys()
 
 
 LATER = ("--model", SMALL, "--until", "features", "--unfreeze", "2:body", "--epochs", 3)
@@ -148,14 +161,17 @@ def body_later(model, epoch):
 @pytest.fixture(scope="module")
 def expected(folder, near):
     network = load_model(SMALL, classes=len(fl.Dataset(folder).classes))
-    return plain_loop(folder, near, network, 3, body_later)[0]
+    return plain_loop(folder, near, network, 3, body_later)[:2]
 
 
 def test_layers_that_thaw_have_the_losses_of_a_plain_loop_and_find_their_features_in_the_cache(
     capsys, folder, near, tmp_path, expected
 ):
     first = trained(capsys, folder, near, *LATER, "--cache", tmp_path / "kept")
-    assert first["losses"] == pytest.approx(expected, rel=1e-4)
+    assert (first["losses"], first["val_losses"]) == (
+        pytest.approx(expected[0], rel=1e-4),
+        pytest.approx(expected[1], rel=1e-4),
+    )
     samples, names = len(list(folder.rglob("*.jpg"))), {way["name"] for way in first["ways"]}
     # Each frost line's features come once.
     assert sum(way["samples"] for way in first["ways"]) == 2 * samples
@@ -168,7 +184,7 @@ def test_layers_that_thaw_have_the_losses_of_a_plain_loop_and_find_their_feature
 @pytest.mark.parametrize("step", [4, 8])
 def test_a_run_whose_layers_thaw_goes_on_after_a_break(capsys, folder, near, tmp_path, monkeypatch, expected, step):
     out = tmp_path / "run"
-    assert len(expected) == 9
+    assert len(expected[0]) == 9
     with monkeypatch.context() as patch:
         interrupted_after(step, patch)
         asked = ("train", "--data", folder, "--near", near, *HOW, *LATER, "--checkpoint-every", 2, "--out", out)
@@ -177,7 +193,7 @@ def test_a_run_whose_layers_thaw_goes_on_after_a_break(capsys, folder, near, tmp
     assert code == 0, err
     assert "body is trained too from epoch 2 on: the frost line is" in err
     report = json.loads(said)
-    assert report["losses"] == pytest.approx(expected, rel=1e-4)
+    assert report["losses"] == pytest.approx(expected[0], rel=1e-4)
     assert 2 <= report["resumed_steps"] <= step
     code, _, err = run(capsys, "train", "--resume", out, "--unfreeze", "3:body")
     assert (code, "began with --unfreeze 2:body" in err) == (2, True)
@@ -188,6 +204,7 @@ def test_epochs_and_layers_are_read():
     assert found.steps == (ThawStep(epoch=3, layers=("layer4", "norm")), ThawStep(epoch=6, layers=("layer3",)))
     assert found.layers == ("layer4", "norm", "layer3")
     assert Unfreezing.parse(None).steps == ()
+    assert [found.until_next(epoch, 9) for epoch in (0, 2, 5)] == [2, 3, 4]
     for text in ("", "layer4", "1:layer4", "3:", "6:a,3:b", "3:a,3:b", "x:a"):
         with pytest.raises(SettingError, match="such as"):
             Unfreezing.parse(text)

@@ -60,7 +60,6 @@ def test_the_merged_network_gives_what_the_adapted_one_gives():
     ours, merged, before = model.eval()(batch), plain.eval()(batch), Blocks().eval()(batch)
     torch.testing.assert_close(merged, ours)
     assert (before - ours).abs().max() > 0.01
-    assert merged_state(plain).keys() == plain.state_dict().keys()
 
 
 def test_a_transformer_with_adapters_is_cut_where_it_is_without_them():

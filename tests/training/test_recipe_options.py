@@ -186,6 +186,21 @@ def test_patience_ends_epochs_that_were_asked_for_and_keeps_the_best_head():
     assert len(losses) - 1 - record.kept.epoch == 2
 
 
+def test_what_is_frozen_in_a_head_is_not_copied_with_the_best_one():
+    record, (features, labels), keeper = Record(ignore), few_digits(), Keeps(3)
+    head = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+    head[0].requires_grad_(False)
+    recipe = Recipe(epochs=6, learning_rate=0.3, patience=5)
+    loop, _, held_out = a_loop(recipe, record, features=features, labels=labels, head=head, keeper=keeper)
+    loop.run()
+    assert {name.partition(".")[0] for name in keeper.kept.best} == {"1", "2"}
+    assert {"1.running_mean", "1.weight", "2.weight"} < keeper.kept.best.keys()
+    scores = head.eval()(held_out[0]).detach()
+    best = min(score.loss for score in record.scores)
+    assert float(nn.functional.cross_entropy(scores, held_out[1])) == pytest.approx(best, rel=1e-5)
+    assert record.kept.epoch + 1 < len(record.scores)
+
+
 def test_label_smoothing_is_for_training_and_held_out_losses_are_plain():
     record, (features, labels) = Record(ignore), few_digits()
     recipe = Recipe(epochs=1, label_smoothing=0.5)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,7 +68,7 @@ def train(
     if settings.out is not None:
         make_folder(settings.out)
     record = Record(observe)
-    epochs = settings.epochs or FEW_EPOCHS
+    epochs = Unfreezing.parse(settings.unfreeze).until_next(0, settings.epochs or FEW_EPOCHS)
     with set_up(settings.job, record, begun=begun, min_classes=2, epochs=epochs) as setup:
         run = _Run(settings, setup, record, began_at)
         run.begin(options or {}, resumes=resumes)
@@ -79,7 +78,7 @@ def train(
             # Also where the node stayed away or too much was unreadable: what was learned by then is kept.
             report = run.report()
             if settings.out is not None:
-                _save(settings.out, setup.network.model, run.head, report)
+                _save(settings, setup.network.model, run.head, report)
     return report
 
 
@@ -90,7 +89,7 @@ class _Run:
         self._settings = settings
         self._began_at = began_at
         self._setup = setup
-        self._stages = Stages(setup, Unfreezing.parse(settings.unfreeze), record)
+        self._stages = Stages(setup, Unfreezing.parse(settings.unfreeze), settings.epochs or FEW_EPOCHS, record)
         self._record = record
         self._sides = sides_of(settings, setup)
         self._train, self._held_out = self._sides.train, self._sides.held_out
@@ -313,11 +312,13 @@ def _plain_settings(settings: TrainSettings) -> Mapping[str, Any]:
     return {name: value for name, value in named.items() if name not in ("data", "model")}
 
 
-def _save(out: Path, model: nn.Module, head: nn.Module, report: Report) -> None:
+def _save(settings: TrainSettings, model: nn.Module, head: nn.Module, report: Report) -> None:
     # Its plots bring matplotlib, which takes a second to import: not before the first step.
     from frostline.training.report.page import render_page
 
+    out, has_adapters = settings.out, settings.job.lora is not None
+    assert out is not None, "there is a folder"
     write_tensors(out / "head.safetensors", head.state_dict())
-    write_tensors(out / "model.safetensors", merged_state(model))
+    write_tensors(out / "model.safetensors", merged_state(model) if has_adapters else model.state_dict())
     write_text(out / "report.json", json.dumps(report.to_json(), indent=2) + "\n")
     write_text(out / "report.html", render_page(report))

@@ -27,14 +27,15 @@ class Setup:
         whole: the data set that they are of.
         network: to train or run.
         job: on it.
-        again: makes another job of the same, for a network whose frozen part is another now; it ends with the first.
+        again: makes another job of so many epochs, for a network whose frozen part is another now; it ends with the
+            first.
     """
 
     data: Dataset
     whole: Dataset
     network: Pretrained
     job: Job
-    again: Callable[[], Job]
+    again: Callable[[int], Job]
 
 
 @contextmanager
@@ -76,14 +77,14 @@ def set_up(
         )
         _freeze(network, settings)
         watch = _Watch(begun, observe)
-        made = partial(_job, settings, network, watch, epochs, stack)
-        job = made(begun.data)
+        made = partial(_job, settings, network, watch, stack)
+        job = made(begun.data, epochs)
         # As the job lists it: it may have listed it again.
-        yield Setup(data=job.data, whole=begun.whole, network=network, job=job, again=lambda: made(job.data))
+        yield Setup(data=job.data, whole=begun.whole, network=network, job=job, again=partial(made, job.data))
 
 
 def _job(
-    settings: JobSettings, network: Pretrained, watch: "_Watch", epochs: int, stack: ExitStack, data: Dataset
+    settings: JobSettings, network: Pretrained, watch: "_Watch", stack: ExitStack, data: Dataset, epochs: int
 ) -> Job:
     return stack.enter_context(
         offload(

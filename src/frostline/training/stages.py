@@ -38,6 +38,7 @@ class Stages:
     Args:
         setup: data, network and first job of the run.
         unfreezing: layers that are trained later.
+        epochs: number of all epochs.
         observe: told when the frost line moves.
 
     Raises:
@@ -45,9 +46,11 @@ class Stages:
         UnknownLayer: the network has no such layer.
     """
 
-    def __init__(self, setup: Setup, unfreezing: Unfreezing, observe: Observer) -> None:
+    def __init__(self, setup: Setup, unfreezing: Unfreezing, epochs: int, observe: Observer) -> None:
         self.job = setup.job
         self._setup = setup
+        self._unfreezing = unfreezing
+        self._epochs = epochs
         self._left = list(unfreezing.steps)
         self._observe = observe
         self._past: list[_Done] = []
@@ -71,7 +74,7 @@ class Stages:
         network = self._setup.network
         added = [unfreeze(network.model, step.layers, input_shape=network.preprocess.inputs) for step in due]
         with torch.random.fork_rng():  # which dropout goes on with
-            self.job = self._setup.again()
+            self.job = self._setup.again(self._unfreezing.until_next(epoch, self._epochs))
         self._is_open = True
         layers = ", ".join(layer for step in due for layer in step.layers)
         self._observe(LayersUnfrozen(epoch=epoch, layers=layers, frost_line=self.job.frost_line.name))

@@ -60,7 +60,7 @@ def check_trained(model: nn.Module, until: str) -> None:
 
 
 def merged_state(model: nn.Module) -> Mapping[str, torch.Tensor]:
-    """The tensors of the network without adapters that computes the same; the model's own where it has none."""
+    """The tensors of the network without adapters that computes the same."""
     layers = {path: module for path, module in model.named_modules() if hasattr(module, "base_layer")}
     state: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():

@@ -40,6 +40,11 @@ class Unfreezing:
             raise _unreadable(text)
         return cls(steps=steps)
 
+    def until_next(self, epoch: int, epochs: int) -> int:
+        """The number of epochs from one, counted from 0, until further layers are trained or all epochs are over."""
+        later = [step.epoch - 1 for step in self.steps if step.epoch - 1 > epoch]
+        return min([*later, epochs]) - epoch
+
     @property
     def layers(self) -> tuple[str, ...]:
         """All layers that are trained in the end beside those from the beginning."""
