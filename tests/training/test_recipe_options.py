@@ -190,7 +190,7 @@ def test_what_is_frozen_in_a_head_is_not_copied_with_the_best_one():
     record, (features, labels), keeper = Record(ignore), few_digits(), Keeps(3)
     head = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
     head[0].requires_grad_(False)
-    recipe = Recipe(epochs=6, learning_rate=0.3, patience=5)
+    recipe = Recipe(epochs=8, learning_rate=0.1, patience=7)
     loop, _, held_out = a_loop(recipe, record, features=features, labels=labels, head=head, keeper=keeper)
     loop.run()
     assert {name.partition(".")[0] for name in keeper.kept.best} == {"1", "2"}
