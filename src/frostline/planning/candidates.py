@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from frostline.core import EXACT, FLOAT32, REFERENCE, Cut, Route
+from frostline.core import EXACT, FLOAT32, LOSSY, REFERENCE, Cut, Route
 from frostline.core.units import in_bytes
 from frostline.planning.situation import Situation
 from frostline.profiles import CodecCost, CutCost, Profile
@@ -33,13 +33,10 @@ SHARED_MACHINE = "shared machine"
 
 _SMALLEST_DEVICE_BATCH = 8
 _ACCELERATOR = "cuda"
-_LOSSY = ("fp16", "bf16", "int8")
 _ALLOWED: Mapping[str, tuple[str, ...]] = {
     EXACT: (),
     FLOAT32: (),
-    "fp16": ("fp16",),
-    "bf16": ("fp16", "bf16"),
-    "int8": _LOSSY,
+    **{name: LOSSY[: place + 1] for place, name in enumerate(LOSSY)},
 }
 
 
@@ -329,7 +326,7 @@ def _inaccurate(codec: str, error: float, lost: float, accuracy: str | float) ->
         accuracy: accuracy that the job demands of both together.
     """
     precision = codec.partition("+")[0]
-    if precision not in _LOSSY:
+    if precision not in LOSSY:
         return None
     if isinstance(accuracy, str):
         allowed = precision in _ALLOWED[accuracy]

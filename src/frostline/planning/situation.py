@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from frostline.core import EXACT, FLOAT32, Cut
+from frostline.core import EXACT, FLOAT32, LOSSY, Cut
 from frostline.errors import SettingError, nearest
 from frostline.profiles import Profile
 
 __all__ = ("ACCURACIES", "Link", "Situation")
 
-ACCURACIES = (EXACT, FLOAT32, "fp16", "bf16", "int8")
+ACCURACIES = (EXACT, FLOAT32, *LOSSY)
 """What a job may allow by name; a number allows any codec whose measured error is at most that."""
 
 
