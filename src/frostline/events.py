@@ -1,6 +1,6 @@
 """What happened, as values. Progress bars, reports, logs and metrics read these and nothing else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from frostline.core import Route
@@ -17,6 +17,7 @@ __all__ = (
     "Evaluated",
     "Event",
     "HeadKept",
+    "LayersUnfrozen",
     "MeasuringFailed",
     "NodeFull",
     "NodeLeftOut",
@@ -246,15 +247,13 @@ class Evaluated:
         epoch: number of the epoch.
         samples: number of samples that were scored.
         loss: mean loss of the samples.
-        score: value of the metric.
-        metric: ``accuracy``; ``mae``, the mean absolute error, or ``macro_f1`` where other targets are learned.
+        scores: metrics of the samples by their names, the first of them the main one (``core.units.METRICS``).
     """
 
     epoch: int
     samples: int
     loss: float
-    score: float
-    metric: str = "accuracy"
+    scores: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +278,15 @@ class HeadKept:
 
     epoch: int
     epochs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersUnfrozen:
+    """Further layers are trained from an epoch on, counted from 0, and the frost line lies at another place."""
+
+    epoch: int
+    layers: str
+    frost_line: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +340,7 @@ Event = (
     | EpochsChosen
     | Evaluated
     | HeadKept
+    | LayersUnfrozen
     | MeasuringFailed
     | NodeFull
     | NodeLeftOut

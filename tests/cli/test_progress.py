@@ -13,7 +13,7 @@ def test_figures_of_an_epoch_are_its_own_and_not_those_since_the_start(monkeypat
             shown(EpochStarted(epoch=epoch, samples=samples))
             now[0] += 2
             shown(BatchTaken(epoch=epoch, samples=samples, from_cache=0, stall_s=0.5))
-            shown(Evaluated(epoch=epoch, samples=10, loss=0.5, score=0.75, metric="accuracy"))
+            shown(Evaluated(epoch=epoch, samples=10, loss=0.5, scores={"accuracy": 0.75}))
     first, second = [line for line in capsys.readouterr().err.split("epoch ") if "held-out" in line]
     assert "(50 samples/s, waiting 25%)" in first
     assert "(200 samples/s, waiting 25%)" in second

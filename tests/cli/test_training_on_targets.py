@@ -63,7 +63,7 @@ LEARNED = {
     "score": ("mse", "score", 1, nn.functional.mse_loss),
     "vector": ("mse", "vector", 3, nn.functional.mse_loss),
     "tags": ("bce", fl.MultiLabel(column="tags"), 3, nn.functional.binary_cross_entropy_with_logits),
-    "kind": ("cross_entropy", "kind", 2, nn.functional.cross_entropy),
+    "kind": ("cross-entropy", "kind", 2, nn.functional.cross_entropy),
 }
 
 
@@ -106,7 +106,7 @@ def test_losses_and_scores_are_those_of_a_plain_loop(capsys, folder, near, tmp_p
         assert report["val_scores"][name][-1] == report["val_score"][name]
     assert report["val_accuracy"] == (report["val_score"]["accuracy"] if column == "kind" else None)
     page = (out / "report.html").read_text()
-    words = {"mse": "mean absolute error", "bce": "macro-F1", "cross_entropy": "held-out samples right"}
+    words = {"mse": "mean absolute error", "bce": "macro-F1", "cross-entropy": "held-out samples right"}
     assert words[loss] in page
 
 
@@ -149,3 +149,19 @@ def test_labels_with_fractions_are_learned_where_they_are_named(capsys, folder, 
         code, _, errors = run(capsys, tmp_path, node.url, "--epochs", 1)
         assert (code, "targets='label'" in errors) == (2, True)
         assert run(capsys, tmp_path, node.url, "--targets", "label", "--loss", "mse", "--epochs", 1)[0] == 0
+
+
+def test_a_function_of_ones_own_learns_labels_where_it_is_said_so(capsys, folder, near, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("from torch.nn.functional import binary_cross_entropy_with_logits as loss\n")
+    how = ("--targets", "tags", "--epochs", 1, "--json")
+    reports = []
+    for options in (("--loss", "bce"), ("--loss", f"{file}:loss", "--task", "labels", "--metrics", "auroc")):
+        code, said, errors = run(capsys, folder, near, *how, *options)
+        assert code == 0, errors
+        reports.append(json.loads(said))
+    named, own = reports
+    assert own["losses"] == named["losses"]
+    assert list(named["val_score"]) == ["macro_f1", "auroc"]
+    assert own["val_score"] == {"auroc": named["val_score"]["auroc"]}
+    assert own["classes"] == named["classes"]

@@ -111,8 +111,15 @@ def learned(record):
     [
         (Recipe(epochs=2, batch_size=6, seed=3), False),
         (Recipe(epochs=2, batch_size=5, optimizer="sgd", learning_rate=0.1), True),
+        (
+            Recipe(
+                epochs=2, batch_size=6, optimizer="adamw", weight_decay=0.1, schedule="cosine", warm_up=3, bf16=True
+            ),
+            False,
+        ),
+        (Recipe(epochs=4, batch_size=6, learning_rate=0.5, label_smoothing=0.1, patience=1), False),
     ],
-    ids=["adam", "sgd on random views"],
+    ids=["adam", "sgd on random views", "a schedule in bfloat16", "patience"],
 )
 def test_losses_scores_and_tensors_are_those_of_a_training_at_the_trainer(folder, idle, recipe, flip):
     model, data = frozen(), fl.Dataset(folder)

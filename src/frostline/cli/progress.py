@@ -19,6 +19,7 @@ from frostline.events import (
     Evaluated,
     Event,
     HeadKept,
+    LayersUnfrozen,
     MeasuringFailed,
     NodeFull,
     NodeLeftOut,
@@ -101,7 +102,15 @@ class ProgressBar:
                 self._step(event)
             case Evaluated():
                 self._epoch(event)
-            case EpochsChosen() | HeadKept() | NotAsAsked() | RunResumed() | SplitsTaken() | WeightsLoaded():
+            case (
+                EpochsChosen()
+                | HeadKept()
+                | LayersUnfrozen()
+                | NotAsAsked()
+                | RunResumed()
+                | SplitsTaken()
+                | WeightsLoaded()
+            ):
                 self._say(_of_the_job(event))
             case Tuned() if event.is_trial or event.requests == event.requests_before:
                 pass  # what is tried, and bytes alone, would fill the screen
@@ -130,11 +139,8 @@ class ProgressBar:
         now = time.monotonic()
         if event.epoch < _EPOCHS_SAID or now >= self._epoch_at + _EPOCH_EVERY_S:
             self._epoch_at = now
-            self._say(
-                f"epoch {event.epoch + 1}: held-out {METRICS[event.metric]} {in_score(event.metric, event.score)}, "
-                f"loss {event.loss:.3f} "
-                f"({self._figures()})"
-            )
+            scores = "".join(f"{METRICS[name]} {in_score(name, value)}, " for name, value in event.scores.items())
+            self._say(f"epoch {event.epoch + 1}: held-out {scores}loss {event.loss:.3f} ({self._figures()})")
             # The next figures are of what comes from here on: later epochs on kept features are much faster.
             self._started, self._samples, self._stall_s = now, 0, 0.0
 
@@ -169,12 +175,18 @@ class ProgressBar:
             self._console.print(sentence, markup=False, highlight=False)
 
 
-def _of_the_job(event: EpochsChosen | HeadKept | NotAsAsked | RunResumed | SplitsTaken | WeightsLoaded) -> str:
+def _of_the_job(
+    event: EpochsChosen | HeadKept | LayersUnfrozen | NotAsAsked | RunResumed | SplitsTaken | WeightsLoaded,
+) -> str:
     match event:
         case EpochsChosen():
             return f"at most {event.epochs} epochs: {event.reason} (--epochs takes another number)"
         case HeadKept():
             return f"the head of epoch {event.epoch + 1} of {event.epochs} is kept: its held-out loss was the lowest"
+        case LayersUnfrozen():
+            return (
+                f"{event.layers} is trained too from epoch {event.epoch + 1} on: the frost line is {event.frost_line}"
+            )
         case NotAsAsked():
             return f"not as it was asked for: {event.reason}"
         case RunResumed():

@@ -8,6 +8,7 @@ import click
 from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table
 from frostline.core import EXACT
 from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_score, in_seconds, in_times
+from frostline.training.report.recipe_words import recipe_in_words
 from frostline.training.report.report import Report, WayTaken
 
 __all__ = ("finish",)
@@ -28,6 +29,7 @@ def _print_report(report: Report, out: Path | None) -> None:
     rows = [
         *((f"held-out {METRICS[name]}", in_score(name, value)) for name, value in scores.items()),
         ("held out", report.held_out),
+        ("recipe", recipe_in_words(report.settings) or "-"),
         ("weights", str(report.settings.get("weights", "-"))),
         ("seconds since the command", in_seconds(report.seconds)),
         ("set-up", in_seconds(report.setup_s)),

@@ -7,11 +7,11 @@ import click
 
 from frostline.cli.options import as_json, epochs_option, job_options, policy_option
 from frostline.cli.progress import ProgressBar
+from frostline.cli.recipe import recipe_options
 from frostline.cli.resume import options_now, refuse_changes, resume_option
 from frostline.cli.summary import finish
 from frostline.processors import collector_rests
 from frostline.training.settings import JobSettings, TrainSettings
-from frostline.wire.recipes import LOSSES, OPTIMIZERS
 
 __all__ = ("train",)
 
@@ -32,18 +32,7 @@ __all__ = ("train",)
     help="Share of each class that is held out and scored; by default the split for it that the data brings, or 0.2.",
 )
 @click.option("--val-split", metavar="NAME", help="Score this split, instead of a share.")
-@click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True)
-@click.option("--learning-rate", "--lr", default=2e-3, show_default=True, help="Learning rate of the optimiser.")
-@click.option(
-    "--targets", metavar="COLUMN", help="Learn this column of the data in place of its classes; --loss says how."
-)
-@click.option(
-    "--loss",
-    type=click.Choice(LOSSES),
-    default=LOSSES[0],
-    show_default=True,
-    help="Loss over classes (cross_entropy), over a column of lists of classes (bce), or of numbers or vectors (mse).",
-)
+@recipe_options
 @click.option("--augment", is_flag=True, help="Random crops and flips, computed anew each epoch.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write head, network and report here.")
 @resume_option

@@ -9,6 +9,7 @@ METRICS = {
     "mae": "mean absolute error",
     "rmse": "root mean squared error",
     "macro_f1": "macro-F1",
+    "auroc": "area under the ROC curve",
 }
 """The names of scores, in words."""
 

@@ -14,7 +14,16 @@ from frostline.models.tracing.border import fed
 from frostline.models.tracing.recording import Inputs, input_specs, zeros
 from frostline.models.wrappers import resolved_path, unwrapped
 
-__all__ = ("asked_line", "before_the_line", "classifier_of", "freeze", "frozen_modules", "used_parameters")
+__all__ = (
+    "asked_line",
+    "before_the_line",
+    "classifier_of",
+    "freeze",
+    "frozen_modules",
+    "layer_of",
+    "unfreeze",
+    "used_parameters",
+)
 
 _ALL_BUT_THE_CLASSIFIER = "features"
 _ASKED = "frostline_until"
@@ -57,10 +66,54 @@ def _freeze(model: nn.Module, until: str, inputs: Inputs) -> None:
     for parameter in _up_to(model, until, used):
         parameter.requires_grad_(False)
     setattr(model, _ASKED, until)
+    _in_eval(model, used)
+
+
+def _in_eval(model: nn.Module, used: list[tuple[str, nn.Parameter | None]]) -> None:
+    """Put what is frozen into eval mode, and what runs before the frost line alone."""
     for _, module in frozen_modules(model):
         module.train(False)
     for _, module in before_the_line(model, used):
         module.training = False
+
+
+def unfreeze(model: nn.Module, layers: Sequence[str], *, input_shape: Inputs = (3, 224, 224)) -> list[nn.Parameter]:
+    """Train these layers too: their parameters require gradients, and all but what stays frozen is in train mode.
+
+    Args:
+        model: changed in place.
+        layers: dotted paths of modules, as for ``freeze``.
+        input_shape: as for ``freeze``.
+
+    Returns:
+        Those of their parameters that were frozen until now.
+
+    Raises:
+        UnknownLayer: There is no such module.
+        ModelError: The network does not run on a sample of that shape.
+    """
+    inner = unwrapped(model)
+    parameters = [parameter for layer in layers for parameter in layer_of(model, layer).parameters()]
+    added = [parameter for parameter in dict.fromkeys(parameters) if not parameter.requires_grad]
+    for parameter in added:
+        parameter.requires_grad_(True)
+    vars(inner).pop(_ASKED, None)  # what was asked for first is no longer where the line should be
+    inner.train()
+    _in_eval(inner, used_parameters(inner, input_shape))
+    return added
+
+
+def layer_of(model: nn.Module, path: str) -> nn.Module:
+    """The module of a path, as ``freeze`` reads it.
+
+    Raises:
+        UnknownLayer: There is no such module.
+    """
+    modules: dict[str, nn.Module] = dict(unwrapped(model).named_modules())
+    found = modules.get(resolved_path(model, path)) if path else None
+    if found is None:
+        raise UnknownLayer(f"the network has no layer {path!r}{nearest(path, [name for name in modules if name])}")
+    return found
 
 
 def asked_line(model: nn.Module) -> str | None:

@@ -1,8 +1,9 @@
 """The training loop: epochs of optimiser steps on whatever hands out batches, here or beside the store."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -12,11 +13,11 @@ from frostline.errors import SettingError
 from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadKept, Observer, StepFinished
 from frostline.loaders import Batch
 from frostline.training.checkpoint import Checkpoint, Keeper, random_state, restore_random_state
-from frostline.training.objective import Classes, Objective
-from frostline.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state
+from frostline.training.objective import Objective, objective_of
+from frostline.training.optimizers import load_optimizer_state, make_optimizer, make_scheduler, optimizer_state
 from frostline.wire.recipes import Recipe
 
-__all__ = ("Batches", "Loop", "Trainable")
+__all__ = ("Batches", "Loop", "Thawed", "Trainable")
 
 
 class Trainable(Protocol):
@@ -54,6 +55,19 @@ class Batches(Protocol):
         """Go on from there."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Thawed:
+    """A head that trains more than the one before it.
+
+    Attributes:
+        head: head to train from now on; the parameters of the one before are among its own.
+        added: parameters that are trained too, those that belong together in one sequence.
+    """
+
+    head: Trainable
+    added: Sequence[Sequence[torch.Tensor]]
+
+
 class Loop:
     """Follows a recipe. What happens is told in events, from which whoever wants it gathers losses.
 
@@ -66,6 +80,7 @@ class Loop:
         observe: told what happens.
         objective: loss and score of the head; those of the classes of the labels by default.
         keeper: keeps checkpoints; None keeps none.
+        thaw: the head of an epoch that has another one than the epoch before it, else None; None for a head that stays.
 
     Raises:
         SettingError: The head has nothing to train.
@@ -82,8 +97,9 @@ class Loop:
         observe: Observer,
         objective: Objective | None = None,
         keeper: Keeper | None = None,
+        thaw: Callable[[int], Thawed | None] | None = None,
     ) -> None:
-        self._objective = objective or Classes()
+        self._objective = objective or objective_of(label_smoothing=recipe.label_smoothing)
         self._recipe = recipe
         self._passes = recipe.passes(keeps_features=keeps_features, has_held_out=held_out is not None)
         self._head = head
@@ -92,7 +108,9 @@ class Loop:
         self._observe = observe
         settle_kernels()  # an optimiser's first step computes too
         self._parameters = _trained(head)
+        self._scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
         self._keeper = keeper
+        self._thaw = thaw
         self._steps = 0  # of the whole run, where it is known how many there are
         self._samples = 0
         self._step_losses: list[float] = []
@@ -116,8 +134,19 @@ class Loop:
         with ThreadPoolExecutor(1, "frostline-optimizer") as aside:
             made = aside.submit(make_optimizer, self._recipe, self._parameters)
             if resumed is not None:
+                self._take_head(resumed.epoch if resumed.order is not None else resumed.epoch - 1, made)
                 self._go_on(resumed, made.result())
             self._epochs(made, resumed)
+
+    def _take_head(self, epoch: int, made: Future[torch.optim.Optimizer]) -> None:
+        """Take the head of an epoch, and let the optimiser train what it has more."""
+        thawed = None if self._thaw is None else self._thaw(epoch)
+        if thawed is None:
+            return
+        self._head = thawed.head
+        for parameters in filter(None, thawed.added):
+            made.result().add_param_group({"params": list(parameters)})
+        self._scheduler = None  # which knows the parameters of before alone
 
     @torch.no_grad()
     def _go_on(self, resumed: Checkpoint, optimizer: torch.optim.Optimizer) -> None:
@@ -146,10 +175,15 @@ class Loop:
             self._take_best()
 
     def _epoch(self, epoch: int, made: Future[torch.optim.Optimizer], resumed: Checkpoint | None) -> None:
+        self._take_head(epoch, made)
         self._head.train()
         batches = self._train(epoch)
+        steps = self._passes.maximum * len(batches)
         if self._passes.patience is None and not self._steps:
-            self._steps = self._passes.maximum * len(batches)
+            self._steps = steps
+        if self._recipe.changes_rate and self._scheduler is None:
+            done = len(self._step_losses)
+            self._scheduler = make_scheduler(self._recipe, made.result(), steps=steps, done=done)
         begun = len(self._step_losses)
         if resumed is not None and resumed.order is not None:
             batches.load_state_dict(resumed.order)
@@ -164,15 +198,25 @@ class Loop:
     def _step(self, epoch: int, batch: Batch, made: Future[torch.optim.Optimizer]) -> None:
         started = time.perf_counter()
         optimizer = made.result()
-        loss = self._objective.loss(self._head(batch.features), batch)
+        loss = self._objective.loss(self._scored(batch), batch)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
         self._step_losses.append(float(loss.detach()))
         self._samples += len(batch)
         self.head_s += time.perf_counter() - started
         step, last = len(self._step_losses), self._step_losses[-1]
         self._observe(StepFinished(epoch=epoch, step=step, steps=self._steps, samples=len(batch), loss=last))
+
+    def _scored(self, batch: Batch) -> Any:
+        if not self._recipe.bf16:
+            return self._head(batch.features)
+        with torch.autocast(self._parameters[0].device.type, torch.bfloat16):
+            scores = self._head(batch.features)
+        # The loss is a small sum of large exponentials, and costs nothing.
+        return scores.float()
 
     def _keep(
         self,
@@ -211,10 +255,9 @@ class Loop:
         self._head.eval()
         tally, losses, seen = self._objective.begin(), 0.0, 0
         for batch in batches:
-            losses += tally.add(self._head(batch.features), batch)
+            losses += tally.add(self._scored(batch), batch)
             seen += len(batch)
-        loss, metric = losses / max(1, seen), self._objective.metric
-        score = Evaluated(epoch=epoch, samples=seen, loss=loss, score=tally.score, metric=metric)
+        score = Evaluated(epoch=epoch, samples=seen, loss=losses / max(1, seen), scores=tally.scores)
         self._scores.append(score)
         self._put_aside(score)
         self._observe(score)
@@ -223,7 +266,9 @@ class Loop:
         """Copy the head where it is the best so far, and held-out loss decides."""
         if self._passes.best(self._losses) == len(self._scores) - 1:
             self._best = None  # there is room for one copy; until it is made the head itself is the best
-            tensors = {name: tensor.detach().clone() for name, tensor in self._head.state_dict().items()}
+            frozen = {tensor.data_ptr() for tensor in self._head.parameters() if not tensor.requires_grad}
+            own = self._head.state_dict().items()
+            tensors = {name: tensor.detach().clone() for name, tensor in own if tensor.data_ptr() not in frozen}
             self._best = score, tensors
 
     @torch.no_grad()
@@ -231,8 +276,9 @@ class Loop:
         if self._best is None:
             return
         score, tensors = self._best
-        for name, tensor in self._head.state_dict().items():
-            tensor.copy_(tensors[name])
+        own = self._head.state_dict()
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
         self._observe(HeadKept(epoch=score.epoch, epochs=len(self._scores)))
 
     @property

@@ -1,161 +1,102 @@
-"""What a head learns, by the name of its loss: classes, numbers or several labels; and how well it does."""
+"""What a head learns: the loss of a batch, and how well held-out samples are scored."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from frostline.loaders import Batch
+from frostline.training.recipe.losses import Criterion, criterion_of
+from frostline.training.recipe.metrics import make_metrics, metrics_of
+from frostline.wire.recipes import LOSSES, TASKS
 
-__all__ = ("Classes", "Numbers", "Objective", "SeveralLabels", "objective_of")
-
-
-class Objective(Protocol):
-    """What a head learns."""
-
-    @property
-    def metric(self) -> str:
-        """The name of the score."""
-
-    def loss(self, scores: Any, batch: Batch) -> torch.Tensor:
-        """The mean loss of a batch, from the head's scores."""
-
-    def begin(self) -> "Tally":
-        """Begin to count what a pass over held-out samples gets right."""
-
-
-class Tally(Protocol):
-    """What a pass over held-out samples got right so far."""
-
-    def add(self, scores: torch.Tensor, batch: Batch) -> float:
-        """Count a batch; its samples' losses, summed."""
-
-    @property
-    def score(self) -> float:
-        """The metric over all that was counted; 0 before anything was."""
+__all__ = ("Objective", "Tally", "objective_of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Classes:
-    """One class of several for each sample.
+class Objective:
+    """What a head learns.
 
     Attributes:
+        task: ``classes``, ``labels`` or ``numbers``, as of ``wire.recipes.TASKS``.
+        criterion: mean loss of a batch in training.
+        held_out: mean loss of a batch of held-out samples, without what helps training alone.
+        metrics: names of the metrics, the main one first.
         are_targets: classes stand in the batch's targets, not in its labels.
     """
 
+    task: str
+    criterion: Criterion
+    held_out: Criterion
+    metrics: tuple[str, ...]
     are_targets: bool = False
-    metric: str = "accuracy"
 
     def loss(self, scores: Any, batch: Batch) -> torch.Tensor:
-        """Cross-entropy."""
-        return nn.functional.cross_entropy(scores, self._classes(batch))
+        """The mean loss of a batch, from the head's scores."""
+        return self.criterion(scores, self.targets(scores, batch))
 
     def begin(self) -> "Tally":
-        """Count samples whose class has the greatest score."""
-        return _Right(self._classes)
+        """Begin to count what a pass over held-out samples gets right."""
+        return Tally(self)
 
-    def _classes(self, batch: Batch) -> Any:
-        return batch.targets if self.are_targets else batch.labels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
-    """A number for each sample, or a vector of them; the score is the mean absolute error."""
-
-    metric: str = "mae"
-
-    def loss(self, scores: Any, batch: Batch) -> torch.Tensor:
-        """The mean squared error."""
-        return nn.functional.mse_loss(scores, _like(batch.targets, scores))
-
-    def begin(self) -> "Tally":
-        """Sum absolute errors."""
-        return _Errors()
+    def targets(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Classes as ``int64[batch]``; labels and numbers as floats in the shape of the scores."""
+        found: Any = batch.targets if self.are_targets or self.task != "classes" else batch.labels
+        targets: torch.Tensor = found if self.task == "classes" else found.to(scores.dtype).reshape(scores.shape)
+        return targets
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeveralLabels:
-    """Any number of labels for each sample, as zeros and ones; the score is macro-F1."""
-
-    metric: str = "macro_f1"
-
-    def loss(self, scores: Any, batch: Batch) -> torch.Tensor:
-        """Binary cross-entropy of each label."""
-        return nn.functional.binary_cross_entropy_with_logits(scores, _like(batch.targets, scores))
-
-    def begin(self) -> "Tally":
-        """Count hits, false alarms and misses of each label."""
-        return _Hits()
-
-
-def objective_of(loss: str, *, are_targets: bool) -> Objective:
-    """The objective of a loss's name.
+def objective_of(
+    loss: str = LOSSES[0],
+    *,
+    are_targets: bool = False,
+    task: str | None = None,
+    metrics: Sequence[str] = (),
+    label_smoothing: float = 0.0,
+) -> Objective:
+    """The objective of a loss.
 
     Args:
-        loss: one of ``wire.recipes.LOSSES``.
+        loss: one of ``wire.recipes.LOSSES``, or ``FILE.py:FUNCTION``.
         are_targets: a column of targets was declared.
+        task: one of ``wire.recipes.TASKS``; None takes the one that the loss is for.
+        metrics: names of metrics; none takes those of the task.
+        label_smoothing: share that cross-entropy spreads over all classes.
+
+    Raises:
+        SettingError: there is no such loss, or no such metric for what it is for.
     """
-    if loss == "mse":
-        return Numbers()
-    return SeveralLabels() if loss == "bce" else Classes(are_targets=are_targets)
+    task = task or TASKS[loss]
+    criterion = criterion_of(loss, label_smoothing)
+    return Objective(
+        task=task,
+        criterion=criterion,
+        held_out=criterion_of(loss) if label_smoothing else criterion,
+        metrics=metrics_of(task, metrics),
+        are_targets=are_targets,
+    )
 
 
-class _Right:
-    def __init__(self, classes: Any) -> None:
-        self._classes = classes
-        self._right, self._seen = 0, 0
+class Tally:
+    """What a pass over held-out samples got right so far.
 
-    def add(self, scores: torch.Tensor, batch: Batch) -> float:
-        classes = self._classes(batch)
-        self._right += int((scores.argmax(1) == classes).sum())
-        self._seen += len(batch)
-        return float(nn.functional.cross_entropy(scores, classes, reduction="sum"))
+    Args:
+        objective: names the metrics, and the loss.
+    """
 
-    @property
-    def score(self) -> float:
-        return self._right / max(1, self._seen)
-
-
-class _Errors:
-    def __init__(self) -> None:
-        self._sum, self._seen = 0.0, 0
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self._metrics = make_metrics(objective.task, objective.metrics)
 
     def add(self, scores: torch.Tensor, batch: Batch) -> float:
-        errors = scores - _like(batch.targets, scores)
-        self._sum += float(errors.abs().mean(1).sum())
-        self._seen += len(batch)
-        return float(errors.square().mean(1).sum())
+        """Count a batch; its samples' losses, summed."""
+        targets = self._objective.targets(scores, batch)
+        for metric in self._metrics.values():
+            metric.add(scores, targets)
+        return float(self._objective.held_out(scores, targets)) * len(batch)
 
     @property
-    def score(self) -> float:
-        return self._sum / max(1, self._seen)
-
-
-class _Hits:
-    def __init__(self) -> None:
-        self._hits: Any = 0
-        self._said: Any = 0
-        self._meant: Any = 0
-
-    def add(self, scores: torch.Tensor, batch: Batch) -> float:
-        meant = _like(batch.targets, scores)
-        said = (scores > 0).to(meant.dtype)
-        self._hits, self._said = self._hits + (said * meant).sum(0), self._said + said.sum(0)
-        self._meant = self._meant + meant.sum(0)
-        loss = nn.functional.binary_cross_entropy_with_logits(scores, meant, reduction="none")
-        return float(loss.mean(1).sum())
-
-    @property
-    def score(self) -> float:
-        if isinstance(self._hits, int):
-            return 0.0
-        # A label that nobody has and nobody says is right; as scikit-learn's zero_division=1 has it.
-        both = self._said + self._meant
-        return float(torch.where(both > 0, 2 * self._hits / both.clamp(min=1), torch.ones_like(both)).mean())
-
-
-def _like(targets: Any, scores: torch.Tensor) -> torch.Tensor:
-    """Targets as floats in the shape of the scores, ``[batch, outputs]``."""
-    found: torch.Tensor = targets.to(scores.dtype).reshape(scores.shape)
-    return found
+    def scores(self) -> Mapping[str, float]:
+        """The metrics over all that was counted, by their names."""
+        return {name: metric.value for name, metric in self._metrics.items()}

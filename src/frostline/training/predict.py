@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -24,9 +25,9 @@ from frostline.training.settings import JobSettings
 from frostline.training.setup import Setup, set_up
 from frostline.training.start import StartedJob
 
-__all__ = ("Predictions", "predict")
+__all__ = ("Predictions", "next_rows", "predict")
 
-_BCE, _MSE = "bce", "mse"
+_LABELS, _NUMBERS = "labels", "numbers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +91,13 @@ def predict(
     config = RunConfig.read(run)
     counts: Counter[str] = Counter()
     samples = 0
-    with set_up(job, observe, begun=begun) as setup, _table(out, stdout, job.loss) as write:
+    with set_up(job, observe, begun=begun) as setup, _table(out, stdout, job.learns) as write:
         setup_s = time.perf_counter() - began_at
         observe(PhaseStarted(name="predicting"))
         for rows, scores in _scored(setup, batch_size):
-            table = _rows(setup.data, rows, scores, job.loss, config.classes)
+            table = _rows(setup.data, rows, scores, job.learns, config.classes)
             write(table)
-            counts.update(_named(table, job.loss))
+            counts.update(_named(table, job.learns))
             samples += len(table)
             observe(Counted(done=samples, total=len(setup.data)))
         statistics = setup.job.statistics()
@@ -117,25 +118,45 @@ def predict(
 def _scored(setup: Setup, batch_size: int) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
     """Rows of the data set, ``int64[n]``, and their scores, ``float32[n, outputs]``."""
     head = setup.job.head.eval()
-    row_of = {int(id): row for row, id in enumerate(setup.data.samples.ids)}
     loader: Loader = setup.job.loader(
         batch_size=batch_size, data=setup.data, preprocess=setup.network.plain_preprocess, targets=False
     )
+    begin = 0
     for batch in loader:
         scores = head(batch.features)
         if not isinstance(scores, torch.Tensor) or scores.ndim != 2:
             raise ModelError("the network must give a tensor of scores [batch, outputs], and it gives none")
-        yield np.array([row_of[int(id)] for id in batch.ids]), scores.float()
+        rows = next_rows(setup.data.samples.ids, np.asarray(batch.ids), begin)
+        begin = int(rows[-1]) + 1
+        yield rows, scores.float()
 
 
-def _rows(data: Dataset, rows: np.ndarray, scores: torch.Tensor, loss: str, classes: Sequence[str]) -> pa.Table:
+def next_rows(ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], begin: int) -> npt.NDArray[np.int64]:
+    """Rows of ids that come in the order of their table, looked for near where the last ones stood.
+
+    Args:
+        ids: those of the whole table, of which only a stretch is looked at.
+        wanted: at least one id, in that order; between two of them others may be left out.
+        begin: first row at which they may stand.
+    """
+    width = len(wanted)
+    while True:
+        stretch = ids[begin : begin + width]
+        rows = np.flatnonzero(np.isin(stretch, wanted))
+        if len(rows) == len(wanted):
+            return rows + begin
+        assert begin + width < len(ids), "each id stands in the table, behind those before it"
+        width *= 2
+
+
+def _rows(data: Dataset, rows: np.ndarray, scores: torch.Tensor, task: str, classes: Sequence[str]) -> pa.Table:
     objects = pa.array([data.names[int(row)] for row in rows], pa.string())
-    if loss == _MSE:
+    if task == _NUMBERS:
         values = scores.numpy()
         kept = values[:, 0].tolist() if values.shape[1] == 1 else values.tolist()
         return pa.table({"object": objects, "prediction": [_as_text(value) for value in kept]})
     names = classes or [str(number) for number in range(scores.shape[1])]
-    if loss == _BCE:
+    if task == _LABELS:
         likely = scores.sigmoid()
         said = [[name for name, value in zip(names, row, strict=True) if value > 0.5] for row in likely.tolist()]
         return pa.table(
@@ -160,17 +181,17 @@ def _as_text(value: float | Sequence[float]) -> str:
     return f"{value:.9g}" if isinstance(value, float) else ";".join(f"{item:.9g}" for item in value)
 
 
-def _named(table: pa.Table, loss: str) -> Iterator[str]:
-    if loss != _MSE:
+def _named(table: pa.Table, task: str) -> Iterator[str]:
+    if task != _NUMBERS:
         for prediction in table["prediction"].to_pylist():
-            yield from prediction.split(";") if loss == _BCE and prediction else [prediction] * (loss != _BCE)
+            yield from prediction.split(";") if task == _LABELS and prediction else [prediction] * (task != _LABELS)
 
 
 @contextmanager
-def _table(out: Path | None, stdout: BinaryIO, loss: str) -> Iterator[Callable[[pa.Table], None]]:
+def _table(out: Path | None, stdout: BinaryIO, task: str) -> Iterator[Callable[[pa.Table], None]]:
     """Give what writes tables of one schema, one after another."""
-    names = {_BCE: ("object", "prediction", "probabilities"), _MSE: ("object", "prediction")}.get(
-        loss, ("object", "prediction", "probability")
+    names = {_LABELS: ("object", "prediction", "probabilities"), _NUMBERS: ("object", "prediction")}.get(
+        task, ("object", "prediction", "probability")
     )
     schema = pa.schema([(name, pa.float32() if name == "probability" else pa.string()) for name in names])
     if out is None:

@@ -3,32 +3,35 @@
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from frostline.core import Cut, Route
 from frostline.datasets import Dataset
-from frostline.errors import FrostlineError, ModelError, Unavailable
+from frostline.errors import FrostlineError, ModelError, SettingError
 from frostline.events import NotAsAsked, Observer, RunResumed
+from frostline.jobs import Job
 from frostline.loaders import Loader
 from frostline.models.tracing.comparison import kept_buffers
 from frostline.planning import ALL_IN_STORE
 from frostline.training.checkpoint import Checkpoint
 from frostline.training.files import make_folder, write_tensors, write_text
 from frostline.training.loop import Loop
-from frostline.training.objective import objective_of
-from frostline.training.report.report import Record, Report, WayTaken, Whereabouts, versions
+from frostline.training.objective import Objective, objective_of
+from frostline.training.recipe.lora import merged_state
+from frostline.training.recipe.losses import file_digest
+from frostline.training.recipe.unfreezing import Unfreezing
+from frostline.training.report.report import Record, Report, Whereabouts, versions
 from frostline.training.run_config import RunConfig
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
 from frostline.training.setup import Setup, set_up
 from frostline.training.sides import in_words, is_test, sides_of
+from frostline.training.stages import Stages
 from frostline.training.start import StartedJob, outputs_of
 from frostline.wire.recipes import FEW_EPOCHS
 
@@ -65,18 +68,17 @@ def train(
     if settings.out is not None:
         make_folder(settings.out)
     record = Record(observe)
-    epochs = settings.epochs or FEW_EPOCHS
+    epochs = Unfreezing.parse(settings.unfreeze).until_next(0, settings.epochs or FEW_EPOCHS)
     with set_up(settings.job, record, begun=begun, min_classes=2, epochs=epochs) as setup:
         run = _Run(settings, setup, record, began_at)
-        if settings.out is not None:
-            run.keep_in(settings.out, options or {}, resumes=resumes)
+        run.begin(options or {}, resumes=resumes)
         try:
             run.epochs()
         finally:
             # Also where the node stayed away or too much was unreadable: what was learned by then is kept.
             report = run.report()
             if settings.out is not None:
-                _save(settings.out, setup.network.model, setup.job.head, report)
+                _save(settings, setup.network.model, run.head, report)
     return report
 
 
@@ -87,14 +89,17 @@ class _Run:
         self._settings = settings
         self._began_at = began_at
         self._setup = setup
-        self._job = setup.job
+        self._stages = Stages(setup, Unfreezing.parse(settings.unfreeze), settings.epochs or FEW_EPOCHS, record)
         self._record = record
         self._sides = sides_of(settings, setup)
         self._train, self._held_out = self._sides.train, self._sides.held_out
         record(self._sides.taken)
         self._recipe = replace(settings.recipe, selects=not is_test(self._sides.val_split))
-        self._checkpoints: CheckpointFolder | None = None
+        every = CheckpointEvery.parse(settings.checkpoint_every)
+        self._checkpoints = None if settings.out is None else CheckpointFolder(settings.out, every)
         self._resumed: Checkpoint | None = None
+        if self._recipe.patience is not None and not (len(self._held_out) and self._recipe.selects):
+            raise SettingError("patience goes by held-out samples, and there are none that may choose: leave it out")
         self._check_head()
         self._loop = self._here()
         self._started = datetime.now(UTC)
@@ -112,17 +117,41 @@ class _Run:
             else None,
             keeps_features=self._job.keeps_features,
             observe=self._record,
-            objective=objective_of(self._settings.job.loss, are_targets=self._settings.job.targets is not None),
+            objective=self._objective(),
             keeper=self._checkpoints,
+            thaw=self._stages.thaw,
         )
 
-    def keep_in(self, folder: Path, options: Mapping[str, Any], *, resumes: bool) -> None:
-        """Let the run have that folder, in which it begins or goes on.
+    @property
+    def _job(self) -> Job:
+        return self._stages.job
+
+    @property
+    def head(self) -> nn.Module:
+        """The head as it is trained now."""
+        return self._job.head
+
+    def _objective(self) -> Objective:
+        job = self._settings.job
+        return objective_of(
+            job.loss,
+            are_targets=job.targets is not None,
+            task=job.learns,
+            metrics=self._settings.metrics,
+            label_smoothing=self._settings.label_smoothing,
+        )
+
+    def begin(self, options: Mapping[str, Any], *, resumes: bool) -> None:
+        """Begin in the run's folder, or go on with what an earlier process kept there; nothing where there is none.
 
         Raises:
             SettingError: there is no run in it, or that run began with other data or another network.
             OutOfSpace: the disk is full.
         """
+        folder, checkpoints = self._settings.out, self._checkpoints
+        if folder is None or checkpoints is None:
+            return
+        digest = file_digest(self._settings.job.loss)
         config = RunConfig(
             options=options,
             outputs=outputs_of(self._setup.data, self._settings.job),
@@ -131,15 +160,14 @@ class _Run:
                 "the samples to train on": self._train.digest,
                 "the held-out samples": self._held_out.digest if len(self._held_out) else "",
                 "the frozen layers and their preprocessing": self._job.features_digest,
+                **({"the lines of the loss function's file": digest} if digest else {}),
             },
         )
-        self._checkpoints = CheckpointFolder(folder, CheckpointEvery.parse(self._settings.checkpoint_every))
         if resumes:
             RunConfig.read(folder).require(config.identity, folder)
-            self._take_up(*self._checkpoints.latest())
+            self._take_up(*checkpoints.latest())
         else:
             begin_run(folder, config)
-        self._loop = self._here()
 
     def _take_up(self, found: Checkpoint | None, damaged: Sequence[str]) -> None:
         if damaged:
@@ -202,7 +230,8 @@ class _Run:
         settings, job = self._settings, self._job
         explained, record = job.explain(), self._record
         epochs = len(record.epoch_losses)
-        statistics, plan, first_plan = explained.statistics, explained.plan, explained.first_plan
+        plan, first_plan = explained.plan, explained.first_plan
+        statistics, ways, seconds = self._stages.done()
         return Report(
             model=settings.job.model,
             data=self._setup.data.url,
@@ -237,7 +266,7 @@ class _Run:
             fallback=explained.fallback,
             engine=explained.engine.engine,
             engine_error=explained.engine.error,
-            ways=_ways(job.cuts, statistics.routed),
+            ways=ways,
             accuracy=settings.job.accuracy,
             codec_error=statistics.codec_error,
             replans=statistics.replans,
@@ -245,7 +274,7 @@ class _Run:
             predicted_samples_per_s=None if first_plan is None else _bound(first_plan.samples_per_s),
             measured_samples_per_s=statistics.fetched_per_s,
             stalls_s=statistics.stall_s,
-            stages={**self._stages(), **self._head_stage(), "waiting for a batch": statistics.stall_s},
+            stages={**seconds, **self._head_stage(), "waiting for a batch": statistics.stall_s},
             where=tuple(Whereabouts(part=part, where=where) for part, where in explained.where),
             skipped=statistics.skipped,
             interrupted=self._interrupted,
@@ -261,12 +290,6 @@ class _Run:
     def _seconds(self) -> float:
         return time.perf_counter() - self._began_at
 
-    def _stages(self) -> Mapping[str, float]:
-        try:
-            return self._job.stages()
-        except Unavailable:  # a run that was cut short may have lost its node
-            return {}
-
     def _head_stage(self) -> Mapping[str, float]:
         if self._settings.job.policy != ALL_IN_STORE:
             return {"trainer: head": self._loop.head_s}
@@ -274,16 +297,8 @@ class _Run:
 
     def _baseline_bytes(self, epochs: int) -> int:
         """What a loop without Frostline would have fetched: encoded images, once where it too could keep features."""
-        passes = min(epochs, 1) if self._job.keeps_features else epochs
+        passes = min(epochs, self._stages.begun) if self._job.keeps_features else epochs
         return passes * (self._train.samples.encoded_bytes + self._held_out.samples.encoded_bytes)
-
-
-def _ways(cuts: Sequence[Cut], routed: Iterable[tuple[Route, int]]) -> tuple[WayTaken, ...]:
-    taken = (
-        WayTaken(cut=route.cut, codec=route.codec, name=cuts[route.cut].name, samples=samples)
-        for route, samples in routed
-    )
-    return tuple(sorted(taken, key=lambda item: -item.samples))
 
 
 def _bound(samples_per_s: float) -> float | None:
@@ -297,11 +312,13 @@ def _plain_settings(settings: TrainSettings) -> Mapping[str, Any]:
     return {name: value for name, value in named.items() if name not in ("data", "model")}
 
 
-def _save(out: Path, model: nn.Module, head: nn.Module, report: Report) -> None:
+def _save(settings: TrainSettings, model: nn.Module, head: nn.Module, report: Report) -> None:
     # Its plots bring matplotlib, which takes a second to import: not before the first step.
     from frostline.training.report.page import render_page
 
+    out, has_adapters = settings.out, settings.job.lora is not None
+    assert out is not None, "there is a folder"
     write_tensors(out / "head.safetensors", head.state_dict())
-    write_tensors(out / "model.safetensors", model.state_dict())
+    write_tensors(out / "model.safetensors", merged_state(model) if has_adapters else model.state_dict())
     write_text(out / "report.json", json.dumps(report.to_json(), indent=2) + "\n")
     write_text(out / "report.html", render_page(report))

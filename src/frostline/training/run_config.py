@@ -69,7 +69,7 @@ class RunConfig:
         Raises:
             SettingError: the run began with something else.
         """
-        changed = [name for name, digest in self.identity.items() if identity.get(name) != digest]
+        changed = [name for name in {**self.identity, **identity} if identity.get(name) != self.identity.get(name)]
         if changed:
             raise SettingError(
                 f"the run in {folder} cannot go on: {' and '.join(changed)} are not those that it began with; begin "

@@ -11,7 +11,9 @@ from frostline.core import FLOAT32, URLS
 from frostline.errors import SettingError
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.stores.base.urls import parse_url
-from frostline.wire.recipes import LOSSES, Recipe
+from frostline.training.recipe.adapters import LowRank
+from frostline.training.recipe.unfreezing import Unfreezing
+from frostline.wire.recipes import LOSSES, SCHEDULES, TASKS, Recipe
 
 __all__ = ("RANDOM", "CheckpointEvery", "ExtractSettings", "JobSettings", "TrainSettings")
 
@@ -50,7 +52,12 @@ class JobSettings:
         accuracy: accuracy that engine and codecs must keep (``offload``).
         augment: random crops and flips, computed anew each epoch.
         targets: column of targets to learn (``datasets.Dataset``); None learns the classes.
-        loss: ``cross_entropy`` over classes, ``mse`` of numbers or ``bce`` over lists of classes.
+        loss: ``cross-entropy`` over classes, ``mse`` of numbers or ``bce`` over lists of classes; or
+            ``FILE.py:FUNCTION``, which takes scores and targets and gives the mean loss of a batch.
+        task: ``classes``, ``labels`` or ``numbers``: what a function of the user's own is the loss of; None for a loss
+            that has a name, and else takes numbers where ``targets`` names a column, or classes.
+        lora: layers that get low-rank adapters, as ``training.recipe.adapters.LowRank.parse`` reads them; behind the
+            frost line these and the classifier alone are trained. None adds none.
         outputs: number of scores that the network gives for a sample, where the data need not say what is learned;
             None takes as many as its classes or targets need.
         loader: how to ask.
@@ -80,6 +87,8 @@ class JobSettings:
     augment: bool = False
     targets: str | None = None
     loss: str = LOSSES[0]
+    task: str | None = None
+    lora: str | None = None
     outputs: int | None = None
     loader: LoaderSettings = field(default_factory=LoaderSettings)
     node: NodeSettings = field(default_factory=NodeSettings)
@@ -96,6 +105,11 @@ class JobSettings:
             return ()
         return () if all(map(_is_here, nodes)) and _is_folder_here(self.data) else nodes
 
+    @property
+    def learns(self) -> str:
+        """What is learned: ``classes``, ``labels`` or ``numbers``."""
+        return TASKS.get(self.loss) or self.task or ("classes" if self.targets is None else "numbers")
+
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 63:
             raise SettingError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
@@ -103,18 +117,32 @@ class JobSettings:
             raise SettingError(f"max_length must be at least 1, not {self.max_length}")
         if not self.relist and self.changed == "rebuild":
             raise SettingError("--changed rebuild lists the data, and --no-list does not: leave one of them out")
-        if self.loss not in LOSSES:
-            raise SettingError(f"loss is one of {', '.join(LOSSES)}, not {self.loss!r}")
-        if self.loss != LOSSES[0] and self.targets is None:
+        self._check_loss()
+        if self.lora is not None:
+            LowRank.parse(self.lora)  # which refuses what makes no sense
+            if self.policy == ALL_IN_STORE:
+                raise SettingError("policy all_in_store trains no adapters: choose another policy, or leave out lora")
+        if self.codec is not None and self.cut is None:
+            raise SettingError(f"codec {self.codec} needs the cut that it is for: give both, or let the plan choose")
+
+    def _check_loss(self) -> None:
+        if self.loss not in LOSSES and not _OF_A_FILE.fullmatch(self.loss):
+            raise SettingError(f"loss is one of {', '.join(LOSSES)} or FILE.py:FUNCTION, not {self.loss!r}")
+        if self.task not in (None, *TASKS.values()):
+            raise SettingError(f"task is one of {', '.join(TASKS.values())}, not {self.task!r}")
+        if self.task not in (None, self.learns):
+            raise SettingError(f"the loss {self.loss} is for {self.learns}, not for {self.task}: leave out --task")
+        if self.learns != "classes" and self.targets is None:
             raise SettingError(f"the loss {self.loss} needs the column of targets that it is for: name it (--targets)")
         if self.targets is not None and self.policy == ALL_IN_STORE:
             raise SettingError(
                 "policy all_in_store trains on classes alone: choose another policy, or leave out targets"
             )
-        if self.codec is not None and self.cut is None:
-            raise SettingError(f"codec {self.codec} needs the cut that it is for: give both, or let the plan choose")
+        if self.loss not in LOSSES and self.policy == ALL_IN_STORE:
+            raise SettingError("policy all_in_store runs no functions of one's own: choose another policy or loss")
 
 
+_OF_A_FILE = re.compile(r".+\.py:\w+")
 _EVERY = re.compile(r"(\d+) *(|s|min|h)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 
@@ -162,6 +190,14 @@ class TrainSettings:
         val_split: name of a split, which is held out instead of a share.
         optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
         learning_rate: learning rate of the optimiser.
+        weight_decay: weight decay of the optimiser; None takes its own default.
+        label_smoothing: share of every sample's class that cross-entropy spreads over all classes.
+        schedule: ``constant``, ``cosine`` or ``linear`` (``wire.recipes.Recipe``).
+        warm_up: steps in which the learning rate rises, or below 1 a share of all steps.
+        patience: epochs without a lower held-out loss after which training ends (``wire.recipes.Recipe``).
+        bf16: compute what is trained in bfloat16, by autocast.
+        metrics: names of metrics of held-out samples; none takes those of what is learned.
+        unfreeze: layers that are trained from later epochs on (``training.recipe.unfreezing.Unfreezing.parse``).
         out: folder for the files; None writes none.
         checkpoint_every: steps or time from one checkpoint to the next, as ``CheckpointEvery.parse`` reads them.
     """
@@ -173,6 +209,14 @@ class TrainSettings:
     val_split: str | None = None
     optimizer: str = "adam"
     learning_rate: float = 2e-3
+    weight_decay: float | None = None
+    label_smoothing: float = 0.0
+    schedule: str = SCHEDULES[0]
+    warm_up: float = 0.0
+    patience: int | None = None
+    bf16: bool = False
+    metrics: tuple[str, ...] = ()
+    unfreeze: str | None = None
     out: Path | None = None
     checkpoint_every: str = "60s"
 
@@ -181,6 +225,27 @@ class TrainSettings:
         if not 0 <= self.held_out_share < 1:
             raise SettingError(f"val_share is a share from 0 to below 1, not {self.val_share}")
         _ = self.recipe  # which refuses what makes no sense
+        if self.label_smoothing and self.job.loss != LOSSES[0]:
+            raise SettingError(f"label_smoothing is of the loss {LOSSES[0]}, and the loss is {self.job.loss}")
+        if self.unfreeze is not None:
+            self._check_unfreezing(self.unfreeze)
+        if self.metrics and self.job.policy == ALL_IN_STORE:
+            raise SettingError("policy all_in_store gives accuracy alone: choose another policy, or leave out metrics")
+
+    def _check_unfreezing(self, unfreeze: str) -> None:
+        last = Unfreezing.parse(unfreeze).steps[-1]
+        if self.epochs is None or last.epoch > self.epochs:
+            raise SettingError(f"unfreeze trains more from epoch {last.epoch} on: say so many epochs or more (epochs)")
+        for name, is_set in (
+            ("patience", self.patience is not None),
+            ("lora", self.job.lora is not None),
+            ("cut", self.job.cut is not None),
+            ("policy all_in_store", self.job.policy == ALL_IN_STORE),
+        ):
+            if is_set:
+                raise SettingError(
+                    f"unfreeze moves the frost line while the run goes on, and {name} is for one: leave one out"
+                )
 
     @property
     def held_out_share(self) -> float:
@@ -195,6 +260,12 @@ class TrainSettings:
             batch_size=self.batch_size,
             optimizer=self.optimizer,
             learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            label_smoothing=self.label_smoothing,
+            schedule=self.schedule,
+            warm_up=self.warm_up,
+            bf16=self.bf16,
+            patience=self.patience,
             seed=self.job.seed,
         )
 

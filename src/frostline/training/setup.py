@@ -1,14 +1,17 @@
 """What every job starts with: the data, the frozen network, and the job on a node."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from frostline.datasets import Dataset
 from frostline.events import Event, NodeRestarted, Observer, PhaseStarted, RequestRetried
 from frostline.jobs import Job, offload
 from frostline.models import freeze
 from frostline.training.networks import Pretrained, load_model
+from frostline.training.recipe.adapters import LowRank
+from frostline.training.recipe.lora import add_adapters, check_trained
 from frostline.training.settings import JobSettings
 from frostline.training.start import StartedJob, begin, outputs_of
 
@@ -24,12 +27,15 @@ class Setup:
         whole: the data set that they are of.
         network: to train or run.
         job: on it.
+        again: makes another job of so many epochs, for a network whose frozen part is another now; it ends with the
+            first.
     """
 
     data: Dataset
     whole: Dataset
     network: Pretrained
     job: Job
+    again: Callable[[int], Job]
 
 
 @contextmanager
@@ -69,11 +75,21 @@ def set_up(
             max_length=settings.max_length,
             observe=observe,
         )
-        freeze(network.model, settings.until, input_shape=network.preprocess.inputs)
+        _freeze(network, settings)
         watch = _Watch(begun, observe)
-        job = offload(
+        made = partial(_job, settings, network, watch, stack)
+        job = made(begun.data, epochs)
+        # As the job lists it: it may have listed it again.
+        yield Setup(data=job.data, whole=begun.whole, network=network, job=job, again=partial(made, job.data))
+
+
+def _job(
+    settings: JobSettings, network: Pretrained, watch: "_Watch", stack: ExitStack, data: Dataset, epochs: int
+) -> Job:
+    return stack.enter_context(
+        offload(
             network.model,
-            begun.data,
+            data,
             preprocess=network.preprocess,
             near=(watch.url, *settings.also_near),
             cut=settings.cut,
@@ -84,8 +100,17 @@ def set_up(
             settings=settings.loader,
             observe=watch,
         )
-        # As the job lists it: it may have listed it again.
-        yield Setup(data=job.data, whole=begun.whole, network=network, job=stack.enter_context(job))
+    )
+
+
+def _freeze(network: Pretrained, settings: JobSettings) -> None:
+    if settings.lora is None:
+        freeze(network.model, settings.until, input_shape=network.preprocess.inputs)
+        return
+    inputs = network.preprocess.inputs
+    add_adapters(network.model, LowRank.parse(settings.lora), inputs, seed=settings.seed)
+    freeze(network.model, settings.until, input_shape=inputs)
+    check_trained(network.model, settings.until)
 
 
 def measured_first(settings: JobSettings) -> JobSettings:

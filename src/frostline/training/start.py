@@ -86,7 +86,7 @@ def declared_of(settings: JobSettings) -> str | MultiLabel | Sequence[str] | Non
     """The targets that a job's data set declares; none where it need not say what is learned."""
     if settings.outputs is not None:
         return ()
-    if settings.targets is None or settings.loss != "bce":
+    if settings.targets is None or settings.learns != "labels":
         return settings.targets
     return MultiLabel(column=settings.targets)
 
@@ -109,11 +109,12 @@ def outputs_of(data: Dataset, settings: JobSettings) -> int:
             f"{values.null_count} of {len(values)} samples have no value in the column {spec.name!r}: leave them out "
             f"(--where {f'{spec.name} is not None'!r})"
         )
-    if settings.loss == "cross_entropy":
+    if settings.learns == "classes":
         return _classes_of(spec, data.whole.column(spec.column))
     if not spec.is_fixed or 0 in spec.shape:
         raise DataError(
-            f"the column {spec.name!r} holds values of the kind {spec.kind}, and mse is for numbers and vectors"
+            f"the column {spec.name!r} holds values of the kind {spec.kind}, and {settings.loss} is for numbers and "
+            "vectors"
         )
     return next(iter(spec.shape), None) or 1
 
@@ -123,7 +124,7 @@ def _classes_of(spec: TargetSpec, values: pa.ChunkedArray) -> int:
         minimum, maximum = int(pc.min(values).as_py()), int(pc.max(values).as_py())
         if 0 <= minimum <= maximum < _MAX_CLASSES:
             return maximum + 1
-    raise DataError(f"the column {spec.name!r} holds no whole numbers of classes from 0, as cross_entropy needs them")
+    raise DataError(f"the column {spec.name!r} holds no whole numbers of classes from 0, as classes are")
 
 
 def chosen_of(whole: Dataset, settings: JobSettings, split: str | None) -> Dataset:

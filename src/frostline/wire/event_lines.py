@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -74,12 +75,22 @@ def line_of(value: dict[str, Any]) -> bytes:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read(value: object, kind: object, name: str) -> object:
+    if kind == Mapping[str, float]:
+        return {str(key): _read(item, float, name) for key, item in _items(value, name)}
     if kind is float and value in ("nan", "inf", "-inf"):
         return float(str(value))
     if isinstance(value, bool) is not (kind is bool) or not isinstance(value, _TYPES[kind]):
         raise BadRequest(f"an event's {name} is missing, or of another kind")
     return float(value) if kind is float else value  # type: ignore[arg-type]
+
+
+def _items(value: object, name: str) -> list[tuple[object, object]]:
+    if not isinstance(value, dict):
+        raise BadRequest(f"an event's {name} is missing, or of another kind")
+    return list(value.items())

@@ -1,4 +1,4 @@
-"""How a head is trained, as data: optimiser, batches, epochs and seed, and their JSON."""
+"""How a head is trained, as data: optimiser, learning rates, batches, epochs and seed, and their JSON."""
 
 import math
 from collections.abc import Sequence
@@ -7,20 +7,30 @@ from typing import Any
 
 from frostline.errors import BadRequest, SettingError
 
-__all__ = ("FEW_EPOCHS", "LOSSES", "OPTIMIZERS", "Passes", "Recipe")
+__all__ = ("FEW_EPOCHS", "LOSSES", "METRICS_OF", "OPTIMIZERS", "SCHEDULES", "TASKS", "Passes", "Recipe")
 
 _TYPES: dict[Any, tuple[type, ...]] = {
     bool: (bool,),
     int: (int,),
     int | None: (int, type(None)),
     float: (int, float),
+    float | None: (int, float, type(None)),
     str: (str,),
 }
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 
-LOSSES = ("cross_entropy", "bce", "mse")
+SCHEDULES = ("constant", "cosine", "linear")
+"""What becomes of the learning rate behind the warm-up: it stays, or falls to nothing by the last step."""
+
+TASKS = {"cross-entropy": "classes", "bce": "labels", "mse": "numbers"}
+"""What each loss is for: one class of several, several labels, or numbers and vectors."""
+
+LOSSES = tuple(TASKS)
 """Cross-entropy over classes, binary cross-entropy over several labels, and the mean squared error of numbers."""
+
+METRICS_OF = {"classes": ("accuracy", "macro_f1"), "labels": ("macro_f1", "auroc"), "numbers": ("mae", "rmse")}
+"""The metrics that there are for each task."""
 
 FEW_EPOCHS = 5
 """Passes where nobody said how many, and each of them computes all features again."""
@@ -73,6 +83,13 @@ class Recipe:
         batch_size: samples of one optimiser step.
         optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
         learning_rate: learning rate of the optimiser.
+        weight_decay: weight decay of the optimiser; None takes its own default (0.01 of ``adamw``, else none).
+        label_smoothing: share of every sample's class that cross-entropy spreads over all classes.
+        schedule: ``constant``, or ``cosine`` or ``linear``: the learning rate falls to nothing by the last step.
+        warm_up: steps in which the learning rate rises to its height; below 1 a share of all steps.
+        bf16: compute scores in bfloat16, by autocast; parameters, loss and optimiser stay as they are.
+        patience: passes without a lower held-out loss after which training ends, with the best head; None: 5 where
+            ``epochs`` is None, and else all passes.
         seed: seed of order, dropout and random preprocessing.
         selects: whether the held-out samples may decide how many passes there are; False where they are a last test.
     """
@@ -81,6 +98,12 @@ class Recipe:
     batch_size: int = 32
     optimizer: str = "adam"
     learning_rate: float = 2e-3
+    weight_decay: float | None = None
+    label_smoothing: float = 0.0
+    schedule: str = SCHEDULES[0]
+    warm_up: float = 0.0
+    bf16: bool = False
+    patience: int | None = None
     seed: int = 0
     selects: bool = True
 
@@ -93,8 +116,44 @@ class Recipe:
             raise SettingError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, not {self.optimizer!r}")
         if not self.learning_rate > 0:
             raise SettingError(f"learning_rate must be above 0, not {self.learning_rate}")
+        if not 0 <= (self.weight_decay or 0) < math.inf:
+            raise SettingError(f"weight_decay must be at least 0, not {self.weight_decay}")
+        if not 0 <= self.label_smoothing < 1:
+            raise SettingError(f"label_smoothing is a share from 0 to below 1, not {self.label_smoothing}")
+        if self.patience is not None and self.patience < 1:
+            raise SettingError(f"patience must be at least 1, not {self.patience}")
+        self._check_rates()
         if not 0 <= self.seed < 1 << 63:
             raise SettingError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
+
+    def _check_rates(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise SettingError(f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}")
+        if not 0 <= self.warm_up < math.inf or (self.warm_up > 1 and self.warm_up % 1):
+            raise SettingError(f"warm_up is a share below 1 or a whole number of steps, not {self.warm_up}")
+        if self.epochs is None and (self.schedule != SCHEDULES[0] or 0 < self.warm_up < 1):
+            what = f"schedule {self.schedule}" if self.schedule != SCHEDULES[0] else f"a warm_up of {self.warm_up}"
+            raise SettingError(f"{what} goes by the number of all steps: say how many epochs there are (epochs)")
+
+    @property
+    def changes_rate(self) -> bool:
+        """Whether the learning rate is not the same at every step."""
+        return self.schedule != SCHEDULES[0] or self.warm_up > 0
+
+    def rate_share(self, step: int, steps: int) -> float:
+        """Share of the learning rate at a step, counted from 0, as ``LinearLR`` and ``CosineAnnealingLR`` have it.
+
+        Args:
+            step: number of steps before it.
+            steps: number of all steps.
+        """
+        warm = round(self.warm_up * steps) if self.warm_up < 1 else int(self.warm_up)
+        if step < warm:
+            return (step + 1) / (warm + 1)
+        if self.schedule == "constant":
+            return 1.0
+        left = 1 - min(1.0, (step - warm) / max(1, steps - warm))
+        return left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
 
     def passes(self, *, keeps_features: bool, has_held_out: bool) -> Passes:
         """How many passes there are, and whether held-out samples end them.
@@ -103,13 +162,14 @@ class Recipe:
             keeps_features: a later pass takes its features from memory or disk.
             has_held_out: samples are scored after each pass.
         """
+        patience = self.patience if has_held_out and self.selects else None
         if self.epochs is not None:
-            return Passes(maximum=self.epochs)
+            return Passes(maximum=self.epochs, patience=patience)
         if not keeps_features:
-            return Passes(maximum=FEW_EPOCHS, reason=_UNKEPT)
+            return Passes(maximum=FEW_EPOCHS, patience=patience, reason=_UNKEPT)
         if not (has_held_out and self.selects):
             return Passes(maximum=_ENOUGH_EPOCHS, reason=_UNSCORED)
-        return Passes(maximum=_MAX_EPOCHS, patience=_PATIENCE, reason=_SCORED)
+        return Passes(maximum=_MAX_EPOCHS, patience=patience or _PATIENCE, reason=_SCORED)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""

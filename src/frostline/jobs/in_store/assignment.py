@@ -22,7 +22,7 @@ from frostline.wire.recipes import Recipe
 
 __all__ = ("Assignment", "read_assignment", "write_assignment")
 
-_FORMAT = 2
+_FORMAT = 3
 _KEY = "frostline.training"
 _HEAD, _TRAIN, _HELD_OUT = "head.", "train.", "held_out."
 _TEXTS = ("objects", "versions")

@@ -58,7 +58,8 @@ def check_assignment(assignment: Assignment, memory_bytes: int) -> None:
     made = max(_made(assignment, mode, rows) for mode in (head.training, head.evaluation))
     weights = sum(tensor.nbytes for tensor in head.tensors.values())
     trained = sum(head.tensors[name].nbytes for name in head.trained)
-    aside = sum(head.tensors[name].nbytes for name in head.returning) if recipe.epochs is None else 0
+    may_choose = recipe.epochs is None or recipe.patience is not None
+    aside = sum(head.tensors[name].nbytes for name in head.returning) if may_choose else 0
     needed = _BASE_BYTES + made + weights + aside + _COPIES[recipe.optimizer] * trained
     if needed > memory_bytes:
         raise OverBudget(

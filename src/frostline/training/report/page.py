@@ -12,6 +12,7 @@ from frostline.core import EXACT
 from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_score, in_seconds
 from frostline.training.report.drawing import INK, SOFT, STORE, STYLE, TRAINER, WIRE, canvas, quiet, render, svg
 from frostline.training.report.plan_plots import PlanView
+from frostline.training.report.recipe_words import recipe_in_words
 from frostline.training.report.report import Report
 
 __all__ = ("accuracy_plot", "loss_plot", "render_page")
@@ -103,7 +104,8 @@ def render_page(report: Report) -> str:
             "rates": _rate_bars(report),
             "epochs": _epoch_rows(report),
             "scores": _scores(report),
-            "metric": METRICS[_metric(report)],
+            "metrics": [METRICS[name] for name in _metrics(report)],
+            "recipe": recipe_in_words(report.settings),
             "view": None if report.plan is None else PlanView.of(report.plan),
             "plots": {
                 "loss": loss_plot(report.losses, report.epoch_losses, report.val_losses),
@@ -128,7 +130,7 @@ class _Epoch:
     number: int
     loss: float | None
     val_loss: float | None
-    score: str
+    scores: tuple[str, ...]
     is_kept: bool
 
 
@@ -181,16 +183,15 @@ def _rate_bars(report: Report) -> list[_Bar]:
 
 def _epoch_rows(report: Report) -> list[_Epoch]:
     """The epochs, or of very many of them some at even distances, the last one, and the one whose head was kept."""
-    metric = _metric(report)
-    columns = (report.epoch_losses, report.val_losses, report.val_scores.get(metric, report.val_accuracies))
-    count = max(len(column) for column in columns)
+    metrics = _metrics(report)
+    count = max(len(column) for column in (report.epoch_losses, report.val_losses, *metrics.values()))
     shown = {*range(0, count, -(-count // _MAX_ROWS) or 1), count - 1, report.kept_epoch - 1}
     return [
         _Epoch(
             number=row + 1,
-            loss=_at(columns[0], row),
-            val_loss=_at(columns[1], row),
-            score=in_score(metric, _at(columns[2], row)),
+            loss=_at(report.epoch_losses, row),
+            val_loss=_at(report.val_losses, row),
+            scores=tuple(in_score(name, _at(values, row)) for name, values in metrics.items()),
             is_kept=row + 1 == report.kept_epoch,
         )
         for row in range(count)
@@ -198,15 +199,17 @@ def _epoch_rows(report: Report) -> list[_Epoch]:
     ]
 
 
-def _metric(report: Report) -> str:
-    return next(iter(report.val_scores), "accuracy")
+def _metrics(report: Report) -> Mapping[str, Sequence[float]]:
+    return report.val_scores or {"accuracy": report.val_accuracies}
 
 
 def _scores(report: Report) -> list[tuple[str, str]]:
     """What is said of the head that was kept, and its figure."""
-    if _metric(report) == "accuracy":
-        return [("of the held-out samples right", in_score("accuracy", report.val_accuracy))]
-    return [(f"{METRICS[name]}, held out", in_score(name, value)) for name, value in report.val_score.items()]
+    scores = {name: report.val_score.get(name) for name in report.val_scores} or {"accuracy": report.val_accuracy}
+    return [
+        ("of the held-out samples right" if name == "accuracy" else f"{METRICS[name]}, held out", in_score(name, value))
+        for name, value in scores.items()
+    ]
 
 
 def _at(column: Sequence[float], row: int) -> float | None:

@@ -61,8 +61,8 @@ class Report:
         val_accuracies: share of the held-out samples that were right, after each epoch; none where no classes are
             learned.
         val_accuracy: accuracy of the head that was kept; None without a held-out split.
-        val_scores: scores of the held-out samples after each epoch, by the name of the metric: ``accuracy``, ``mae``
-            and ``rmse``, or ``macro_f1``.
+        val_scores: scores of the held-out samples after each epoch, by the name of the metric: those of
+            ``core.units.METRICS`` that the run has.
         val_score: scores of the head that was kept, by the same names.
         wire_bytes: store side to trainer, bodies and headers.
         baseline_wire_bytes: the encoded images: once where features are kept between epochs, else in each epoch.
@@ -204,12 +204,9 @@ class Record:
 
     @property
     def scores_by_name(self) -> Mapping[str, tuple[float, ...]]:
-        """After each epoch; of errors also the root of the mean squared one, whose square is the loss."""
-        if not self.scores:
-            return {}
-        metric = self.scores[0].metric
-        found = {metric: tuple(item.score for item in self.scores)}
-        return found | {"rmse": tuple(item.loss**0.5 for item in self.scores)} if metric == "mae" else found
+        """After each epoch."""
+        names = self.scores[0].scores if self.scores else ()
+        return {name: tuple(item.scores[name] for item in self.scores) for name in names}
 
     @property
     def kept_scores(self) -> Mapping[str, float]:
