@@ -38,7 +38,7 @@ def set_up(
     observe: Observer,
     *,
     begun: StartedJob | None = None,
-    min_classes: int = 1,
+    min_classes: int = 0,
     epochs: int = 1,
 ) -> Iterator[Setup]:
     """Build and freeze the network, and make the job; undo it at the end.
@@ -47,7 +47,7 @@ def set_up(
         settings: settings of the job.
         observe: told what happens.
         begun: work that has begun already, which the caller ends; None begins here.
-        min_classes: minimum number of classes that the data must have.
+        min_classes: minimum number of classes that the data must have; with 0 samples need no labels.
         epochs: number of epochs that the plan reckons with.
 
     Raises:

@@ -39,7 +39,7 @@ class StartedJob:
 
 
 @contextmanager
-def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> Iterator[StartedJob]:
+def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> Iterator[StartedJob]:
     """List the data, or have the job's node list it, and launch a node unless there is one; end it with the context.
 
     To import PyTorch takes seconds at the node and here, each on a core of its own: so nobody waits for the other.
@@ -47,7 +47,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
     Args:
         settings: settings of the job.
         observe: told what happens.
-        min_classes: minimum number of classes that the data must have.
+        min_classes: minimum number of classes that the data must have; with 0 samples need no labels.
 
     Raises:
         UserError: what the user can put right.
@@ -100,7 +100,7 @@ def outputs_of(data: Dataset, settings: JobSettings) -> int:
     if settings.outputs is not None:
         return settings.outputs
     if data.targets is None:
-        return len(data.classes)
+        return max(1, len(data.classes))  # where samples have none, no score is looked at
     (spec,) = data.targets.specs
     values = data.column(spec.column)
     if values.null_count:

@@ -173,10 +173,11 @@ class Selection:
     def require_classes(self, at_least: int, url: str) -> None:
         """See ``Dataset.require_classes``; the sentences name the ``url``."""
         present = [self.whole.classes[label] for label, count in self.per_label.items() if count and label >= 0]
-        if not present:
+        if at_least and not present:
             raise DataError(
-                f"not one of the {len(self.manifest.samples)} samples of {url} has a label: a list or table says them "
-                f"in a column {' or '.join(LABEL_FIELDS)}, and there they are empty or missing"
+                f"not one of the {len(self.manifest.samples)} samples of {url} has a label: class folders such "
+                f"as cats/1.jpg say them, or a column {' or '.join(LABEL_FIELDS)} of a list or table, and there they "
+                "are empty or missing"
             )
         if len(present) < at_least:
             names = ", ".join(repr(name) for name in present)
