@@ -124,7 +124,7 @@ class _Run:
             OutOfSpace: the disk is full.
         """
         config = RunConfig(
-            options=options,
+            options={**options, "samples": options.get("samples") or self._setup.samples},
             outputs=outputs_of(self._setup.data, self._settings.job),
             classes=self._classes(),
             identity={

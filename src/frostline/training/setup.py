@@ -9,6 +9,7 @@ from frostline.events import Event, NodeRestarted, Observer, PhaseStarted, Reque
 from frostline.jobs import Job, offload
 from frostline.models import freeze
 from frostline.training.networks import Pretrained, load_model
+from frostline.training.samples import preprocess_of
 from frostline.training.settings import JobSettings
 from frostline.training.start import StartedJob, begin, outputs_of
 
@@ -23,12 +24,14 @@ class Setup:
         data: the samples to use.
         whole: the data set that they are of.
         network: to train or run.
+        samples: kind of the samples, in the words of ``training.samples``.
         job: on it.
     """
 
     data: Dataset
     whole: Dataset
     network: Pretrained
+    samples: str
     job: Job
 
 
@@ -67,6 +70,7 @@ def set_up(
             augment=settings.augment,
             tokenizer=settings.tokenizer,
             max_length=settings.max_length,
+            samples=preprocess_of(begun.samples),
             observe=observe,
         )
         freeze(network.model, settings.until, input_shape=network.preprocess.inputs)
@@ -85,7 +89,8 @@ def set_up(
             observe=watch,
         )
         # As the job lists it: it may have listed it again.
-        yield Setup(data=job.data, whole=begun.whole, network=network, job=stack.enter_context(job))
+        job = stack.enter_context(job)
+        yield Setup(data=job.data, whole=begun.whole, network=network, samples=begun.samples, job=job)
 
 
 def measured_first(settings: JobSettings) -> JobSettings:

@@ -14,9 +14,10 @@ from frostline.errors import DataError, EmptyDataset
 from frostline.events import Observer, PhaseStarted
 from frostline.node.process.subprocess import NodeProcess
 from frostline.planning import ALL_IN_STORE
+from frostline.training.samples import IMAGES, described, preprocess_of
 from frostline.training.settings import JobSettings
 
-__all__ = ("StartedJob", "begin", "chosen_of", "declared_of", "outputs_of")
+__all__ = ("StartedJob", "begin", "chosen_of", "declared_of", "outputs_of", "samples_of")
 
 _MAX_CLASSES = 1 << 20
 
@@ -29,12 +30,14 @@ class StartedJob:
         whole: the data set.
         data: the samples of it to use.
         near: URL of the user's node, or of the machine's I/O service; None where ``process`` is the node.
+        samples: kind of the samples, in the words of ``training.samples``.
         process: the job's own node, which was launched and may not take requests yet.
     """
 
     whole: Dataset
     data: Dataset
     near: str | None
+    samples: str
     process: NodeProcess | None
 
 
@@ -69,16 +72,34 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
         data.require_classes(min_classes)
     else:
         outputs_of(data, settings)  # refuses what makes no sense before a node is started
+    samples = samples_of(data, settings)
     near = settings.near or (None if settings.policy == ALL_IN_STORE else settings.loader.io)
     if near is not None:
-        yield StartedJob(whole=whole, data=data, near=near, process=None)
+        yield StartedJob(whole=whole, data=data, near=near, samples=samples, process=None)
         return
     observe(PhaseStarted(name="starting a node"))
     allow_training = settings.policy == ALL_IN_STORE
     node = replace(settings.node, allow_training=allow_training, trial_niceness=0, trials_here=True)
     with NodeProcess(data.roots, node, "127.0.0.1", 0) as process:
         process.launch()
-        yield StartedJob(whole=whole, data=data, near=None, process=process)
+        yield StartedJob(whole=whole, data=data, near=None, samples=samples, process=process)
+
+
+def samples_of(data: Dataset, settings: JobSettings) -> str:
+    """What the samples of a job are: what was said, else what the data looks like where no network takes texts.
+
+    Raises:
+        SettingError: what was said makes no sense, or nobody here can tell.
+    """
+    if settings.samples is None:
+        takes_texts = settings.tokenizer is not None or settings.max_length is not None
+        return (
+            IMAGES
+            if takes_texts or settings.model.startswith("hf:")
+            else described(data, is_column_named=settings.column is not None)
+        )
+    preprocess_of(settings.samples)  # which refuses what makes no sense before a node is started
+    return settings.samples
 
 
 def declared_of(settings: JobSettings) -> str | MultiLabel | Sequence[str] | None:
