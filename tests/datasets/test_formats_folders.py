@@ -56,11 +56,14 @@ def test_archives_are_named_with_what_to_do_about_them():
         listed(entries)
 
 
-def test_images_in_no_folder_are_counted():
+def test_images_in_no_folder_count_where_there_are_no_others():
     listing = listing_of("a.jpg", "b.jpg", "cat/c.jpg")
     assert column(listing, "object") == ["cat/c.jpg"]
-    with pytest.raises(EmptyDataset, match="2 images or sounds stand in no class folder"):
-        listing_of("a.jpg", "b.jpg")
+    listing = listing_of("b.jpg", "a.jpg", "cat/notes.txt", ".hidden.jpg")
+    assert column(listing, "object") == ["a.jpg", "b.jpg"]
+    assert column(listing, "label") == [-1, -1]
+    assert listing.classes == ()
+    assert not FORMAT.claims([Entry("a.jpg", 1, "")]), "lists beside them may say more"
 
 
 names = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0/."), min_size=1)

@@ -10,7 +10,7 @@ from frostline.datasets import Dataset
 from frostline.datasets.check.check import check
 from frostline.datasets.copy.layout import suffix_by_content
 from frostline.datasets.copy.repack import repack
-from frostline.errors import EmptyDataset, SampleError
+from frostline.errors import SampleError
 from frostline.preprocess import imagenet
 from frostline.preprocess.apply import decode_into
 from support.signals import array_bytes, some_arrays, write_arrays
@@ -51,9 +51,10 @@ def test_where_there_are_images_the_sounds_beside_them_are_no_samples(tmp_path):
     assert objects(data) == ["no/1.jpg", "yes/2.jpg"]
 
 
-def test_sounds_in_no_folder_are_counted(tmp_path):
-    with pytest.raises(EmptyDataset, match="2 images or sounds stand in no class folder"):
-        len(Dataset(written(tmp_path / "data", "1.wav", "2.wav"), cache=tmp_path))
+def test_sounds_in_no_folder_are_samples_without_classes(tmp_path):
+    data = Dataset(written(tmp_path / "data", "1.wav", "2.wav"), cache=tmp_path)
+    assert objects(data) == ["1.wav", "2.wav"]
+    assert data.classes == ()
 
 
 def test_a_sound_is_the_sample_of_a_key_without_an_image(tmp_path):

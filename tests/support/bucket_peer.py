@@ -123,9 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         with suppress(OSError):  # who asked may have left
             self.end_headers()
-            self.wfile.write(data)
+            self.wfile.write(b"" if self.command == "HEAD" else data)
 
-    do_DELETE = do_GET = do_PUT = do_PROPFIND = _serve
+    do_DELETE = do_GET = do_HEAD = do_PUT = do_PROPFIND = _serve
 
     def log_message(self, *_):
         pass

@@ -15,8 +15,10 @@ __all__ = (
     "job_losses",
     "plain_losses",
     "rows_by_id",
+    "signal_network",
     "small_network",
     "some_arrays",
+    "spectrogram_network",
     "write_arrays",
 )
 
@@ -73,6 +75,16 @@ def small_network(channels, dimensions=1, seed=0):
     first = nn.Sequential(convolution(channels, 6, 5, stride=2), nn.GELU())
     second = nn.Sequential(convolution(6, 8, 3, stride=2), nn.ReLU())
     return nn.Sequential(first, second, pool(4), nn.Flatten(), nn.Linear(8 * 4**dimensions, 2))
+
+
+def spectrogram_network():
+    """A network that the command line names, for spectrograms."""
+    return small_network(1, dimensions=2)
+
+
+def signal_network():
+    """Another one, for arrays of three channels."""
+    return small_network(3)
 
 
 def plain_losses(model, samples, labels, orders):

@@ -129,7 +129,9 @@ _DATA = (
     click.option("--data", required=True, metavar="URL", help="Folder or URL of the data."),
     format_option,
     click.option(
-        "--column", metavar="NAME", help="Column of Parquet files that has the samples: texts, or encoded images."
+        "--column",
+        metavar="NAME",
+        help="Column of Parquet files that has the samples: texts, lists of numbers, or encoded images or sounds.",
     ),
     list_option,
     changed_option,
@@ -189,6 +191,13 @@ _JOB = (
         type=click.IntRange(min=1),
         metavar="TOKENS",
         help="Tokens that every text is padded or cut to; by default 128, or as many as the network has positions for.",
+    ),
+    click.option(
+        "--samples",
+        metavar="KIND",
+        help="What samples are: images, sounds:SECONDS (log-mel spectrograms), waves:SECONDS (both with @RATE if it is "
+        "not 16000) or arrays:SHAPE, such as arrays:12x5000. By default sounds and arrays are known by their files' "
+        "suffixes, sounds as long as the longest of some, up to 10 seconds.",
     ),
     click.option("--seed", default=0, show_default=True, help="Seed of order, split, fresh layers and augmentation."),
     click.option("--cut", type=int, metavar="N", help="Use this cut instead of the planned ones (see: plan)."),

@@ -22,7 +22,7 @@ __all__ = ("predict",)
 _SUFFIXES = (".csv", ".parquet")
 _MODEL = "model.safetensors"
 # Options of the run that say what its network is and how samples become its input.
-_OF_THE_RUN = ("model", "until", "tokenizer", "max_length", "seed", "targets", "loss", "task")
+_OF_THE_RUN = ("model", "until", "tokenizer", "max_length", "samples", "seed", "targets", "loss", "task")
 
 
 @click.command(epilog="Example: frostline predict --run runs/first --data new-photos/ --out predictions.csv")

@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 from frostline.errors import SampleError
 from frostline.preprocess.steps import ReadArray
 
-__all__ = ("check_array", "classes_of", "numbers_into", "pixels_of", "size_of_array")
+__all__ = ("check_array", "classes_of", "header_of", "numbers_into", "pixels_of", "size_of_array")
 
 _CHANNELS = (1, 3, 4)
 _LONGEST_HEADER = 1024
@@ -106,6 +106,16 @@ def check_array(encoded: bytes | memoryview) -> None:
     if dtype.kind not in "biuf":
         raise SampleError(f"its array holds {dtype.name}, which are no numbers")
     _values(encoded, shape, dtype, start)
+
+
+def header_of(encoded: bytes | memoryview) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array, from its first bytes.
+
+    Raises:
+        SampleError: its header cannot be read.
+    """
+    shape, _, dtype, _ = _header(encoded)
+    return shape, dtype
 
 
 def _values(encoded: bytes | memoryview, shape: tuple[int, ...], dtype: np.dtype[Any], start: int) -> npt.NDArray[Any]:

@@ -18,7 +18,16 @@ from frostline.errors import SampleError
 from frostline.preprocess.spectrograms import log_mel_into
 from frostline.preprocess.steps import DecodeAudio
 
-__all__ = ("LACKS_SOUND", "check_sound", "has_sound_packages", "is_sound", "sound_bytes", "sound_into", "sounds_name")
+__all__ = (
+    "LACKS_SOUND",
+    "check_sound",
+    "has_sound_packages",
+    "is_sound",
+    "seconds_of",
+    "sound_bytes",
+    "sound_into",
+    "sounds_name",
+)
 
 LACKS_SOUND = "sounds need the packages soundfile and soxr: pip install 'frostline[audio]'"
 
@@ -72,6 +81,17 @@ def check_sound(encoded: bytes | memoryview) -> None:
         for block in file.blocks(_BLOCK, dtype="float32", always_2d=True):
             count += _checked(block)
         _check_count(file, count, file.frames)
+
+
+def seconds_of(encoded: bytes | memoryview) -> float:
+    """Length of a sound in seconds, by its header.
+
+    Raises:
+        SampleError: it is broken, or the packages for it are not installed.
+    """
+    with _opened(encoded) as file:
+        frames: int = file.frames
+        return frames / float(file.samplerate)
 
 
 def sound_bytes(step: DecodeAudio, encoded: bytes | memoryview) -> int:

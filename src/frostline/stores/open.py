@@ -1,13 +1,16 @@
-"""Opens a store of objects by its URL: a folder, memory, a bucket, a web server or a table of Cassandra."""
+"""Opens a store of objects by its URL: a folder or a file, memory, a bucket, a web server or a table of Cassandra."""
+
+from pathlib import Path
 
 from frostline.stores.base.cql_urls import parse_cql
 from frostline.stores.base.limits import NO_LIMITS, StoreLimits
 from frostline.stores.base.protocols import Buffer, Entry, Listable, ObjectStore, Readable, Writable
-from frostline.stores.base.urls import is_within, normalise_url, object_url, parse_url
+from frostline.stores.base.urls import Root, is_within, names_file, normalise_url, object_url, parse_url, root_url
 from frostline.stores.cql import store as cql
 from frostline.stores.objects import obstore as driver
 from frostline.stores.objects.clouds import cloud_store
 from frostline.stores.objects.local import FolderStore
+from frostline.stores.objects.single import FileOrFolder, Objects, SingleFile
 
 __all__ = (
     "Buffer",
@@ -25,7 +28,9 @@ __all__ = (
 
 
 def open_store(url: str, limits: StoreLimits = NO_LIMITS) -> ObjectStore:
-    """The store at a URL. Nothing is connected or looked at until it is used.
+    """The store at a URL. Nothing is connected or looked at until it is used, but for whether a name is a folder's.
+
+    Where the name ends as that of a table or a shard (``FILE_SUFFIXES``), a file of that name is a store of one object.
 
     Args:
         url: ``file:///folder`` or a plain path; ``memory://name``, shared by all of a process that use the name;
@@ -39,15 +44,27 @@ def open_store(url: str, limits: StoreLimits = NO_LIMITS) -> ObjectStore:
         SettingError: the text is no URL that Frostline reads.
     """
     root = parse_url(url)
-    match root.scheme:
-        case "cql":
-            return cql.CqlStore(parse_cql(url.partition("://")[2]), deadline_s=limits.deadline_s)
-        case "file":
-            return FolderStore(root.path, limits.links)
-        case "memory":
-            return driver.memory_store(normalise_url(url), root.place, root.path)
-        case _:
-            return cloud_store(normalise_url(url), root, deadline_s=limits.deadline_s)
+    if root.scheme == "cql":
+        return cql.CqlStore(parse_cql(url.partition("://")[2]), deadline_s=limits.deadline_s)
+    if names_file(root.path):
+        return _file_or_folder(root, limits)
+    return FolderStore(root.path, limits.links) if root.scheme == "file" else _objects(root, limits)
+
+
+def _file_or_folder(root: Root, limits: StoreLimits) -> ObjectStore:
+    """What lies at a name such as ``x.parquet``: a file, or a folder of files as Spark writes one."""
+    if root.scheme == "file":
+        is_folder = Path(root.path).is_dir()
+        return FolderStore(root.path, limits.links) if is_folder else SingleFile(root.path, limits.links)
+    folder, _, name = root.path.rpartition("/")
+    return FileOrFolder(name, outside=_objects(root._replace(path=folder), limits), inside=_objects(root, limits))
+
+
+def _objects(root: Root, limits: StoreLimits) -> Objects:
+    url = root_url(root)
+    if root.scheme == "memory":
+        return driver.memory_store(url, root.place, root.path)
+    return cloud_store(url, root, deadline_s=limits.deadline_s)
 
 
 def survives_fork(url: str) -> bool:

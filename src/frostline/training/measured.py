@@ -46,6 +46,7 @@ def asked_of(job: JobSettings) -> dict[str, Any]:
         "weights": job.weights if job.weights in (None, RANDOM) else str(Path(job.weights).absolute()),
         "tokenizer": job.tokenizer,
         "max_length": job.max_length,
+        "samples": job.samples,
         "augment": job.augment,
         "accuracy": job.accuracy,
         "seed": job.seed,

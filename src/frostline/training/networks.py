@@ -53,6 +53,7 @@ def load_model(
     augment: bool = False,
     tokenizer: str | None = None,
     max_length: int | None = None,
+    samples: Preprocess | None = None,
     observe: Observer | None = None,
 ) -> Pretrained:
     """Build a network by name, for this many classes.
@@ -69,6 +70,7 @@ def load_model(
         tokenizer: tokenizer of a network that takes texts: ``tokenizer.json``, ``hf:FOLDER`` or ``hf:OWNER/NAME``; None
             takes that of the folder of an ``hf:`` name.
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
+        samples: preprocessing of sounds or arrays; None takes what the network's library says of images or texts.
         observe: told when weights are fetched, and where they came from.
 
     Raises:
@@ -84,7 +86,7 @@ def load_model(
         raise UnknownModel(f"model {name!r} names no family: write one of {known}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        found = _built(name, weights, observe, tokenizer, max_length)
+        found = _built(name, weights, observe, tokenizer, max_length, samples)
         source = found.weights
         if weights is not None and weights != RANDOM:
             _load_weights(found.model, weights, found.preprocess.inputs)
@@ -103,14 +105,29 @@ def _ignore(_: Event) -> None:
 
 def _augmented(preprocess: Preprocess) -> Preprocess:
     """The same decoding and scale of numbers, on random crops and flips."""
-    if preprocess.tokens is not None:
-        raise SettingError("--augment crops and flips images: leave it out where samples are texts")
+    if not preprocess.are_images:
+        kind = "arrays or sounds" if preprocess.tokens is None else "texts"
+        raise SettingError(f"--augment crops and flips images: leave it out where samples are {kind}")
     decode, *_, normalise = preprocess.steps
     crops = (RandomResizedCrop(preprocess.shape[-1]), RandomHorizontalFlip())
     return Preprocess(steps=(decode, *crops, normalise))
 
 
-def _built(name: str, weights: str | None, observe: Observer, tokenizer: str | None, max_length: int | None) -> Built:
+def _built(
+    name: str,
+    weights: str | None,
+    observe: Observer,
+    tokenizer: str | None,
+    max_length: int | None,
+    samples: Preprocess | None,
+) -> Built:
+    if samples is not None:
+        if name.startswith("hf:") or tokenizer is not None or max_length is not None:
+            raise SettingError(
+                "--samples of sounds or arrays is for networks of package.module:factory, torchvision: or timm:, and "
+                "--tokenizer and --max-length are for texts: leave one of them out"
+            )
+        return replace(_of_images(name, weights, observe), preprocess=samples)
     if name.startswith("hf:"):
         return from_hugging_face(name, observe, pretrained=weights is None, tokenizer=tokenizer, max_length=max_length)
     if tokenizer is None and max_length is not None:

@@ -153,7 +153,7 @@ class _Run:
             return
         digest = file_digest(self._settings.job.loss)
         config = RunConfig(
-            options=options,
+            options={**options, "samples": options.get("samples") or self._setup.samples},
             outputs=outputs_of(self._setup.data, self._settings.job),
             classes=self._classes(),
             identity={

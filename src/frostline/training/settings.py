@@ -45,6 +45,7 @@ class JobSettings:
             network's own.
         max_length: number of tokens that every text is padded or cut to; None takes 128, or fewer where the network
             has positions for no more.
+        samples: kind of the samples (``training.samples``); None goes by the data's suffixes.
         seed: seed of the order, the split, the fresh classifier, dropout and random preprocessing.
         cut: number of the cut to use; None lets the plan choose.
         codec: name of the codec to use with that cut; None takes the fastest one that ``accuracy`` allows.
@@ -79,6 +80,7 @@ class JobSettings:
     weights: str | None = None
     tokenizer: str | None = None
     max_length: int | None = None
+    samples: str | None = None
     seed: int = 0
     cut: int | None = None
     codec: str | None = None

@@ -12,6 +12,7 @@ from frostline.models import freeze
 from frostline.training.networks import Pretrained, load_model
 from frostline.training.recipe.adapters import LowRank
 from frostline.training.recipe.lora import add_adapters, check_trained
+from frostline.training.samples import preprocess_of
 from frostline.training.settings import JobSettings
 from frostline.training.start import StartedJob, begin, outputs_of
 
@@ -26,6 +27,7 @@ class Setup:
         data: the samples to use.
         whole: the data set that they are of.
         network: to train or run.
+        samples: kind of the samples, in the words of ``training.samples``.
         job: on it.
         again: makes another job of so many epochs, for a network whose frozen part is another now; it ends with the
             first.
@@ -34,6 +36,7 @@ class Setup:
     data: Dataset
     whole: Dataset
     network: Pretrained
+    samples: str
     job: Job
     again: Callable[[int], Job]
 
@@ -44,7 +47,7 @@ def set_up(
     observe: Observer,
     *,
     begun: StartedJob | None = None,
-    min_classes: int = 1,
+    min_classes: int = 0,
     epochs: int = 1,
 ) -> Iterator[Setup]:
     """Build and freeze the network, and make the job; undo it at the end.
@@ -53,7 +56,7 @@ def set_up(
         settings: settings of the job.
         observe: told what happens.
         begun: work that has begun already, which the caller ends; None begins here.
-        min_classes: minimum number of classes that the data must have.
+        min_classes: minimum number of classes that the data must have; with 0 samples need no labels.
         epochs: number of epochs that the plan reckons with.
 
     Raises:
@@ -73,6 +76,7 @@ def set_up(
             augment=settings.augment,
             tokenizer=settings.tokenizer,
             max_length=settings.max_length,
+            samples=preprocess_of(begun.samples),
             observe=observe,
         )
         _freeze(network, settings)
@@ -80,7 +84,14 @@ def set_up(
         made = partial(_job, settings, network, watch, stack)
         job = made(begun.data, epochs)
         # As the job lists it: it may have listed it again.
-        yield Setup(data=job.data, whole=begun.whole, network=network, job=job, again=partial(made, job.data))
+        yield Setup(
+            data=job.data,
+            whole=begun.whole,
+            network=network,
+            samples=begun.samples,
+            job=job,
+            again=partial(made, job.data),
+        )
 
 
 def _job(

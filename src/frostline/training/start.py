@@ -15,9 +15,10 @@ from frostline.errors import DataError, EmptyDataset
 from frostline.events import Observer, PhaseStarted
 from frostline.node.process.subprocess import NodeProcess
 from frostline.planning import ALL_IN_STORE
+from frostline.training.samples import IMAGES, described, preprocess_of
 from frostline.training.settings import JobSettings
 
-__all__ = ("StartedJob", "begin", "chosen_of", "declared_of", "outputs_of")
+__all__ = ("StartedJob", "begin", "chosen_of", "declared_of", "outputs_of", "samples_of")
 
 _MAX_CLASSES = 1 << 20
 
@@ -30,17 +31,19 @@ class StartedJob:
         whole: the data set.
         data: the samples of it to use.
         near: URL of the user's node, or of the machine's I/O service; None where ``process`` is the node.
+        samples: kind of the samples, in the words of ``training.samples``.
         process: the job's own node, which was launched and may not take requests yet.
     """
 
     whole: Dataset
     data: Dataset
     near: str | None
+    samples: str
     process: NodeProcess | None
 
 
 @contextmanager
-def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> Iterator[StartedJob]:
+def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> Iterator[StartedJob]:
     """List the data, or have the job's node list it, and launch a node unless there is one; end it with the context.
 
     To import PyTorch takes seconds at the node and here, each on a core of its own: so nobody waits for the other.
@@ -48,7 +51,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
     Args:
         settings: settings of the job.
         observe: told what happens.
-        min_classes: minimum number of classes that the data must have.
+        min_classes: minimum number of classes that the data must have; with 0 samples need no labels.
 
     Raises:
         UserError: what the user can put right.
@@ -70,16 +73,34 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
         data.selection.require_classes(min_classes, data.url)
     else:
         outputs_of(data, settings)  # refuses what makes no sense before a node is started
+    samples = samples_of(data, settings)
     near = settings.near or (None if settings.policy == ALL_IN_STORE else settings.loader.io)
     if near is not None:
-        yield StartedJob(whole=whole, data=data, near=near, process=None)
+        yield StartedJob(whole=whole, data=data, near=near, samples=samples, process=None)
         return
     observe(PhaseStarted(name="starting a node"))
     allow_training = settings.policy == ALL_IN_STORE
     node = replace(settings.node, allow_training=allow_training, trial_niceness=0, trials_here=True)
     with NodeProcess(roots_of(data), node, "127.0.0.1", 0) as process:
         process.launch()
-        yield StartedJob(whole=whole, data=data, near=None, process=process)
+        yield StartedJob(whole=whole, data=data, near=None, samples=samples, process=process)
+
+
+def samples_of(data: Dataset, settings: JobSettings) -> str:
+    """What the samples of a job are: what was said, else what the data looks like where no network takes texts.
+
+    Raises:
+        SettingError: what was said makes no sense, or nobody here can tell.
+    """
+    if settings.samples is None:
+        takes_texts = settings.tokenizer is not None or settings.max_length is not None
+        return (
+            IMAGES
+            if takes_texts or settings.model.startswith("hf:")
+            else described(data, is_column_named=settings.column is not None)
+        )
+    preprocess_of(settings.samples)  # which refuses what makes no sense before a node is started
+    return settings.samples
 
 
 def declared_of(settings: JobSettings) -> str | MultiLabel | Sequence[str] | None:
@@ -101,7 +122,7 @@ def outputs_of(data: Dataset, settings: JobSettings) -> int:
     if settings.outputs is not None:
         return settings.outputs
     if data.targets is None:
-        return len(data.classes)
+        return max(1, len(data.classes))  # where samples have none, no score is looked at
     (spec,) = data.targets.specs
     values = data.column(spec.column)
     if values.null_count:

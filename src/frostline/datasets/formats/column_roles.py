@@ -11,6 +11,7 @@ from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, URL_FIEL
 from frostline.datasets.formats.lists import in_json, is_list, list_names
 from frostline.datasets.formats.tables import plain
 from frostline.datasets.formats.targets import MASK_FIELDS
+from frostline.datasets.parquet.number_lists import number_lists
 from frostline.errors import DataError
 
 __all__ = ("ColumnRoles", "columns_of_schema", "is_label", "is_scalar", "is_target", "labels_said", "roles_in")
@@ -50,7 +51,7 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
 
     Args:
         schema: schema of the file; the metadata of Hugging Face's ``datasets`` names images, labels and classes.
-        column: name of the column with the samples, of texts or of binary; by default the one with images.
+        column: name of the column with the samples: texts, lists of numbers or binary; by default images.
     """
     features = _features(schema)
     leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}
@@ -79,7 +80,7 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
         other=other,
         classes=names,
         about=about,
-        lists=tuple(name for name in list_names(schema) if name != other),
+        lists=tuple(name for name in list_names(schema) if name not in (other, image)),
     )
 
 
@@ -108,7 +109,7 @@ def _chosen_leaf(schema: pa.Schema, column: str) -> str | None:
     if schema.names.count(column) != 1:
         return None
     field = schema.field(column)
-    return column if _is_text(field.type) else _image_leaf(field)
+    return column if _is_text(field.type) or number_lists(field.type) is not None else _image_leaf(field)
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -163,7 +164,7 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
 def _lacks(object: str, schema: pa.Schema, column: str | None) -> str:
     names = ", ".join(schema.names)[:200]
     if column is not None:
-        return f"{object} has no column {column!r} of texts or of binary values; its columns are {names}"
+        return f"{object} has no column {column!r} of texts, lists of numbers or binary values; its columns are {names}"
     return (
         f"{object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
         f"its columns are {names}{_hint(schema)}"

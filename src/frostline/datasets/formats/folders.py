@@ -14,11 +14,13 @@ from frostline.datasets.formats.split_names import SPLIT, are_divided, folder_sp
 from frostline.errors import EmptyDataset
 from frostline.stores.base.listing import Entries, Names
 from frostline.stores.base.protocols import Entry, ObjectStore
+from frostline.stores.base.urls import COMPRESSED
 
 __all__ = (
     "IMAGE_SUFFIXES",
     "KINDS",
     "SAMPLE_SUFFIXES",
+    "SOUND_SUFFIXES",
     "ClassFolderFormat",
     "is_image",
     "is_sample",
@@ -26,17 +28,15 @@ __all__ = (
 )
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-_SOUND_SUFFIXES = frozenset({".flac", ".ogg", ".opus", ".wav"})
-KINDS = (IMAGE_SUFFIXES, _SOUND_SUFFIXES)
+SOUND_SUFFIXES = frozenset({".flac", ".ogg", ".opus", ".wav"})
+KINDS = (IMAGE_SUFFIXES, SOUND_SUFFIXES)
 """Suffixes of each kind of samples: where several lie in one place, the first of them are the samples."""
 SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
-_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
-
 # Part of every digest: raise it whenever the same files would give another table.
-_RULE = "frostline image folders 4"
+_RULE = "frostline image folders 5"
 
 
 class _Layout(NamedTuple):
@@ -59,6 +59,8 @@ class ClassFolderFormat:
     for one to train on: its images have no label. Images in other folders beside those of splits are in none and have
     no label. The folders of splits may lie in one folder that holds everything.
 
+    Where no image lies in a folder, those that lie in none are the samples, without classes.
+
     Names with a part that starts with a dot and names without the suffix of an image are passed over. Where there are
     no images, sounds are the samples.
     """
@@ -67,16 +69,16 @@ class ClassFolderFormat:
     is_incremental = False
 
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """See ``Format.claims``: one image in a folder is enough."""
-        return len(_labelled(entries)) > 0
+        """See ``Format.claims``: one image in a folder is enough; images in none may be what lists beside them name."""
+        return len(_in_folders(entries)) > 0
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_RULE, _labelled(entries))
+        return digest_of(_RULE, _listed(entries))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:  # noqa: ARG002
         """See ``Format.read``; nothing but the listing is needed."""
-        labelled = _labelled(entries).in_order()
+        labelled = _listed(entries).in_order()
         if not labelled:
             raise EmptyDataset(_nothing_at(store.url, entries))
         objects, sizes, etags = labelled.table.columns
@@ -110,22 +112,33 @@ def is_sample(name: str) -> bool:
     return suffix_of(name) in SAMPLE_SUFFIXES and not is_hidden(name)
 
 
-def _labelled(entries: Sequence[Entry]) -> Entries:
-    """Samples of the first kind that there is, in a folder and not hidden."""
+def _listed(entries: Sequence[Entry]) -> Entries:
+    """The samples: what lies in folders, else what lies in none."""
+    found = _in_folders(entries)
+    return found if len(found) else _of_kind(entries, in_folders=False)
+
+
+def _in_folders(entries: Sequence[Entry]) -> Entries:
+    return _of_kind(entries, in_folders=True)
+
+
+def _of_kind(entries: Sequence[Entry], *, in_folders: bool) -> Entries:
+    """Samples of the first kind that there is, and not hidden."""
     for suffixes in KINDS[:-1]:
-        if len(found := _in_folders(entries, suffixes)):
+        if len(found := _with_suffix(entries, suffixes, in_folders=in_folders)):
             return found
-    return _in_folders(entries, KINDS[-1])
+    return _with_suffix(entries, KINDS[-1], in_folders=in_folders)
 
 
-def _in_folders(entries: Sequence[Entry], suffixes: Iterable[str]) -> Entries:
-    """The objects of these suffixes: as ``suffix_of`` decides, for a column of names, and a slash in each."""
+def _with_suffix(entries: Sequence[Entry], suffixes: Iterable[str], *, in_folders: bool) -> Entries:
+    """The objects of these suffixes: as ``suffix_of`` decides, for a column of names."""
     pattern = rf"(?i)[^/]\.(?:{'|'.join(sorted(suffix[1:] for suffix in suffixes))})$"
     found = Entries.of(entries)
     objects = found.table["object"]
     hidden = pc.or_(pc.starts_with(objects, "."), pc.match_substring(objects, "/."))
     fits = pc.match_substring_regex(objects, pattern)
-    return found.where(pc.and_(pc.and_not(fits, hidden), pc.match_substring(objects, "/")))
+    is_inside = pc.match_substring(objects, "/")
+    return found.where(pc.and_(pc.and_not(fits, hidden), is_inside if in_folders else pc.invert(is_inside)))
 
 
 def _folders(labelled: Entries, which: str, prefix: str) -> Iterator[pa.Array]:
@@ -218,9 +231,10 @@ def _unread(entries: Sequence[Entry]) -> str:
 
 
 def _nothing_at(url: str, entries: Sequence[Entry]) -> str:
-    samples = sum(is_sample(entry.object) for entry in entries)
-    beside = f"; {samples} images or sounds stand in no class folder" if samples else ""
-    packed = next((entry.object for entry in entries if entry.object.lower().endswith(_PACKED)), None)
+    beside = ""
+    packed = next((entry.object for entry in entries if entry.object.lower().endswith(COMPRESSED)), None)
     if packed is not None:
         beside += f"; {packed} is compressed as a whole and has no places to read at: unpack it, to a plain tar at most"
-    return f"{url} holds no images or sounds in class folders (such as cats/1.jpg){beside}{_unread(entries)}"
+    return (
+        f"{url} holds no images or sounds, in class folders (such as cats/1.jpg) or in none{beside}{_unread(entries)}"
+    )

@@ -24,6 +24,7 @@ from frostline.datasets.parquet.cells import opened
 from frostline.errors import AccessDenied, DataError, EmptyDataset, ObjectNotFound, SettingError
 from frostline.stores.base.protocols import Described, Entry, ObjectStore
 from frostline.stores.base.urls import parse_url
+from frostline.stores.objects.single import beside
 from frostline.stores.open import is_within, normalise_url, object_url, open_store
 
 __all__ = ("UrlLists", "entries_of")
@@ -124,6 +125,8 @@ _MISSING = Entry("", 1, "")
 class UrlLists:
     """Files with a column of URLs, or of names relative to the data's root, and one of labels, or of masks' URLs.
 
+    Where the data is one such file, names are relative to its folder.
+
     Objects that do not lie beside the lists are asked for their sizes and etags once; those that are not there stay
     samples, which are left out, named and counted when they are read. The digest is that of the lists and of the images
     beside them: of those elsewhere a change is noticed when they are read, and by whoever asks for them again. Lists
@@ -154,7 +157,8 @@ class UrlLists:
         lists = sorted(filter(_is_list, entries))
         if not lists:
             raise EmptyDataset(f"{store.url} holds no list of URLs (such as labels.csv)")
-        tables = [_table(store, entry) for entry in lists]
+        folder = beside(store, store.url)
+        tables = [_table(store, entry, folder) for entry in lists]
         table, is_divided = with_splits(joined(tables), [entry.object for entry in lists], list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"the lists at {store.url} name no samples")
@@ -187,12 +191,12 @@ def _is_list(entry: Entry) -> bool:
     return _is_csv(entry) or is_parquet(entry)
 
 
-def _table(store: ObjectStore, entry: Entry) -> pa.Table:
+def _table(store: ObjectStore, entry: Entry, folder: str) -> pa.Table:
     table = _read_csv(store, entry) if _is_csv(entry) else _read_parquet(store, entry)
     url, label, mask = (_column(table.schema, names) for names in (URL_FIELDS, LABEL_FIELDS, _MASK_FIELDS))
     if url is None or plain(table[url]).type != pa.string() or table[url].null_count:
         raise DataError(f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}")
-    urls = [_canonical(name, store.url, entry.object) for name in plain(table[url]).to_pylist()]
+    urls = [_canonical(name, folder, entry.object) for name in plain(table[url]).to_pylist()]
     masks = [] if mask is None else plain(table[mask]).cast(pa.string()).to_pylist()
     about = [field.name for field in table.schema if is_scalar(field.type) and field.name not in (url, label, mask)]
     said = pa.nulls(len(urls), pa.string()) if label is None else plain(table[label]).cast(pa.string())
@@ -203,7 +207,7 @@ def _table(store: ObjectStore, entry: Entry) -> pa.Table:
             "offset": pa.array([0] * len(urls), pa.int64()),
             SAID: said,
             **{column_name(name): plain(table[name]) for name in about},
-            **({_MASK: [mask and _canonical(mask, store.url, entry.object) for mask in masks]} if any(masks) else {}),
+            **({_MASK: [mask and _canonical(mask, folder, entry.object) for mask in masks]} if any(masks) else {}),
         }
     )
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cachetools import LRUCache
 
+from frostline.datasets.parquet.number_lists import HEADER_BYTES, NUMBER_BYTES, arrays_of, number_lists
 from frostline.errors import BadRequest, DataError, ObjectNotFound, SampleError
 from frostline.stores.base.protocols import Buffer, Entry, Versioned, is_other_version, plain_etag
 
@@ -112,7 +113,9 @@ def opened(
 
 
 def leaf(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The only leaf of a column, however deep it lies in structs, as binary."""
+    """The only leaf of a column, however deep it lies in structs, as binary; lists of numbers as arrays of NumPy."""
+    if number_lists(column.type) is not None:
+        return arrays_of(column)
     chunks = column.chunks
     kind = column.type
     while pa.types.is_struct(kind):
@@ -283,7 +286,7 @@ class CellReader:
             if group == len(file.ends):
                 raise ObjectNotFound(f"{cell.file} has no row {offset}: it has changed")
             place = _leaf_place(file.metadata, cell)
-            nbytes = file.metadata.row_group(group).column(place).total_uncompressed_size
+            nbytes = _decoded_bytes(file.metadata.row_group(group), place)
             key = (self._url, cell, group)
             column = self._cache.get(key, nbytes, lambda: self._decoded(cell, file, group))
         value = column[offset - (file.ends[group - 1] if group else 0)].as_buffer()
@@ -328,10 +331,20 @@ def _said(file: str) -> Iterator[None]:
 
 
 def _leaf_place(metadata: pq.FileMetaData, cell: Cell) -> int:
-    paths = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
-    if cell.column not in paths:
+    # The leaf of a list has more names behind that of its column, which writers choose.
+    paths = [f"{metadata.schema.column(place).path}." for place in range(metadata.num_columns)]
+    found = [place for place, path in enumerate(paths) if path.startswith(f"{cell.column}.")]
+    if len(found) != 1:
         raise ObjectNotFound(f"{cell.file} has no column {cell.column[:100]!r}: it has changed")
-    return paths.index(cell.column)
+    return found[0]
+
+
+def _decoded_bytes(group: pq.RowGroupMetaData, place: int) -> int:
+    """Bytes of a column of a row group, of which a dictionary of numbers may take far fewer in the file."""
+    column = group.column(place)
+    if column.physical_type not in NUMBER_BYTES:
+        return int(column.total_uncompressed_size)
+    return int(column.num_values * NUMBER_BYTES[column.physical_type] + group.num_rows * HEADER_BYTES)
 
 
 def _version(etag: str) -> str:

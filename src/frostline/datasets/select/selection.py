@@ -224,10 +224,11 @@ class Selection:
             DataError: fewer classes have samples.
         """
         present = [self.whole.classes[label] for label, count in self.per_label.items() if count and label >= 0]
-        if not present:
+        if at_least and not present:
             raise DataError(
-                f"not one of the {len(self.manifest.samples)} samples of {url} has a label: a list or table says them "
-                f"in a column {' or '.join(LABEL_FIELDS)}, and there they are empty or missing"
+                f"not one of the {len(self.manifest.samples)} samples of {url} has a label: class folders such "
+                f"as cats/1.jpg say them, or a column {' or '.join(LABEL_FIELDS)} of a list or table, and there they "
+                "are empty or missing"
             )
         if len(present) < at_least:
             names = ", ".join(repr(name) for name in present)

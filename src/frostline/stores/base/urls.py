@@ -10,7 +10,24 @@ from frostline.errors import BadRequest, SettingError
 from frostline.stores.base.cql_urls import parse_cql
 from frostline.stores.base.url_options import Options, options_text, parse_options
 
-__all__ = ("Root", "check_name", "is_within", "normalise_url", "object_url", "parse_url")
+__all__ = (
+    "COMPRESSED",
+    "FILE_SUFFIXES",
+    "Root",
+    "check_name",
+    "is_within",
+    "names_file",
+    "normalise_url",
+    "object_url",
+    "parse_url",
+    "root_url",
+)
+
+FILE_SUFFIXES = (".arrow", ".csv", ".parquet", ".tar")
+"""Ends of the names of files that are data sets by themselves."""
+
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".csv.gz")
+"""Ends of the names of files that are compressed as a whole, so that nothing in them has a place to read at."""
 
 _SCHEMES = ("file", "memory", "s3", "gs", "az", "http", "https", "cql")
 _AZURE = ("az", "azure", "abfs", "abfss")
@@ -46,7 +63,7 @@ def normalise_url(url_or_path: str) -> str:
     Raises:
         SettingError: the text is no URL that Frostline reads.
     """
-    return _text(parse_url(url_or_path))
+    return root_url(parse_url(url_or_path))
 
 
 def object_url(url: str, name: str) -> str:
@@ -56,10 +73,11 @@ def object_url(url: str, name: str) -> str:
         SettingError: ``url`` is none that Frostline reads.
     """
     root = parse_url(url)
-    return _text(root._replace(path=f"{root.path.rstrip('/')}/{name}" if root.path else name))
+    return root_url(root._replace(path=f"{root.path.rstrip('/')}/{name}" if root.path else name))
 
 
-def _text(root: Root) -> str:
+def root_url(root: Root) -> str:
+    """The canonical URL of a root that was taken apart."""
     if root.scheme == "file":
         return "file://" + quote(root.path, errors="surrogateescape")
     path = quote(root.path) if root.scheme in _USUAL_PORT else root.path
@@ -76,6 +94,11 @@ def is_within(url: str, root: str) -> bool:
     if inner._replace(path="") != outer._replace(path=""):
         return False
     return not outer.path or inner.path == outer.path or inner.path.startswith(outer.path.rstrip("/") + "/")
+
+
+def names_file(path: str) -> bool:
+    """Whether a root's path, or the name of an object, ends as that of a table or a shard does."""
+    return path.lower().endswith(FILE_SUFFIXES)
 
 
 def parse_url(url_or_path: str) -> Root:

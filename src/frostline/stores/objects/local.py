@@ -26,7 +26,7 @@ from frostline.file_cache import try_lock
 from frostline.private import make_private_folder, open_private
 from frostline.stores.base.limits import LinkBounds
 from frostline.stores.base.protocols import Buffer, Dated, Entry
-from frostline.stores.base.urls import check_name, normalise_url
+from frostline.stores.base.urls import COMPRESSED, FILE_SUFFIXES, check_name, normalise_url
 
 __all__ = ("FolderStore", "error_of_system", "etag", "is_partial")
 
@@ -199,12 +199,19 @@ class FolderStore:
 
     def _check_is_there(self) -> None:
         if self._path.is_file():
-            raise DataNotFound(
-                f"{self._path} is a file, and data is given by its folder: name {self._path.parent}, or a folder that "
-                "holds nothing else of that kind"
-            )
+            raise DataNotFound(_no_folder(self._path))
         if not self._path.is_dir():
             raise DataNotFound(f"there is no folder {self._path}")
+
+
+def _no_folder(path: Path) -> str:
+    """What is said of a file that is no data set by itself."""
+    if path.name.lower().endswith(COMPRESSED):
+        return f"{path} is compressed as a whole and has no places to read at: unpack it, to a plain tar at most"
+    return (
+        f"{path} is a file, and of single files those that end in {', '.join(FILE_SUFFIXES)} are data sets: name its "
+        f"folder {path.parent}, or such a file"
+    )
 
 
 def etag(mtime_ns: int, size: int) -> str:

@@ -1,0 +1,121 @@
+"""Finds out what samples are, images, sounds or arrays, by the words of ``--samples`` or by the data's own suffixes."""
+
+import math
+import re
+from contextlib import suppress
+
+import numpy as np
+from numpy.lib import format as npy
+
+from frostline.core import CELLS
+from frostline.datasets import Dataset
+from frostline.datasets.formats.folders import SOUND_SUFFIXES, suffix_of
+from frostline.datasets.open import open_samples
+from frostline.errors import SampleError, SettingError
+from frostline.preprocess import Preprocess, array, audio
+from frostline.preprocess.arrays import header_of
+from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages, is_sound, seconds_of
+
+__all__ = ("IMAGES", "described", "preprocess_of")
+
+IMAGES = "images"
+"""The word for samples that a network's own preprocessing takes."""
+
+_SOUNDS = re.compile(r"(?P<kind>sounds|waves):(?P<seconds>\d+(?:\.\d+)?)(?:@(?P<rate>\d+))?")
+_ARRAYS = re.compile(r"arrays:(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>float32|int64))?")
+_WORDS = (
+    "images, sounds:SECONDS (log-mel spectrograms), waves:SECONDS, both with @RATE if it is not 16000, or "
+    "arrays:SHAPE such as arrays:12x5000, with :int64 if the network takes whole numbers"
+)
+# Sounds that say how long all are cut to or padded to, and the longest that nobody has to ask for.
+_LISTENED_TO = 16
+_MAX_SECONDS = 10.0
+_HEAD_BYTES = 2048
+_ARRAY_SUFFIX = ".npy"
+
+
+def preprocess_of(samples: str) -> Preprocess | None:
+    """The preprocessing of samples; None where the network's own takes them.
+
+    Args:
+        samples: words such as ``images``, ``sounds:2.5``, ``waves:1@8000`` or ``arrays:12x5000``.
+
+    Raises:
+        SettingError: the words say nothing of that kind, or a length makes no sense.
+    """
+    if samples == IMAGES:
+        return None
+    if (found := _SOUNDS.fullmatch(samples)) is not None:
+        seconds, rate = float(found["seconds"]), int(found["rate"] or 16_000)
+        if found["kind"] == "waves":
+            return audio(seconds, sample_rate=rate, features="waveform")
+        return audio(seconds, sample_rate=rate)
+    if (found := _ARRAYS.fullmatch(samples)) is not None:
+        shape = tuple(int(length) for length in found["shape"].split("x"))
+        return array(shape, "int64" if found["dtype"] == "int64" else "float32")
+    raise SettingError(f"--samples says {_WORDS}; not {samples!r}")
+
+
+def described(data: Dataset, *, is_column_named: bool = False) -> str:
+    """What the samples of a data set are, in words that ``preprocess_of`` takes.
+
+    Names that end as sounds do are sounds, as long as the longest of some, and up to 10 seconds. Arrays that are no
+    images have the shape of the first one. Everything else is taken for images, without reading any.
+
+    Args:
+        data: data set.
+        is_column_named: the user named the column of Parquet files, so that its first cell is looked at.
+
+    Raises:
+        SettingError: a node listed the data, so that no sample can be read here; or none of the sounds is whole, or the
+            packages for them are not installed.
+        StoreError: the store failed.
+    """
+    suffix = "" if data.applied is not None else suffix_of(data.names[0])
+    is_in_cells = is_column_named and data.reading == CELLS
+    if suffix not in SOUND_SUFFIXES and suffix != _ARRAY_SUFFIX and not is_in_cells:
+        return IMAGES
+    if suffix in SOUND_SUFFIXES and not has_sound_packages():
+        raise SettingError(LACKS_SOUND)
+    if data.near:
+        if suffix in SOUND_SUFFIXES:
+            raise SettingError(
+                "the node listed these sounds, and their length is not known here: say it (--samples sounds:SECONDS)"
+            )
+        return IMAGES
+    first = _read(data, 0, _HEAD_BYTES if data.reading != CELLS else None)
+    if is_sound(first):
+        return f"sounds:{_longest(data):g}"
+    return _array_words(first) if first.startswith(npy.MAGIC_PREFIX) else IMAGES
+
+
+def _longest(data: Dataset) -> float:
+    """The length of the longest of some sounds in seconds, in tenths."""
+    rows = np.unique(np.linspace(0, len(data) - 1, min(len(data), _LISTENED_TO)).astype(np.int64))
+    lengths = []
+    for row in rows.tolist():
+        with suppress(SampleError):  # it is skipped and named later
+            lengths.append(seconds_of(_read(data, row, None)))
+    if not lengths:
+        raise SettingError(f"none of {len(rows)} sounds of {data.url} can be read: say how long they are (--samples)")
+    return min(_MAX_SECONDS, max(0.1, math.ceil(10 * max(lengths)) / 10))
+
+
+def _array_words(first: bytes) -> str:
+    try:
+        shape, dtype = header_of(first)
+    except SampleError:
+        return IMAGES
+    is_image = dtype == np.uint8 and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)))
+    if is_image or not shape:
+        return IMAGES
+    return f"arrays:{'x'.join(map(str, shape))}" + (":int64" if dtype.kind in "iu" and dtype.itemsize == 8 else "")
+
+
+def _read(data: Dataset, row: int, max_bytes: int | None) -> bytes:
+    """A sample's bytes, or the first of them."""
+    sample = data.samples.take(np.array([row]))
+    length = int(sample.lengths[0])
+    store = open_samples(data.url, data.reading, roots=data.roots)
+    wanted = length if max_bytes is None else min(length, max_bytes)
+    return bytes(store.read(sample.objects[0], int(sample.offsets[0]), wanted))
