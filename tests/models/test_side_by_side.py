@@ -113,7 +113,8 @@ def test_what_each_part_of_a_sample_gives_may_cross_the_frost_line(parts):
 
         def forward(self, **inputs):
             rows = [inputs[f"part_{place}"] for place in range(parts)]
-            return sum(made(torch.relu(kept(row))) for made, kept, row in zip(self.projections, self.encoders, rows))
+            layers = zip(self.projections, self.encoders, rows, strict=True)
+            return sum(made(torch.relu(kept(row))) for made, kept, row in layers)
 
     places = laid_out((f"part_{place}", TensorSpec((6,), "float32")) for place in range(parts))
     network = cut_network(takes_parts(Joined(), places), (TensorSpec((3 * parts,), "int64"),))

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from frostline.config import CHANGED, cache_folder
 from frostline.core import URLS, SampleTable
 from frostline.datasets.formats.columns import SelectedRows
-from frostline.datasets.formats.known import check_inputs, format_named, format_with
+from frostline.datasets.formats.known import check_inputs, format_named, format_with, part_names
 from frostline.datasets.formats.split_names import SPLIT
 from frostline.datasets.formats.url_reader import places_in
 from frostline.datasets.hub import canonical_url
@@ -208,6 +208,18 @@ class Dataset:
     def require_store(self) -> None:
         """Make sure that samples are read by who has the data listed; see ``ManifestSource.require_store``."""
         self._source.require_store()
+
+    def require_one_part(self) -> None:
+        """Make sure that each sample is one part, as it has to be to be copied or checked.
+
+        Raises:
+            SettingError: samples have several parts.
+        """
+        if part_names(self._asked["format"]):
+            raise SettingError(
+                f"samples of {self._url} have several parts, and only those of one are copied or checked: name one "
+                "column, as in column='image'"
+            )
 
     @property
     def roots(self) -> tuple[str, ...]:

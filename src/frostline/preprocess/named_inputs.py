@@ -60,6 +60,11 @@ class NamedInputs:
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "steps", tuple(map(tuple, self.steps)))
 
+    @property
+    def dtype(self) -> str:
+        """Type of a sample's numbers, of which floats fill two in one."""
+        return "int64"
+
 
 def is_argument(name: object) -> bool:
     """Whether a value can be the name of an argument of a network's ``forward``."""

@@ -26,6 +26,7 @@ from frostline.preprocess.steps import (
     RandomStep,
     ReadArray,
     Resize,
+    SoleStep,
     Squeeze,
     Step,
     Stored,
@@ -54,7 +55,7 @@ _STEPS: dict[str, type[Step]] = {
     "tokenize": Tokenize,
 }
 _NAMES = {kind: name for name, kind in _STEPS.items()}
-_ALONE = Tokenize | ReadArray | DecodeAudio | NamedInputs
+_ALONE = SoleStep | NamedInputs
 _MAX_WORDS = 50_000_000  # as many as an array may have numbers
 
 
@@ -87,13 +88,11 @@ class Preprocess:
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape of a sample: channels, height and width; 2 and the number of tokens; or that of other kinds."""
-        match self.steps[0]:
-            case Tokenize() as tokens:
-                return 2, tokens.max_length
-            case (ReadArray() | DecodeAudio()) as step:
-                return step.shape
-            case NamedInputs():
-                return (self.places[-1].end,)
+        first = self.steps[0]
+        if isinstance(first, NamedInputs):
+            return (self.places[-1].end,)
+        if isinstance(first, SoleStep):
+            return first.shape
         stored = self.stored
         height, width = _size(self.steps[1:-1], None if stored is None else stored.side)
         return CHANNELS[self.mode], height, width
@@ -101,12 +100,8 @@ class Preprocess:
     @property
     def dtype(self) -> str:
         """Type of a sample's numbers: ``float32``, ``int64`` of tokens, or that of the array."""
-        match self.steps[0]:
-            case Tokenize() | NamedInputs():
-                return "int64"
-            case ReadArray() as array:
-                return array.dtype
-        return "float32"
+        first = self.steps[0]
+        return first.dtype if isinstance(first, _ALONE) else "float32"
 
     @property
     def sample(self) -> TensorSpec:
@@ -211,11 +206,12 @@ class Preprocess:
 
     def _check_inputs(self) -> None:
         """Refuse parts that no network takes together."""
+        several = self.steps[0].steps if isinstance(self.steps[0], NamedInputs) else ()
+        if len({step.tokenizer for steps in several for step in steps if isinstance(step, Tokenize)}) > 1:
+            raise SettingError("texts of one sample have one tokenizer, of one max_length")
         names = [place.name for place in self.places]
         if len(set(names)) != len(names):
             raise SettingError(f"two inputs have one name: {', '.join(names)}; give texts other names=")
-        if len({part.tokens.tokenizer for part in self.parts if part.tokens}) > 1:
-            raise SettingError("texts of one sample have one tokenizer, of one max_length")
         if any(part.stored for part in self.parts):
             raise SettingError("a ready format holds samples of one part")
         if self.places and self.places[-1].end > _MAX_WORDS:

@@ -165,8 +165,10 @@ def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> 
         progress: folder for what is kept; by default one in the user's cache folder.
 
     Raises:
+        SettingError: samples have several parts.
         StoreError: the store failed; run it again, it goes on.
     """
+    data.require_one_part()
     started = time.perf_counter()
     observe(PhaseStarted(name="checking the samples"))
     kept = CheckProgress((progress or cache_folder() / "checks") / f"{data.digest}.jsonl")

@@ -122,6 +122,7 @@ def ingest(
         StoreError: a store failed; run it again.
     """
     source.require_store()
+    source.require_one_part()
     source = source.refreshed()
     observe = refusing(source.changed, observe)
     if source.applied is not None:  # its pixels were decoded then

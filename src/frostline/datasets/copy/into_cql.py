@@ -103,6 +103,7 @@ def put_into_table(
         raise SettingError(f"{store.url} is no table: give cql://user@host/keyspace/table")
     check_side(shorter_side)
     source.require_store()
+    source.require_one_part()
     source = source.refreshed()
     observe = refusing(source.changed, observe)
     started = time.perf_counter()

@@ -117,6 +117,7 @@ def repack(
         StoreError: a store failed; run it again.
     """
     source.require_store()
+    source.require_one_part()
     source = source.refreshed()
     observe = refusing(source.changed, observe)
     if part_bytes < 1 or workers < 1:

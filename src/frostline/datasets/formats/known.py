@@ -17,7 +17,7 @@ from frostline.errors import SettingError, nearest
 from frostline.preprocess import Preprocess
 from frostline.stores.base.protocols import Entry
 
-__all__ = ("FORMATS", "check_inputs", "format_named", "format_of", "format_with")
+__all__ = ("FORMATS", "check_inputs", "format_named", "format_of", "format_with", "part_names")
 
 FORMATS: tuple[Format, ...] = (
     ReadyFormat(),
@@ -72,6 +72,15 @@ def format_with(format: str | None, column: str | Mapping[str, str]) -> str:
     return format_named(f"{kind}:{columns_in_text(column)}").name
 
 
+def part_names(format: str | None) -> tuple[str, ...]:
+    """The inputs that are made of the parts of a format's samples, in their order; none where samples have one part.
+
+    Args:
+        format: name of the format as it was asked for; None for none.
+    """
+    return tuple(columns_by_input((format or "").partition(":")[2]))
+
+
 def check_inputs(format: str | None, preprocess: Preprocess) -> None:
     """Make sure that a preprocessing makes its inputs of the parts that samples of a format have, in their order.
 
@@ -82,15 +91,15 @@ def check_inputs(format: str | None, preprocess: Preprocess) -> None:
     Raises:
         SettingError: it makes them of others.
     """
-    columns = columns_by_input((format or "").partition(":")[2])
-    if preprocess.part_names == tuple(columns):
+    names = part_names(format)
+    if preprocess.part_names == names:
         return
-    if not columns:
+    if not names:
         raise SettingError(
             f"preprocess makes the inputs {', '.join(preprocess.part_names)} of parts, and samples have one: say which "
             "column is which, as in Dataset(url, column={'pixel_values': 'image', 'input_ids': 'caption'})"
         )
     raise SettingError(
-        f"samples have the parts {', '.join(columns)}: declare preprocess=preprocess.named_inputs(...) of these names, "
+        f"samples have the parts {', '.join(names)}: declare preprocess=preprocess.named_inputs(...) of these names, "
         "in this order"
     )
