@@ -7,7 +7,7 @@ import pytest
 from frostline import Dataset, NodeSettings, loader, preprocess
 from frostline.datasets.check.check import check
 from frostline.datasets.copy.repack import repack
-from frostline.datasets.formats.known import format_named
+from frostline.datasets.formats.known import format_named, format_with
 from frostline.datasets.open import open_samples
 from frostline.datasets.parquet.cells import Cell
 from frostline.errors import BadRequest, DataError, SettingError
@@ -90,7 +90,7 @@ def test_columns_that_make_no_parts_are_refused(tmp_path, column):
 
 def test_a_node_is_asked_for_the_columns_by_the_format():
     odd = {"a": "an image & more", "b": "x=y+z#1"}
-    format = format_named(Dataset("/nowhere", column=odd)._asked["format"])
+    format = format_named(format_with(None, odd))
     asked = ListingRequest(data="file:///x", format=format.name)
     assert ListingRequest.from_json(asked.to_json()) == asked
     assert format.name == "parquet:?a=an+image+%26+more&b=x%3Dy%2Bz%231"

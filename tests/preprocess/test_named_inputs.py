@@ -46,10 +46,9 @@ def test_a_record_gives_its_parts_back(parts):
 def test_what_is_no_record_is_refused_and_never_read_beyond(record, parts):
     try:
         found = unframed(record, parts)
-    except SampleError as error:
-        assert "no record of" in str(error)
-    else:
-        assert sum(map(len, found)) == len(record) - 4 * parts
+    except SampleError:
+        return
+    assert sum(map(len, found)) == len(record) - 4 * parts
 
 
 @given(shapes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.booleans()), min_size=2, max_size=8))
@@ -142,22 +141,22 @@ def test_a_stranger_cannot_nest_or_leave_out(steps, why):
     "names", [["a"], ["a", "a"], ["a", "b c"], "ab", ["a", 3], [f"n{place}" for place in range(9)]]
 )
 def test_names_are_those_of_arguments_and_differ(names):
-    with pytest.raises(SettingError, match="named inputs|names of arguments"):
+    with pytest.raises(SettingError, match=r"named inputs|names of arguments"):
         NamedInputs(names, ((ReadArray((2,)),),) * len(names))
 
 
 def test_what_no_network_takes_together_is_refused():
-    text, other = (preprocess.text(tokenizer_of_words(*more), max_length=TOKENS) for more in ((), ("more",)))
+    text = preprocess.text(tokenizer_of_words(), max_length=TOKENS)
+    other = preprocess.text(tokenizer_of_words("more"), max_length=TOKENS, names=("b", "mask_b"))
     with pytest.raises(SettingError, match="its token ids input_ids"):
         preprocess.named_inputs(caption=text, pixel_values=preprocess.imagenet(SIDE))
     with pytest.raises(SettingError, match="two inputs have one name"):
         preprocess.named_inputs(attention_mask=numbers((2,)), input_ids=text)
     with pytest.raises(SettingError, match="one tokenizer"):
-        second = preprocess.text(tokenizer_of_words("more"), max_length=TOKENS, names=("b", "mask_b"))
-        preprocess.named_inputs(input_ids=text, b=second)
+        preprocess.named_inputs(input_ids=text, b=other)
     with pytest.raises(SettingError, match="several"):
         preprocess.named_inputs(a=numbers((2,)), b=pair_inputs())
     with pytest.raises(SettingError, match="pixel_values takes Preprocess"):
-        preprocess.named_inputs(pixel_values=3, input_ids=other)
+        preprocess.named_inputs(pixel_values=3, input_ids=text)
     with pytest.raises(SettingError, match="64 bits together"):
-        preprocess.named_inputs(a=numbers((30_000_000,), "int64"), b=numbers((30_000_000,), "int64"))
+        preprocess.named_inputs(a=numbers((3, 10_000_000), "int64"), b=numbers((3, 10_000_000), "int64"))
