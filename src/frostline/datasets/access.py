@@ -2,10 +2,14 @@
 
 from frostline.core import URLS
 from frostline.datasets.dataset import Dataset
+from frostline.datasets.formats.known import check_inputs, part_names
 from frostline.datasets.formats.url_reader import places_in
 from frostline.datasets.sequential import SequentialReader
+from frostline.errors import SettingError
+from frostline.preprocess import Preprocess
+from frostline.preprocess.applied import steps_left
 
-__all__ = ("reader_of", "refreshed_here", "roots_of")
+__all__ = ("reader_of", "refreshed_here", "require_one_part", "roots_of", "steps_left_of")
 
 
 def roots_of(data: Dataset) -> tuple[str, ...]:
@@ -41,3 +45,26 @@ def reader_of(data: Dataset, *, maximum: int) -> SequentialReader:
         SettingError: a node listed the data, and none of it can be read from here.
     """
     return SequentialReader(data.url, data.manifest.reading, maximum=maximum, roots=roots_of(data))
+
+
+def steps_left_of(preprocess: Preprocess, data: Dataset) -> Preprocess:
+    """What is left to do of a preprocessing on a data set's samples: all of it, but where they are a ready format.
+
+    Raises:
+        SettingError: the ready format was made with other steps, or the parts of samples are called otherwise.
+    """
+    check_inputs(data.source.format, preprocess)
+    return steps_left(preprocess, data.manifest.applied)
+
+
+def require_one_part(data: Dataset) -> None:
+    """Make sure that each sample is one part, as it has to be to be copied or checked.
+
+    Raises:
+        SettingError: samples have several parts.
+    """
+    if part_names(data.source.format):
+        raise SettingError(
+            f"samples of {data.url} have several parts, and only those of one are copied or checked: name one column, "
+            "as in column='image'"
+        )

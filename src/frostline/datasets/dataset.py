@@ -9,11 +9,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.checks import check_type
 from frostline.config import CHANGED, cache_folder
 from frostline.core import SampleTable
 from frostline.datasets.formats.columns import SelectedRows
-from frostline.datasets.formats.known import format_named
+from frostline.datasets.formats.known import format_named, format_with
 from frostline.datasets.formats.split_names import SPLIT
 from frostline.datasets.hub import canonical_url
 from frostline.datasets.manifest.listing import nobody
@@ -32,7 +31,6 @@ from frostline.ordering import Chosen
 __all__ = ("Dataset", "DatasetStatistics")
 
 _MAX_PARTS = 255
-_PARQUET = "parquet"
 
 
 class Dataset:
@@ -48,7 +46,8 @@ class Dataset:
         beside: keep them beside the data, in ``.frostline``, in a local folder too, for everybody who reads it.
         format: name of the format that the data has, where more than one lies there; by default what it looks like.
         column: name of the column of Parquet files that has the samples: texts, or encoded images where several columns
-            have some. It is kept as part of the format: ``format="parquet:text"``.
+            have some; or columns by the network's inputs that are made of them, such as ``{"pixel_values": "image",
+            "input_ids": "caption"}``. It is kept as part of the format: ``format="parquet:text"``.
         relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
             hundred million objects. What changed since is noticed when it is read.
         changed: policy for objects that have changed since they were listed; their samples are never
@@ -81,7 +80,7 @@ class Dataset:
         cache: Path | None = None,
         beside: bool = False,
         format: str | None = None,
-        column: str | None = None,
+        column: str | Mapping[str, str] | None = None,
         relist: bool = True,
         changed: str = CHANGED[0],
         targets: str | MultiLabel | Sequence[str | MultiLabel] | None = None,
@@ -93,7 +92,7 @@ class Dataset:
             raise SettingError(f"changed is one of {', '.join(CHANGED)}, not {changed!r}{nearest(changed, CHANGED)}")
         self._url = canonical_url(str(url), near)
         format = None if format is None else format_named(format).name
-        format = format if column is None else _with_column(format, column)
+        format = format if column is None else format_with(format, column)
         self._asked: dict[str, Any] = {
             "cache": cache,
             "beside": beside,
@@ -377,12 +376,3 @@ class Dataset:
         names = (*self.splits_brought, *saved)
         known = f"only {', '.join(names)}" if names else "and none at all: save_splits and index --split make them"
         raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")
-
-
-def _with_column(format: str | None, column: str) -> str:
-    check_type("column", column, str)
-    if format not in (None, _PARQUET):
-        raise SettingError(
-            f"column= chooses a column of Parquet files: format is {_PARQUET} or left out, not {format!r}"
-        )
-    return format_named(f"{_PARQUET}:{column}").name

@@ -13,6 +13,7 @@ import numpy as np
 from frostline.config import LoaderSettings
 from frostline.core import Cut, Route, Samples, TensorSpec
 from frostline.datasets import Dataset
+from frostline.datasets.access import steps_left_of
 from frostline.errors import SettingError
 from frostline.events import NotAsAsked
 from frostline.jobs.explanation import Explanation, whereabouts
@@ -28,7 +29,6 @@ from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
 from frostline.loaders.epoch.sample_map import TravellingFunction
 from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
-from frostline.preprocess.applied import steps_left
 from frostline.transport.protocol import TrainsBeside
 from frostline.wire.recipes import Recipe
 
@@ -284,9 +284,7 @@ class Job:
             cut=self.frost_line.number,
             inputs=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
             preprocess=self._fetcher.preprocess,
-            plain_preprocess=steps_left(plain_preprocess, data.manifest.applied)
-            if plain_preprocess
-            else self._fetcher.preprocess,
+            plain_preprocess=steps_left_of(plain_preprocess, data) if plain_preprocess else self._fetcher.preprocess,
             head=portable(self.head),
             recipe=recipe,
             views=self._settings.views,

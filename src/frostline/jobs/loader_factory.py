@@ -9,6 +9,7 @@ from frostline.cache import DiskCache, FeatureCache, FeatureStore, RowNames, Sco
 from frostline.config import LoaderSettings
 from frostline.core import SampleTable, TensorSpec, View
 from frostline.datasets import Dataset
+from frostline.datasets.access import steps_left_of
 from frostline.datasets.formats.split_names import scored_among, trained_among
 from frostline.datasets.manifest.row_subset import rows_of_ids
 from frostline.errors import SettingError
@@ -30,7 +31,6 @@ from frostline.loaders.torch.pinned_memory import memory_for
 from frostline.ordering import BlockOrder, BlockShuffle, RecordedOrder
 from frostline.prefetch import Dealer, Tuner
 from frostline.preprocess import Preprocess
-from frostline.preprocess.applied import steps_left
 from frostline.preprocess.masks import MASK_DTYPE
 from frostline.tuning import rule_of
 
@@ -145,7 +145,7 @@ class LoaderFactory:
         data = self.own(data)
         fetcher = self.fetcher
         if preprocess is not None:
-            fetcher = replace(fetcher, preprocess=steps_left(preprocess, data.manifest.applied))
+            fetcher = replace(fetcher, preprocess=steps_left_of(preprocess, data))
         has_targets = not encoded and with_targets(data, targets)
         declared = declared_targets(data, targets)
         if encoded:

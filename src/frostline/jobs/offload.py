@@ -13,6 +13,7 @@ from frostline.checks import check_type
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, FLOAT32, Route, read_as
 from frostline.datasets import Dataset
+from frostline.datasets.access import steps_left_of
 from frostline.errors import EngineNotReady, SettingError
 from frostline.events import NodeLeftOut, NotAsAsked, Observer, PhaseStarted
 from frostline.jobs.beginning import Beginning, begin
@@ -30,7 +31,6 @@ from frostline.loaders.torch.forked import serve_forked
 from frostline.models.graph.cuts import input_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, imagenet
-from frostline.preprocess.applied import steps_left
 from frostline.processors import collector_rests, usable_cores
 from frostline.wire.codecs.names import offered_precisions
 
@@ -247,7 +247,7 @@ def _check_policy(policy: str, cut: int | None, codec: str | None) -> None:
 
 def _left_to_do(declared: Preprocess, data: Dataset, accuracy: str | float) -> Preprocess:
     """What the data set leaves to do of a declared preprocessing: all, but where it is a ready format."""
-    rest = steps_left(declared, data.manifest.applied)
+    rest = steps_left_of(declared, data)
     if rest.stored is not None and rest.stored.dtype == "fp16":
         allowed = accuracy not in (EXACT, FLOAT32) if isinstance(accuracy, str) else accuracy >= _FP16_ERROR
         if not allowed:

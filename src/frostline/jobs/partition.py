@@ -24,8 +24,8 @@ from frostline.models.cutting.cut import CutNetwork, cut_network
 from frostline.models.cutting.token_lengths import shortened
 from frostline.models.files.artifact import Prefix, digest_of, read_prefix, write_prefix
 from frostline.models.graph.split import after
-from frostline.models.tracing.row_inputs import takes_rows
-from frostline.models.wrappers import not_averaged
+from frostline.models.tracing.row_inputs import takes_parts, takes_rows
+from frostline.models.wrappers import not_averaged, unwrapped
 from frostline.planning import Situation
 from frostline.preprocess import Preprocess
 from frostline.transport.protocol import Cancellation, Transport
@@ -128,10 +128,12 @@ class PartitionedModel:
         parameter = next(model.parameters(), None)
         device = "cpu" if parameter is None else str(parameter.device)
         not_whole = not_averaged(model)
-        if preprocess.tokens is not None:
+        if preprocess.places:
+            model = takes_parts(unwrapped(model), preprocess.places)
+        elif preprocess.tokens is not None:
             model = takes_rows(model, preprocess.tokens.names)
         parts = cut_network(model, (preprocess.sample,), frozen_in_eval=frozen_in_eval)
-        if preprocess.tokens is not None and parts.prefix is not None and may_shorten:
+        if preprocess.tokens is not None and not preprocess.places and parts.prefix is not None and may_shorten:
             prefix = shortened(model, parts.prefix, preprocess.tokenizer, frozen_in_eval=frozen_in_eval)
             parts = replace(parts, prefix=prefix)
         return cls(parts=parts, device=device, not_averaged=not_whole, tokenizer=preprocess.tokenizer)

@@ -2,8 +2,10 @@
 
 from typing import Literal
 
+from frostline.checks import check_type
 from frostline.errors import SettingError
 from frostline.preprocess.applied import Applied
+from frostline.preprocess.named_inputs import NamedInputs
 from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages
 from frostline.preprocess.spec import Preprocess
 from frostline.preprocess.steps import (
@@ -29,6 +31,7 @@ __all__ = (
     "ColorJitter",
     "Decode",
     "DecodeAudio",
+    "NamedInputs",
     "Normalize",
     "Preprocess",
     "RandomHorizontalFlip",
@@ -43,6 +46,7 @@ __all__ = (
     "audio",
     "efficientnet_lite",
     "imagenet",
+    "named_inputs",
     "text",
 )
 
@@ -135,6 +139,29 @@ def text(
     step = Tokenize("0" * 64, max_length, names)
     content = fitted(tokenizer, step.max_length)
     return Preprocess(steps=(Tokenize(content_digest(content), max_length, step.names),), tokenizer=content)
+
+
+def named_inputs(**parts: Preprocess) -> Preprocess:
+    """What networks with several inputs expect, such as CLIP: each input made of a part of the sample of its own.
+
+    The data set says which column holds which part: ``Dataset(url, column={"pixel_values": "image", ...})``. A sample
+    travels as one array of 64-bit numbers, which its method ``unpacked`` takes apart where no network does.
+
+    Args:
+        **parts: preprocessing of each part, by the argument of the network's ``forward`` that takes it; a text by the
+            one that takes its token ids, and its mask by the second of its ``names``.
+
+    Raises:
+        SettingError: There are fewer than two parts or more than eight, two have one name, texts have several
+            tokenizers, or a part is none.
+    """
+    for name, part in parts.items():
+        check_type(name, part, Preprocess)
+        if part.places:
+            raise SettingError(f"{name} takes a preprocessing of one part, and this one has several")
+    step = NamedInputs(tuple(parts), tuple(part.steps for part in parts.values()))
+    content = next((part.tokenizer for part in parts.values() if part.tokens is not None), b"")
+    return Preprocess(steps=(step,), tokenizer=content)
 
 
 def _geometry(size: int, augment: bool) -> tuple[Step, ...]:

@@ -1,5 +1,6 @@
 """Runs a declared preprocessing on one encoded sample, with Pillow and NumPy: the same numbers on every side."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,13 +10,14 @@ import numpy.typing as npt
 from PIL import Image
 
 from frostline.core import View
-from frostline.errors import SampleError
+from frostline.errors import BadRequest, SampleError
 from frostline.preprocess.applied import Applied
 from frostline.preprocess.arrays import numbers_into
 from frostline.preprocess.decoder import check_size, decoded, jittered, size_of
+from frostline.preprocess.named_inputs import InputPlace, NamedInputs, unframed
 from frostline.preprocess.records import unpacked
 from frostline.preprocess.sounds import sound_bytes, sound_into
-from frostline.preprocess.spec import Preprocess, draws, middle, no_draw, random_box, scaled_size
+from frostline.preprocess.spec import Preprocess
 from frostline.preprocess.steps import (
     CenterCrop,
     ColorJitter,
@@ -32,7 +34,20 @@ from frostline.preprocess.steps import (
 )
 from frostline.preprocess.tokens import tokens_into
 
-__all__ = ("MAX_PIXELS", "decode_applied", "decode_into", "pixels_into", "pixels_needed", "scratch_bytes")
+__all__ = (
+    "MAX_PIXELS",
+    "Box",
+    "decode_applied",
+    "decode_into",
+    "draws",
+    "middle",
+    "no_draw",
+    "pixels_into",
+    "pixels_needed",
+    "random_box",
+    "scaled_size",
+    "scratch_bytes",
+)
 
 MAX_PIXELS = 50_000_000  # above the 48 megapixels of today's phones
 
@@ -51,14 +66,14 @@ def decode_into(
     view: View | None,
     max_pixels: int = MAX_PIXELS,
 ) -> None:
-    """Decode one image, tokenize a text, or read a sound or an array, and write the network's input into ``out``.
+    """Decode an image or a sound, tokenize a text, or read an array, and write the network's input into ``out``.
 
     The orientation noted in EXIF is not applied, as with torchvision's data sets. An image of several frames
     gives its first one. JPEGs are decoded in full, unless the steps allow a reduced scale.
 
     Args:
         preprocess: the steps.
-        encoded: the image, record of a ready format, text in UTF-8, sound or array, as stored; read, not kept.
+        encoded: the image, record of a ready format or of several parts, text in UTF-8, sound or array, as stored.
         out: array with the shape and type of ``preprocess.sample``; its content is undefined after a ``SampleError``.
         id: id of the sample; with the view it seeds the random steps, so that every side draws the same.
         view: which random view; None where no step is random.
@@ -79,6 +94,9 @@ def decode_into(
             numbers_into(array, encoded, out)
         case DecodeAudio() as audio:
             sound_into(audio, encoded, out, max_bytes=_BYTES_PER_PIXEL * max_pixels)
+        case NamedInputs() as inputs:
+            decode = partial(decode_into, id=id, view=view, max_pixels=max_pixels)
+            _inputs_into(inputs, preprocess, encoded, out, decode)
         case Stored() as stored if levels is None:
             np.copyto(out, unpacked(stored, encoded))
         case _:
@@ -151,6 +169,8 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
             return 0
         case DecodeAudio() as audio:
             return -(-sound_bytes(audio, encoded) // _BYTES_PER_PIXEL)
+        case NamedInputs():
+            return _pixels_of_parts(preprocess, encoded)
     width, height = _size(preprocess, encoded)
     if not width or not height:
         return 0
@@ -177,6 +197,32 @@ def scratch_bytes(max_pixels: int = MAX_PIXELS) -> int:
     which are the decoded image, the scaled one and the one between the two passes of scaling.
     """
     return _BYTES_PER_PIXEL * max_pixels + (1 << 20)
+
+
+def _inputs_into(
+    inputs: NamedInputs,
+    preprocess: Preprocess,
+    record: bytes | memoryview,
+    out: npt.NDArray[np.int64],
+    decode: Callable[..., None],
+) -> None:
+    """Decode the parts of a sample one after the other, each into its place."""
+    starts = {place.name: place.start for place in preprocess.places}
+    parts = zip(inputs.names, preprocess.parts, unframed(record, len(inputs.names)), strict=True)
+    for name, part, encoded in parts:
+        try:
+            decode(part, encoded, InputPlace(name=name, spec=part.sample, start=starts[name]).within(out))
+        except SampleError as error:
+            raise SampleError(f"{name}: {error}") from error
+
+
+def _pixels_of_parts(preprocess: Preprocess, record: bytes | memoryview) -> int:
+    """As many as the part needs that needs most, since they are decoded in turn."""
+    try:
+        parts = unframed(record, len(preprocess.parts))
+    except SampleError:
+        return 0
+    return max(map(pixels_needed, preprocess.parts, parts))
 
 
 def _size(preprocess: Preprocess, encoded: bytes | memoryview) -> tuple[int, int]:
@@ -236,3 +282,74 @@ def _resized(step: Resize, image: Image.Image, max_pixels: int) -> Image.Image:
     size = scaled_size(step, image.size)
     check_size((max(size[0], 1), max(size[1], image.size[1])), max_pixels, "scaled it has")
     return image if size == image.size else image.resize(size, _FILTERS[step.filter])
+
+
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom in pixels; a part of it may lie beside the image."""
+
+
+def scaled_size(step: Resize, size: tuple[int, int]) -> tuple[int, int]:
+    """Width and height that an image of that width and height is scaled to."""
+    width, height = size
+    # torchvision cuts the longer side to a whole number; it does not round it.
+    longer = int(step.shorter * max(width, height) / min(width, height))
+    return (step.shorter, longer) if width <= height else (longer, step.shorter)
+
+
+def middle(size: tuple[int, int], side: int) -> Box:
+    """The middle square of an image."""
+    left, top = (_offset(length, side) for length in size)
+    return left, top, left + side, top + side
+
+
+def random_box(step: RandomResizedCrop, size: tuple[int, int], draw: Callable[[], float]) -> Box:
+    """A random part of an image, by torchvision's rule."""
+    width, height = size
+    for _ in range(10):
+        area = width * height * (step.min_area + (step.max_area - step.min_area) * draw())
+        minimum, maximum = math.log(step.min_ratio), math.log(step.max_ratio)
+        ratio = math.exp(minimum + (maximum - minimum) * draw())
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            top, left = int(draw() * (height - h + 1)), int(draw() * (width - w + 1))
+            return left, top, left + w, top + h
+    return _widest_box(step, width, height)
+
+
+def draws(preprocess: Preprocess, id: int, view: View | None) -> Callable[[], float]:
+    """What gives a sample's next number from 0 to below 1, each time it is called.
+
+    Raises:
+        BadRequest: a step is random and there is no view.
+    """
+    if view is None:
+        if preprocess.is_random:
+            raise BadRequest("random preprocessing needs a view: seed and epoch")
+        return no_draw
+    # Philox is a counter turned into bits, the same on every machine and in every version of NumPy; the sample's
+    # id stands in the counter's high word, so that the draws of two samples never overlap.
+    bits = np.random.Philox(
+        key=np.array([view.seed, view.epoch], np.uint64), counter=np.array([0, 0, 0, id], np.uint64)
+    )
+    return lambda: (int(bits.random_raw()) >> 11) * 2.0**-53
+
+
+def no_draw() -> float:
+    """Stands for the draws of a preprocessing that has none."""
+    raise AssertionError("a preprocessing without random steps draws nothing")
+
+
+def _offset(length: int, side: int) -> int:
+    # torchvision rounds half to even where it cuts, and pads the shorter half first where the image is smaller.
+    return round((length - side) / 2) if length >= side else -((side - length) // 2)
+
+
+def _widest_box(step: RandomResizedCrop, width: int, height: int) -> Box:
+    # No draw fitted: the middle of the image, as wide or high as the ratios allow.
+    w, h = width, height
+    if width / height < step.min_ratio:
+        h = max(1, round(width / step.min_ratio))
+    elif width / height > step.max_ratio:
+        w = max(1, round(height * step.max_ratio))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h

@@ -9,9 +9,9 @@ from PIL import Image
 
 from frostline.core import View
 from frostline.errors import SampleError
-from frostline.preprocess.apply import MAX_PIXELS
+from frostline.preprocess.apply import MAX_PIXELS, Box, draws, middle, random_box, scaled_size
 from frostline.preprocess.decoder import JITTER_DRAWS, check_size, decoded_classes
-from frostline.preprocess.spec import Box, Preprocess, draws, middle, random_box, scaled_size
+from frostline.preprocess.spec import Preprocess
 from frostline.preprocess.steps import (
     CenterCrop,
     ColorJitter,

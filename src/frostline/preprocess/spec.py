@@ -2,18 +2,17 @@
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
 import PIL
 from PIL import features
 
-from frostline.core import Levels, TensorSpec, View
+from frostline.core import Levels, TensorSpec
 from frostline.errors import BadRequest, SettingError
+from frostline.preprocess.named_inputs import InputPlace, NamedInputs, laid_out, unpacked
 from frostline.preprocess.sounds import sounds_name
 from frostline.preprocess.steps import (
     CHANNELS,
@@ -35,18 +34,7 @@ from frostline.preprocess.steps import (
 )
 from frostline.preprocess.tokens import checked_content, tokenizers_name
 
-__all__ = (
-    "Box",
-    "Preprocess",
-    "decoder_name",
-    "draws",
-    "middle",
-    "no_draw",
-    "random_box",
-    "scaled_size",
-    "step_from_json",
-    "step_to_json",
-)
+__all__ = ("Preprocess", "decoder_name", "step_from_json", "step_to_json")
 
 _MAX_STEPS = 16
 _MIN_STEPS = 3
@@ -56,6 +44,7 @@ _STEPS: dict[str, type[Step]] = {
     "color_jitter": ColorJitter,
     "decode": Decode,
     "decode_audio": DecodeAudio,
+    "named_inputs": NamedInputs,
     "normalize": Normalize,
     "random_horizontal_flip": RandomHorizontalFlip,
     "random_resized_crop": RandomResizedCrop,
@@ -66,6 +55,8 @@ _STEPS: dict[str, type[Step]] = {
     "tokenize": Tokenize,
 }
 _NAMES = {kind: name for name, kind in _STEPS.items()}
+_ALONE = SoleStep | NamedInputs
+_MAX_WORDS = 50_000_000  # as many as an array may have numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +66,7 @@ class Preprocess:
     Attributes:
         steps: ``Decode`` first, ``Normalize`` last, between them at least one crop or ``Squeeze``, so that the size is
             known. Where the data is a ready format, ``Stored`` is first, and alone where it holds 16-bit floats.
-            ``Tokenize``, ``ReadArray`` and ``DecodeAudio`` are alone.
+            ``Tokenize``, ``ReadArray``, ``DecodeAudio`` and ``NamedInputs`` are alone.
         tokenizer: JSON of the tokenizer, whose SHA-256 is in ``Tokenize``. It is no part of ``to_json``; empty where
             images are decoded, and where it has still to be attached.
     """
@@ -86,8 +77,9 @@ class Preprocess:
     def __post_init__(self) -> None:
         if len(self.steps) > _MAX_STEPS:
             raise SettingError(f"preprocessing has up to {_MAX_STEPS} steps, not {len(self.steps)}")
-        if self.steps and isinstance(self.steps[0], SoleStep):
+        if self.steps and isinstance(self.steps[0], _ALONE):
             _check_alone(self.steps, self.tokenizer)
+            self._check_inputs()
         elif self.steps and isinstance(self.steps[0], Stored):
             _check_stored(self.steps[0], self.steps[1:])
         else:
@@ -95,8 +87,10 @@ class Preprocess:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a sample: channels, height and width; 2 and the number of tokens; or that of arrays and sounds."""
+        """Shape of a sample: channels, height and width; 2 and the number of tokens; or that of other kinds."""
         first = self.steps[0]
+        if isinstance(first, NamedInputs):
+            return (self.places[-1].end,)
         if isinstance(first, SoleStep):
             return first.shape
         stored = self.stored
@@ -107,7 +101,7 @@ class Preprocess:
     def dtype(self) -> str:
         """Type of a sample's numbers: ``float32``, ``int64`` of tokens, or that of the array."""
         first = self.steps[0]
-        return first.dtype if isinstance(first, SoleStep) else "float32"
+        return first.dtype if isinstance(first, _ALONE) else "float32"
 
     @property
     def sample(self) -> TensorSpec:
@@ -122,15 +116,44 @@ class Preprocess:
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Inputs of a network that takes such samples, as ``freeze`` takes them: one image, or token ids and mask."""
-        if self.tokens is None:
-            return (self.sample,)
-        return (TensorSpec((self.tokens.max_length,), "int64"),) * len(self.tokens.names)
+        match self.steps[0]:
+            case Tokenize() as tokens:
+                return (TensorSpec((tokens.max_length,), "int64"),) * len(tokens.names)
+            case NamedInputs():
+                return tuple(place.spec for place in self.places)
+        return (self.sample,)
 
     @cached_property
     def tokens(self) -> Tokenize | None:
-        """The one step of text; None where samples are images."""
-        first = self.steps[0]
-        return first if isinstance(first, Tokenize) else None
+        """The step of text, be it of a part; None where there is none."""
+        return next((part.steps[0] for part in self.parts if isinstance(part.steps[0], Tokenize)), None)
+
+    @property
+    def parts(self) -> "tuple[Preprocess, ...]":
+        """The preprocessing of each part of a sample, where it has several; else this one alone."""
+        return self._several or (self,)
+
+    @cached_property
+    def _several(self) -> "tuple[Preprocess, ...]":
+        several = self.steps[0].steps if isinstance(self.steps[0], NamedInputs) else ()
+        texts = [bool(steps) and isinstance(steps[0], Tokenize) for steps in several]
+        content = {True: self.tokenizer, False: b""}
+        return tuple(
+            Preprocess(steps=steps, tokenizer=content[is_text]) for steps, is_text in zip(several, texts, strict=True)
+        )
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The names of a sample's parts; none where it has one."""
+        return self.steps[0].names if isinstance(self.steps[0], NamedInputs) else ()
+
+    @cached_property
+    def places(self) -> tuple[InputPlace, ...]:
+        """Where the network's inputs lie in the array of a sample that has several parts; none where it has one."""
+        if not isinstance(self.steps[0], NamedInputs):
+            return ()
+        named = zip(self.steps[0].names, self.parts, strict=True)
+        return laid_out(pair for name, part in named for pair in zip(_arguments(name, part), part.inputs, strict=True))
 
     @property
     def are_images(self) -> bool:
@@ -159,16 +182,16 @@ class Preprocess:
     @cached_property
     def is_random(self) -> bool:
         """The result depends on the view, so features cannot be kept from one epoch to the next."""
-        return any(isinstance(step, RandomStep) for step in self.steps)
+        return any(isinstance(step, RandomStep) for part in self.parts for step in part.steps)
 
     @property
     def digest(self) -> str:
         """SHA-256 of the steps and of the decoder with its version: equal digests give equal samples."""
-        content = {**self.to_json(), "decoder": self._decoder}
+        content = {**self.to_json(), "decoder": self.decoder}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
-    def _decoder(self) -> str:
+    def decoder(self) -> str:
         """What decides the numbers beside the steps, with its version."""
         match self.steps[0]:
             case Tokenize():
@@ -177,7 +200,22 @@ class Preprocess:
                 return "the numbers themselves"
             case DecodeAudio():
                 return sounds_name()
+            case NamedInputs():
+                return ", ".join(part.decoder for part in self.parts)
         return decoder_name()
+
+    def _check_inputs(self) -> None:
+        """Refuse parts that no network takes together."""
+        several = self.steps[0].steps if isinstance(self.steps[0], NamedInputs) else ()
+        if len({step.tokenizer for steps in several for step in steps if isinstance(step, Tokenize)}) > 1:
+            raise SettingError("texts of one sample have one tokenizer, of one max_length")
+        names = [place.name for place in self.places]
+        if len(set(names)) != len(names):
+            raise SettingError(f"two inputs have one name: {', '.join(names)}; give texts other names=")
+        if any(part.stored for part in self.parts):
+            raise SettingError("a ready format holds samples of one part")
+        if self.places and self.places[-1].end > _MAX_WORDS:
+            raise SettingError(f"the parts of a sample have up to {_MAX_WORDS} numbers of 64 bits together")
 
     def with_tokenizer(self, content: bytes) -> "Preprocess":
         """The same with the tokenizer that its step names.
@@ -190,6 +228,14 @@ class Preprocess:
         if not content:
             raise SettingError("there is no tokenizer with the SHA-256 that the preprocessing names")
         return replace(self, tokenizer=content)
+
+    def unpacked(self, rows: Any) -> dict[str, Any]:
+        """A batch's inputs by the names of the network's arguments: ``model(**inputs.unpacked(batch.features))``.
+
+        Args:
+            rows: samples that have several parts, ``int64[n, ...]``: an array of NumPy, or a tensor of torch.
+        """
+        return unpacked(self.places, rows)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
@@ -214,6 +260,9 @@ class Preprocess:
 
 def step_to_json(step: Step) -> dict[str, Any]:
     """A step as a dictionary of plain values."""
+    if isinstance(step, NamedInputs):
+        steps = [[step_to_json(inner) for inner in part] for part in step.steps]
+        return {"step": _NAMES[NamedInputs], "names": list(step.names), "steps": steps}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(step).items()}
     return {"step": _NAMES[type(step)], **values}
 
@@ -233,7 +282,17 @@ def step_from_json(value: object) -> Step:
     expected = {"step", *(field.name for field in fields(kind))}
     if set(value) != expected:
         raise BadRequest(f"preprocess: the step {value['step']} has exactly the fields {', '.join(sorted(expected))}")
-    return kind(**{name: field for name, field in value.items() if name != "step"})
+    given = {name: field for name, field in value.items() if name != "step"}
+    return kind(**({**given, "steps": _parts_from_json(given["steps"])} if kind is NamedInputs else given))
+
+
+def _parts_from_json(value: object) -> tuple[tuple[Step, ...], ...]:
+    """The steps of each part; none of these has parts of its own, so that nothing nests without end."""
+    if not isinstance(value, list) or not all(isinstance(part, list) and 0 < len(part) <= _MAX_STEPS for part in value):
+        raise BadRequest("preprocess: the steps of named_inputs are a list of steps for each part")
+    if any(isinstance(step, dict) and step.get("step") == _NAMES[NamedInputs] for part in value for step in part):
+        raise BadRequest("preprocess: a named input has no named inputs of its own")
+    return tuple(tuple(map(step_from_json, part)) for part in value)
 
 
 @cache
@@ -263,6 +322,15 @@ def _check_alone(steps: tuple[Step, ...], content: bytes) -> None:
         checked_content(content, first.tokenizer)
 
 
+def _arguments(name: str, part: Preprocess) -> tuple[str, ...]:
+    """The arguments that take a part."""
+    if part.tokens is None:
+        return (name,)
+    if part.tokens.names[0] != name:
+        raise SettingError(f"the text is called {name}, and its token ids {part.tokens.names[0]}: give both one name")
+    return part.tokens.names
+
+
 def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:
     if first.dtype == "fp16":
         if rest:
@@ -274,7 +342,7 @@ def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:
 
 
 def _check_rest(between: Sequence[Step], last: Normalize, mode: str) -> None:
-    if any(isinstance(step, Decode | Stored | Normalize | SoleStep) for step in between):
+    if any(isinstance(step, Decode | Stored | Normalize | _ALONE) for step in between):
         raise SettingError("Decode and Normalize stand once in a preprocessing; Tokenize, ReadArray, DecodeAudio alone")
     if not len(last.mean) == len(last.std) == CHANNELS[mode]:
         raise SettingError(f"mean and std need {CHANNELS[mode]} numbers each for {mode}")
@@ -297,74 +365,3 @@ def _size(steps: Sequence[Step], size: int | None) -> tuple[int, int]:
             "preprocessing needs CenterCrop, RandomResizedCrop or Squeeze, so that all samples have one size"
         )
     return size, size
-
-
-Box = tuple[int, int, int, int]
-"""Left, top, right and bottom in pixels; a part of it may lie beside the image."""
-
-
-def scaled_size(step: Resize, size: tuple[int, int]) -> tuple[int, int]:
-    """Width and height that an image of that width and height is scaled to."""
-    width, height = size
-    # torchvision cuts the longer side to a whole number; it does not round it.
-    longer = int(step.shorter * max(width, height) / min(width, height))
-    return (step.shorter, longer) if width <= height else (longer, step.shorter)
-
-
-def middle(size: tuple[int, int], side: int) -> Box:
-    """The middle square of an image."""
-    left, top = (_offset(length, side) for length in size)
-    return left, top, left + side, top + side
-
-
-def random_box(step: RandomResizedCrop, size: tuple[int, int], draw: Callable[[], float]) -> Box:
-    """A random part of an image, by torchvision's rule."""
-    width, height = size
-    for _ in range(10):
-        area = width * height * (step.min_area + (step.max_area - step.min_area) * draw())
-        minimum, maximum = math.log(step.min_ratio), math.log(step.max_ratio)
-        ratio = math.exp(minimum + (maximum - minimum) * draw())
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            top, left = int(draw() * (height - h + 1)), int(draw() * (width - w + 1))
-            return left, top, left + w, top + h
-    return _widest_box(step, width, height)
-
-
-def draws(preprocess: Preprocess, id: int, view: View | None) -> Callable[[], float]:
-    """What gives a sample's next number from 0 to below 1, each time it is called.
-
-    Raises:
-        BadRequest: a step is random and there is no view.
-    """
-    if view is None:
-        if preprocess.is_random:
-            raise BadRequest("random preprocessing needs a view: seed and epoch")
-        return no_draw
-    # Philox is a counter turned into bits, the same on every machine and in every version of NumPy; the sample's
-    # id stands in the counter's high word, so that the draws of two samples never overlap.
-    bits = np.random.Philox(
-        key=np.array([view.seed, view.epoch], np.uint64), counter=np.array([0, 0, 0, id], np.uint64)
-    )
-    return lambda: (int(bits.random_raw()) >> 11) * 2.0**-53
-
-
-def no_draw() -> float:
-    """Stands for the draws of a preprocessing that has none."""
-    raise AssertionError("a preprocessing without random steps draws nothing")
-
-
-def _offset(length: int, side: int) -> int:
-    # torchvision rounds half to even where it cuts, and pads the shorter half first where the image is smaller.
-    return round((length - side) / 2) if length >= side else -((side - length) // 2)
-
-
-def _widest_box(step: RandomResizedCrop, width: int, height: int) -> Box:
-    # No draw fitted: the middle of the image, as wide or high as the ratios allow.
-    w, h = width, height
-    if width / height < step.min_ratio:
-        h = max(1, round(width / step.min_ratio))
-    elif width / height > step.max_ratio:
-        w = max(1, round(height * step.max_ratio))
-    left, top = (width - w) // 2, (height - h) // 2
-    return left, top, left + w, top + h

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from frostline.errors import SettingError
+from frostline.preprocess.named_inputs import NamedInputs, is_argument
 
 __all__ = (
     "CHANNELS",
@@ -33,7 +34,6 @@ CHANNELS = {"RGB": 3, "L": 1}
 """The number of channels of each mode that pixels are decoded to."""
 _DTYPES = ("uint8", "fp16")
 _MAX_TOKENS = 8192
-_MAX_NAME = 64
 _MAX_DIMENSIONS = 8
 _MAX_LENGTH = 1 << 24
 _MAX_NUMBERS = 50_000_000  # as many as there may be pixels
@@ -327,6 +327,7 @@ Step = (
     Decode
     | Stored
     | SoleStep
+    | NamedInputs
     | Resize
     | Squeeze
     | CenterCrop
@@ -338,7 +339,7 @@ Step = (
 
 
 def _two_arguments(names: object) -> None:
-    if not isinstance(names, list | tuple) or not all(map(_is_argument, names)):
+    if not isinstance(names, list | tuple) or not all(map(is_argument, names)):
         raise SettingError("names must be names of arguments, such as input_ids and attention_mask")
     if len(set(names)) != len(names) or len(names) != _INPUTS:
         raise SettingError("names must be two: of the argument for token ids, and of that for the mask")
@@ -349,10 +350,6 @@ def _lengths(name: str, value: object) -> None:
         raise SettingError(f"{name} must have from 1 to {_MAX_DIMENSIONS} lengths, such as (16, 3)")
     for length in value:
         _whole(f"every length of {name}", length, _MAX_LENGTH)
-
-
-def _is_argument(name: object) -> bool:
-    return isinstance(name, str) and len(name) <= _MAX_NAME and name.isidentifier()
 
 
 def _side(name: str, value: object) -> None:

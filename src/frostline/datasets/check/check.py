@@ -17,7 +17,7 @@ import numpy.typing as npt
 from frostline.config import cache_folder
 from frostline.core import Samples, Skipped, Targets
 from frostline.core.samples import taken
-from frostline.datasets.access import reader_of, roots_of
+from frostline.datasets.access import reader_of, require_one_part, roots_of
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.open import open_samples
 from frostline.datasets.sequential import Workers
@@ -166,8 +166,10 @@ def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> 
         progress: folder for what is kept; by default one in the user's cache folder.
 
     Raises:
+        SettingError: samples have several parts.
         StoreError: the store failed; run it again, it goes on.
     """
+    require_one_part(data)
     started = time.perf_counter()
     observe(PhaseStarted(name="checking the samples"))
     kept = CheckProgress((progress or cache_folder() / "checks") / f"{data.digest}.jsonl")

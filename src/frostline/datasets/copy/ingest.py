@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from frostline.core import Samples, Skipped
-from frostline.datasets.access import reader_of, refreshed_here
+from frostline.datasets.access import reader_of, refreshed_here, require_one_part
 from frostline.datasets.copy.metadata import Metadata, say_what_is_left
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest.changes import refusing
@@ -123,6 +123,7 @@ def ingest(
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
+    require_one_part(source)
     source = refreshed_here(source)
     observe = refusing(source.source.changed, observe)
     if source.manifest.applied is not None:  # its pixels were decoded then

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from frostline.config import cache_folder
 from frostline.core import Samples, Skipped
-from frostline.datasets.access import refreshed_here
+from frostline.datasets.access import refreshed_here, require_one_part
 from frostline.datasets.copy.checkpoint import CopiedObject, CopiedPart
 from frostline.datasets.copy.folder_names import FolderNames
 from frostline.datasets.copy.layout import Loose, OutputObject, divided, packer_named
@@ -117,6 +117,7 @@ def repack(
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
+    require_one_part(source)
     source = refreshed_here(source)
     observe = refusing(source.source.changed, observe)
     if part_bytes < 1 or workers < 1:

@@ -1,8 +1,10 @@
 """Decides which column of a file holds images, masks, labels and metadata, by schema and by name. Pure."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,9 +14,24 @@ from frostline.datasets.formats.lists import in_json, is_list, list_names
 from frostline.datasets.formats.tables import plain
 from frostline.datasets.formats.targets import MASK_FIELDS
 from frostline.datasets.parquet.number_lists import number_lists
-from frostline.errors import DataError
+from frostline.errors import DataError, SettingError
+from frostline.preprocess.named_inputs import MAX_INPUTS, is_argument
 
-__all__ = ("ColumnRoles", "columns_of_schema", "is_label", "is_scalar", "is_target", "labels_said", "roles_in")
+__all__ = (
+    "ColumnRoles",
+    "columns_by_input",
+    "columns_in_text",
+    "columns_of_schema",
+    "is_label",
+    "is_scalar",
+    "is_target",
+    "labels_said",
+    "roles_in",
+    "roles_of_parts",
+)
+
+# Begins what says several columns by the inputs that are made of them.
+_SEVERAL = "?"
 
 # Where no words say it: what image columns are called, and then the first that could be one.
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "data")
@@ -139,6 +156,56 @@ def is_scalar(kind: pa.DataType) -> bool:
     """Whether a column of that type can be metadata."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain) or _is_text(plain)
+
+
+def columns_in_text(columns: str | Mapping[str, str]) -> str:
+    """The column with the samples, or the columns with their parts, as one text: ``?pixel_values=image&...``.
+
+    Raises:
+        SettingError: there are fewer than two parts or more than eight, or one is called as no argument can be.
+    """
+    text = columns if isinstance(columns, str) else _SEVERAL + urlencode(dict(columns))
+    columns_by_input(text)
+    return text
+
+
+def columns_by_input(text: str | None) -> dict[str, str]:
+    """The inverse of ``columns_in_text``: columns by the inputs that are made of them; none where there is one column.
+
+    Raises:
+        SettingError: see ``columns_in_text``.
+    """
+    if text is None or not text.startswith(_SEVERAL):
+        return {}
+    pairs = parse_qsl(text[len(_SEVERAL) :], keep_blank_values=True)
+    found = dict(pairs)
+    if not 2 <= len(found) <= MAX_INPUTS or len(found) != len(pairs) or len(set(found.values())) != len(found):
+        raise SettingError(f"column names from 2 to {MAX_INPUTS} inputs and for each a column of its own, not {text!r}")
+    if not all(map(is_argument, found)):
+        raise SettingError(f"column names arguments of the network, such as pixel_values, not {text!r}")
+    return found
+
+
+def roles_of_parts(object: str, schema: pa.Schema, text: str | None) -> tuple[ColumnRoles, tuple[str, ...]]:
+    """What the columns of a file are, and the paths of the leaves that samples are made of: one, or one a part.
+
+    Args:
+        object: name of the file, for the sentences.
+        schema: schema of the file.
+        text: the column, or the columns by input; by default the one with images.
+
+    Raises:
+        DataError: see ``roles_in``.
+    """
+    columns = list(columns_by_input(text).values())
+    if not columns:
+        roles = roles_in(object, schema, text)
+        return roles, (roles.image,)
+    roles = roles_in(object, schema, columns[0])
+    label = None if roles.label in columns else roles.label
+    about = tuple(name for name in roles.about if name not in columns)
+    paths = tuple(roles_in(object, schema, column).image for column in columns)
+    return replace(roles, label=label, about=about), paths
 
 
 def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> ColumnRoles:

@@ -1,9 +1,11 @@
 """Decides which format a listing has: the first that claims it, or the one that was named."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from frostline.checks import check_type
 from frostline.datasets.formats.arrow import ArrowFiles
 from frostline.datasets.formats.base import Format
+from frostline.datasets.formats.column_roles import columns_by_input, columns_in_text
 from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.formats.folders import ClassFolderFormat
 from frostline.datasets.formats.masks import MaskPairs
@@ -12,9 +14,10 @@ from frostline.datasets.formats.ready_format import ReadyFormat
 from frostline.datasets.formats.url_lists import UrlLists
 from frostline.datasets.formats.webdataset import WebDataset
 from frostline.errors import SettingError, nearest
+from frostline.preprocess import Preprocess
 from frostline.stores.base.protocols import Entry
 
-__all__ = ("FORMATS", "format_named", "format_of")
+__all__ = ("FORMATS", "check_inputs", "format_named", "format_of", "format_with", "part_names")
 
 FORMATS: tuple[Format, ...] = (
     ReadyFormat(),
@@ -45,8 +48,58 @@ def format_named(name: str) -> Format:
     """
     kind, _, column = name.partition(":")
     if kind == Parquet().name and column:
-        return Parquet(column)
+        return Parquet(columns_in_text(column))
     names = [format.name for format in FORMATS]
     if name not in names:
         raise SettingError(f"format: there is no {name!r}, only {', '.join(names)}{nearest(name, names)}")
     return FORMATS[names.index(name)]
+
+
+def format_with(format: str | None, column: str | Mapping[str, str]) -> str:
+    """The name of the format of Parquet files whose samples, or parts of samples, lie in given columns.
+
+    Args:
+        format: name that was asked for; None for none.
+        column: name of the column, or names of columns by the inputs that are made of them.
+
+    Raises:
+        SettingError: another format was asked for, or the columns make no sense.
+    """
+    check_type("column", column, str, Mapping)
+    kind = Parquet().name
+    if format not in (None, kind):
+        raise SettingError(f"column= chooses a column of Parquet files: format is {kind} or left out, not {format!r}")
+    return format_named(f"{kind}:{columns_in_text(column)}").name
+
+
+def part_names(format: str | None) -> tuple[str, ...]:
+    """The inputs that are made of the parts of a format's samples, in their order; none where samples have one part.
+
+    Args:
+        format: name of the format as it was asked for; None for none.
+    """
+    return tuple(columns_by_input((format or "").partition(":")[2]))
+
+
+def check_inputs(format: str | None, preprocess: Preprocess) -> None:
+    """Make sure that a preprocessing makes its inputs of the parts that samples of a format have, in their order.
+
+    Args:
+        format: name of the format as it was asked for; None for none.
+        preprocess: from encoded bytes to the network's inputs.
+
+    Raises:
+        SettingError: it makes them of others.
+    """
+    names = part_names(format)
+    if preprocess.part_names == names:
+        return
+    if not names:
+        raise SettingError(
+            f"preprocess makes the inputs {', '.join(preprocess.part_names)} of parts, and samples have one: say which "
+            "column is which, as in Dataset(url, column={'pixel_values': 'image', 'input_ids': 'caption'})"
+        )
+    raise SettingError(
+        f"samples have the parts {', '.join(names)}: declare preprocess=preprocess.named_inputs(...) of these names, "
+        "in this order"
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from frostline.core import CELLS
 from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
-from frostline.datasets.formats.column_roles import ColumnRoles, labels_said, roles_in
+from frostline.datasets.formats.column_roles import ColumnRoles, labels_said, roles_of_parts
 from frostline.datasets.formats.labels import column_name, joined, labelled
 from frostline.datasets.formats.lists import list_columns
 from frostline.datasets.formats.split_names import with_splits
@@ -20,6 +20,7 @@ from frostline.datasets.formats.targets import NO_MASK, Mask, target_columns
 from frostline.datasets.parquet.cells import Cell, cells_of, leaf, opened
 from frostline.errors import DataError, EmptyDataset
 from frostline.preprocess.decoder import size_of
+from frostline.preprocess.named_inputs import record_bytes
 from frostline.stores.base.protocols import Entry, ObjectStore, Versioned, is_other_version
 
 __all__ = ("Parquet", "is_parquet")
@@ -44,8 +45,9 @@ class Parquet:
     ``val``, ``test`` or the like are splits (``formats.split_names``).
 
     Args:
-        column: name of the column with the samples; by default the one with images. The format's name then has it
-            behind a colon, as in ``parquet:text``, so that nodes and manifests agree on it.
+        column: name of the column with the samples, or those of their parts by the inputs that are made of them
+            (``columns_in_text``); by default the one with images. The format's name then has it behind a colon, as in
+            ``parquet:text``, so that nodes and manifests agree on it.
     """
 
     is_incremental = True
@@ -93,17 +95,17 @@ def is_parquet(entry: Entry) -> bool:
 
 def _read(store: Versioned, known: Parts, column: str | None, entry: Entry) -> _File:
     with opened(store, entry.object, entry.size) as (parquet, source):
-        columns = roles_in(entry.object, parquet.schema_arrow, column)
+        columns, paths = roles_of_parts(entry.object, parquet.schema_arrow, column)
         if entry.etag and (entry.object, entry.etag) in known:
             return _File(known[entry.object, entry.etag], columns.classes)
-        table = _table(parquet, entry, columns)
+        table = _table(parquet, entry, columns, paths)
     if is_other_version(entry.etag, source.version):
         raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
     return _File(table, columns.classes)
 
 
-def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles) -> pa.Table:
-    lengths = _lengths(parquet, columns.image)
+def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: Sequence[str]) -> pa.Table:
+    lengths = _record_lengths(parquet, paths)
     wanted = [name for name in (*columns.about, columns.label, columns.other) if name is not None]
     beside = parquet.read(columns=wanted, use_threads=False) if wanted else None
     rows = len(lengths)
@@ -113,7 +115,7 @@ def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles) -> pa.Ta
     table = pa.table(
         {
             "name": pa.array([f"{entry.object}/{row}" for row in range(rows)], pa.string()),
-            "object": pa.array([str(Cell.of(entry, columns.image))] * rows, pa.string()),
+            "object": pa.array([str(Cell.of(entry, *paths))] * rows, pa.string()),
             "offset": places,
             "length": lengths,
             "etag": pa.array([entry.etag] * rows, pa.string()),
@@ -141,6 +143,12 @@ def _targets(parquet: pq.ParquetFile, entry: Entry, image: str, mask: str) -> di
 def _lengths(parquet: pq.ParquetFile, path: str) -> pa.ChunkedArray:
     found = [pc.cast(pc.binary_length(column), pa.int64()) for column in _groups(parquet, path)]
     return pa.chunked_array([chunk for column in found for chunk in column.chunks], pa.int64())
+
+
+def _record_lengths(parquet: pq.ParquetFile, paths: Sequence[str]) -> pa.ChunkedArray:
+    """Bytes of each sample; null where one of its parts is missing."""
+    lengths = [_lengths(parquet, path) for path in paths]
+    return lengths[0] if len(lengths) == 1 else reduce(pc.add, lengths, pa.scalar(record_bytes(len(paths))))
 
 
 def _groups(parquet: pq.ParquetFile, path: str) -> Iterator[pa.ChunkedArray]:

@@ -17,6 +17,7 @@ from cachetools import LRUCache
 
 from frostline.datasets.parquet.number_lists import HEADER_BYTES, NUMBER_BYTES, arrays_of, number_lists
 from frostline.errors import BadRequest, DataError, ObjectNotFound, SampleError
+from frostline.preprocess.named_inputs import MAX_INPUTS, framed
 from frostline.stores.base.protocols import Buffer, Entry, Versioned, is_other_version, plain_etag
 
 __all__ = ("CELLS_BYTES", "Cell", "CellCache", "CellReader", "RangeFile", "cells_of", "leaf", "opened")
@@ -129,27 +130,28 @@ CELLS_BYTES = 256 << 20
 # What decoding a chunk takes at its peak beside itself: its compressed bytes, and a page more than once.
 _WHILE_DECODED = 3
 _MAX_FILES = 256
+_BESIDE = "+"  # stands between columns, in whose quoted names there is none
 
 
 class Cell(NamedTuple):
-    """Where samples lie: a column of a file of which size and version are known, so that its end need not be sought.
+    """Where samples lie: columns of a file of which size and version are known, so that its end need not be sought.
 
     Attributes:
         file: name of the object.
-        column: path of the leaf column.
+        columns: paths of the leaf columns: one, or one for each part of a sample.
         size: size of the file in bytes.
         version: digest of the file's etag.
     """
 
     file: str
-    column: str
+    columns: tuple[str, ...]
     size: int
     version: str
 
     @classmethod
-    def of(cls, entry: Entry, column: str) -> "Cell":
-        """The place of a column in a file as it was listed."""
-        return cls(entry.object, column, entry.size, _version(entry.etag))
+    def of(cls, entry: Entry, *columns: str) -> "Cell":
+        """The place of a column, or of several, in a file as it was listed."""
+        return cls(entry.object, columns, entry.size, _version(entry.etag))
 
     @classmethod
     def parse(cls, object: str) -> "Cell":
@@ -163,10 +165,18 @@ class Cell(NamedTuple):
         size, _, version = place.partition(".")
         if not mark or not column or not size.isascii() or not size.isdigit() or len(size) > 18:
             raise BadRequest(f"samples.objects: {object[:200]!a} is no column of a Parquet file")
-        return cls(file, unquote(column), int(size), version)
+        columns = column.split(_BESIDE)
+        if len(columns) > MAX_INPUTS:
+            raise BadRequest(f"samples.objects: {object[:200]!a} names more than {MAX_INPUTS} columns")
+        return cls(file, tuple(map(unquote, columns)), int(size), version)
+
+    def alone(self) -> "Iterator[Cell]":
+        """The place of each column by itself."""
+        return (self._replace(columns=(column,)) for column in self.columns)
 
     def __str__(self) -> str:
-        return f"{self.file}#{quote(self.column, safe='')}@{self.size}.{self.version}"
+        columns = _BESIDE.join(quote(column, safe="") for column in self.columns)
+        return f"{self.file}#{columns}@{self.size}.{self.version}"
 
 
 def cells_of(object: str) -> str:
@@ -256,6 +266,8 @@ class _File:
 class CellReader:
     """A ``Versioned`` whose objects are columns of Parquet files and whose offsets are rows. Safe for threads.
 
+    Where an object is several columns, what is read is a record of their cells (``preprocess.named_inputs``).
+
     Args:
         store: store that holds the files.
         cache: may be shared by several readers.
@@ -285,14 +297,17 @@ class CellReader:
             group = bisect.bisect_right(file.ends, offset)
             if group == len(file.ends):
                 raise ObjectNotFound(f"{cell.file} has no row {offset}: it has changed")
-            place = _leaf_place(file.metadata, cell)
-            nbytes = _decoded_bytes(file.metadata.row_group(group), place)
-            key = (self._url, cell, group)
-            column = self._cache.get(key, nbytes, lambda: self._decoded(cell, file, group))
-        value = column[offset - (file.ends[group - 1] if group else 0)].as_buffer()
-        if value is None or value.size != length:
-            raise ObjectNotFound(f"row {offset} of {cell.file} has no image of {length} bytes: it has changed")
-        return value.to_pybytes(), file.etag
+            row = offset - (file.ends[group - 1] if group else 0)
+            values = [self._column(each, file, group)[row].as_buffer() for each in cell.alone()]
+        data = None if any(value is None for value in values) else _record([value.to_pybytes() for value in values])
+        if data is None or len(data) != length:
+            raise ObjectNotFound(f"row {offset} of {cell.file} has no sample of {length} bytes: it has changed")
+        return data, file.etag
+
+    def _column(self, cell: Cell, file: _File, group: int) -> pa.ChunkedArray:
+        place = _leaf_place(file.metadata, cell)
+        nbytes = _decoded_bytes(file.metadata.row_group(group), place)
+        return self._cache.get((self._url, cell, group), nbytes, lambda: self._decoded(cell, file, group))
 
     def _file(self, cell: Cell) -> _File:
         key = (cell.file, cell.size, cell.version)
@@ -310,7 +325,7 @@ class CellReader:
 
     def _decoded(self, cell: Cell, file: _File, group: int) -> pa.ChunkedArray:
         with opened(self._store, cell.file, cell.size, file.metadata) as (parquet, source):
-            table = parquet.read_row_group(group, columns=[cell.column], use_threads=False)
+            table = parquet.read_row_group(group, columns=list(cell.columns), use_threads=False)
         self._check(cell, source.version)
         return leaf(table.column(0))
 
@@ -331,11 +346,12 @@ def _said(file: str) -> Iterator[None]:
 
 
 def _leaf_place(metadata: pq.FileMetaData, cell: Cell) -> int:
+    [column] = cell.columns
     # The leaf of a list has more names behind that of its column, which writers choose.
     paths = [f"{metadata.schema.column(place).path}." for place in range(metadata.num_columns)]
-    found = [place for place, path in enumerate(paths) if path.startswith(f"{cell.column}.")]
+    found = [place for place, path in enumerate(paths) if path.startswith(f"{column}.")]
     if len(found) != 1:
-        raise ObjectNotFound(f"{cell.file} has no column {cell.column[:100]!r}: it has changed")
+        raise ObjectNotFound(f"{cell.file} has no column {column[:100]!r}: it has changed")
     return found[0]
 
 
@@ -345,6 +361,10 @@ def _decoded_bytes(group: pq.RowGroupMetaData, place: int) -> int:
     if column.physical_type not in NUMBER_BYTES:
         return int(column.total_uncompressed_size)
     return int(column.num_values * NUMBER_BYTES[column.physical_type] + group.num_rows * HEADER_BYTES)
+
+
+def _record(parts: list[bytes]) -> bytes:
+    return parts[0] if len(parts) == 1 else framed(parts)
 
 
 def _version(etag: str) -> str:

@@ -14,11 +14,12 @@ from frostline.models.cutting.folding import foldable, folded
 from frostline.models.files.artifact import Prefix
 from frostline.models.freezing import asked_line, before_the_line, frozen_modules, used_parameters
 from frostline.models.graph.cuts import enumerate_cuts, is_put_back, straightened, transposed
-from frostline.models.graph.flow import Flow, frozen_reach, prune, reads, sources_of_change
+from frostline.models.graph.flow import Flow, frozen_first, frozen_reach, prune, reads, sources_of_change
 from frostline.models.graph.split import before, guard_inputs
 from frostline.models.tracing.export import Trace
+from frostline.models.tracing.row_inputs import has_several_parts
 
-__all__ = ("FrozenPart", "find_frozen", "named_tensors", "refuse_train_mode", "training_flags")
+__all__ = ("FrozenPart", "find_frozen", "named_tensors", "ordered", "refuse_train_mode", "training_flags")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,20 +92,18 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
     Raises:
         NothingFrozen: Nothing can be computed before the first trainable layer.
     """
-    graph = prune(traced.graph)
-    trained = {path for path, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
-    trainable = {name for name, path in graph.leaves if path in trained}
-    changing = sources_of_change(graph, trainable)
+    graph, changing, trainable = ordered(model, traced.graph)
     strange = {node.name: node.op for node in graph.nodes if node.op not in ALLOWED}
     known = foldable(graph, strange, changing)
     strange = {name: op for name, op in strange.items() if name not in known}
-    turned = transposed(graph, inputs, reach=frozen_reach(graph, changing), asked=_asked_end(model, graph))
+    asked = _asked_end(model, graph, frozen_reach(graph, changing))
+    turned = transposed(graph, inputs, reach=frozen_reach(graph, changing), asked=asked)
     graph = straightened(graph, turned)
     if not _computes(graph, frozen_reach(graph, changing)):
         raise NothingFrozen(_why_nothing(graph, trainable, frozen_reach(graph, changing)))
     reach = frozen_reach(graph, {*changing, *strange})
     stopped_by = strange.get(graph.nodes[reach + 1].name, "") if reach + 1 < len(graph.nodes) else ""
-    cuts = enumerate_cuts(graph, inputs, reach=reach, asked=_asked_end(model, graph))
+    cuts = enumerate_cuts(graph, inputs, reach=reach, asked=_asked_end(model, graph, reach))
     if len(cuts) <= 2:
         return _why_no_cut(stopped_by)
     frozen, constants = folded(before(graph, cuts[-1]), known, partial(named_tensors, model, traced))
@@ -120,6 +119,20 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
         stopped_by=stopped_by,
         moved=_why_moved(model, graph, cuts[-1], changing),
     )
+
+
+def ordered(model: nn.Module, graph: Graph) -> tuple[Graph, frozenset[str], set[str]]:
+    """A traced graph pruned and with its frozen layers first, the nodes that change, and the leaves that are trained.
+
+    Args:
+        model: owner of the tensors that the graph names.
+        graph: the whole network as it was traced.
+    """
+    graph = prune(graph)
+    trained = {path for path, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    trainable = {name for name, path in graph.leaves if path in trained}
+    changing = sources_of_change(graph, trainable)
+    return frozen_first(graph, changing), changing, trainable
 
 
 def refuse_train_mode(model: nn.Module, frozen: Graph) -> None:
@@ -202,9 +215,21 @@ def _why_moved(model: nn.Module, graph: Graph, line: Cut, changing: Collection[s
     return f"the frost line is at {line.name}, not behind {asked_line(model)} as asked: {why}"
 
 
-def _asked_end(model: nn.Module, graph: Graph) -> int:
-    """Index of the last node of the layer that was asked for that does anything with the input; else all nodes."""
+def _asked_end(model: nn.Module, graph: Graph, reach: int = -1) -> int:
+    """Index of the last node of the layer that was asked for that does anything with the input; else all nodes.
+
+    Of a network whose encoders take a part of the sample each, all of which may cross, it is the last frozen layer.
+
+    Args:
+        model: owner of the graph.
+        graph: whole network.
+        reach: index of the last node that is frozen; -1 where only a layer that was asked for counts.
+    """
     asked, data = asked_line(model), Flow(graph).data
+    if asked is None and has_several_parts(model):
+        weights = {name for name, _ in graph.leaves}
+        layers = (place for place in range(reach, -1, -1) if not weights.isdisjoint(reads(graph.nodes[place])))
+        return next(layers, len(graph.nodes))
     inside = [
         place
         for place, node in enumerate(graph.nodes)

@@ -14,10 +14,9 @@ from frostline.core import Cut, Graph, TensorSpec
 from frostline.engines.base.runner import Runner, leaf_values
 from frostline.engines.machine.isolation import computing
 from frostline.errors import ModelError, NotTraceable
-from frostline.models.cutting.frozen import FrozenPart
+from frostline.models.cutting.frozen import FrozenPart, ordered
 from frostline.models.freezing import frozen_modules
 from frostline.models.graph.cuts import straightened
-from frostline.models.graph.flow import prune
 from frostline.models.graph.split import after, before, guard_inputs, is_same, moved
 from frostline.models.modes import all_in_eval, modes
 from frostline.models.tracing.border import fed
@@ -173,7 +172,7 @@ class TracedHead(Head):
         if flags == part.traced.training and device_of(model) == self._traced_on:
             return _Ready.of(model, part.traced, part.frost_line, part.frost_line)
         traced = trace(model, self._inputs, training=flags)
-        traced = replace(traced, graph=straightened(prune(traced.graph), part.turned))
+        traced = replace(traced, graph=straightened(ordered(model, traced.graph)[0], part.turned))
         cut = moved(part.frost_line, part.traced.graph, traced.graph)
         if cut is None or not self._is_made_alike(traced, cut):
             raise NotTraceable("the frozen part of the network computes something else when its head changes mode")

@@ -11,6 +11,7 @@ __all__ = (
     "MOVING",
     "Flow",
     "changes",
+    "frozen_first",
     "frozen_reach",
     "is_random",
     "packet_of",
@@ -294,3 +295,35 @@ def frozen_reach(graph: Graph, changing: Collection[str]) -> int:
         if node.name in changing:
             return index - 1
     return len(graph.nodes) - 1
+
+
+def frozen_first(graph: Graph, changing: Collection[str]) -> Graph:
+    """The graph with what is frozen before what changes, where frozen layers stand behind something that changes.
+
+    So it is where encoders stand side by side, and what is trained behind the first one is traced before the second.
+    Nodes keep their order otherwise, and none moves past one that writes to memory that it reads, or the reverse.
+
+    Args:
+        graph: any.
+        changing: names of the nodes at which it stops being a fixed function of the input.
+    """
+    late = _behind(graph, changing)
+    weights = {name for name, _ in graph.leaves}
+    first = next((place for place, node in enumerate(graph.nodes) if node.name in late), len(graph.nodes))
+    data = Flow(graph).data
+    layers = (node for node in graph.nodes[first:] if node.name in data - late and not weights.isdisjoint(reads(node)))
+    if next(layers, None) is None:
+        return graph
+    return replace(graph, nodes=tuple(sorted(graph.nodes, key=lambda node: node.name in late)))
+
+
+def _behind(graph: Graph, changing: Collection[str]) -> set[str]:
+    """Names of the nodes that change, and of all that must come after one of them."""
+    flow = Flow(graph)
+    late: set[str] = set()
+    memory: set[str] = set()
+    for node, needs in zip(graph.nodes, flow.depends, strict=False):
+        if node.name in changing or not late.isdisjoint(needs) or flow.roots.get(changes(node)) in memory:
+            late.add(node.name)
+            memory.update(flow.roots[name] for name in (node.name, *reads(node)))
+    return late

@@ -83,10 +83,11 @@ def moved(cut: Cut, graph: Graph, other: Graph) -> Cut | None:
     What only one mode computes, such as an auxiliary output in train mode, is not there in the other.
 
     Returns:
-        None where the cut's node, or all of its tensors, are missing.
+        None where all nodes before the cut, or all of its tensors, are missing.
     """
     places = {node.name: place for place, node in enumerate(other.nodes)}
-    place = places.get(graph.nodes[cut.after].name, -1)
+    there = [places[node.name] for node in graph.nodes[: cut.after + 1] if node.name in places]
+    place = places.get(graph.nodes[cut.after].name, max(there, default=-1))
     kept = [
         index for index, name in enumerate(cut.tensors) if name in other.inputs or places.get(name, place + 1) <= place
     ]

@@ -1,14 +1,17 @@
-"""Lets a network that takes several inputs by name take the rows of one array in their place."""
+"""Lets a network that takes several inputs by name take one array in their place, which holds them all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from frostline.errors import ModelError
+from frostline.preprocess.named_inputs import InputPlace, unpacked
 
-__all__ = ("takes_rows",)
+__all__ = ("has_several_parts", "takes_parts", "takes_rows")
+
+_SEVERAL = "frostline_several_parts"
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -30,9 +33,38 @@ def takes_rows(model: M, names: Sequence[str]) -> M:
         inputs = {name: rows[:, place] for place, name in enumerate(names)}
         return _first_tensor(kind.forward(self, **inputs))
 
-    # The names are part of the class's name, since kept traces are found by the code and the names of classes.
-    taking = type(f"{kind.__name__} of {', '.join(names)}", (kind,), {"forward": forward, "__module__": __name__})
-    same = cast(M, object.__new__(taking))
+    return _with_another_face(model, ", ".join(names), forward)
+
+
+def takes_parts(model: M, places: Sequence[InputPlace]) -> M:
+    """The same network, whose ``forward`` takes samples of several parts, ``int64[batch, ...]``.
+
+    It calls the network's own with the inputs by name, and returns what that gives where it is a tensor, or tensors in
+    a plain tuple, list or dict; of an output of transformers what ``takes_rows`` returns.
+
+    Args:
+        model: network that takes these inputs; see ``takes_rows``.
+        places: where each lies in a sample.
+    """
+    kind = type(model)
+
+    def forward(self: nn.Module, rows: torch.Tensor) -> Any:
+        output = kind.forward(self, **unpacked(places, rows))
+        return output if type(output) in (tuple, list, dict) else _first_tensor(output)
+
+    said = ", ".join(f"{place.name} {place.spec.dtype}{list(place.spec.shape)}@{place.start}" for place in places)
+    return _with_another_face(model, said, forward, {_SEVERAL: True})
+
+
+def has_several_parts(model: nn.Module) -> bool:
+    """Whether it is the face that ``takes_parts`` makes."""
+    return bool(getattr(type(model), _SEVERAL, False))
+
+
+def _with_another_face(model: M, said: str, forward: Callable[..., Any], more: Mapping[str, Any] | None = None) -> M:
+    # What it takes is part of the class's name, since kept traces are found by the code and the names of classes.
+    kind, members = type(model), {"forward": forward, "__module__": __name__, **(more or {})}
+    same = cast(M, object.__new__(type(f"{kind.__name__} of {said}", (kind,), members)))
     object.__setattr__(same, "__dict__", model.__dict__)
     return same
 

@@ -135,7 +135,11 @@ class RequestOpener:
             OverBudget: if this node cannot tokenize, or decode sounds.
             Refused: see ``Prefixes.used``.
         """
-        if isinstance(preprocess.steps[0], DecodeAudio) and request.cut and not has_sound_packages():
+        if (
+            any(isinstance(part.steps[0], DecodeAudio) for part in preprocess.parts)
+            and request.cut
+            and not has_sound_packages()
+        ):
             raise OverBudget(f"this node decodes no sounds: {LACKS_SOUND}")
         if preprocess.tokens is None or request.cut == 0:
             return preprocess
