@@ -22,7 +22,8 @@ __all__ = ("CheckpointFolder", "begin_run")
 _KEPT = 2
 _CHECKPOINTS = "checkpoints"
 _NAME = re.compile(r"step-(\d{10})\.safetensors")
-# Epochs on kept features take milliseconds: between epochs checkpoints take at most this share of the time.
+# Epochs on kept features take milliseconds, and a slow disk seconds for a large head: where no steps were asked for,
+# checkpoints take at most this share of the time.
 _SHARE = 0.02
 _PARTS = ("head", "optimizer", "best", "random")
 _LISTS = ("losses", "epoch_losses")
@@ -59,11 +60,13 @@ class CheckpointFolder:
         self._took_s = 0.0
 
     def is_due(self, step: int, *, ends_epoch: bool) -> bool:
-        """Whether so many steps or seconds have passed since the last one; or an epoch ends, and one costs little."""
+        """Whether so many steps passed since the last one; or so many seconds or an epoch, and it took few of them."""
         passed_s = self._clock() - self._at
-        if ends_epoch and passed_s * _SHARE >= self._took_s:
-            return True
-        return self._every.is_due(steps=step - self._step, seconds=passed_s)
+        took_little = passed_s * _SHARE >= self._took_s
+        is_due = self._every.is_due(steps=step - self._step, seconds=passed_s)
+        if self._every.steps is None:
+            return took_little and (ends_epoch or is_due)
+        return is_due or (ends_epoch and took_little)
 
     def keep(self, checkpoint: Checkpoint) -> None:
         """Write one, and remove those that are too many.
