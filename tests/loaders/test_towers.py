@@ -1,12 +1,18 @@
 """Networks with several inputs by name and several frozen encoders: the same losses as a plain loop of PyTorch."""
 
+import io
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from frostline import Dataset, LoaderSettings, NodeSettings, loader, offload, preprocess
 from frostline.node.process.subprocess import start_node
-from support.pairs import COLUMNS, SIDE, TOKENS, frozen_clip, pair_inputs, write_pairs
+from frostline.node.service import open as opener
+from support.pairs import COLUMNS, SIDE, TOKENS, encoded_image, frozen_clip, pair_inputs, write_pairs
 from support.texts import tokenizer_of_words
 
 SMALL = NodeSettings(memory_bytes=1 << 29, device_batch=8)
@@ -114,3 +120,102 @@ def test_a_node_runs_both_towers_and_the_second_epoch_moves_no_bytes(node, folde
         assert job.statistics().wire_bytes == received
     np.testing.assert_allclose([*losses, *more], plain_losses(twin, plain, [*orders, *later]), atol=1e-6, rtol=0)
     assert sorted(row for rows in later for row in rows) == list(range(len(data)))
+
+
+@pytest.mark.parametrize("cut", [None, 1])
+def test_features_may_be_narrowed_and_no_part_of_a_sample_is(node, folder, plain, tmp_path, cut):
+    data, model, twin = pairs_of(folder, tmp_path), frozen_clip(), frozen_clip()
+    settings = LoaderSettings(follow=False, measure_first=cut is None)
+    with offload(model, data, preprocess=pair_inputs(), near=node, cut=cut, settings=settings, accuracy="fp16") as job:
+        losses, orders = job_losses(job, data, [0])
+    np.testing.assert_allclose(losses, plain_losses(twin, plain, orders), atol=1e-6 if cut == 1 else 1e-2, rtol=0)
+
+
+def test_a_node_without_tokenizers_leaves_all_of_it_to_the_trainer(folder, plain, tmp_path, monkeypatch):
+    monkeypatch.setattr(opener, "has_tokenizers", lambda: False)
+    data, model, twin = pairs_of(folder, tmp_path), frozen_clip(), frozen_clip()
+    with offload(model, data, preprocess=pair_inputs(), node=SMALL, observe=lambda _: None) as job:
+        assert "no package tokenizers" in job.fallback
+        losses, orders = job_losses(job, data, [0])
+    np.testing.assert_allclose(losses, plain_losses(twin, plain, orders), atol=1e-6, rtol=0)
+
+
+def test_a_sample_with_a_broken_part_is_skipped_and_the_part_named(tmp_path):
+    (tmp_path / "data").mkdir()
+    draw = np.random.default_rng(0)
+    images = [encoded_image(draw), b"no image", encoded_image(draw), encoded_image(draw)] * 2
+    captions = [b"good film", b"bad film", b"\xff\xfe", b"a film"] * 2
+    pq.write_table(pa.table({"image": images, "caption": captions}), tmp_path / "data" / "x.parquet")
+    asked = {"settings": LoaderSettings(skip_allowance=0.5), "node": SMALL, "observe": lambda _: None}
+    with offload(None, pairs_of(tmp_path / "data", tmp_path), preprocess=pair_inputs(), **asked) as job:
+        assert sum(len(batch) for batch in job.loader(batch_size=4)) == 4
+        reasons = {skipped.reason.partition(":")[0] for skipped in job.statistics().skipped}
+    assert reasons == {"pixel_values", "input_ids"}
+
+
+def test_workers_of_a_data_loader_make_the_same_inputs(folder, plain, tmp_path):
+    with offload(None, pairs_of(folder, tmp_path), preprocess=pair_inputs(), node=SMALL) as job:
+        found = [batch.features for batch in DataLoader(job.loader(8), batch_size=None, num_workers=1)]
+    assert torch.equal(pair_inputs().unpacked(torch.cat(found))["pixel_values"], plain["pixel_values"])
+
+
+def test_arrays_for_other_frameworks_come_apart_by_name_too(folder, plain, tmp_path):
+    with offload(None, pairs_of(folder, tmp_path), preprocess=pair_inputs(), node=SMALL) as job:
+        found = [pair_inputs().unpacked(batch.features) for batch in job.arrays(8)]
+    for name, meant in plain.items():
+        np.testing.assert_array_equal(np.concatenate([inputs[name] for inputs in found]), meant.numpy())
+
+
+class ThreeTowers(torch.nn.Module):
+    """A network of a user's own, called by keywords alone: each projection is trained, and runs before the next tower.
+
+    It gives its scores and its embeddings, as a dict.
+    """
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.image = torch.nn.Conv2d(3, 6, 4, stride=4)
+        self.words = torch.nn.Embedding(64, 5)
+        self.signal = torch.nn.Linear(5, 4)
+        self.projections = torch.nn.ModuleList(torch.nn.Linear(width, 4) for width in (6, 5, 4))
+        self.scores = torch.nn.Linear(4, 3)
+        for tower in (self.image, self.words, self.signal):
+            tower.requires_grad_(False).eval()
+
+    def forward(self, *, pixel_values, input_ids, attention_mask, signal):
+        image = self.projections[0](self.image(pixel_values).mean((2, 3)))
+        shown = attention_mask[..., None].to(torch.float32)
+        words = self.projections[1]((self.words(input_ids) * shown).sum(1) / shown.sum(1))
+        joined = image + words + self.projections[2](torch.relu(self.signal(signal)))
+        return {"scores": self.scores(joined), "joined": joined}
+
+
+def test_three_towers_of_an_own_network_train_as_in_a_plain_loop(folder, plain, tmp_path):
+    table = pq.read_table(folder / "train.parquet")
+    signals = np.random.default_rng(2).normal(size=(len(table), 5)).astype(np.float32)
+    cells = [io.BytesIO() for _ in signals]
+    for file, signal in zip(cells, signals, strict=True):
+        np.save(file, signal)
+    (tmp_path / "data").mkdir()
+    table = table.append_column("wave", pa.array([file.getvalue() for file in cells], pa.binary()))
+    pq.write_table(table, tmp_path / "data" / "train.parquet", row_group_size=7)
+    data = Dataset(tmp_path / "data", cache=tmp_path / "cache", column={**COLUMNS, "signal": "wave"})
+    pixels, tokens = pair_inputs().parts
+    inputs = preprocess.named_inputs(pixel_values=pixels, input_ids=tokens, signal=preprocess.array((5,)))
+    model, twin = ThreeTowers(), ThreeTowers()
+
+    def loss(output, batch):
+        return torch.nn.functional.cross_entropy(output["scores"], batch.labels) + output["joined"].square().mean()
+
+    with offload(model, data, preprocess=inputs, node=SMALL, settings=LoaderSettings(follow=False)) as job:
+        assert job.fallback is None
+        assert sorted(job.frost_line.shapes) == [(4,), (5,), (6,)]
+        losses, orders = job_losses(job, data, range(2), loss=loss)
+    optimiser, meant = trained(twin.parameters()), []
+    labels, values = torch.tensor(data.samples.labels), {**plain, "signal": torch.from_numpy(signals)}
+    for rows in orders:
+        output = twin(**{name: value[rows] for name, value in values.items()})
+        own = torch.nn.functional.cross_entropy(output["scores"], labels[rows]) + output["joined"].square().mean()
+        meant.append(step(own, optimiser))
+    np.testing.assert_allclose(losses, meant, atol=1e-6, rtol=0)
