@@ -14,11 +14,12 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 UV_VERSION := 0.13.8
+COSMIC_RAY_VERSION := 8.7.0
 
 # Tests start some hundred processes, which would each compile Frostline and TensorFlow anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long check fuzz browser cassandra frameworks install install-test docs map lock clean
+.PHONY: demo test test-long check fuzz mutation browser cassandra frameworks install install-test docs map lock clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -53,6 +54,12 @@ test-long: test
 SECONDS ?= 600
 fuzz: install-test
 	$(BIN)/python tests/support/graph_fuzz.py --seconds $(SECONDS)
+
+# How many small changes of the pure packages their tests notice, of SAMPLE tried in each.
+SAMPLE ?= 40
+mutation: install-test build/mutation/tool
+	PYTHONPATH=$(CURDIR)/build/mutation/tool $(BIN)/python scripts/mutation.py --sample $(SAMPLE) \
+		--out build/mutation/report.json
 
 install: $(STAMPS)/demo
 install-test: $(STAMPS)/test
@@ -91,6 +98,9 @@ $(STAMPS)/demo: $(STAMPS)/venv requirements/demo.txt pyproject.toml
 $(STAMPS)/test: $(STAMPS)/venv requirements/test.txt pyproject.toml
 	$(call install,test)
 	@touch $(STAMPS)/demo $@
+
+build/mutation/tool: $(STAMPS)/venv
+	@$(PIP) install --target $@ cosmic-ray==$(COSMIC_RAY_VERSION)
 
 build/lock/bin/uv: $(STAMPS)/venv
 	@$(BIN)/python -m venv build/lock

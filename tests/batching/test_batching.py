@@ -1,9 +1,12 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from frostline.batching import Claim, FairShares, Limit, MemoryBudget, batch_size, stretches_of_work
+from frostline.batching.forming import readable_bytes, stretches_of_bytes
 from frostline.errors import OverBudget
 
 BYTES = st.integers(0, 1000)
@@ -198,3 +201,24 @@ class BudgetMachine(RuleBasedStateMachine):
 
 
 TestBudgetMachine = BudgetMachine.TestCase
+
+
+@given(st.lists(st.integers(0, 20)), st.integers(1, 5), st.integers(0, 30))
+def test_stretches_of_bytes_are_as_long_as_their_bounds_allow(lengths, max_rows, max_bytes):
+    stretches = stretches_of_bytes(lengths, max_rows=max_rows, max_bytes=max_bytes)
+    assert [row for stretch in stretches for row in stretch] == list(range(len(lengths)))
+
+    def fits(rows):
+        return len(rows) <= max_rows and sum(lengths[row] for row in rows) <= max_bytes
+
+    assert all(len(stretch) == 1 or fits(stretch) for stretch in stretches if lengths)
+    for stretch, following in itertools.pairwise(stretches):
+        assert not fits([*stretch, following[0]])
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "words"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (1.5e6, "1.5 MB"), (999e6, "999 MB"), (2e12, "2e+03 GB")],
+)
+def test_bytes_are_named_in_the_largest_unit_of_which_there_is_one(nbytes, words):
+    assert readable_bytes(nbytes) == words

@@ -18,55 +18,14 @@ from safetensors.torch import load_file
 
 from frostline.cli import main
 from frostline.cli.start_time import process_began_at
-from frostline.config import NodeSettings
-from frostline.node.process.subprocess import start_node
 from frostline.training.files import write_tensors
+from support.commands import run, run_json
 from support.images import image_folder
 from support.networks import Small
 from support.nodes import until
 
 IMPORTED_AT = time.perf_counter()
 SMALL = ["--model", "support.networks:Small", "--until", "stem"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache_of_its_own(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return image_folder(tmp_path_factory.mktemp("images"), per_class=8)
-
-
-@pytest.fixture(scope="module")
-def near(folder, _cache_of_its_own):
-    """A node that verbs ask, so that not each of them starts its own."""
-    with start_node((folder.as_uri(),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-        yield "--near", node.url
-
-
-@pytest.fixture(scope="module")
-def near_all(_cache_of_its_own):
-    """A node for whatever folder a test makes."""
-    with start_node(("file:///",), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-        yield "--near", node.url
-
-
-def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a verb."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return int(ended.value.code or 0), captured.out, captured.err
-
-
-def run_json(capsys, *arguments: object):
-    code, out, err = run(capsys, *arguments, "--json")
-    assert code == 0, err
-    return json.loads(out)
 
 
 def test_the_entry_point_is_a_function_still_after_a_verb_ran(capsys):
@@ -322,7 +281,7 @@ def test_index_saves_splits_and_the_other_verbs_use_them(capsys, tmp_path):
         assert (code, sentence in err) == (2, True), err
 
 
-def test_train_takes_the_splits_that_the_data_brings(capsys, near_all, tmp_path):
+def test_train_takes_the_splits_that_the_data_brings(capsys, near, tmp_path):
     made = image_folder(tmp_path / "made", per_class=8)
     folder = tmp_path / "photos"
     for kind in made.iterdir():
@@ -334,7 +293,7 @@ def test_train_takes_the_splits_that_the_data_brings(capsys, near_all, tmp_path)
     assert "splits: train 12, val 6, test 6" in out
     assert "the data itself brings the splits train, val, test" in out
     assert run_json(capsys, "index", "--data", folder)["per_class"] == {"circle": 8, "noise": 8, "stripe": 8}
-    train = ("train", "--data", folder, *SMALL, "--epochs", 1, "--batch-size", 4, *near_all)
+    train = ("train", "--data", folder, *SMALL, "--epochs", 1, "--batch-size", 4, *near)
     code, out, err = run(capsys, *train, "--json")
     report = json.loads(out)
     assert (report["classes"], report["train_split"], report["val_split"]) == (

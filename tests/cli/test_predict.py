@@ -12,23 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from frostline.cli import main
-from frostline.config import NodeSettings
-from frostline.node.process.subprocess import start_node
 from frostline.preprocess import imagenet
 from frostline.preprocess.apply import decode_into
 from frostline.training.networks import load_model
+from support.commands import run, run_json, trained
 from support.images import image_folder
 
 MODEL = ("--model", "support.networks:Small", "--until", "stem", "--accuracy", "exact")
 HOW = ("--epochs", "2", "--batch-size", "8", "--val-share", "0.25")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cache_of_its_own(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +43,9 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def near(data, _cache_of_its_own):
-    with start_node((data.as_uri(),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-        yield "--near", node.url
-
-
-def run(capsys, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
-
-
-def trained(capsys, out, near, *options):
-    code, _, err = run(capsys, "train", *options, *MODEL, *HOW, *near, "--out", out)
-    assert code == 0, err
-    return out
+def classified(data, near, tmp_path_factory):
+    """The folder of a run on the class folders; read it, don't write to it."""
+    return trained(tmp_path_factory.mktemp("run"), "--data", data / "classes", *MODEL, *HOW, *near)
 
 
 def scores_of(run_folder, encoded):
@@ -83,38 +61,22 @@ def scores_of(run_folder, encoded):
         return model.eval()(torch.from_numpy(pixels))
 
 
-def test_classes_and_their_probabilities_are_those_of_the_network(capsys, data, near, tmp_path):
-    folder = trained(capsys, tmp_path / "run", near, "--data", data / "classes")
+def test_classes_and_their_probabilities_are_those_of_the_network(capsys, data, near, classified, tmp_path):
     out = tmp_path / "said.parquet"
-    said = run(
-        capsys,
-        "predict",
-        "--run",
-        folder,
-        "--data",
-        data / "unlabelled",
-        *near,
-        "--accuracy",
-        "exact",
-        "--out",
-        out,
-        "--json",
-    )
-    assert said[0] == 0, said[2]
-    table, summary = pq.read_table(out), json.loads(said[1])
+    asked = ("predict", "--run", classified, "--data", data / "unlabelled", *near, "--accuracy", "exact", "--out", out)
+    summary, table = run_json(capsys, *asked), pq.read_table(out)
     images = sorted((data / "unlabelled" / "new").iterdir())
     assert table["object"].to_pylist() == [f"new/{path.name}" for path in images]
-    likely, best = scores_of(folder, [path.read_bytes() for path in images]).softmax(1).max(1)
-    classes = json.loads((folder / "config.json").read_text())["classes"]
+    likely, best = scores_of(classified, [path.read_bytes() for path in images]).softmax(1).max(1)
+    classes = json.loads((classified / "config.json").read_text())["classes"]
     assert table["prediction"].to_pylist() == [classes[number] for number in best]
     np.testing.assert_allclose(table["probability"].to_numpy(), likely.numpy(), rtol=1e-5)
     assert summary["samples"] == len(images) == sum(summary["counts"].values())
     assert (summary["skipped"], summary["out"]) == (0, str(out))
 
 
-def test_a_table_goes_to_stdout_where_no_file_is_named(capsys, data, near, tmp_path):
-    folder = trained(capsys, tmp_path / "run", near, "--data", data / "classes")
-    code, out, err = run(capsys, "predict", "--run", folder, "--data", data / "classes", *near)
+def test_a_table_goes_to_stdout_where_no_file_is_named(capsys, data, near, classified):
+    code, out, err = run(capsys, "predict", "--run", classified, "--data", data / "classes", *near)
     assert code == 0, err
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [*rows[0]] == ["object", "prediction", "probability"]
@@ -123,7 +85,8 @@ def test_a_table_goes_to_stdout_where_no_file_is_named(capsys, data, near, tmp_p
 
 @pytest.mark.parametrize(("column", "loss"), [("score", "mse"), ("tags", "bce")])
 def test_numbers_and_several_labels_are_those_of_the_network(capsys, data, near, tmp_path, column, loss):
-    folder = trained(capsys, tmp_path / "run", near, "--data", data / "table", "--targets", column, "--loss", loss)
+    how = (*MODEL, *HOW, *near, "--targets", column, "--loss", loss)
+    folder = trained(tmp_path / "run", "--data", data / "table", *how)
     out = tmp_path / "said.csv"
     said = run(capsys, "predict", "--run", folder, "--data", data / "table", *near, "--accuracy", "exact", "--out", out)
     assert said[0] == 0, said[2]
@@ -139,7 +102,7 @@ def test_numbers_and_several_labels_are_those_of_the_network(capsys, data, near,
     assert [row["prediction"] for row in rows] == [";".join(labels) for labels in names]
 
 
-def test_what_cannot_be_predicted_is_said_in_a_sentence(capsys, data, near, tmp_path):
+def test_what_cannot_be_predicted_is_said_in_a_sentence(capsys, data, near, classified, tmp_path):
     for run_folder, options, sentence in (
         (tmp_path, (), "there is no run in"),
         (tmp_path, ("--out", "said.txt"), "are written to .csv or .parquet"),
@@ -148,7 +111,7 @@ def test_what_cannot_be_predicted_is_said_in_a_sentence(capsys, data, near, tmp_
         code, _, err = run(capsys, "predict", "--run", run_folder, "--data", data / "unlabelled", *near, *options)
         assert code == 2
         assert sentence in " ".join(err.split())
-    folder = trained(capsys, tmp_path / "run", near, "--data", data / "classes")
+    folder = shutil.copytree(classified, tmp_path / "run")
     (folder / "model.safetensors").unlink()
     code, _, err = run(capsys, "predict", "--run", folder, "--data", data / "unlabelled", *near)
     assert code == 2

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frostline.cli import main
-from frostline.config import NodeSettings
-from frostline.node.process.subprocess import start_node
+from support.commands import run, run_json, trained
 from support.images import image_folder
 
 SMALL = ("--model", "support.networks:Small", "--until", "stem", "--accuracy", "exact", "--augment")
@@ -34,37 +32,6 @@ main(sys.argv[2:])
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cache_of_its_own(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return image_folder(tmp_path_factory.mktemp("images"), per_class=8)
-
-
-@pytest.fixture(scope="module")
-def near(folder, _cache_of_its_own):
-    with start_node((folder.as_uri(),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-        yield "--near", node.url
-
-
-def run(capsys, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
-
-
-def run_json(capsys, *arguments):
-    code, out, err = run(capsys, *arguments, "--json")
-    assert code == 0, err
-    return json.loads(out)
-
-
 def run_until_killed(step, *arguments):
     paths = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-c", KILLED, str(step), *map(str, arguments)]
@@ -74,10 +41,7 @@ def run_until_killed(step, *arguments):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder, near, tmp_path_factory):
-    out = tmp_path_factory.mktemp("whole")
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "--data", str(folder), *SMALL, *HOW, *near, "--out", str(out)])
-    assert not ended.value.code
+    out = trained(tmp_path_factory.mktemp("whole"), "--data", folder, *SMALL, *HOW, *near)
     return json.loads((out / "report.json").read_text()), (out / "model.safetensors").read_bytes()
 
 

@@ -12,10 +12,8 @@ from PIL import Image
 from torch import nn
 
 import frostline as fl
-from frostline.cli import main
-from frostline.config import NodeSettings
-from frostline.node.process.subprocess import start_node
 from frostline.training.networks import load_model
+from support.commands import run, run_json
 from support.formats import tar_of
 
 ROWS = 40
@@ -43,20 +41,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def near(folder, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        with start_node((folder.as_uri(),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-            yield node.url
-
-
-def run(capsys, folder, near, *options):
-    asked = ["train", "--data", str(folder), "--model", MODEL, "--until", "stem", "--near", near, "--batch-size", "8"]
-    with pytest.raises(SystemExit) as ended:
-        main([*asked, "--accuracy", "exact", *map(str, options)])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
+def asked(folder, near, *options):
+    plain = ("train", "--data", folder, "--model", MODEL, "--until", "stem", "--batch-size", 8, "--accuracy", "exact")
+    return *plain, *near, *options
 
 
 LEARNED = {
@@ -71,18 +58,15 @@ LEARNED = {
 def test_losses_and_scores_are_those_of_a_plain_loop(capsys, folder, near, tmp_path, column):
     loss, declared, outputs, loss_of = LEARNED[column]
     out = tmp_path / "out"
-    code, said, errors = run(
-        capsys, folder, near, "--targets", column, "--loss", loss, "--epochs", 2, "--out", out, "--json"
-    )
-    assert code == 0, errors
-    report = json.loads(said)
+    how = ("--targets", column, "--loss", loss, "--epochs", 2, "--out", out)
+    report = run_json(capsys, *asked(folder, near, *how))
     assert report == json.loads((out / "report.json").read_text())
     assert (report["settings"]["targets"], report["settings"]["loss"]) == (column, loss)
 
     network = load_model(MODEL, classes=outputs)
     fl.freeze(network.model, "stem", input_shape=network.preprocess.shape)
     data = fl.Dataset(folder, targets=declared)
-    with fl.offload(network.model, data, preprocess=network.preprocess, near=near, accuracy="exact") as job:
+    with fl.offload(network.model, data, preprocess=network.preprocess, near=near[1], accuracy="exact") as job:
         train, held = job.data.split(0.2)
         torch.manual_seed(0)
         parameters = [parameter for parameter in job.head.parameters() if parameter.requires_grad]
@@ -135,7 +119,7 @@ def scores_of(column, scores, targets):
     ],
 )
 def test_what_a_loss_is_not_for_is_refused_before_a_network_is_built(capsys, folder, near, options, words):
-    code, _, errors = run(capsys, folder, near, *options)
+    code, _, errors = run(capsys, *asked(folder, near, *options))
     assert code == 2
     assert words in errors
 
@@ -145,10 +129,10 @@ def test_labels_with_fractions_are_learned_where_they_are_named(capsys, folder, 
     members = [(f"{row}.{kind}", data) for row, image in enumerate(images)
                for kind, data in (("png", image), ("json", json.dumps({"label": row / 4}).encode()))]  # fmt: skip
     (tmp_path / "x.tar").write_bytes(tar_of(members))
-    with start_node((tmp_path.as_uri(),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-        code, _, errors = run(capsys, tmp_path, node.url, "--epochs", 1)
-        assert (code, "targets='label'" in errors) == (2, True)
-        assert run(capsys, tmp_path, node.url, "--targets", "label", "--loss", "mse", "--epochs", 1)[0] == 0
+    code, _, errors = run(capsys, *asked(tmp_path, near, "--epochs", 1))
+    assert (code, "targets='label'" in errors) == (2, True)
+    how = ("--targets", "label", "--loss", "mse", "--epochs", 1)
+    assert run(capsys, *asked(tmp_path, near, *how))[0] == 0
 
 
 def test_a_function_of_ones_own_learns_labels_where_it_is_said_so(capsys, folder, near, tmp_path):
@@ -157,7 +141,7 @@ def test_a_function_of_ones_own_learns_labels_where_it_is_said_so(capsys, folder
     how = ("--targets", "tags", "--epochs", 1, "--json")
     reports = []
     for options in (("--loss", "bce"), ("--loss", f"{file}:loss", "--task", "labels", "--metrics", "auroc")):
-        code, said, errors = run(capsys, folder, near, *how, *options)
+        code, said, errors = run(capsys, *asked(folder, near, *how, *options))
         assert code == 0, errors
         reports.append(json.loads(said))
     named, own = reports

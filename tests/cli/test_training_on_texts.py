@@ -1,7 +1,5 @@
 """The verb train on texts of Parquet files: the network's folder has the tokenizer, and losses are a plain loop's."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -10,11 +8,9 @@ from huggingface_hub import constants
 from torch import nn
 
 import frostline as fl
-from frostline.cli import main
-from frostline.config import NodeSettings
 from frostline.errors import SettingError, WeightsMissing
-from frostline.node.process.subprocess import start_node
 from frostline.training.networks import load_model
+from support.commands import run, run_json
 from support.texts import TEXTS, small_bert, small_distilbert, tokenizer_of_words, write_reviews
 
 UNTIL = "distilbert.transformer.layer.0"
@@ -35,14 +31,6 @@ def reviews(tmp_path_factory):
     return folder, write_reviews(folder / "x.parquet", rows=40)
 
 
-@pytest.fixture(scope="module")
-def near(reviews, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        with start_node((str(reviews[0]),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-            yield node.url
-
-
 def saved(folder, model=None, tokenizer="file"):
     """A folder as people have them: a network, and a tokenizer as its package or as transformers writes it."""
     folder.mkdir(exist_ok=True)
@@ -58,13 +46,6 @@ def saved(folder, model=None, tokenizer="file"):
 def fast_tokenizer(**options):
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer_of_words(), **special, **options)
-
-
-def run(capsys, verb, *options):
-    with pytest.raises(SystemExit) as ended:
-        main([verb, *map(str, options)])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
 
 
 def batch_of(preprocess):
@@ -165,10 +146,8 @@ def test_frostline_trains_a_classifier_of_texts_in_one_command(capsys, reviews, 
     folder, texts = reviews
     saved(tmp_path / "model")
     asked = ["--data", folder, "--column", "text", "--model", f"hf:{tmp_path / 'model'}", "--until", UNTIL]
-    asked += ["--max-length", TOKENS, "--near", near, "--batch-size", 8, "--epochs", 2, "--out", tmp_path / "out"]
-    code, said, errors = run(capsys, "train", *asked, "--accuracy", "exact", "--json")
-    assert code == 0, errors
-    report = json.loads(said)
+    asked += ["--max-length", TOKENS, *near, "--batch-size", 8, "--epochs", 2, "--out", tmp_path / "out"]
+    report = run_json(capsys, "train", *asked, "--accuracy", "exact")
     assert report["settings"]["column"] == "text"
     assert report["settings"]["max_length"] == TOKENS
     assert report["losses"] == pytest.approx(plain_losses(tmp_path / "model", folder, texts), abs=1e-6)
@@ -220,7 +199,7 @@ def step(scores, labels, optimizer):
 def test_plan_and_extract_take_texts_too(capsys, reviews, near, tmp_path):
     saved(tmp_path / "model")
     asked = ["--data", reviews[0], "--column", "text", "--model", f"hf:{tmp_path / 'model'}", "--until", UNTIL]
-    asked += ["--max-length", TOKENS, "--near", near]
+    asked += ["--max-length", TOKENS, *near]
     # One tensor crosses behind the last layer, where a file of features begins: the mask is used up.
     for verb, more in (("plan", ()), ("extract", ("--until", "features", "--out", tmp_path / "features.parquet"))):
         code, _, errors = run(capsys, verb, *asked, *more)
@@ -230,7 +209,7 @@ def test_plan_and_extract_take_texts_too(capsys, reviews, near, tmp_path):
 def test_a_missing_tokenizer_ends_the_command_in_one_sentence(capsys, reviews, near, tmp_path):
     saved(tmp_path / "model", tokenizer=None)
     asked = ["--data", reviews[0], "--column", "text", "--model", f"hf:{tmp_path / 'model'}", "--until", UNTIL]
-    code, _, errors = run(capsys, "train", *asked, "--near", near)
+    code, _, errors = run(capsys, "train", *asked, *near)
     assert code
     assert "--tokenizer" in errors
     assert "Traceback" not in errors
@@ -240,5 +219,4 @@ def test_the_head_is_trained_beside_the_store_too(capsys, reviews, tmp_path):
     saved(tmp_path / "model")
     asked = ["--data", reviews[0], "--column", "text", "--model", f"hf:{tmp_path / 'model'}", "--until", UNTIL]
     asked += ["--max-length", TOKENS, "--epochs", 1, "--batch-size", 8, "--policy", "all_in_store", "--memory", "1GB"]
-    code, _, errors = run(capsys, "train", *asked, "--json")
-    assert not code, errors
+    run_json(capsys, "train", *asked)

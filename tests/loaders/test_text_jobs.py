@@ -12,7 +12,8 @@ from frostline.errors import BadRequest
 from frostline.events import NotAsAsked
 from frostline.node.process.subprocess import start_node
 from frostline.node.service import open as opener
-from support.texts import small_distilbert, tokenizer_of_words, write_reviews
+from support.signals import job_losses, rows_by_id
+from support.texts import plain_losses, small_distilbert, tokenizer_of_words, write_reviews
 
 TOKENS = 12
 FROST_LINE = 8
@@ -28,41 +29,6 @@ def reviews(tmp_path):
 
 def tokens():
     return preprocess.text(tokenizer_of_words(), max_length=TOKENS)
-
-
-def plain_losses(model, texts, labels, orders):
-    """What a loop over the whole network loses, its frozen part in eval mode."""
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of_words(), pad_token="[PAD]")
-    optimiser = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=0.1)
-    losses = []
-    for rows in orders:
-        some = tokenizer([texts[row] for row in rows], padding="max_length", truncation=True, max_length=TOKENS)
-        ids, mask = (torch.tensor(some[name]) for name in ("input_ids", "attention_mask"))
-        logits = model(input_ids=ids, attention_mask=mask).logits
-        losses.append(step(logits, torch.tensor(labels)[rows], optimiser))
-    return losses
-
-
-def step(logits, labels, optimiser):
-    loss = torch.nn.functional.cross_entropy(logits, labels)
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-    return loss.item()
-
-
-def job_losses(job, data, epochs=2):
-    """The losses of a job's head, and the rows of each batch."""
-    places = {id: row for row, id in enumerate(data.samples.ids.tolist())}
-    optimiser = torch.optim.SGD([value for value in job.head.parameters() if value.requires_grad], lr=0.1)
-    losses, orders = [], []
-    for epoch in range(epochs):
-        for batch in job.loader(batch_size=8, shuffle=True, seed=3, epoch=epoch):
-            losses.append(step(job.head(batch.features), batch.labels, optimiser))
-            orders.append([places[id] for id in batch.ids.tolist()])
-    return losses, orders
 
 
 def frozen(seed=0):
@@ -84,8 +50,8 @@ def test_losses_of_the_head_are_those_of_a_plain_loop(reviews, cut):
     with offload(model, data, preprocess=tokens(), cut=cut, settings=settings, node=node, frozen_in_eval=True) as job:
         assert job.fallback is None
         assert UNTIL in job.frost_line.name
-        losses, orders = job_losses(job, data)
-    meant = plain_losses(twin, texts, data.samples.labels, orders)
+        losses, orders = job_losses(job, rows_by_id(data, "parquet"), range(2))
+    meant = plain_losses(twin, texts, data.samples.labels, orders, TOKENS)
     np.testing.assert_allclose(losses, meant, atol=1e-6, rtol=0)
     assert sorted(row for rows in orders[: len(orders) // 2] for row in rows) == list(range(len(texts)))
 
@@ -109,12 +75,12 @@ def test_a_node_tokenizes_and_the_second_epoch_moves_no_bytes(node, tmp_path, cu
     with offload(model, data, **asked) as job:
         assert job.fallback is None
         assert UNTIL in job.frost_line.name
-        losses, orders = job_losses(job, data, epochs=1)
+        losses, orders = job_losses(job, rows_by_id(data, "parquet"), range(1))
         received = job.statistics().wire_bytes
         assert received > 0
-        more, later = job_losses(job, data, epochs=1)
+        more, later = job_losses(job, rows_by_id(data, "parquet"), range(1))
         assert job.statistics().wire_bytes == received
-    meant = plain_losses(twin, texts, data.samples.labels, [*orders, *later])
+    meant = plain_losses(twin, texts, data.samples.labels, [*orders, *later], TOKENS)
     np.testing.assert_allclose([*losses, *more], meant, atol=1e-6, rtol=0)
 
 
@@ -125,8 +91,8 @@ def test_features_may_be_narrowed_and_token_ids_are_not(node, tmp_path, cut):
     settings = LoaderSettings(follow=False, measure_first=cut is None)
     asked = {"preprocess": tokens(), "near": url, "cut": cut, "settings": settings, "frozen_in_eval": True}
     with offload(frozen(), data, accuracy="fp16", **asked) as job:
-        losses, orders = job_losses(job, data, epochs=1)
-    meant = plain_losses(twin, texts, data.samples.labels, orders)
+        losses, orders = job_losses(job, rows_by_id(data, "parquet"), range(1))
+    meant = plain_losses(twin, texts, data.samples.labels, orders, TOKENS)
     np.testing.assert_allclose(losses, meant, atol=1e-6 if cut == 1 else 1e-2, rtol=0)
 
 
@@ -177,8 +143,8 @@ def test_a_node_without_the_package_leaves_the_work_to_the_trainer(reviews, monk
     small = NodeSettings(memory_bytes=1 << 29, device_batch=8)
     with offload(model, data, preprocess=tokens(), node=small, frozen_in_eval=True, observe=events.append) as job:
         assert "no package tokenizers" in job.fallback
-        losses, orders = job_losses(job, data, epochs=1)
-    meant = plain_losses(twin, texts, data.samples.labels, orders)
+        losses, orders = job_losses(job, rows_by_id(data, "parquet"), range(1))
+    meant = plain_losses(twin, texts, data.samples.labels, orders, TOKENS)
     np.testing.assert_allclose(losses, meant, atol=1e-6, rtol=0)
     assert any("tokenizers" in event.reason for event in events if isinstance(event, NotAsAsked))
 

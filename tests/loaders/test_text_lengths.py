@@ -18,7 +18,8 @@ from frostline.jobs.partition import PartitionedModel
 from frostline.models.files.artifact import Prefix, header_of, read_prefix, write_prefix
 from frostline.models.files.inspection import inspect_prefix
 from frostline.node.process.subprocess import start_node
-from support.texts import small_bert, small_distilbert, tokenizer_of_words, write_reviews
+from support.signals import job_losses, rows_by_id
+from support.texts import plain_losses, small_bert, small_distilbert, tokenizer_of_words, write_reviews
 
 TOKENS = 60
 UNTIL = {"distilbert": "distilbert.transformer.layer.0", "bert": "bert.encoder.layer.0"}
@@ -211,40 +212,6 @@ def reviews(tmp_path_factory):
     return folder, texts
 
 
-def plain_losses(model, texts, labels, orders):
-    """What a loop over the whole network loses on texts that are all padded to one length."""
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of_words(), pad_token="[PAD]")
-    optimiser = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=0.1)
-    losses = []
-    for rows in orders:
-        some = tokenizer([texts[row] for row in rows], padding="max_length", truncation=True, max_length=TOKENS)
-        ids, mask = (torch.tensor(some[name]) for name in ("input_ids", "attention_mask"))
-        logits = model(input_ids=ids, attention_mask=mask).logits
-        losses.append(step(logits, torch.tensor(labels)[rows], optimiser))
-    return losses
-
-
-def step(logits, labels, optimiser):
-    loss = nn.functional.cross_entropy(logits, labels)
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-    return loss.item()
-
-
-def job_losses(job, data, epochs):
-    places = {id: row for row, id in enumerate(data.samples.ids.tolist())}
-    optimiser = torch.optim.SGD([value for value in job.head.parameters() if value.requires_grad], lr=0.1)
-    losses, orders = [], []
-    for epoch in range(epochs):
-        for batch in job.loader(batch_size=8, shuffle=True, seed=3, epoch=epoch):
-            losses.append(step(job.head(batch.features), batch.labels, optimiser))
-            orders.append([places[id] for id in batch.ids.tolist()])
-    return losses, orders
-
-
 @pytest.mark.parametrize("cut", [None, 1])
 @pytest.mark.parametrize("near", [False, True])
 def test_losses_are_those_of_a_plain_padded_loop(reviews, tmp_path, monkeypatch, near, cut):
@@ -255,14 +222,16 @@ def test_losses_are_those_of_a_plain_padded_loop(reviews, tmp_path, monkeypatch,
     if near:
         with start_node((str(folder),), small) as node, offload(frozen(), data, near=node.url, **asked) as job:
             assert job.fallback is None
-            losses, orders = job_losses(job, data, epochs=2)
+            losses, orders = job_losses(job, rows_by_id(data, "parquet"), range(2))
     else:
         monkeypatch.setattr(length_runner, "Runner", _Counting)
         _Counting.seen = []
         with offload(frozen(), data, node=small, **asked) as job:
-            losses, orders = job_losses(job, data, epochs=2)
+            losses, orders = job_losses(job, rows_by_id(data, "parquet"), range(2))
         assert {length for _, length in _Counting.seen} > {16, 24}
-    np.testing.assert_allclose(losses, plain_losses(frozen(), texts, data.samples.labels, orders), atol=1e-6, rtol=0)
+    np.testing.assert_allclose(
+        losses, plain_losses(frozen(), texts, data.samples.labels, orders, TOKENS), atol=1e-6, rtol=0
+    )
 
 
 def test_order_is_the_seeds_and_a_resumed_epoch_goes_on_with_the_same_features(reviews, tmp_path):

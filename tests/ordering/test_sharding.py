@@ -162,9 +162,10 @@ def test_a_shard_that_makes_no_sense_is_refused_by_name(wrong):
         Shard(**{"size": 10, "batch_size": 2, "world_size": 2, **wrong})
 
 
-def test_rows_beyond_the_shard_are_refused():
+@pytest.mark.parametrize(("start", "stop"), [(0, 6), (-1, 2), (3, 2)])
+def test_rows_beyond_the_shard_are_refused(start, stop):
     with pytest.raises(IndexError):
-        Shard(size=10, batch_size=2, world_size=2).positions(0, 6)
+        Shard(size=10, batch_size=2, world_size=2).positions(start, stop)
 
 
 def test_a_hundred_million_samples_are_ordered_and_shared_out_in_constant_memory():

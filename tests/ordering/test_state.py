@@ -209,3 +209,11 @@ def test_a_replay_is_of_its_own_epoch_and_has_a_name_of_its_own():
     assert len({one.name, other.name, order.name}) == 3
     with pytest.raises(OrderMismatch, match="epoch 2 was recorded"):
         one.in_epoch(3)
+
+
+@pytest.mark.parametrize(("rank", "world_size", "name"), [(2, 2, "rank"), (-1, 2, "rank"), (0, 1 << 32, "world_size")])
+def test_what_no_rank_can_be_about_to_read_is_refused_by_name(rank, world_size, name):
+    ReadingPlan(state=STATE, rank=1, world_size=2)
+    ReadingPlan(state=STATE, rank=0, world_size=(1 << 32) - 1)
+    with pytest.raises(SettingError, match=f"{name} must lie from 0 to"):
+        ReadingPlan(state=STATE, rank=rank, world_size=world_size)

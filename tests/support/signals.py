@@ -13,12 +13,14 @@ __all__ = (
     "UNTIL",
     "array_bytes",
     "job_losses",
+    "optimiser_of",
     "plain_losses",
     "rows_by_id",
     "signal_network",
     "small_network",
     "some_arrays",
     "spectrogram_network",
+    "step",
     "write_arrays",
 )
 
@@ -89,9 +91,9 @@ def signal_network():
 
 def plain_losses(model, samples, labels, orders):
     """What a loop over the whole network loses."""
-    optimiser = _optimiser(model)
+    optimiser = optimiser_of(model)
     taken, wanted = torch.tensor(np.stack(samples)), torch.tensor(labels)
-    return [_step(model(taken[rows]), wanted[rows], optimiser) for rows in orders]
+    return [step(model(taken[rows]), wanted[rows], optimiser) for rows in orders]
 
 
 def job_losses(job, places, epochs, **options):
@@ -103,20 +105,20 @@ def job_losses(job, places, epochs, **options):
         epochs: numbers of the epochs.
         options: of the loader.
     """
-    optimiser = _optimiser(job.head)
+    optimiser = optimiser_of(job.head)
     losses, orders = [], []
     for epoch in epochs:
         for batch in job.loader(batch_size=8, shuffle=True, seed=3, epoch=epoch, **options):
-            losses.append(_step(job.head(batch.features), batch.labels, optimiser))
+            losses.append(step(job.head(batch.features), batch.labels, optimiser))
             orders.append([places[id] for id in batch.ids.tolist()])
     return losses, orders
 
 
-def _optimiser(model):
+def optimiser_of(model):
     return torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=0.1)
 
 
-def _step(logits, labels, optimiser):
+def step(logits, labels, optimiser):
     loss = nn.functional.cross_entropy(getattr(logits, "logits", logits), labels)
     optimiser.zero_grad()
     loss.backward()

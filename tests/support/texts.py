@@ -4,7 +4,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ("TEXTS", "small_bert", "small_distilbert", "small_words", "tokenizer_of_words", "write_reviews")
+from support.signals import optimiser_of, step
+
+__all__ = (
+    "TEXTS",
+    "plain_losses",
+    "small_bert",
+    "small_distilbert",
+    "small_words",
+    "tokenizer_of_words",
+    "write_reviews",
+)
 
 _WORDS = [
     "the",
@@ -100,3 +110,17 @@ def small_words():
             return self.scores((self.words(input_ids) * shown).sum(1) / shown.sum(1))
 
     return Words()
+
+
+def plain_losses(model, texts, labels, orders, tokens):
+    """What a loop over the whole network loses on texts that are all padded to so many tokens."""
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of_words(), pad_token="[PAD]")
+    optimiser, losses = optimiser_of(model), []
+    for rows in orders:
+        some = tokenizer([texts[row] for row in rows], padding="max_length", truncation=True, max_length=tokens)
+        ids, mask = (torch.tensor(some[name]) for name in ("input_ids", "attention_mask"))
+        losses.append(step(model(input_ids=ids, attention_mask=mask), torch.tensor(labels)[rows], optimiser))
+    return losses

@@ -1,0 +1,27 @@
+"""What the tests of commands share: a folder of images, and a node that they ask, so that not each starts its own."""
+
+import pytest
+
+from frostline.config import NodeSettings
+from frostline.node.process.subprocess import start_node
+from support.images import image_folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache_of_its_own(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """24 images in three classes; read it, don't write to it."""
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=8)
+
+
+@pytest.fixture(scope="session")
+def near():
+    """Options that name a node for whatever folder a test makes."""
+    with start_node(("file:///",), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
+        yield "--near", node.url
