@@ -146,6 +146,8 @@ X = {"ref": "x"}
         [node("a", "aten.gt.Scalar", X, 0), node("b", "aten.index.Tensor", X, [{"ref": "a"}])],
         [node("a", "aten.batch_norm.default", X, None, None, None, None, True, 0.1, 1e-5, False)],
         [node("a", "aten.div.Tensor_mode", X, X, rounding_mode="trunc")],
+        [node("a", "aten.view.dtype", X, {"dtype": "bool"})],
+        [node("a", "aten.view.dtype", X, {"dtype": "int64"})],
     ],
 )
 def test_what_a_prefix_could_do_to_the_process_is_refused(nodes):

@@ -89,6 +89,17 @@ def test_the_head_follows_its_modes_with_encoders_side_by_side():
         assert torch.equal(found, model(batch)), mode
 
 
+def test_memory_that_is_read_as_whole_numbers_ends_the_frozen_part():
+    class Reads(Encoders):
+        def forward(self, x):
+            bits = self.encoders[0](x).contiguous().view(torch.int32) % 2
+            return self.projections[0](bits.to(torch.float32).mean((2, 3)))
+
+    network = cut_network(Reads(), SHAPE)
+    assert network.frost_line.name.startswith("encoders.0")
+    assert "a node does not run aten.view.dtype" in network.fallback
+
+
 def test_nothing_is_moved_where_no_frozen_layer_stands_behind_a_trained_one():
     nodes = tuple(
         GraphNode(name=name, op=op, args=args)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from frostline.config import CHANGED, cache_folder
 from frostline.core import SampleTable
 from frostline.datasets.formats.columns import SelectedRows
-from frostline.datasets.formats.known import format_named, format_with
+from frostline.datasets.formats.known import format_with
 from frostline.datasets.formats.split_names import SPLIT
 from frostline.datasets.hub import canonical_url
 from frostline.datasets.manifest.listing import nobody
@@ -45,9 +45,8 @@ class Dataset:
         cache: folder for manifests and splits that do not lie beside the data; the user's cache folder by default.
         beside: keep them beside the data, in ``.frostline``, in a local folder too, for everybody who reads it.
         format: name of the format that the data has, where more than one lies there; by default what it looks like.
-        column: name of the column of Parquet files that has the samples: texts, or encoded images where several columns
-            have some; or columns by the network's inputs that are made of them, such as ``{"pixel_values": "image",
-            "input_ids": "caption"}``. It is kept as part of the format: ``format="parquet:text"``.
+        column: column of Parquet files with the samples: texts or encoded images; or columns by the inputs that they
+            make, ``{"pixel_values": "image", "input_ids": "caption"}``. It becomes a part of the format's name.
         relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
             hundred million objects. What changed since is noticed when it is read.
         changed: policy for objects that have changed since they were listed; their samples are never
@@ -91,8 +90,7 @@ class Dataset:
         if changed not in CHANGED:
             raise SettingError(f"changed is one of {', '.join(CHANGED)}, not {changed!r}{nearest(changed, CHANGED)}")
         self._url = canonical_url(str(url), near)
-        format = None if format is None else format_named(format).name
-        format = format if column is None else format_with(format, column)
+        format = format_with(format, column)
         self._asked: dict[str, Any] = {
             "cache": cache,
             "beside": beside,

@@ -55,16 +55,18 @@ def format_named(name: str) -> Format:
     return FORMATS[names.index(name)]
 
 
-def format_with(format: str | None, column: str | Mapping[str, str]) -> str:
-    """The name of the format of Parquet files whose samples, or parts of samples, lie in given columns.
+def format_with(format: str | None, column: str | Mapping[str, str] | None) -> str | None:
+    """The name of a format, that of Parquet files where samples, or parts of samples, lie in given columns.
 
     Args:
         format: name that was asked for; None for none.
-        column: name of the column, or names of columns by the inputs that are made of them.
+        column: name of the column, or names of columns by the inputs that are made of them; None for none.
 
     Raises:
-        SettingError: another format was asked for, or the columns make no sense.
+        SettingError: no format has that name, or no columns are chosen in it, or the columns make no sense.
     """
+    if column is None:
+        return None if format is None else format_named(format).name
     check_type("column", column, str, Mapping)
     kind = Parquet().name
     if format not in (None, kind):

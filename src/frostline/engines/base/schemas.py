@@ -24,6 +24,8 @@ MAX_REFERENCES = 1024
 
 # What a slice that goes to the end has for its end (``sys.maxsize``).
 _TO_THE_END = (1 << 63) - 1
+# Any bits are a float; of other types, such as bool, some are values that kernels do not expect.
+_BITS = Token("dtype", "float32")
 _TEXTS: dict[tuple[str, str], frozenset[str]] = {
     ("aten.conv2d.padding", "padding"): frozenset({"same", "valid"}),
     ("aten.gelu.default", "approximate"): frozenset({"none", "tanh"}),
@@ -127,6 +129,8 @@ def _check_argument(op: str, one: _Parameter, value: Argument) -> None:
     elif one.kind == "Tensor" and not one.is_first:
         # A number stands for a tensor in ``x + 1``.
         is_fit = _fits("Tensor", value) or _fits("number", value)
+    elif (op, one.name) == ("aten.view.dtype", "dtype"):
+        is_fit = value == _BITS
     elif op == "aten.slice.Tensor" and value == _TO_THE_END:
         is_fit = one.name in ("start", "end")
     else:

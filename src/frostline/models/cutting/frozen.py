@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from frostline.core import Cut, Graph, TensorSpec
+from frostline.core import Cut, Graph, GraphNode, TensorSpec, Token
 from frostline.engines.base.operators import ALLOWED
 from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen
 from frostline.models.cutting.folding import foldable, folded
@@ -93,7 +93,7 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
         NothingFrozen: Nothing can be computed before the first trainable layer.
     """
     graph, changing, trainable = ordered(model, traced.graph)
-    strange = {node.name: node.op for node in graph.nodes if node.op not in ALLOWED}
+    strange = {node.name: node.op for node in graph.nodes if node.op not in ALLOWED or _reads_other_bits(node)}
     known = foldable(graph, strange, changing)
     strange = {name: op for name, op in strange.items() if name not in known}
     asked = _asked_end(model, graph, frozen_reach(graph, changing))
@@ -158,6 +158,11 @@ def named_tensors(model: nn.Module, traced: Trace, graph: Graph) -> dict[str, to
         **traced.constants,
     }
     return {path: tensors[path].detach() for _, path in graph.leaves}
+
+
+def _reads_other_bits(node: GraphNode) -> bool:
+    """Whether it reads memory as numbers of another type than floats, which a node refuses of a stranger."""
+    return node.op == "aten.view.dtype" and Token("dtype", "float32") not in node.args
 
 
 def _computes(graph: Graph, reach: int) -> bool:
