@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-from frostline.preprocess import DecodeAudio, ReadArray
+from frostline.preprocess import DecodeAudio, ReadArray, Tokenize
 from frostline.preprocess.spec import step_to_json
 
 
@@ -16,7 +16,7 @@ def described(name):
     return next(kind for kind in kinds["anyOf"] if kind["properties"]["step"]["const"] == name)
 
 
-@pytest.mark.parametrize("step", [ReadArray((3, 4)), DecodeAudio(16_000, 1.0)])
+@pytest.mark.parametrize("step", [ReadArray((3, 4)), DecodeAudio(16_000, 1.0), Tokenize("0" * 64, 8)])
 def test_every_field_is_described_and_required(step):
     written = step_to_json(step)
     found = described(written["step"])
