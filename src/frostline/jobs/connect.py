@@ -9,6 +9,7 @@ from frostline.client.http import HttpTransport
 from frostline.client.load_balancer import BalancedTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
+from frostline.datasets.access import roots_of
 from frostline.errors import EngineNotReady, SettingError
 from frostline.io_service.client.socket import SCHEME
 from frostline.node import Node
@@ -51,7 +52,7 @@ def reach(
             trial_niceness=0,
             trials_here=True,
         )
-        embedded = Node(own, data.roots)
+        embedded = Node(own, roots_of(data))
         stack.callback(embedded.close)
         transport = LocalTransport(embedded)
     stack.callback(transport.close)

@@ -9,6 +9,7 @@ from numpy.lib import format as npy
 
 from frostline.core import CELLS
 from frostline.datasets import Dataset
+from frostline.datasets.access import roots_of
 from frostline.datasets.formats.folders import SOUND_SUFFIXES, suffix_of
 from frostline.datasets.open import open_samples
 from frostline.errors import SampleError, SettingError
@@ -71,19 +72,19 @@ def described(data: Dataset, *, is_column_named: bool = False) -> str:
             packages for them are not installed.
         StoreError: the store failed.
     """
-    suffix = "" if data.applied is not None else suffix_of(data.names[0])
-    is_in_cells = is_column_named and data.reading == CELLS
+    suffix = "" if data.manifest.applied is not None else suffix_of(data.names[0])
+    is_in_cells = is_column_named and data.manifest.reading == CELLS
     if suffix not in SOUND_SUFFIXES and suffix != _ARRAY_SUFFIX and not is_in_cells:
         return IMAGES
     if suffix in SOUND_SUFFIXES and not has_sound_packages():
         raise SettingError(LACKS_SOUND)
-    if data.near:
+    if data.source.near:
         if suffix in SOUND_SUFFIXES:
             raise SettingError(
                 "the node listed these sounds, and their length is not known here: say it (--samples sounds:SECONDS)"
             )
         return IMAGES
-    first = _read(data, 0, _HEAD_BYTES if data.reading != CELLS else None)
+    first = _read(data, 0, _HEAD_BYTES if data.manifest.reading != CELLS else None)
     if is_sound(first):
         return f"sounds:{_longest(data):g}"
     return _array_words(first) if first.startswith(npy.MAGIC_PREFIX) else IMAGES
@@ -116,6 +117,6 @@ def _read(data: Dataset, row: int, max_bytes: int | None) -> bytes:
     """A sample's bytes, or the first of them."""
     sample = data.samples.take(np.array([row]))
     length = int(sample.lengths[0])
-    store = open_samples(data.url, data.reading, roots=data.roots)
+    store = open_samples(data.url, data.manifest.reading, roots=roots_of(data))
     wanted = length if max_bytes is None else min(length, max_bytes)
     return bytes(store.read(sample.objects[0], int(sample.offsets[0]), wanted))

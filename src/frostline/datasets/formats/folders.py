@@ -18,6 +18,7 @@ from frostline.stores.base.urls import COMPRESSED
 
 __all__ = (
     "IMAGE_SUFFIXES",
+    "KINDS",
     "SAMPLE_SUFFIXES",
     "SOUND_SUFFIXES",
     "ClassFolderFormat",
@@ -28,7 +29,9 @@ __all__ = (
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 SOUND_SUFFIXES = frozenset({".flac", ".ogg", ".opus", ".wav"})
-SAMPLE_SUFFIXES = IMAGE_SUFFIXES | SOUND_SUFFIXES
+KINDS = (IMAGE_SUFFIXES, SOUND_SUFFIXES)
+"""Suffixes of each kind of samples: where several lie in one place, the first of them are the samples."""
+SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
@@ -120,9 +123,11 @@ def _in_folders(entries: Sequence[Entry]) -> Entries:
 
 
 def _of_kind(entries: Sequence[Entry], *, in_folders: bool) -> Entries:
-    """Images, else sounds, that are not hidden."""
-    images = _with_suffix(entries, IMAGE_SUFFIXES, in_folders=in_folders)
-    return images if len(images) else _with_suffix(entries, SOUND_SUFFIXES, in_folders=in_folders)
+    """Samples of the first kind that there is, and not hidden."""
+    for suffixes in KINDS[:-1]:
+        if len(found := _with_suffix(entries, suffixes, in_folders=in_folders)):
+            return found
+    return _with_suffix(entries, KINDS[-1], in_folders=in_folders)
 
 
 def _with_suffix(entries: Sequence[Entry], suffixes: Iterable[str], *, in_folders: bool) -> Entries:

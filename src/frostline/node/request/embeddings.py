@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +12,13 @@ import numpy.typing as npt
 from frostline.core import FeatureBatch, Samples
 from frostline.core.features import widened
 from frostline.errors import BadRequest, OverBudget
+from frostline.node.weights.prefix_registry import Resident
 from frostline.preprocess import Preprocess, Tokenize
 from frostline.preprocess.apply import decode_into
 from frostline.preprocess.tokens import content_digest
 from frostline.stores.base.protocols import Buffer
 from frostline.wire.embeddings import EmbeddingRequest
 from frostline.wire.messages import FeatureRequest
-
-if TYPE_CHECKING:
-    from frostline.models.files.artifact import Prefix
 
 __all__ = (
     "MAX_NUMBERS",
@@ -81,18 +78,19 @@ class EmbeddingInputs:
     tokens: int
 
 
-def embedding_inputs(wanted: EmbeddingRequest, prefix: "Prefix", maximum: int) -> EmbeddingInputs:
+def embedding_inputs(wanted: EmbeddingRequest, resident: Resident, maximum: int) -> EmbeddingInputs:
     """The features that a request for embeddings is answered by.
 
     Args:
         wanted: request.
-        prefix: network that it names.
+        resident: network that it names.
         maximum: maximum count of numbers in the answer.
 
     Raises:
         BadRequest: the inputs are not of the network's kind, or it gives several tensors.
         OverBudget: the answer would have more numbers.
     """
+    prefix = resident.prefix
     line = prefix.cuts[-1]
     if len(line.shapes) != 1:
         raise BadRequest(
@@ -105,7 +103,7 @@ def embedding_inputs(wanted: EmbeddingRequest, prefix: "Prefix", maximum: int) -
             f"the answer would have {count} numbers, and this node gives up to {maximum}: send fewer inputs, or start "
             "it with more --memory"
         )
-    preprocess = _preprocess(wanted, prefix)
+    preprocess = _preprocess(wanted, resident)
     encoded = wanted.images() if preprocess.tokens is None else wanted.texts()
     samples = Samples(
         ids=np.arange(len(encoded)),
@@ -123,7 +121,8 @@ def embedding_inputs(wanted: EmbeddingRequest, prefix: "Prefix", maximum: int) -
     )
 
 
-def _preprocess(wanted: EmbeddingRequest, prefix: "Prefix") -> Preprocess:
+def _preprocess(wanted: EmbeddingRequest, resident: Resident) -> Preprocess:
+    prefix = resident.prefix
     if prefix.tokenizer:
         if wanted.preprocess is not None:
             raise BadRequest("preprocess: texts are tokenized as the network says; leave it out")

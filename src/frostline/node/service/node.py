@@ -205,7 +205,7 @@ class Node:
             OverBudget: if the answer would be too large.
         """
         with self._prefixes.used(wanted.model, asker=admission.account) as resident:
-            inputs = embedding_inputs(wanted, resident.prefix, max_numbers(self._settings.memory_bytes))
+            inputs = embedding_inputs(wanted, resident, max_numbers(self._settings.memory_bytes))
         return self.features(inputs.request, admission, sent=inputs.sent), inputs
 
     def direct_reads(self) -> DirectReads:
