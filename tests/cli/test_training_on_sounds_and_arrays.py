@@ -63,7 +63,7 @@ def run(capsys, verb, *options):
 
 def inputs_of(data, preprocess):
     """Every sample as the network takes it, in the order of the data."""
-    samples, store = data.samples, open_samples(data.url, data.reading)
+    samples, store = data.samples, open_samples(data.url, data.manifest.reading)
     rows = np.empty((len(data), *preprocess.shape), np.float32)
     places = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
     for row, place in zip(rows, places, strict=True):
@@ -106,7 +106,7 @@ def test_lists_of_numbers_in_parquet_are_arrays(capsys, data, near, tmp_path):
     table = pq.read_table(data / "lists" / "x.parquet")
     for column, shape in (("flat", (120,)), ("tensor", (3, 40))):
         found = fl.Dataset(data / "lists", column=column)
-        assert found.reading == CELLS
+        assert found.manifest.reading == CELLS
         assert described(found, is_column_named=True) == f"arrays:{'x'.join(map(str, shape))}"
         expected = np.array(table["flat"].to_pylist(), np.float32).reshape(-1, *shape)
         assert np.array_equal(inputs_of(found, preprocess_of(f"arrays:{'x'.join(map(str, shape))}")), expected)
@@ -121,7 +121,7 @@ def test_lists_of_lists_of_any_length_are_no_samples_and_missing_lists_none(tmp_
         pa.table({"x": [[1.0, 2.0], None, [3.0, 4.0]], "y": [[[1.0]], [[2.0], []], []]}), tmp_path / "x.parquet"
     )
     data = fl.Dataset(tmp_path, column="x")
-    store = open_samples(data.url, data.reading)
+    store = open_samples(data.url, data.manifest.reading)
     sample = data.samples.take(np.array([1]))
     assert len(data) == 2
     read = bytes(store.read(sample.objects[0], int(sample.offsets[0]), int(sample.lengths[0])))

@@ -238,7 +238,7 @@ def test_a_missing_folder_an_empty_one_and_one_without_classes_each_get_a_senten
         len(Dataset(tmp_path))
     fill(tmp_path, {"1.jpg": b"x", "2.jpg": b"y"})
     with pytest.raises(DataError, match="not one of the 2 samples"):
-        Dataset(tmp_path).require_classes()
+        Dataset(tmp_path).selection.require_classes(2, "the folder")
     assert not (tmp_path / ".frostline").exists()
 
 

@@ -155,7 +155,7 @@ def test_images_in_no_folder_are_samples_without_classes(tmp_path):
     assert data.classes == ()
     assert len(encoded(data)) == len(IMAGES)
     with pytest.raises(errors.DataError, match=r"has a label: class folders such as cats/1.jpg say them"):
-        data.require_classes()
+        data.selection.require_classes(2, data.url)
 
 
 def test_images_in_no_folder_beside_those_in_class_folders_are_passed_over_as_before(tmp_path):

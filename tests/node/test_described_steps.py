@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-from frostline.preprocess import DecodeAudio, NamedInputs, ReadArray
+from frostline.preprocess import DecodeAudio, NamedInputs, ReadArray, Tokenize
 from frostline.preprocess.spec import step_to_json
 
 
@@ -19,7 +19,7 @@ def described(name):
 PAIR = NamedInputs(("a", "b"), ((ReadArray((3,)),), (ReadArray((4,)),)))
 
 
-@pytest.mark.parametrize("step", [ReadArray((3, 4)), DecodeAudio(16_000, 1.0), PAIR])
+@pytest.mark.parametrize("step", [ReadArray((3, 4)), DecodeAudio(16_000, 1.0), Tokenize("0" * 64, 8), PAIR])
 def test_every_field_is_described_and_required(step):
     written = step_to_json(step)
     found = described(written["step"])

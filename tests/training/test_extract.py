@@ -19,8 +19,9 @@ from frostline.core import REFERENCE
 from frostline.errors import SettingError
 from frostline.events import Counted
 from frostline.node.process.subprocess import start_node
-from frostline.training.extract.extract import Parts, Ranges, extract
+from frostline.training.extract.extract import extract
 from frostline.training.extract.feature_files import check_suffix
+from frostline.training.extract.parts import Parts, Ranges
 from frostline.training.settings import ExtractSettings, JobSettings
 from support.images import image_folder
 from support.nodes import until
@@ -77,7 +78,7 @@ def test_parts_join_to_the_same_table(folder, node, whole, tmp_path):
     assert (done.samples, done.taken_up) == (36, 0)
     assert (done.to_json()["engine"], done.to_json()["engine_error"]) == (REFERENCE, 0.0)
     assert done.shape == features(whole).shape[1:]
-    assert [path.name for path in tmp_path.iterdir()] == ["f.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".f.parquet.state", "f.parquet"]
 
 
 def test_safetensors_hold_the_same(folder, node, whole, tmp_path):
@@ -195,4 +196,4 @@ def test_a_killed_extraction_goes_on_over_two_nodes_of_which_one_dies(folder, no
         done = extract(asked, observe)
     assert done.taken_up == 2 * made
     assert pq.read_table(out).equals(whole)
-    assert [path.name for path in tmp_path.iterdir()] == ["f.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".f.parquet.state", "f.parquet"]

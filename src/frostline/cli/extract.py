@@ -35,7 +35,8 @@ def extract(job: JobSettings, out: Path, part_size: int, as_json: bool) -> None:
 
     Parquet has the columns id, object, label, class, and features as a fixed-shape tensor; safetensors the tensors
     features, ids and labels. The file appears when it is whole. Parts are kept beside it until then: after a kill,
-    run the same again, and it goes on where it was. With --near several times the nodes share the work.
+    run the same again, and it goes on where it was. Over data that changed since, only samples that came or changed
+    are computed, and the file is that of a run from scratch. With --near several times the nodes share the work.
     """
     from frostline.training.extract.feature_files import check_suffix
     from frostline.training.start import begin
@@ -58,6 +59,7 @@ def extract(job: JobSettings, out: Path, part_size: int, as_json: bool) -> None:
         f"{done.samples} samples of {done.shape} {done.dtype} written to {out} in {in_seconds(done.seconds)}, "
         f"{in_seconds(done.setup_s)} of them set-up; "
         f"{in_bytes(done.wire_bytes)} crossed, {len(done.skipped)} skipped"
+        f"; {done.computed} computed, {done.kept} kept"
         + (f", {done.taken_up} taken up from before" if done.taken_up else "")
         + f"; computed by {done.engine}"
         + (f", relative error up to {done.engine_error:.2g}" if done.engine_error else "")

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -23,12 +24,14 @@ from frostline.node.http.metrics import metrics_text
 from frostline.node.http.protocol import recognise
 from frostline.node.http.streaming import FeatureResponse
 from frostline.node.http.training_routes import TrainingRoutes
+from frostline.node.request.embeddings import answer_body, gathered, max_numbers
 from frostline.node.request.pipeline import BatchStream
 from frostline.node.scheduling.admission import Admission
 from frostline.node.scheduling.statistics import NodeStatistics
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.node import Node
 from frostline.node.weights.uploads import Upload
+from frostline.wire.embeddings import EmbeddingRequest
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 __all__ = ("make_app",)
@@ -48,6 +51,7 @@ def make_app(node: Node) -> Starlette:
             Route("/v1/prefixes/{digest}", service.prefix, methods=["HEAD", "PUT"]),
             Route("/v1/features", service.features, methods=["POST"]),
             Route("/v1/profiles", service.profile, methods=["POST"]),
+            Route("/v1/embeddings", service.embeddings, methods=["POST"]),
             Route("/v1/listings", service.listings.begin, methods=["POST"]),
             Route("/v1/trainings", service.trainings.begin, methods=["POST"]),
             Route("/v1/trainings/{id}", service.trainings.one, methods=["GET", "DELETE"]),
@@ -123,6 +127,22 @@ class _Service:
             admission.close()
             raise
         return FeatureResponse(answer, self._threads, deadline_s)
+
+    async def embeddings(self, request: Request) -> Response:
+        account, deadline_s = self._asker(request), _deadline_s(request)
+        # Its memory stays reserved to the end, that of the answer with it.
+        with self._node.admit(
+            body_length(request) + max_numbers(self._node.settings.memory_bytes), account
+        ) as admission:
+            wanted = await self._run(_parsed, await self._body_reader.whole(request), EmbeddingRequest.from_json)
+            answer, inputs = await self._run(self._node.embeddings, wanted, admission)
+
+            def computed() -> bytes:
+                with closing(answer):
+                    return answer_body(wanted, gathered(answer), inputs.tokens)
+
+            body = await run_while_connected(request.receive, computed, answer.close, self._threads, deadline_s)
+        return Response(body, media_type="application/json")
 
     async def profile(self, request: Request) -> Response:
         account, deadline_s = self._asker(request), _deadline_s(request)

@@ -13,6 +13,7 @@ from frostline.batching import ROWS
 from frostline.config import NodeSettings
 from frostline.core import FeatureBatch
 from frostline.engines.machine.hardware import hardware_name, host_digest
+from frostline.node.request.embeddings import EmbeddingInputs, embedding_inputs, max_numbers
 from frostline.node.request.feature_cache import NodeCache
 from frostline.node.request.outputs import Decoded, EncodedOutput, Packing
 from frostline.node.request.pipeline import BatchStream, Ending, RequestOutput, batches
@@ -38,8 +39,10 @@ from frostline.node.weights.weight_memory import WeightMemory
 from frostline.preprocess import Preprocess
 from frostline.processors import usable_cores
 from frostline.profiles import Profile
+from frostline.stores.base.protocols import Versioned
 from frostline.stores.reads.block_reads import BlockReads
 from frostline.version import __version__
+from frostline.wire.embeddings import EmbeddingRequest
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("Node",)
@@ -157,7 +160,12 @@ class Node:
         return self._resources.gate.enter(body_bytes, account or self._resources.tenants.everybody)
 
     def features(
-        self, request: FeatureRequest, admission: Admission | None = None, *, preprocess: Preprocess | None = None
+        self,
+        request: FeatureRequest,
+        admission: Admission | None = None,
+        *,
+        preprocess: Preprocess | None = None,
+        sent: Versioned | None = None,
     ) -> BatchStream:
         """Answer a request. Work begins when the first batch is asked for.
 
@@ -165,6 +173,7 @@ class Node:
             request: request for features.
             admission: admission of the request if it was admitted already; the answer ends it.
             preprocess: preprocessing of a request that this process made itself; None checks the request first.
+            sent: store with the samples, where they came with the request; None reads them from the data.
 
         Returns:
             The batches in the order of the request. A batch's memory is released when the next one is asked for. Close
@@ -179,13 +188,25 @@ class Node:
             account = held.enter_context(self.admit() if admission is None else admission).account
             counters = Counters(account.counters)
             preprocess = preprocess or checked_preprocess(request)
-            output = self._output(request, preprocess, account, counters, scope, held)
+            output = self._output(request, preprocess, account, counters, scope, held, sent)
             made = self._made(output, account, counters, scope)
             closing = held.pop_all()
         answer = BatchStream(self._counted(made, account), scope.cancel, partial(self._ended, closing, account))
         with self._lock:
             self._answers.add(answer)
         return answer
+
+    def embeddings(self, wanted: EmbeddingRequest, admission: Admission) -> tuple[BatchStream, EmbeddingInputs]:
+        """Answer a request for embeddings of inputs that came with it; see ``features``.
+
+        Raises:
+            UnknownPrefix: if the network is not held.
+            BadRequest: if the inputs are not of its kind.
+            OverBudget: if the answer would be too large.
+        """
+        with self._prefixes.used(wanted.model, asker=admission.account) as resident:
+            inputs = embedding_inputs(wanted, resident, max_numbers(self._settings.memory_bytes))
+        return self.features(inputs.request, admission, sent=inputs.sent), inputs
 
     def direct_reads(self) -> DirectReads:
         """Read encoded samples for this process without admission and memory pools; the caller closes it."""
@@ -268,9 +289,10 @@ class Node:
         counters: Counters,
         scope: CancelScope,
         held: ExitStack,
+        sent: Versioned | None,
     ) -> RequestOutput:
         preprocess = self._opener.equipped(request, preprocess, account, held)
-        reader = self._opener.reader(request, preprocess, account, counters, scope, held)
+        reader = self._opener.reader(request, preprocess, account, counters, scope, held, sent=sent)
         lane = self._resources.lane(account)
         if request.cut == 0:
             return EncodedOutput(request.samples, reader, lane, _ENCODED_ROWS)
@@ -281,7 +303,7 @@ class Node:
         maximum = self._settings.device_batch if resident is None else resident.rows
         fewest = maximum if self._settings.batching == "fixed" else ROWS
         kept = None
-        if self._cache.is_on:
+        if self._cache.is_on and sent is None:
             kept = self._cache.of(request, preprocess, None if run is None else run.crossing, counters)
         return Decoded(
             request.samples,

@@ -165,17 +165,20 @@ class RequestOpener:
         held: ExitStack,
         *,
         is_measured: bool = False,
+        sent: Versioned | None = None,
     ) -> SampleReader:
         """Make a reader of the request's samples, which reads some of them ahead until ``held`` is closed.
+
+        Samples that came with the request are in ``sent``.
 
         Raises:
             BadRequest: if they do not lie under a root of this node that the account may read.
         """
-        store = self.store(request, preprocess, account)
+        store = self.store(request, preprocess, account) if sent is None else sent
         decoding = SharedDecoder(memory=self._memory, slots=self._decoders, counters=counters)
         samples = request.samples
         # The system reads a folder's next bytes ahead by itself.
-        if isinstance(store, FolderStore | MmapFolder):
+        if sent is not None or isinstance(store, FolderStore | MmapFolder):
             return SampleReader(store, samples, preprocess, request.view, decoding, scope.is_cancelled)
         # A measurement must read every sample from the store, even those on the node's disk.
         here = None if is_measured else self._tier.of(request.data, request.reading, samples)

@@ -1,19 +1,15 @@
 """Bulk extraction: the features of every sample of a data set, in the manifest's order, to one file."""
 
-import json
-import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from frostline.core import REFERENCE, SampleTable, Skipped
@@ -25,121 +21,14 @@ from frostline.errors import DataError, ModelError
 from frostline.events import Counted, Observer, PhaseStarted
 from frostline.loaders import Batch
 from frostline.training.extract.feature_files import Contents, check_suffix, tensor_column, write_features
-from frostline.training.files import make_folder, write_text, writing
+from frostline.training.extract.parts import ExtractedPart, Parts, Ranges
+from frostline.training.extract.previous import Previous, keep_state, keys_of
+from frostline.training.files import make_folder
 from frostline.training.settings import ExtractSettings
 from frostline.training.setup import Setup, measured_first, set_up
 from frostline.training.start import StartedJob
 
-__all__ = ("Extracted", "ExtractedPart", "Parts", "Ranges", "extract")
-
-IdsAt = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
-
-_KEY = b"frostline.part"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranges:
-    """Which rows of the manifest make up each part.
-
-    Attributes:
-        rows: rows of the manifest.
-        rows_per_part: rows of every part but perhaps the last.
-    """
-
-    rows: int
-    rows_per_part: int
-
-    @property
-    def parts(self) -> int:
-        """How many parts there are."""
-        return -(-self.rows // self.rows_per_part)
-
-    def of(self, number: int) -> range:
-        """The rows of a part."""
-        start = number * self.rows_per_part
-        return range(start, min(start + self.rows_per_part, self.rows))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExtractedPart:
-    """A part that was found whole.
-
-    Attributes:
-        rows: in it.
-        skipped: samples of its range that could not be read.
-    """
-
-    rows: int
-    skipped: tuple[Skipped, ...]
-
-
-class Parts:
-    """The parts of one extraction, in a folder of their own.
-
-    Args:
-        out: the file that they will become.
-        identity: dependencies of the features; parts of another extraction are removed.
-        ids_at: gives the ids of rows of the manifest.
-        ranges: which rows make up each part.
-
-    Raises:
-        SettingError: the folder cannot be written.
-        OutOfSpace: the disk is full.
-    """
-
-    def __init__(self, out: Path, identity: Mapping[str, Any], ids_at: IdsAt, ranges: Ranges) -> None:
-        self._folder = out.with_name(f".{out.name}.parts")
-        self._ids_at = ids_at
-        self._ranges = ranges
-        whole = json.dumps({**identity, "rows_per_part": ranges.rows_per_part}, sort_keys=True)
-        about = self._folder / "extraction.json"
-        if not about.is_file() or about.read_text() != whole:
-            self.remove()
-            make_folder(self._folder)
-            write_text(about, whole)
-
-    def found(self) -> dict[int, ExtractedPart]:
-        """The parts that are there and whole; every byte of them is checked."""
-        parts = {number: self._checked(number) for number in range(self._ranges.parts) if self._path(number).is_file()}
-        return {number: part for number, part in parts.items() if part is not None}
-
-    def write(self, number: int, table: pa.Table, skipped: tuple[Skipped, ...]) -> None:
-        """Put a part in its place, whole; raises as ``files.writing`` does."""
-        about = json.dumps({"number": number, "skipped": [asdict(sample) for sample in skipped]})
-        table = table.replace_schema_metadata({_KEY: about})
-        with writing(self._path(number)) as file:
-            pq.write_table(table, file, write_page_checksum=True)
-
-    def tables(self) -> Iterator[pa.Table]:
-        """The parts in order, without what they say of themselves."""
-        for number in range(self._ranges.parts):
-            yield _read(self._path(number)).replace_schema_metadata(None)
-
-    def remove(self) -> None:
-        """Remove the folder and all that is in it."""
-        if self._folder.is_dir():
-            shutil.rmtree(self._folder)
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"{number:06}.parquet"
-
-    def _checked(self, number: int) -> ExtractedPart | None:
-        try:
-            table = _read(self._path(number))
-        except (pa.ArrowException, OSError):
-            return None
-        about = json.loads(table.schema.metadata[_KEY])
-        skipped = tuple(Skipped(**record) for record in about["skipped"])
-        expected = self._ids_at(np.array(self._ranges.of(number), np.int64))
-        lost = np.array([sample.id for sample in skipped], np.int64)
-        kept = expected[~np.isin(expected, lost)]
-        is_whole = about["number"] == number and np.array_equal(table["id"].to_numpy(), kept)
-        return ExtractedPart(rows=len(kept), skipped=skipped) if is_whole else None
-
-
-def _read(path: Path) -> pa.Table:
-    return pq.ParquetFile(path, page_checksum_verification=True).read()
-
+__all__ = ("Extracted", "extract")
 
 _ROWS = 256
 # Rows whose ids are looked up at once.
@@ -153,6 +42,8 @@ class Extracted:
     Attributes:
         out: the file.
         samples: rows in it.
+        computed: rows of samples that were computed now.
+        kept: rows copied from the file that was there before, whose samples have not changed.
         taken_up: rows that were there from a run that had been broken off.
         shape: shape of one sample's features.
         dtype: dtype of the features.
@@ -168,6 +59,8 @@ class Extracted:
 
     out: str
     samples: int
+    computed: int
+    kept: int
     taken_up: int
     shape: tuple[int, ...]
     dtype: str
@@ -190,6 +83,7 @@ def extract(
     """Write the features of every readable sample; the file appears when it is whole.
 
     Parts are kept beside it meanwhile, and a run that was broken off is taken up where it was: the same call goes on.
+    Where the file is there from before, of the same network and engine, samples that did not change are copied from it.
     With several nodes the work is spread over them, and where one dies another takes over.
 
     Args:
@@ -222,11 +116,14 @@ def extract(
             raise DataError(f"none of the {len(setup.data)} samples of {setup.data.url} can be read")
         observe(PhaseStarted(name="joining the parts"))
         write_features(settings.out, work.parts.tables(), contents)
+        work.keep_state()
         work.parts.remove()
         statistics = setup.job.statistics()
         return Extracted(
             out=str(settings.out),
             samples=contents.rows,
+            computed=sum(part.rows for number, part in done.items() if number not in found) - work.kept,
+            kept=work.kept,
             taken_up=sum(part.rows for part in found.values()),
             shape=contents.shape,
             dtype=contents.dtype,
@@ -261,14 +158,17 @@ class _Work:
         self._ranges = Ranges(
             rows=len(setup.data), rows_per_part=max(1, settings.part_bytes // max(1, line.bytes_per_sample))
         )
-        identity = {
-            "data": setup.data.digest,
+        self._identity = {
             "features": setup.job.features_digest,
             "accuracy": settings.job.accuracy,
             "engine": self.engine,
             "shape": list(self.shape),
             "dtype": self.dtype,
         }
+        self._out = settings.out
+        self._previous = Previous.found(settings.out, self._identity)
+        self.kept = 0
+        identity = {**self._identity, "data": setup.data.digest}
         self.parts = Parts(settings.out, identity, setup.data.samples.ids_at, self._ranges)
 
     @property
@@ -296,7 +196,10 @@ class _Work:
         data = self._setup.data
         is_missing = np.zeros(len(data), np.bool_)
         for number in missing:
-            is_missing[self._ranges.of(number).start : self._ranges.of(number).stop] = True
+            rows_here = self._ranges.of(number)
+            is_missing[rows_here.start : rows_here.stop] = self._rows_before(number) < 0
+        if not is_missing.any():
+            return
         done = len(data) - int(np.count_nonzero(is_missing))
         rows = _RowsOf(data.samples, (self._ranges.of(number) for number in missing))
         for batch in self._setup.job.loader(_ROWS, data=data.take(is_missing), targets=False):
@@ -311,13 +214,38 @@ class _Work:
         """Keep a part; samples of its range that no piece has were skipped."""
         data = self._setup.data
         expected = np.array(self._ranges.of(number), np.int64)
+        pieces = [*pieces, *self._kept(number)]
         rows = np.concatenate([np.zeros(0, np.int64), *(piece.rows for piece in pieces)])
         lost = set(data.samples.ids_at(np.setdiff1d(expected, rows)).tolist())
         skipped = tuple(sample for sample in self._setup.job.statistics().skipped if sample.id in lost)
         empty = np.zeros((0, *self.shape), self.dtype)
         features = np.concatenate([empty, *(piece.features for piece in pieces)])
+        order = np.argsort(rows)
+        rows, features = rows[order], features[order]
         self.parts.write(number, _table(data, rows, features), skipped)
         return ExtractedPart(rows=len(rows), skipped=skipped)
+
+    def _rows_before(self, number: int) -> npt.NDArray[np.int64]:
+        """The row in the file from before of each sample of a part; -1 where it must be computed."""
+        samples = self._setup.data.samples.take(np.array(self._ranges.of(number), np.int64))
+        return self._previous.rows_of(samples.ids, keys_of(samples))
+
+    def _kept(self, number: int) -> Iterator["_Piece"]:
+        """What of a part the file from before has."""
+        before = self._rows_before(number)
+        rows = np.array(self._ranges.of(number), np.int64)[before >= 0]
+        self.kept += len(rows)
+        if len(rows):
+            yield _Piece(number=number, rows=rows, features=self._previous.features_of(before[before >= 0]))
+
+    def keep_state(self) -> None:
+        """Keep which samples the finished file has, for the next extraction into it."""
+        ids = list(self.parts.ids())
+        keys = []
+        for number, there in enumerate(ids):
+            samples = self._setup.data.samples.take(np.array(self._ranges.of(number), np.int64))
+            keys.append(keys_of(samples)[np.isin(samples.ids, there)])
+        keep_state(self._out, self._identity, ids, keys)
 
 
 class _RowsOf:
