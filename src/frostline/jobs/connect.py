@@ -38,7 +38,7 @@ def reach(
     """
     if nodes:
         ways = [_way(url, settings) for url in nodes]
-        transport = ways[0] if len(ways) == 1 else BalancedTransport(ways, left_out=left_out)
+        transport = ways[0] if len(ways) == 1 else BalancedTransport(ways, left_out=left_out, names=nodes)
     else:
         # Who wants no request made twice wants no read made twice either.
         quantile = max(node.hedge_quantile, settings.hedge_quantile)

@@ -27,6 +27,7 @@ from frostline.loaders.epoch.row_source import RowSource
 from frostline.ordering import EVEN, EpochOrder, Resumed, Shard
 from frostline.prefetch.assemble import BatchAssembler, Column, Columns, Gathered, RowRange
 from frostline.prefetch.driver import Prefetcher
+from frostline.prefetch.owned_requests import PlanRequests
 from frostline.prefetch.requests import Ask, Dealer, Delivery, PlannedRequest, RampLengths, RampUp, plan_requests
 from frostline.prefetch.window import Window
 from frostline.processors import usable_cores
@@ -45,7 +46,6 @@ _SEGMENT = 1 << 15
 _PLACES = 2
 
 _Ints = npt.NDArray[np.int64]
-
 
 NextPass = Callable[[], tuple["EpochStream", AbstractContextManager[Arrivals]]]
 """Gives the rows of a pass, and what arrives of them."""
@@ -117,6 +117,7 @@ class EpochStream:
         self._order = order
         self._shard = shard
         self.asked = 0
+        self._groups = None if source.owned is None else source.owned()
         self._step = 0
         self._given = 0
         self._passed = 0  # all below this place was put into a batch, or cannot be read
@@ -144,8 +145,7 @@ class EpochStream:
         """
         self._tell = arrivals.happened.put
         try:
-            finisher = self.source.finisher
-            with nullcontext() if finisher is None else finisher.started() as finish:
+            with nullcontext() if self.source.finisher is None else self.source.finisher.started() as finish:
                 for found in self._filled(assembler, arrivals.deliveries):
                     yield None if found is None else self._finished(found, assembler, finish)
         finally:
@@ -185,11 +185,13 @@ class EpochStream:
 
     def fetch(self, ask: Ask) -> Iterator[FeatureBatch]:
         """Make a request for some of its rows."""
-        return fetch_each(self.source.fetch, ask.samples, ask.route)
+        fetch = self.source.fetch if self.source.fetch_from is None else self.source.fetch_from(ask.nodes)
+        return fetch_each(fetch, ask.samples, ask.route)
 
     @contextmanager
     def decoding(self, arrivals: Arrivals) -> Iterator[Arrivals]:
         """The same decoded, as ``batches`` takes them."""
+        arrivals = arrivals.grouped(self._groups)
         if self.source.decode is None:
             yield arrivals
             return
@@ -211,9 +213,8 @@ class EpochStream:
         samples = self._samples.take(segment.rows[places - segment.start])
         batch = decode(replace(delivery.batch, skipped=()), samples)
         for skipped in batch.skipped:
-            self._tell(
-                SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason, changed=skipped.changed)
-            )
+            told = SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason, changed=skipped.changed)
+            self._tell(told)
         there = ~np.isin(samples.ids, [skipped.id for skipped in batch.skipped])
         return replace(delivery, positions=places[there], batch=batch)
 
@@ -245,8 +246,9 @@ class EpochStream:
             held = CachedIn.nowhere(len(ids)) if cache is None else cache.find(ids)
             segment = _Segment(start=start, rows=rows, ids=ids, held=held)
             self._segments.append(segment)
-            for request in self._asked(segment, np.flatnonzero((held.rows < 0) & ~held.is_on_disk), dealer):
-                self.asked = int(request.positions[-1]) + 1
+            plan = plan_requests if self._groups is None else self._groups.plan
+            for request in self._asked(segment, np.flatnonzero((held.rows < 0) & ~held.is_on_disk), dealer, plan):
+                self.asked = max(self.asked, int(request.positions[-1]) + 1)
                 if ahead is not None:
                     ahead.upto(self.asked)
                 yield request
@@ -309,8 +311,7 @@ class EpochStream:
 
     def _minimum(self) -> int:
         """Rows that the step's batch has whatever can be read, where all ranks are promised as many."""
-        shard = self._shard
-        return shard.rows_in(shard.step_of(self._step)) if shard.last in EVEN else 0
+        return self._shard.rows_in(self._shard.step_of(self._step)) if self._shard.last in EVEN else 0
 
     def _require_batch(self) -> None:
         if self._given < self._step:
@@ -319,9 +320,9 @@ class EpochStream:
                 "all ranks must take the step: mend the data, leave these samples out, or raise batch_size"
             )
 
-    def _asked(self, segment: _Segment, places: _Ints, dealer: Dealer) -> Iterator[PlannedRequest]:
+    def _asked(self, segment: _Segment, places: _Ints, dealer: Dealer, plan: PlanRequests) -> Iterator[PlannedRequest]:
         readable = places[~np.isin(segment.ids[places], self.source.unreadable())]
-        return plan_requests(self._samples, segment.rows[readable], segment.start + readable, dealer)
+        return plan(self._samples, segment.rows[readable], segment.start + readable, dealer)
 
     def _prefetcher(self, window: Window, observe: Observer | None = None) -> Prefetcher:
         source = self.source
@@ -372,7 +373,7 @@ class EpochStream:
         """Rows that the disk held when it was looked at; what is gone since is asked for now."""
         found, tensors = cache.read(run.ids[places])
         yield _Piece(places=places[found], tensors=tensors, is_kept=True)
-        for delivery in self._deliveries(self._asked(run, places[~found], self.source.dealer)):
+        for delivery in self._deliveries(self._asked(run, places[~found], self.source.dealer, plan_requests)):
             yield _Piece(places=delivery.positions - run.start, tensors=delivery.batch.tensors)
             self._keep(delivery.batch)
 
