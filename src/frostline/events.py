@@ -19,6 +19,8 @@ __all__ = (
     "HeadKept",
     "MeasuringFailed",
     "NodeFull",
+    "NodeJoined",
+    "NodeLeft",
     "NodeLeftOut",
     "NodeRestarted",
     "NotAsAsked",
@@ -291,6 +293,21 @@ class NodeFull:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """Another node takes part in a job that runs; it has what the others were given."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeft:
+    """A node takes part in a job no more, and why; others own its blocks."""
+
+    url: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLeftOut:
     """One of several nodes gets no more of the work that an engine does, since it cannot run that engine."""
 
@@ -334,6 +351,8 @@ Event = (
     | HeadKept
     | MeasuringFailed
     | NodeFull
+    | NodeJoined
+    | NodeLeft
     | NodeLeftOut
     | NodeRestarted
     | NotAsAsked

@@ -1,18 +1,12 @@
 """Jobs over several nodes: each node keeps its own part, and order, values, states and failures are those of one."""
 
-from contextlib import ExitStack, contextmanager
-
 import numpy as np
 import pytest
-import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.models import freeze
-from frostline.node import Node
+from frostline.config import LoaderSettings
 from support.images import image_folder, tiny_preprocess
-from support.networks import Small
-from support.nodes import served
+from support.many_nodes import epoch, hits, job, same, some_nodes
 
 PER_CLASS = 128
 COUNT = 3 * PER_CLASS
@@ -21,59 +15,6 @@ COUNT = 3 * PER_CLASS
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return image_folder(tmp_path_factory.mktemp("images"), per_class=PER_CLASS, size=(40, 36))
-
-
-@contextmanager
-def some_nodes(folder, kept, count):
-    """Nodes in this process, each with a cache of its own."""
-    with ExitStack() as stack:
-        nodes, urls = [], []
-        for number in range(count):
-            settings = NodeSettings(
-                memory_bytes=512 << 20, device_batch=8, trial_s=0, cache_folder=str(kept / str(number))
-            )
-            nodes.append(stack.enter_context(Node(settings, (fl.Dataset(folder).url,))))
-            urls.append(stack.enter_context(served(nodes[-1])))
-        yield nodes, urls
-
-
-def frozen():
-    torch.manual_seed(1)
-    return freeze(Small().eval(), "stem", input_shape=(3, 32, 32))
-
-
-def job(folder, near, data=None, **settings):
-    chosen = {
-        "samples_per_request": 8,
-        "device_batch": 8,
-        "cache_bytes": 0,
-        "hedge_quantile": 1.0,
-        "requests_in_flight": 4,
-    }
-    chosen |= settings
-    return fl.offload(
-        frozen(),
-        data or fl.Dataset(folder),
-        preprocess=tiny_preprocess(),
-        near=near,
-        accuracy="exact",
-        settings=LoaderSettings(**chosen),
-    )
-
-
-def epoch(job, number, batch=16, **options):
-    return list(job.loader(batch, shuffle=True, seed=3, epoch=number, **options))
-
-
-def hits(nodes):
-    return sum(node.statistics().totals.cache_hits for node in nodes)
-
-
-def same(found, expected):
-    return len(found) == len(expected) and all(
-        torch.equal(a.ids, b.ids) and torch.equal(a.features, b.features) and torch.equal(a.labels, b.labels)
-        for a, b in zip(found, expected, strict=True)
-    )
 
 
 @pytest.fixture(scope="module")

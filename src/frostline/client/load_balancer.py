@@ -23,7 +23,7 @@ _AWAY_S = 2.0
 T = TypeVar("T")
 
 
-def _nobody_told(_: int, __: str, ___: EngineNotReady) -> None:
+def _nobody_told(_: str, __: str, ___: EngineNotReady) -> None:
     pass
 
 
@@ -40,7 +40,7 @@ class BalancedTransport:
     Args:
         nodes: a way to each; closed with this one.
         clock: seconds that only grow.
-        left_out: told of a node, by its place, that cannot run an engine; once for each, in the caller's thread.
+        left_out: told of a node, by its name, that cannot run an engine; once for each, in the caller's thread.
         names: names of the nodes, such as their URLs; their places by default.
     """
 
@@ -48,7 +48,7 @@ class BalancedTransport:
         self,
         nodes: Sequence[Transport],
         clock: Callable[[], float] = time.monotonic,
-        left_out: Callable[[int, str, EngineNotReady], None] = _nobody_told,
+        left_out: Callable[[str, str, EngineNotReady], None] = _nobody_told,
         names: Sequence[str] = (),
     ) -> None:
         self._nodes = list(nodes)
@@ -220,7 +220,7 @@ class BalancedTransport:
             is_new = (number, engine) not in self._unable
             self._unable[number, engine] = why
         if is_new:
-            self._left_out(number, engine, why)
+            self._left_out(self._names[number], engine, why)
 
     def _every(
         self, call: Callable[[Transport], T], engine: str = REFERENCE, cancellation: Cancellation | None = None

@@ -17,15 +17,17 @@ import numpy.typing as npt
 
 __all__ = ("MAX_SLOTS", "SLACK", "BlockOwners", "Blocks", "as_steps")
 
-# Blocks of a large data set share so many slots: at a thousand nodes each has 262, which the draw alone spreads within
-# some percent: few are full, and hardly any block moves because another one did (benchmarks/owners_simulated.py).
-MAX_SLOTS = 1 << 18
+# Blocks of a large data set share so many slots. At a thousand nodes each has 1,048, which the draw alone spreads
+# within a few percent: few are full, and hardly any block moves because others did (benchmarks/owners_simulated.py).
+MAX_SLOTS = 1 << 20
 SLACK = 0.08
 """A node owns at most this much more than its share."""
 _MIN_ROWS, _MAX_ROWS = 16, 64
 _MANY_BLOCKS = 4096
 # Speeds are told apart by steps of a fifth, so that jobs that measure nearly the same agree on owners.
 _STEPS = 4
+
+_AT_ONCE = 1 << 15
 
 _Ints = npt.NDArray[np.int64]
 _Costs = npt.NDArray[np.float32]
@@ -93,9 +95,7 @@ class BlockOwners:
         nodes = tuple(sorted(speeds))
         weights = tuple(speeds[node] for node in nodes)
         seeds = _seeds(blocks)
-        nearest, costs = _nobody(blocks.slots)
-        for number, node in enumerate(nodes):
-            _let_draw(nearest, costs, number, _costs(seeds, node, weights[number]))
+        nearest, costs = _all_draw(seeds, nodes, weights)
         found = BlockOwners(
             blocks=blocks, nodes=nodes, weights=weights, owners=nearest[0], nearest=nearest, costs=costs
         )
@@ -114,11 +114,11 @@ class BlockOwners:
         nearest, costs = self._without(left, nodes)
         lost = np.flatnonzero((nearest < 0).any(axis=0))
         if len(lost):
-            self._draw_again(seeds, lost, nodes, weights, nearest, costs)
+            nearest[:, lost], costs[:, lost] = _all_draw(seeds[lost], nodes, weights)
+        kept = np.flatnonzero(~np.isin(np.arange(self.blocks.slots), lost)) if len(lost) else np.arange(len(seeds))
         for node in new:
-            drawn = _costs(seeds, node, speeds[node])
-            drawn[lost] = np.inf  # it took part there
-            _let_draw(nearest, costs, nodes.index(node), drawn)
+            drawn = _drawn(_mixed(seeds[kept] ^ np.uint32(_number(node))), speeds[node])
+            _let_draw(nearest, costs, nodes.index(node), kept, drawn)
         found = replace(self, nodes=nodes, weights=weights, owners=nearest[0], nearest=nearest, costs=costs)
         return _within_bounds(found, seeds)
 
@@ -162,21 +162,6 @@ class BlockOwners:
             nearest[1] = -1
         return nearest, self.costs.copy()
 
-    def _draw_again(
-        self,
-        seeds: _Words,
-        lost: _Ints,
-        nodes: Sequence[str],
-        weights: Sequence[float],
-        nearest: _Numbers,
-        costs: _Costs,
-    ) -> None:
-        """Have all nodes draw for some slots."""
-        few_nearest, few_costs = _nobody(len(lost))
-        for number, node in enumerate(nodes):
-            _let_draw(few_nearest, few_costs, number, _costs(seeds[lost], node, weights[number]))
-        nearest[:, lost], costs[:, lost] = few_nearest, few_costs
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Waiting:
@@ -213,7 +198,7 @@ def _within_bounds(found: BlockOwners, seeds: _Words) -> BlockOwners:
             ranked = mine[np.lexsort((mine, paid[mine]))]
             for slot in ranked[bounds[number] :].tolist():
                 if slot not in asked:
-                    asked[slot] = _Waiting.of(_drawn(seeds[slot] ^ hashes) / weights)
+                    asked[slot] = _Waiting.of(_drawn(_mixed(seeds[slot] ^ hashes), weights))
                 owners[slot], paid[slot] = asked[slot].next()
     return replace(found, owners=owners)
 
@@ -249,37 +234,76 @@ def _seeds(blocks: Blocks) -> _Words:
     return _mixed(np.arange(blocks.slots, dtype=np.uint32) ^ np.uint32(_number(blocks.data)))
 
 
-def _costs(seeds: _Words, node: str, weight: float) -> _Costs:
-    """What a node draws for each slot."""
-    return np.asarray(_drawn(seeds ^ np.uint32(_number(node))) / np.float32(weight), np.float32)
-
-
-def _drawn(words: _Words) -> _Costs:
-    """Exponential variates."""
-    uniform = _mixed(words).astype(np.float32)
+def _drawn(words: _Words, weight: "float | _Costs") -> _Costs:
+    """Exponential variates of mixed words, divided by a weight."""
+    uniform = words.astype(np.float32)
     uniform += np.float32(0.5)
     uniform *= np.float32(2.0**-32)
-    np.log(uniform, out=uniform)
-    return np.negative(uniform, out=uniform)
+    return np.asarray(-np.log(uniform) / np.asarray(weight, np.float32), np.float32)
 
 
 def _mixed(words: _Words) -> _Words:
     """Bits in which each depends on all of a word's: the finaliser of MurmurHash3 with Wellons' constants."""
     mixed = words.copy()
-    for shift, factor in ((16, 0x21F0AAAD), (15, 0xD35A2D97), (15, 1)):
-        mixed ^= mixed >> np.uint32(shift)
-        if factor != 1:
-            mixed *= np.uint32(factor)
+    _mix(mixed, np.empty_like(mixed))
     return mixed
 
 
-def _let_draw(nearest: _Numbers, costs: _Costs, number: int, drawn: _Costs) -> None:
+def _mix(words: _Words, spare: _Words) -> None:
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0xD35A2D97), (15, None)):
+        np.right_shift(words, np.uint32(shift), out=spare)
+        np.bitwise_xor(words, spare, out=words)
+        if factor is not None:
+            np.multiply(words, np.uint32(factor), out=words)
+
+
+def _all_draw(seeds: _Words, nodes: Sequence[str], weights: Sequence[float]) -> tuple[_Numbers, _Costs]:
+    """The two nodes that draw the lowest costs for each slot, and these costs.
+
+    Some slots at a time, whose words stay in the processor's cache; nodes of one weight after the other.
+    """
+    nearest, costs = _nobody(len(seeds))
+    hashes = [np.uint32(_number(node)) for node in nodes]
+    order = sorted(range(len(nodes)), key=lambda number: weights[number])
+    for start in range(0, len(seeds), _AT_ONCE):
+        some = slice(start, start + _AT_ONCE)
+        _draw_some(
+            seeds[some],
+            [(number, hashes[number], weights[number]) for number in order],
+            nearest[:, some],
+            costs[:, some],
+        )
+    return nearest, costs
+
+
+def _draw_some(seeds: _Words, nodes: Sequence[tuple[int, np.uint32, float]], nearest: _Numbers, costs: _Costs) -> None:
+    words, spare = np.empty_like(seeds), np.empty_like(seeds)
+    at, least = 0.0, words
+    for number, hashed, weight in nodes:
+        if weight != at:
+            at, least = weight, _least(costs[1], weight)
+        np.bitwise_xor(seeds, hashed, out=words)
+        _mix(words, spare)
+        places = np.flatnonzero(words >= least)
+        if len(places):
+            _let_draw(nearest, costs, number, places, _drawn(words[places], weight))
+            least[places] = _least(costs[1, places], weight)
+
+
+def _least(costs: _Costs, weight: float) -> _Words:
+    """Words below which a node's cost is above these for sure, so that no logarithm is taken of most."""
+    uniform = np.exp(-costs.astype(np.float64) * weight)
+    return np.maximum(uniform * (1 - 1e-5) * 2.0**32 - 512, 0).astype(np.uint32)
+
+
+def _let_draw(nearest: _Numbers, costs: _Costs, number: int, places: _Ints, drawn: _Costs) -> None:
     """Put a node in where it draws less than the two that are there; of equal costs the lower number comes first."""
-    second = (drawn < costs[1]) | ((drawn == costs[1]) & (number < nearest[1]))
-    places = np.flatnonzero(second)
-    found = drawn[places]
-    first = (found < costs[0, places]) | ((found == costs[0, places]) & (number < nearest[0, places]))
+    others, known = nearest[1, places], costs[1, places]
+    better = (drawn < known) | ((drawn == known) & (number < others))
+    places, drawn = places[better], drawn[better]
+    others, known = nearest[0, places], costs[0, places]
+    first = (drawn < known) | ((drawn == known) & (number < others))
     ahead, behind = places[first], places[~first]
     nearest[1, ahead], costs[1, ahead] = nearest[0, ahead], costs[0, ahead]
-    nearest[0, ahead], costs[0, ahead] = number, found[first]
-    nearest[1, behind], costs[1, behind] = number, found[~first]
+    nearest[0, ahead], costs[0, ahead] = number, drawn[first]
+    nearest[1, behind], costs[1, behind] = number, drawn[~first]
