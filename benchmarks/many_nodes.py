@@ -24,6 +24,7 @@ import torch
 
 import frostline as fl
 from frostline.config import LoaderSettings
+from frostline.core import Route
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.events import RequestFinished
 from frostline.jobs import loader_factory
@@ -31,6 +32,7 @@ from support.images import image_folder, tiny_preprocess
 from support.many_nodes import frozen, hits, some_nodes
 
 DEVICE_BATCH = 32
+COMPUTED = []  # rows of each run of a simulated device
 
 
 def main():
@@ -43,12 +45,15 @@ def main():
     torch.set_num_threads(1)
     compute_at(wanted.rate)
     scratch = Path(tempfile.mkdtemp())
+    os.environ["XDG_CACHE_HOME"] = str(scratch / "cache")
     folder = image_folder(scratch / "images", per_class=wanted.samples // 3, size=(40, 36))
     found = []
     try:
         for count in wanted.nodes:
             for by_owners in (True, False) if count > 1 else (True,):
+                COMPUTED.clear()
                 found.append(run(folder, scratch / f"kept-{count}-{by_owners}", count, by_owners=by_owners))
+                check(found[-1], wanted.samples // 3 * 3, wanted.rate, sum(COMPUTED))
                 print(json.dumps(found[-1]), flush=True)
     finally:
         shutil.rmtree(scratch)
@@ -58,17 +63,25 @@ def main():
 
 
 def compute_at(rate):
-    """Let every run of every engine take as long as on a device of that rate."""
-    run = TorchEngine.run
+    """Let every run of a node's engine take as long as on a device of that rate."""
+    compute = TorchEngine.run_divided  # which is what a node calls
 
-    def slowed(self, arrays, *args, **named):
+    def slowed(self, inputs, cut, between):
         started = time.monotonic()
-        result = run(self, arrays, *args, **named)
-        rows = len(arrays if hasattr(arrays, "shape") else arrays[0])
+        result = compute(self, inputs, cut, between)
+        rows = len(inputs if hasattr(inputs, "shape") else inputs[0])
+        COMPUTED.append(rows)
         time.sleep(max(0.0, started + rows / rate - time.monotonic()))
         return result
 
-    TorchEngine.run = slowed
+    TorchEngine.run_divided = slowed
+
+
+def check(row, samples, rate, computed):
+    """Refuse figures that the declared devices cannot have given."""
+    assert computed >= samples, f"the simulated devices computed {computed} rows of {samples}: they are not in use"
+    most = 1.05 * row["nodes"] * rate  # the last runs may be shorter than a device batch
+    assert row["first_epoch_samples_per_s"] <= most, f"faster than {most:.0f} samples/s, which all devices give"
 
 
 def run(folder, kept, count, *, by_owners):
@@ -93,15 +106,18 @@ def run(folder, kept, count, *, by_owners):
                 settings=settings, observe=observe,
             )  # fmt: skip
             with job:
-                seconds, samples = zip(*(epoch(job, number) for number in range(2)), strict=True)
+                job.use({Route(job.frost_line.number): 1.0})  # all frozen layers at the nodes, whatever a plan says
+                first_s, samples = epoch(job, 0)
+                before = hits(nodes)
+                second_s, _ = epoch(job, 1)
                 return {
                     "nodes": count,
                     "spread": "by owners" if by_owners else "least busy",
-                    "first_epoch_samples_per_s": round(samples[0] / seconds[0], 1),
-                    "second_epoch_samples_per_s": round(samples[1] / seconds[1], 1),
-                    "second_epoch_hits": hits(nodes) / samples[1],
+                    "first_epoch_samples_per_s": round(samples / first_s, 1),
+                    "second_epoch_samples_per_s": round(samples / second_s, 1),
+                    "second_epoch_hits": (hits(nodes) - before) / samples,
                     "busiest_node": round(
-                        max(node.statistics().totals.samples for node in nodes) * count / sum(samples), 3
+                        max(node.statistics().totals.samples for node in nodes) * count / (2 * samples), 3
                     ),
                     "request_samples_median": statistics.median(asked),
                     "requests_of_half_a_device_batch": round(
