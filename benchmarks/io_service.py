@@ -126,7 +126,12 @@ def job_inside(wanted, where, cut, seed):
     def fetch(rows):
         samples = data.samples.take(rows)
         asked = FeatureRequest(
-            data=data.url, reading=data.reading, samples=samples, prefix=None, cut=int(cut), preprocess=preprocess
+            data=data.url,
+            reading=data.manifest.reading,
+            samples=samples,
+            prefix=None,
+            cut=int(cut),
+            preprocess=preprocess,
         )
         nbytes = 0
         for batch in transport.features(asked):

@@ -45,6 +45,7 @@ from frostline.events import PhaseStarted
 from frostline.models import cut_network
 from frostline.node.process.subprocess import start_node
 from frostline.preprocess import Applied
+from frostline.preprocess.applied import steps_left
 from frostline.preprocess.apply import decode_into
 from frostline.stores.open import open_store
 
@@ -180,7 +181,7 @@ class Source:
     def __init__(self, data, preprocess):
         self._store = open_store(data.url)
         self._samples = data.samples
-        self._preprocess = preprocess if data.applied is None else data.applied.rest(preprocess)
+        self._preprocess = steps_left(preprocess, data.manifest.applied)
         self.shape = preprocess.shape
 
     def into(self, row, out):

@@ -3,11 +3,11 @@
     python benchmarks/network_table.py [--networks NAME ...] [--dtypes D ...] [--out FILE.json] [--page FILE.md]
     python benchmarks/network_table.py --from FILE.json --page docs/networks.md     # the page alone
 
-Networks of torchvision, timm and transformers with random weights and small inputs, in float32 and in bfloat16, some
-with LoRA. Of each: the cuts, the frost line and what crosses it, and how far outputs and gradients of the trained part
-lie from those of the same network uncut, in train mode with the same random numbers and in eval mode. What fails is a
-row with the reason. With `--page` the table stands between two comments of that page. A dtype takes five minutes of a
-core.
+Networks of torchvision, timm, transformers and diffusers with random weights and small inputs, in float32 and in
+bfloat16, some with LoRA. Of each: the cuts, the frost line and what crosses it, and how far outputs and gradients of
+the trained part lie from those of the same network uncut, in train mode with the same random numbers and in eval mode.
+What fails is a row with the reason. With `--page` the table stands between two comments of that page. A dtype takes
+five minutes of a core.
 
 Where torchvision was built for CUDA and torch was not, `PYTHONPATH=tests/support/torchvision_cpu` lets it be imported.
 """
@@ -278,7 +278,7 @@ def measurements(wanted):
 
 
 def versions():
-    return {name: version(name) for name in ("torch", "torchvision", "timm", "transformers", "peft")}
+    return {name: version(name) for name in ("torch", "torchvision", "timm", "transformers", "diffusers", "peft")}
 
 
 def arguments():

@@ -1,5 +1,6 @@
 """The networks of ``network_table.py``: small, with random weights, and up to where each is frozen."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -74,6 +75,20 @@ def of_text(name, until, *, takes=2, **options):
     """Token ids and attention mask, as ``preprocess.text`` gives them; ``freeze`` is shown the first ``takes``."""
     inputs = (TensorSpec((TOKENS,), "int64"),) * takes
     return of_transformers(name, until, inputs=inputs, names=(IDS, MASK), **{**SMALL, "vocab_size": WORDS, **options})
+
+
+def of_diffusers(name, until, **sizes):
+    """The encoder of an autoencoder for latent diffusion, before a head of one layer that is trained."""
+
+    def build():
+        import diffusers
+
+        encoder = getattr(diffusers, name)(**sizes).encoder
+        return nn.Sequential(
+            OrderedDict(encoder=encoder, pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), head=nn.Linear(8, 3))
+        )
+
+    return Row(name=f"{name}, its encoder", library="diffusers", build=build, inputs=image(64), until=until)
 
 
 SMALL = {
@@ -225,4 +240,15 @@ HF = (
         **SMALL,
     ),
 )
-NETWORKS = (*TV, *TIMM, *HF)
+VAE = {
+    "block_out_channels": (16, 32),
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "norm_num_groups": 8,
+    "latent_channels": 4,
+}
+DIFFUSERS = (
+    of_diffusers("AutoencoderKL", "encoder", **VAE),
+    of_diffusers("AutoencoderKL", "encoder.down_blocks.1", **VAE),
+)
+NETWORKS = (*TV, *TIMM, *HF, *DIFFUSERS)

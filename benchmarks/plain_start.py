@@ -19,13 +19,13 @@ began = time.perf_counter()
 def resident(name):
     lines = (line.split() for line in open("/proc/self/status"))
     return next(1024 * int(found[1]) for found in lines if found[0] == name + ":")
-import frostline.loaders as loaders
+import frostline.loaders
 imported_s, imported_bytes = time.perf_counter() - began, resident("VmRSS")
 import frostline as fl
 kind, folder, batch = sys.argv[1:]
 settings = fl.LoaderSettings(cache_bytes=0)
 data = fl.Dataset(folder)
-with loaders.offload(None, data, settings=settings) as job:
+with fl.offload(None, data, settings=settings) as job:
     batches = iter(getattr(job, kind)(int(batch), shuffle=True))
     next(batches)
     first_s, first_bytes = time.perf_counter() - began, resident("VmRSS")

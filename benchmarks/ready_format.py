@@ -35,6 +35,7 @@ from frostline.models import cut_network, freeze
 from frostline.models.files.artifact import digest_of, write_prefix
 from frostline.node.process.subprocess import start_node
 from frostline.preprocess import Applied, Preprocess
+from frostline.preprocess.applied import steps_left
 from frostline.preprocess.apply import decode_into
 from frostline.stores.objects.local import FolderStore
 from frostline.stores.objects.mmap import MmapFolder
@@ -124,9 +125,9 @@ def made(images, declared, scratch):
     read = Dataset(scratch / "read")
     formats = {
         "jpeg": Format(images, declared),
-        "ready mapped": Format(pixels, pixels.rest_of(declared)),
-        "ready read": Format(read, read.rest_of(declared)),
-        "ready fp16": Format(half, half.rest_of(declared)),
+        "ready mapped": Format(pixels, steps_left(declared, pixels.manifest.applied)),
+        "ready read": Format(read, steps_left(declared, read.manifest.applied)),
+        "ready fp16": Format(half, steps_left(declared, half.manifest.applied)),
     }
     return formats, figures
 

@@ -267,8 +267,7 @@ class LoaderSettings:
     Attributes:
         requests_in_flight: requests under way at once; more hides a longer round trip, and leaves none of the
             resources that a mixture uses without work. None begins with 8 and finds how many are enough.
-        max_requests: at once, where they are found; each takes a thread, a connection and a place at the node, which
-            has 64 of them unless it is told otherwise.
+        max_requests: bound of those found; each takes a thread, a connection and one of the node's places (64).
         tuning: how the window's bounds are found where ``requests_in_flight`` is None: ``auto`` asks for more while
             the training loop waits and more brings more, and for less where that is enough; ``fixed`` stays where it
             begins; ``prisma`` is to compare with. None of them changes samples or their order.
@@ -295,6 +294,8 @@ class LoaderSettings:
             process reads.
         device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it
             the node's, so that features are the same bits wherever they are computed.
+        trainer_memory_bytes: memory that those layers may take; a cut that leaves more is not planned. None is what
+            the trainer's accelerator has free, or what this process may use.
         skip_allowance: share of a data set's samples that may be unreadable before the job stops. A job and its worker
             processes count together, each rank for itself.
         follow: plan again while the job runs, where what is measured says so.
@@ -326,6 +327,7 @@ class LoaderSettings:
     retry_for_s: float = 60.0
     deadline_s: float = 120.0
     device_batch: int = 32
+    trainer_memory_bytes: int | None = None
     skip_allowance: float = 0.01
     follow: bool = True
     trial_s: float | None = None
@@ -340,7 +342,7 @@ class LoaderSettings:
     def __post_init__(self) -> None:
         check_fields(self)
         check_minimums(self, requests_in_flight=1, max_requests=1, samples_per_request=1, window_bytes=1, slack=0)
-        check_minimums(self, cache_bytes=0, views=0, retry_for_s=0, deadline_s=1e-3, trial_s=0)
+        check_minimums(self, trainer_memory_bytes=1, cache_bytes=0, views=0, retry_for_s=0, deadline_s=1e-3, trial_s=0)
         if self.tuning not in TUNING:
             raise SettingError(f"tuning must be one of {', '.join(TUNING)}, not {self.tuning!r}")
         check_quantile("hedge_quantile", self.hedge_quantile)

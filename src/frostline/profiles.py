@@ -3,9 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from frostline.core import LOSSY
+
 __all__ = ("PRECISIONS", "CodecCost", "CutCost", "Profile", "Trial")
 
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+PRECISIONS = ("fp32", *LOSSY)
 """Of an engine's numbers, the finest first."""
 
 

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import frostline as fl
+from frostline.datasets.access import roots_of
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.copy.into_cql import put_into_table
 from frostline.datasets.copy.metadata import metadata_in
@@ -16,6 +17,7 @@ from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.labels import SOURCE
 from frostline.datasets.open import open_samples
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize
+from frostline.preprocess.applied import steps_left
 from frostline.preprocess.apply import pixels_into
 from frostline.preprocess.masks import open_mask
 from frostline.preprocess.records import ALIGNMENT
@@ -107,13 +109,16 @@ def written(tmp_path):
 def picture(data, encoded):
     """The pixels of a sample, whatever its format keeps."""
     found = np.empty((SIDE, SIDE, 3), np.uint8)
-    pixels_into(data.rest_of(SQUARE), encoded, found, id=0, view=None)
+    pixels_into(steps_left(SQUARE, data.manifest.applied), encoded, found, id=0, view=None)
     return found.tobytes()
 
 
 def contents(data):
     """Class, pixels, classes of the mask and metadata of every sample, in no order."""
-    samples, store = data.samples.take(np.arange(len(data))), open_samples(data.url, data.reading, roots=data.roots)
+    samples, store = (
+        data.samples.take(np.arange(len(data))),
+        open_samples(data.url, data.manifest.reading, roots=roots_of(data)),
+    )
     rows, places = samples.masks
     masks = {int(row): piece for row, piece in zip(rows, pieces(store, places), strict=True)}
     about = {name: data.column(name).to_pylist() for name in metadata_in(data.columns) if name != SOURCE}
@@ -149,7 +154,7 @@ def wanted(source, format):
 @pytest.mark.parametrize("read", READ)
 def test_any_format_becomes_any_other_in_any_store(read, store, format, to, masks, written, tmp_path):
     source = fl.Dataset(written(read, place(store, tmp_path), masks=masks), cache=tmp_path / "cache")
-    assert (source.applied is not None) == (read == "ready")
+    assert (source.manifest.applied is not None) == (read == "ready")
     copy = fl.Dataset(made(source, place(to, tmp_path), format), cache=tmp_path / "cache")
     assert copy.has_targets == source.has_targets == masks
     assert contents(copy) == wanted(source, format)

@@ -252,8 +252,8 @@ def test_a_part_is_found_again_in_a_later_listing(tmp_path):
     (tmp_path / names[1]).unlink()
     assert list(part.refreshed().names) == [names[0], names[2]]
     assert len(data.refreshed()) == len(EXAMPLES)
-    assert part.refreshed().listing == data.refreshed().listing != data.listing
-    assert opened(store, changed="skip").refreshed().changed == "skip"
+    assert part.refreshed().selection.listing == data.refreshed().selection.listing != data.selection.listing
+    assert opened(store, changed="skip").refreshed().source.changed == "skip"
     assert len(part.whole) == len(EXAMPLES)
 
 

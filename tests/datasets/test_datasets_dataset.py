@@ -246,9 +246,9 @@ def test_one_class_is_a_data_set_but_nothing_to_train_on(tmp_path):
     dataset = Dataset(str(fill(tmp_path, {"cat/1.jpg": b"x"})))
     assert len(dataset) == 1
     with pytest.raises(DataError, match=r"has 1 class \('cat'\); training needs at least 2"):
-        dataset.require_classes()
+        dataset.selection.require_classes(2, dataset.url)
     fill(tmp_path, {"dog/1.jpg": b"x"})
-    Dataset(str(tmp_path)).require_classes()
+    Dataset(str(tmp_path)).selection.require_classes(2, "the folder")
 
 
 def test_fifty_thousand_samples_list_and_split_in_seconds(tmp_path):
@@ -309,7 +309,7 @@ def test_real_photographs_are_a_data_set(photographs, tmp_path):
         if folder.is_dir() and not folder.name.startswith("."):
             (link / folder.name).symlink_to(folder)
     dataset = Dataset(link)
-    dataset.require_classes()
+    dataset.selection.require_classes(2, dataset.url)
     assert dataset.statistics().mean_bytes > 10_000
 
 

@@ -58,7 +58,7 @@ def read(store):
 
 
 def contents(data):
-    reader, samples = open_samples(data.url, data.reading), data.samples
+    reader, samples = open_samples(data.url, data.manifest.reading), data.samples
     places = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
     return [bytes(reader.read(*place)) for place in places]
 

@@ -7,6 +7,7 @@ import pytest
 
 import frostline as fl
 from frostline.config import NodeSettings
+from frostline.datasets.access import roots_of
 from frostline.datasets.formats.url_lists import UrlLists
 from frostline.datasets.formats.url_reader import UrlReader
 from frostline.errors import BadRequest, DataError
@@ -170,7 +171,7 @@ def test_a_node_reads_no_url_outside_of_what_it_serves(tmp_path):
     here.mkdir()
     put_urls(open_store(str(here)), EXAMPLES, away=away)
     data = fl.Dataset(here)
-    assert set(data.roots) == {here.as_uri(), away.url}
+    assert set(roots_of(data)) == {here.as_uri(), away.url}
     samples = data.samples.take(np.arange(2))
     asked = FeatureRequest(
         data=data.url, samples=samples, prefix=None, cut=0, preprocess=tiny_preprocess().to_json(), reading="urls"
@@ -187,7 +188,7 @@ def test_a_list_without_labels_is_said(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"a")
     (tmp_path / "labels.csv").write_text("url,label\na.jpg,\n")
     with pytest.raises(DataError, match=r"not one of the 1 samples of .* has a label: .*label or cls"):
-        fl.Dataset(tmp_path).require_classes()
+        fl.Dataset(tmp_path).selection.require_classes(2, "the list")
 
 
 def test_a_job_finds_its_samples_elsewhere(tmp_path):

@@ -272,7 +272,7 @@ def test_a_table_that_was_made_elsewhere_gets_a_column_for_seals(server, session
 
 def masks_of(data):
     """Name, class and mask of every sample."""
-    samples, store = data.samples.take(np.arange(len(data))), open_samples(data.url, data.reading)
+    samples, store = data.samples.take(np.arange(len(data))), open_samples(data.url, data.manifest.reading)
     rows, masks = samples.masks
     found = {
         int(row): bytes(store.read(masks.objects[place], int(masks.offsets[place]), int(masks.lengths[place])))

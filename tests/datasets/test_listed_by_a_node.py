@@ -8,6 +8,7 @@ import pytest
 import frostline as fl
 from frostline.config import NodeSettings
 from frostline.core.samples import taken
+from frostline.datasets.access import roots_of
 from frostline.datasets.check.check import check
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.manifest import untrusted as strangers
@@ -71,15 +72,15 @@ def listed(node, tmp_path):
 def same(one, other):
     everything = np.arange(len(one))
     mine, theirs = one.samples.take(everything), other.samples.take(everything)
-    assert (one.digest, one.classes, one.reading, one.columns) == (
+    assert (one.digest, one.classes, one.manifest.reading, one.columns) == (
         other.digest,
         other.classes,
-        other.reading,
+        other.manifest.reading,
         other.columns,
     )
-    assert (one.has_targets, one.applied, one.splits_brought) == (
+    assert (one.has_targets, one.manifest.applied, one.splits_brought) == (
         other.has_targets,
-        other.applied,
+        other.manifest.applied,
         other.splits_brought,
     )
     for name in ("ids", "offsets", "lengths", "labels"):
@@ -98,8 +99,8 @@ def test_a_node_lists_a_folder_as_it_is_listed_here(photos, listed):
     same(data, fl.Dataset(photos))
     assert PhaseStarted(name="listing the data") in events
     assert any(isinstance(event, Counted) for event in events)
-    assert data.near
-    assert not data.split(0.25)[0].count_shared(data.split(0.25)[1])
+    assert data.source.near
+    assert not data.split(0.25)[0].selection.count_shared(data.split(0.25)[1].selection)
     assert len(data.select("label == 'noise'")) == 12
     assert data.statistics().samples == 36
 
@@ -133,7 +134,7 @@ def test_a_manifest_that_is_here_is_not_sent_again(photos, node, listed, tmp_pat
 def test_a_part_takes_what_made_it_along(photos, listed):
     part = pickle.loads(pickle.dumps(listed(photos).select("label == 'circle'")))
     assert len(part) == 12
-    assert part.near == listed(photos).near
+    assert part.source.near == listed(photos).source.near
 
 
 def test_splits_that_were_saved_beside_the_node_come_along(photos, listed, tmp_path):
@@ -157,7 +158,7 @@ def test_changed_data_is_refused_or_listed_again_by_the_node(tmp_path, listed):
     with pytest.raises(DataChanged, match=r"noise/00"):
         len(listed(folder, changed="refuse"))
     assert (len(part), len(part.refreshed())) == (2, 1)
-    assert part.refreshed().near == part.near
+    assert part.refreshed().source.near == part.source.near
     assert len(listed(folder)) == 5
 
 
@@ -166,7 +167,7 @@ def test_what_reads_samples_says_that_there_is_no_store_here(photos, listed, tmp
     for reads in (
         lambda: check(data, ignore),
         lambda: ingest(data, tmp_path / "out", Applied.to(tiny_preprocess(), "uint8"), observe=ignore),
-        lambda: data.roots,
+        lambda: roots_of(data),
     ):
         with pytest.raises(SettingError, match="listed by the node at"):
             reads()
@@ -241,7 +242,7 @@ def test_who_asks_says_so_with_the_token_of_the_environment_or_the_argument(phot
         assert len(data(token=token_of("ann"))) == 36
         monkeypatch.setenv("FROSTLINE_TOKEN", token_of("ann"))
         assert len(data()) == 36
-        assert token_of("ann") not in repr(vars(data(token=token_of("ann")))["_source"])
+        assert token_of("ann") not in repr(data(token=token_of("ann")).source)
         assert token_of("ann").encode() not in pickle.dumps(data())
         with pytest.raises(BadRequest, match="does not serve"):
             len(data(token=token_of("bob")))

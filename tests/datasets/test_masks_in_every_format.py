@@ -12,6 +12,7 @@ from PIL import Image
 
 import frostline as fl
 from frostline.config import LoaderSettings
+from frostline.datasets.access import roots_of
 from frostline.datasets.check.check import check
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.copy.layout import PACKERS
@@ -61,7 +62,10 @@ def pairs(tmp_path):
 
 def contents(data):
     """Class, image and mask of every sample, in no order, with the size that the manifest says the image has."""
-    samples, store = data.samples.take(np.arange(len(data))), open_samples(data.url, data.reading, roots=data.roots)
+    samples, store = (
+        data.samples.take(np.arange(len(data))),
+        open_samples(data.url, data.manifest.reading, roots=roots_of(data)),
+    )
     rows, masks = samples.masks
     found = {
         int(row): bytes(store.read(masks.objects[place], int(masks.offsets[place]), int(masks.lengths[place])))
@@ -231,6 +235,6 @@ def test_a_list_says_where_masks_are(tmp_path):
     data = fl.Dataset(store.url, format="urls", cache=tmp_path / "cache")
     found = [("a", png(0), png(7), (9, 6)), ("a", png(2), b"", ()), ("b", png(1), array(8), (9, 6))]
     assert contents(data) == sorted(found)
-    assert set(data.roots) == {store.url, "file:///"}
+    assert set(roots_of(data)) == {store.url, "file:///"}
     repack(data, tmp_path / "copy", "original", observe=quiet)
     assert contents(fl.Dataset(tmp_path / "copy")) == contents(data)

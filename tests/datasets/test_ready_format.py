@@ -35,6 +35,7 @@ from frostline.preprocess import (
     efficientnet_lite,
     imagenet,
 )
+from frostline.preprocess.applied import steps_left
 from frostline.preprocess.records import unpacked
 from frostline.stores.objects.local import FolderStore
 from frostline.stores.objects.mmap import MmapFolder
@@ -105,7 +106,7 @@ def test_photographs_give_the_same_pixels_to_the_bit(some_photographs, tmp_path,
 
 def test_nothing_is_decoded_when_it_is_read(images, tmp_path):
     format = ready(fl.Dataset(images), tmp_path, imagenet(32))
-    rest = format.rest_of(imagenet(32))
+    rest = steps_left(imagenet(32), format.manifest.applied)
     assert [type(step).__name__ for step in rest.steps] == ["Stored", "Normalize"]
 
 
@@ -174,7 +175,7 @@ def test_damaged_records_are_left_out_of_a_copy(images, tmp_path):
     for to in ("webdataset", "ready"):
         seen = []
         if to == "ready":
-            ingest(format, tmp_path / "copy", format.applied, skip_allowance=0.1, observe=seen.append)
+            ingest(format, tmp_path / "copy", format.manifest.applied, skip_allowance=0.1, observe=seen.append)
         else:
             repack(format, tmp_path / to, to, skip_allowance=0.1, observe=seen.append)
         (skipped,) = (event for event in seen if isinstance(event, SampleSkipped))
@@ -291,8 +292,8 @@ def test_a_record_that_a_request_names_wrongly_costs_none_of_those_that_are_read
     lengths = samples.lengths.copy()
     lengths[[3, 5]] = length
     asked = {
-        "data": format.url, "prefix": None, "cut": 1, "reading": format.reading,
-        "preprocess": format.applied.rest(imagenet(32)).to_json(),
+        "data": format.url, "prefix": None, "cut": 1, "reading": format.manifest.reading,
+        "preprocess": format.manifest.applied.rest(imagenet(32)).to_json(),
     }  # fmt: skip
     with Node(NodeSettings(memory_bytes=256 << 20), (format.url,)) as node:
         whole = joined(node.features(FeatureRequest(samples=samples, **asked)))
@@ -362,7 +363,7 @@ def test_training_on_a_format_has_the_losses_of_a_plain_loop_on_the_images(image
 def test_a_node_stays_within_its_budget_on_formats_of_any_size(images, tmp_path):
     large = Preprocess(steps=(Decode(), Resize(1024), CenterCrop(1024), CenterCrop(128), PLAIN))
     format = ready(fl.Dataset(images), tmp_path, Preprocess(steps=(*large.steps[:3], PLAIN)))
-    rest = format.rest_of(large)
+    rest = steps_left(large, format.manifest.applied)
     with Node(NodeSettings(memory_bytes=256 << 20), (format.url,)) as node:
         asked = FeatureRequest(data=format.url, samples=format.samples, prefix=None, cut=1, preprocess=rest.to_json())
         ids, *_ = joined(batch for batch in node.features(asked))
@@ -446,7 +447,7 @@ def test_the_verb_copies_a_format_as_it_is(images, tmp_path, capsys):
         main(["ingest", str(tmp_path / "ready"), str(tmp_path / "copy"), "--json"])
     assert not ended.value.code
     assert json.loads(capsys.readouterr().out)["samples"] == 24
-    assert fl.Dataset(tmp_path / "copy").applied == fl.Dataset(tmp_path / "ready").applied
+    assert fl.Dataset(tmp_path / "copy").manifest.applied == fl.Dataset(tmp_path / "ready").manifest.applied
 
 
 def test_the_verb_takes_a_file_and_says_what_it_did(images, tmp_path, capsys):

@@ -47,7 +47,7 @@ def copied(source, destination, format, **options):
 
 def contents(data):
     """Class and bytes of every sample, in no order."""
-    samples, store = data.samples, open_samples(data.url, data.reading)
+    samples, store = data.samples, open_samples(data.url, data.manifest.reading)
     rows = samples.take(np.arange(len(samples)))
     found = []
     for row in range(len(rows)):

@@ -37,7 +37,8 @@ def data(tmp_path):
 
 
 def rows_of(part):
-    return [] if part.rows is None else np.concatenate([*part.rows.pieces(), np.zeros(0, np.int64)]).tolist()
+    rows = part.selection.rows
+    return [] if rows is None else np.concatenate([*rows.pieces(), np.zeros(0, np.int64)]).tolist()
 
 
 SELECTIONS = {
@@ -66,16 +67,19 @@ SELECTIONS = {
 
 def test_parts_know_how_many_samples_they_share(data):
     first, second = data.take(np.arange(30)), data.select("fold == 0")
-    assert first.count_shared(second) == second.count_shared(first) == len({*rows_of(first)} & {*rows_of(second)})
-    assert data.count_shared(second) == len(second)
-    assert first.count_shared(data.take(np.arange(30, 90))) == 0
+    both = len({*rows_of(first)} & {*rows_of(second)})
+    assert first.selection.count_shared(second.selection) == second.selection.count_shared(first.selection) == both
+    assert data.selection.count_shared(second.selection) == len(second)
+    assert first.selection.count_shared(data.take(np.arange(30, 90)).selection) == 0
 
 
 def test_samples_are_kept_where_a_mask_is_true(data):
     mask = np.arange(90) % 7 == 0
-    assert rows_of(data.kept(mask)) == list(range(0, 90, 7))
+    assert rows_of(data.take(mask)) == list(range(0, 90, 7))
     part = data.take(np.arange(89, -1, -1))
-    assert rows_of(part.kept(mask)) == list(range(89, -1, -7))
+    assert rows_of(part.take(mask)) == list(range(89, -1, -7))
+    with pytest.raises(SettingError, match="one value for each of the 90 samples, not 3"):
+        part.take(np.ones(3, np.bool_))
 
 
 @pytest.mark.parametrize("text", SELECTIONS)
@@ -151,7 +155,7 @@ def test_a_part_is_named_by_its_samples(data):
     one, same, other = (data.select(text) for text in ("width > 50", "50 < width", "width > 60"))
     assert one.digest == same.digest != other.digest
     assert len({one.digest, data.digest}) == 2
-    assert one.listing == data.listing
+    assert one.selection.listing == data.selection.listing
     assert one.classes == CLASSES
 
 

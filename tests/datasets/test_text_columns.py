@@ -15,7 +15,7 @@ from support.texts import write_reviews
 
 def bytes_of(data):
     samples = data.samples
-    store = open_samples(data.url, data.reading)
+    store = open_samples(data.url, data.manifest.reading)
     cells = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
     return [bytes(store.read(*cell)) for cell in cells]
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -195,6 +196,17 @@ def test_a_network_that_does_not_fit_the_node_runs_at_the_trainer(tmp_path):
         assert job.plan.cut == 0
         assert "--memory" in job.plan.candidates[-1].rejected
         assert next(iter(job.loader(9))).features.shape == (9, 128)
+
+
+def test_leaves_nothing_to_a_trainer_without_memory_for_it(folder, node):
+    tight = replace(MEASURED_FIRST, trainer_memory_bytes=1)
+    with job_for(folder, frozen(), near=node.url, settings=tight) as job:
+        line = len(job.situation.cuts) - 1
+        assert {share.route.cut for share in job.plan.mixture} == {line}
+        assert all("trainer_memory_bytes" in item.rejected for item in job.plan.candidates if item.cut < line)
+        assert next(iter(job.loader(BATCH))).features.shape[0] == BATCH
+    with pytest.raises(SettingError, match="trainer_memory_bytes"):
+        job_for(folder, frozen(), near=node.url, settings=tight, cut=1)
 
 
 class Wide(torch.nn.Module):

@@ -6,6 +6,7 @@ import numpy as np
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
+from frostline.datasets.access import roots_of
 from frostline.node.process.subprocess import start_node
 from support.images import image_folder, tiny_preprocess
 
@@ -29,7 +30,7 @@ def test_images_of_a_folder_and_of_a_bucket_take_turns_by_ratio(s3, tmp_path, mo
     settings = LoaderSettings(samples_per_request=4, cache_bytes=0)
     blend = fl.Mixture(parts=[near, far], ratios=[1, 3], ends="all")
     with (
-        start_node(data.roots, NodeSettings(memory_bytes=1 << 28, device_batch=8)) as node,
+        start_node(roots_of(data), NodeSettings(memory_bytes=1 << 28, device_batch=8)) as node,
         fl.offload(None, data, preprocess=tiny_preprocess(), near=node.url, settings=settings) as job,
     ):
         batches = list(job.loader(4, data=blend, shuffle=True, seed=1))

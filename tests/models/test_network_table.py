@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PAGE = ROOT / "docs" / "networks.md"
 SOME = {
+    ("diffusers AutoencoderKL, its encoder", "bfloat16"),
     ("timm mixer_s32_224", "float32"),
     ("timm vit_tiny_patch16_224 + LoRA", "bfloat16"),
     ("transformers GPT2ForSequenceClassification", "float32"),

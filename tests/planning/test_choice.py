@@ -281,3 +281,48 @@ def test_the_table_shows_the_best_codec_of_every_cut_and_all_ways_in_use():
     ]
     text = explain(make_plan(job))
     assert "link: 20.0 MB/s, round trip 1.50 ms" in text.splitlines()
+
+
+def heavy_at_the_trainer(**changes):
+    """What is left of the network takes 64 MB a sample at the trainer before the first block, and 1 MB behind it."""
+    trainer = profile((0.0, 0.002, 0.004, 0.01), rest=(64 * MB, 64 * MB, MB, 0), hardware="other")
+    sizes = (0, 600_000, 50_000, 50_000)
+    seconds = (0.0, 0.002, 0.004, 0.01)
+    return situation(sizes, seconds, store=profile(seconds), trainer=trainer, link=FAST, **changes)
+
+
+def test_plans_no_cut_whose_rest_does_not_fit_the_trainers_memory():
+    free, tight = make_plan(heavy_at_the_trainer()), make_plan(heavy_at_the_trainer(trainer_memory_bytes=100 * MB))
+    assert all(candidate.is_possible for candidate in free.candidates)
+    assert not {share.route.cut for share in tight.mixture} & {0, 1}
+    reasons = {candidate.cut: candidate.rejected for candidate in tight.candidates if not candidate.is_possible}
+    assert set(reasons) == {0, 1}
+    assert all(
+        "at the trainer for 32 samples" in reason and "trainer_memory_bytes" in reason for reason in reasons.values()
+    )
+
+
+def test_smaller_runs_at_the_trainer_need_less_of_its_memory():
+    tight = heavy_at_the_trainer(trainer_memory_bytes=600 * MB)
+    assert not next(item for item in make_plan(tight).candidates if item.cut == 1).is_possible
+    assert next(item for item in make_plan(replace(tight, trainer_batch=8)).candidates if item.cut == 1).is_possible
+
+
+@given(situations(), st.integers(1, 100 * MB))
+def test_memory_at_the_trainer_never_slows_the_optimum(given_situation, memory_bytes):
+    tight = replace(given_situation, trainer_memory_bytes=memory_bytes)
+    assert make_plan(given_situation, noise=0).samples_per_s >= make_plan(tight, noise=0).samples_per_s * (1 - 1e-5)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_rule_stays_within_the_trainers_memory(policy):
+    plan = make_plan(heavy_at_the_trainer(trainer_memory_bytes=100 * MB), policy)
+    assert all(share.route.cut >= 2 for share in plan.mixture)
+
+
+def test_refuses_a_job_that_fits_neither_side_and_names_both_knobs():
+    neither = heavy_at_the_trainer(trainer_memory_bytes=MB, memory_bytes=1)
+    with pytest.raises(SettingError, match=r"trainer_memory_bytes.*memory_bytes"):
+        make_plan(neither)
+    with pytest.raises(SettingError, match="trainer_memory_bytes"):
+        fixed(heavy_at_the_trainer(trainer_memory_bytes=MB), 1)

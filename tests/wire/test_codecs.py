@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from frostline.core import FeatureBatch, PackedTensor
+from frostline.core import EXACT, FeatureBatch, PackedTensor
+from frostline.core import LOSSY as PRECISIONS
 from frostline.errors import FrostlineError, SettingError
 from frostline.wire.codecs import CODECS, Codec, offered, pack, packing_memory, relative_error, unpack
 
@@ -48,6 +49,13 @@ def test_a_name_gives_a_codec_and_the_codec_its_name():
         assert Codec.parse(name).name == name
     assert Codec.parse("int8+sparse+zstd") == Codec(precision="int8", sparse=True, compression="zstd")
     assert Codec.parse("sparse").is_lossless
+
+
+def test_every_accuracy_in_fewer_bits_is_a_precision_of_codecs_and_allows_those_that_are_finer():
+    assert {Codec.parse(name).precision for name in CODECS} == {EXACT, *PRECISIONS}
+    for place, accuracy in enumerate(PRECISIONS):
+        names = offered(accuracy, is_relu=False, dtypes=["float32"])
+        assert {Codec.parse(name).precision for name in names} == {EXACT, *PRECISIONS[: place + 1]}
 
 
 @pytest.mark.parametrize("name", ["", "exact+zstd", "zstd+sparse", "fp8", "fp16+", "FP16"])

@@ -74,7 +74,7 @@ def index(
     found = dataset.statistics()
     checked = _checked(dataset) if checks else None
     if as_json:
-        applied = None if dataset.applied is None else dataset.applied.to_json()
+        applied = None if dataset.manifest.applied is None else dataset.manifest.applied.to_json()
         about = {"data": dataset.url, "digest": dataset.digest, "applied": applied}
         tables = {name: dict(getattr(found, name)) for name in ("per_class", "columns", "splits")}
         print_json({**about, **asdict(found), **tables, "check": None if checked is None else checked.to_json()})
@@ -136,6 +136,6 @@ def _show(dataset: "Dataset", found: "DatasetStatistics") -> None:
             f"the data itself brings the splits {', '.join(dataset.splits_brought)}, in its column split: train and "
             "score by them, or choose with --split and --val-split"
         )
-    if dataset.applied is not None:
-        click.echo(f"a ready format, made with {dataset.applied}")
+    if dataset.manifest.applied is not None:
+        click.echo(f"a ready format, made with {dataset.manifest.applied}")
     click.echo(f"manifest {'found' if found.manifest_found else 'built'}: {found.manifest}")

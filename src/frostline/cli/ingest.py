@@ -197,7 +197,7 @@ def _say(done: "Ingested | Repacked | Put", where: str, made: str) -> None:
 
 
 def _applied(source: "Dataset", resize: int | None, preprocess: str | None, dtype: Literal["uint8", "fp16"]) -> Applied:
-    if resize is None and preprocess is None and dtype == "uint8" and (kept := source.applied) is not None:
+    if resize is None and preprocess is None and dtype == "uint8" and (kept := source.manifest.applied) is not None:
         return kept
     if (resize is None) == (preprocess is None):
         raise SettingError("say what to apply: either --resize N or --preprocess FILE, such as imagenet:224")

@@ -9,7 +9,7 @@ import click
 from frostline.cli.options import as_json, job_options
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json, print_table
-from frostline.cli.units import BANDWIDTH, TIMES
+from frostline.cli.units import BANDWIDTH, BYTES, TIMES
 from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds
 from frostline.errors import OutOfSpace, SettingError
 from frostline.planning import POLICIES, Plan, Situation, engines, table
@@ -112,6 +112,12 @@ def _ways(plan: Plan, situation: Situation) -> str:
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Assume so many nodes beside the data.")
 @click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Assume a job of so many epochs.")
 @click.option(
+    "--trainer-memory",
+    type=BYTES,
+    metavar="SIZE",
+    help="Assume so much memory at the trainer for the frozen layers that are left to it.",
+)
+@click.option(
     "--separate-machines", is_flag=True, help="Assume a machine each for node and trainer, like the one measured on."
 )
 @click.option("--measure", is_flag=True, help="Measure again before a question is answered.")
@@ -126,8 +132,8 @@ def plan(
     """Show which share of the samples takes which cut and codec, and what every other would cost, and why.
 
     Everything is measured: node and trainer run the network on a few of the samples, and a few cross the link.
-    The measurement is kept, so that questions (--policy, --cut, and what if the link, the speeds, the nodes or
-    the epochs were others) are answered from the latest one, without running anything.
+    The measurement is kept, so that questions (--policy, --cut, and what if the link, the speeds, the memory, the
+    nodes or the epochs were others) are answered from the latest one, without running anything.
     """
     if html is not None:
         make_folder(html.parent)

@@ -1,6 +1,16 @@
 """The nouns: samples, features and the frozen graph, as plain values."""
 
-from frostline.core.features import EXACT, FLOAT32, REFERENCE, FeatureBatch, Levels, PackedTensor, Route, Skipped
+from frostline.core.features import (
+    EXACT,
+    FLOAT32,
+    LOSSY,
+    REFERENCE,
+    FeatureBatch,
+    Levels,
+    PackedTensor,
+    Route,
+    Skipped,
+)
 from frostline.core.graph import Cut, Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.samples import CELLS, OBJECTS, READINGS, URLS, Samples, SampleTable, Targets, View, read_as
 
@@ -8,6 +18,7 @@ __all__ = (
     "CELLS",
     "EXACT",
     "FLOAT32",
+    "LOSSY",
     "OBJECTS",
     "READINGS",
     "REFERENCE",

@@ -103,6 +103,10 @@ EXACT = "exact"
 FLOAT32 = "float32"
 """The accuracy of 32-bit floats: codecs lose nothing, and engines sum the same numbers in another order at most."""
 
+LOSSY = ("fp16", "bf16", "int8")
+"""Accuracies that allow fewer bits than those of 32-bit floats, and the codecs' and engines' precisions; finest first.
+"""
+
 REFERENCE = "torch-eager"
 """The engine whose features are the user's own network's, bit for bit; every other one is measured against it."""
 

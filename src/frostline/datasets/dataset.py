@@ -11,25 +11,23 @@ import pyarrow.compute as pc
 
 from frostline.checks import check_type
 from frostline.config import CHANGED, cache_folder
-from frostline.core import URLS, SampleTable
+from frostline.core import SampleTable
 from frostline.datasets.formats.columns import SelectedRows
 from frostline.datasets.formats.known import format_named
 from frostline.datasets.formats.split_names import SPLIT
-from frostline.datasets.formats.url_reader import places_in
 from frostline.datasets.hub import canonical_url
 from frostline.datasets.manifest.listing import nobody
 from frostline.datasets.manifest.manifest import Manifest
 from frostline.datasets.manifest.named_splits import NamedSplits
-from frostline.datasets.manifest.row_subset import JoinedRows, as_chosen, numbered, rows_of_ids, within
+from frostline.datasets.manifest.row_subset import rows_of_ids
 from frostline.datasets.manifest.source import ManifestSource
 from frostline.datasets.manifest.statistics import DatasetStatistics
-from frostline.datasets.select.selection import Selection, select_rows
+from frostline.datasets.select.selection import Selection
 from frostline.datasets.select.target_columns import TargetColumns
 from frostline.datasets.select.target_specs import MultiLabel, check_classes, checked_targets, specs_of
 from frostline.errors import DataError, SettingError, nearest
 from frostline.events import Observer
-from frostline.ordering import Chosen, RowIndices
-from frostline.preprocess import Applied, Preprocess
+from frostline.ordering import Chosen
 
 __all__ = ("Dataset", "DatasetStatistics")
 
@@ -64,6 +62,9 @@ class Dataset:
             needs credentials for the store. A job on these samples runs near the same nodes unless it is given others.
         token: secret with which to ask that node; ``FROSTLINE_TOKEN`` by default. Never shown or logged.
         observe: told how far the listing is.
+
+    Attributes:
+        source: how and by whom the data is listed, for other parts of Frostline.
 
     Raises:
         SettingError: the URL is none that Frostline reads, or there is no such format, or no such choice or address.
@@ -102,7 +103,7 @@ class Dataset:
             "near": ManifestSource.nodes(near),
             "token": token,
         }
-        self._source = ManifestSource(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
+        self.source = ManifestSource(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
         self._asked["targets"] = targets
         self._declared, self._is_single = checked_targets(targets)
         self._observe = observe
@@ -123,9 +124,19 @@ class Dataset:
         return self._url
 
     @property
+    def selection(self) -> Selection:
+        """The whole manifest and which of its rows these samples are: what the rest of Frostline works with."""
+        if self._selected is None:
+            whole = self.source.manifest(self._observe)
+            if not self.declares_targets:
+                check_classes(whole.columns.table, self._url)
+            self._selected = Selection(whole, None)
+        return self._selected
+
+    @property
     def manifest(self) -> Manifest:
         """The table of the samples, and whether it was found or built."""
-        return self._selection.manifest
+        return self.selection.manifest
 
     @property
     def samples(self) -> SampleTable:
@@ -138,19 +149,9 @@ class Dataset:
         return self.manifest.names
 
     @property
-    def applied(self) -> Applied | None:
-        """What was done to the images before they were kept, where the data is a ready format; else None."""
-        return self.manifest.applied
-
-    @property
-    def reading(self) -> str:
-        """How the bytes at the samples' addresses are found: one of ``core.READINGS``."""
-        return self.manifest.reading
-
-    @property
     def has_targets(self) -> bool:
         """Samples have masks: what a job's loader gives as ``batch.targets``."""
-        return self._selection.whole_samples.has_targets
+        return self.selection.whole_samples.has_targets
 
     @property
     def declares_targets(self) -> bool:
@@ -167,19 +168,9 @@ class Dataset:
         """
         if not self._declared:
             return None
-        columns = self._manifest_of_all.columns
+        columns = self.selection.whole.columns
         specs = specs_of(self._declared, columns.table, self._url)
-        return TargetColumns(columns, self.rows, specs, is_single=self._is_single)
-
-    @property
-    def changed(self) -> str:
-        """See the argument."""
-        return str(self._asked["changed"])
-
-    @property
-    def near(self) -> tuple[str, ...]:
-        """Addresses of the nodes that list it; none where it is listed here."""
-        return self._source.near
+        return TargetColumns(columns, self.selection.rows, specs, is_single=self._is_single)
 
     @property
     def whole(self) -> "Dataset":
@@ -191,44 +182,12 @@ class Dataset:
 
         A part keeps its samples: those that are gone leave it, and what is new is in none.
         """
-        if self.changed != "rebuild" or (self._selected is None and self._asked["relist"]):
+        if self.source.changed != "rebuild" or (self._selected is None and self.source.relist):
             return self
         now = Dataset(self._url, **{**self._asked, "relist": True}, observe=self._observe)
-        return now if self.rows is None else self.among(now)
-
-    def among(self, other: "Dataset") -> "Dataset":
-        """The same samples, by their ids, as another listing of the same data has them, without those that are gone."""
-        whole = other.whole
-        return whole.take(rows_of_ids(whole.samples.ids, self.samples.ids))
-
-    @property
-    def rows(self) -> SelectedRows | None:
-        """Which rows of the whole data set these samples are; None where they are all of them."""
-        return None if self._selected is None else self._selected.rows
-
-    def require_store(self) -> None:
-        """Make sure that samples are read by who has the data listed; see ``ManifestSource.require_store``."""
-        self._source.require_store()
-
-    @property
-    def roots(self) -> tuple[str, ...]:
-        """What a node must serve for this data: its URL, and where its samples are URLs, the places they lie in.
-
-        Raises:
-            SettingError: a node listed it, and none of it can be read from here.
-        """
-        self.require_store()
-        if self.reading != URLS:
-            return (self._url,)
-        return tuple(dict.fromkeys((self._url, *places_in(self._manifest_of_all.columns))))
-
-    def rest_of(self, preprocess: Preprocess) -> Preprocess:
-        """What is left to do of a preprocessing: all of it, but where the data is a ready format.
-
-        Raises:
-            SettingError: the ready format was made with other steps.
-        """
-        return preprocess if self.applied is None else self.applied.rest(preprocess)
+        if self._selected is None or self._selected.rows is None:
+            return now
+        return now.take(rows_of_ids(now.samples.ids, self.samples.ids))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -240,25 +199,17 @@ class Dataset:
         """SHA-256 that names exactly these samples: of the listing, or of the part taken of it."""
         return self.manifest.digest
 
-    @property
-    def listing(self) -> str:
-        """SHA-256 that names the listing that this data set, or the whole that it is a part of, was made from."""
-        return self._manifest_of_all.digest
+    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> "Dataset":
+        """Some of the samples, as a data set of its own.
 
-    def take(self, rows: npt.NDArray[np.int64]) -> "Dataset":
-        """The samples at the given rows, in the given order, as a data set of its own."""
-        rows = np.asarray(rows, np.int64)
-        return self._with(RowIndices(rows if self.rows is None else self.rows.at(rows)))
+        Args:
+            rows: rows to take, in the order that they are given in; or a mask with a value for each sample, which
+                keeps the samples' order, and of which a bit a sample is held.
 
-    def kept(self, mask: npt.NDArray[np.bool_]) -> "Dataset":
-        """The samples at which a mask is true, one value a sample, in the samples' order; a bit a sample is held."""
-        return self._part_number(np.asarray(mask, np.bool_).view(np.uint8), 1)
-
-    def count_shared(self, other: "Dataset") -> int:
-        """How many of these samples another part of the same data has too, by their ids where it was listed anew."""
-        if self.listing != other.listing:
-            return len(np.intersect1d(self.samples.ids, other.samples.ids))
-        return len(within(self.rows, as_chosen(other.rows, len(self._manifest_of_all.samples))))
+        Raises:
+            SettingError: a mask has another length.
+        """
+        return self._with(self.selection.take(np.asarray(rows)))
 
     def joined(self, *others: "Dataset") -> "Dataset":
         """These samples, and after them those of other parts of the same data; one that is in several comes as often.
@@ -266,16 +217,14 @@ class Dataset:
         Raises:
             SettingError: a part belongs to other data.
         """
-        parts = (self, *others)
-        if any((other.url, other.listing) != (self.url, self.listing) for other in others):
+        if not all(self._is_listed_like(other) for other in others):
             raise SettingError(f"only parts of {self.url} as it is listed now can be joined with it")
-        size = len(self._manifest_of_all.samples)
-        return self._with(JoinedRows([as_chosen(None, size) if part.rows is None else part.rows for part in parts]))
+        return self._with(self.selection.joined(other.selection for other in others))
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that every sample has, metadata among them."""
-        return tuple(self._manifest_of_all.columns.table.column_names)
+        return tuple(self.selection.whole.columns.table.column_names)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """A column's values, one a sample, in the samples' order.
@@ -283,7 +232,7 @@ class Dataset:
         Raises:
             SettingError: the data set has no column of that name.
         """
-        return self._selection.column(name)
+        return self.selection.column(name)
 
     def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> "Dataset":
         """The same samples with further columns, such as whose they are, to select and to split by. They are not kept.
@@ -295,7 +244,7 @@ class Dataset:
             SettingError: a column has another length or a name that is taken, or this is a part of a data set.
         """
         same = Dataset(self._url, **self._asked)
-        same._selected = Selection(self._selection.with_columns(columns), None)
+        same._selected = Selection(self.selection.with_columns(columns), None)
         return same
 
     def select(self, chosen: str | pc.Expression) -> "Dataset":
@@ -308,8 +257,7 @@ class Dataset:
         Raises:
             SettingError: it cannot be read, or does not fit the columns.
         """
-        whole = self._manifest_of_all
-        return self._with(select_rows(whole.columns, self.rows, chosen, whole.classes))
+        return self._with(self.selection.where(chosen))
 
     @overload
     def split(
@@ -342,7 +290,7 @@ class Dataset:
             DataError: a sample has no value in that column, or a part would be empty.
         """
         if isinstance(shares, Mapping):
-            parts = self._selection.divided(list(shares.values()), seed, by=by, balanced=balanced)
+            parts = self.selection.divided(list(shares.values()), seed, by=by, balanced=balanced)
             found = {name: self._part_number(parts, number) for number, name in enumerate(shares)}
             empty = [name for name, part in found.items() if not len(part) and shares[name]]
             if empty and len(self):
@@ -350,7 +298,7 @@ class Dataset:
             return found
         if not 0 <= shares < 1:
             raise SettingError(f"the share to hold out lies from 0 to below 1, not {shares}")
-        parts = self._selection.divided([1 - shares, shares], seed, by=by, balanced=balanced)
+        parts = self.selection.divided([1 - shares, shares], seed, by=by, balanced=balanced)
         return self._part_number(parts, 0), self._part_number(parts, 1)
 
     def split_by(self, column: str) -> "dict[str, Dataset]":
@@ -360,7 +308,7 @@ class Dataset:
             SettingError: there is no such column, or it has more than 255 values.
             DataError: a sample has no value there.
         """
-        numbers, values = self._selection.groups(column)
+        numbers, values = self.selection.groups(column)
         if len(values) > _MAX_PARTS:
             raise SettingError(f"column {column!r} has {len(values)} values, and a split up to {_MAX_PARTS} parts")
         parts = numbers.astype(np.uint8)
@@ -376,11 +324,10 @@ class Dataset:
             SettingError: a part is one of other data.
             OutOfSpace: the disk is full.
         """
-        other = [name for name, part in splits.items() if (part.url, part.listing) != (self.url, self.listing)]
+        other = [name for name, part in splits.items() if not self._is_listed_like(part)]
         if other:
             raise SettingError(f"the part {other[0]!r} is one of other data than {self._url} as it is listed now")
-        size = len(self._manifest_of_all.samples)
-        return self._named.save({name: as_chosen(part.rows, size) for name, part in splits.items()})
+        return self._named.save({name: part.selection.chosen for name, part in splits.items()})
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -390,7 +337,7 @@ class Dataset:
     @property
     def splits_brought(self) -> tuple[str, ...]:
         """The names of the splits that the data says in its column ``split``, or by names of folders and files."""
-        return self._manifest_of_all.splits
+        return self.selection.whole.splits
 
     def __getitem__(self, name: str) -> "Dataset":
         """The samples of a split; of a part of the data set, those that are in it too. One that was saved goes first.
@@ -400,49 +347,31 @@ class Dataset:
         """
         return self._split(name, self._named.load())
 
-    def require_classes(self, at_least: int = 2) -> None:
-        """Make sure that samples have at least ``at_least`` classes.
-
-        Raises:
-            DataError: fewer classes have samples.
-        """
-        self._selection.require_classes(at_least, self._url)
-
     def statistics(self) -> DatasetStatistics:
         """Counts, sizes, formats, columns and splits of the samples, from the manifest alone."""
         saved = self._named.load()
         names = dict.fromkeys((*self.splits_brought, *saved))
-        return self._selection.statistics({name: len(self._split(name, saved)) for name in names})
-
-    @property
-    def _selection(self) -> Selection:
-        if self._selected is None:
-            whole = self._source.manifest(self._observe)
-            if not self.declares_targets:
-                check_classes(whole.columns.table, self._url)
-            self._selected = Selection(whole, None)
-        return self._selected
-
-    @property
-    def _manifest_of_all(self) -> Manifest:
-        return self._selection.whole
+        return self.selection.statistics({name: len(self._split(name, saved)) for name in names})
 
     def _with(self, rows: SelectedRows | None) -> "Dataset":
         part = Dataset(self._url, **self._asked)
-        part._selected = Selection(self._manifest_of_all, rows)
+        part._selected = Selection(self.selection.whole, rows)
         return part
+
+    def _is_listed_like(self, other: "Dataset") -> bool:
+        return (self.url, self.selection.listing) == (other.url, other.selection.listing)
 
     def _part_number(self, parts: npt.NDArray[np.uint8], number: int) -> "Dataset":
         """The samples of one part of a division of this data set."""
-        return self._with(numbered(self.rows, parts, number))
+        return self._with(self.selection.numbered(parts, number))
 
     @property
     def _named(self) -> NamedSplits:
-        return self._source.named(self._manifest_of_all)
+        return self.source.named(self.selection.whole)
 
     def _split(self, name: str, saved: Mapping[str, Chosen]) -> "Dataset":
         if name in saved:
-            return self._with(within(self.rows, saved[name]))
+            return self._with(self.selection.within(saved[name]))
         if name in self.splits_brought:
             return self.select(pc.field(SPLIT) == name)
         names = (*self.splits_brought, *saved)

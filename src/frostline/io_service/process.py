@@ -73,7 +73,7 @@ def start_io(upstream: Upstream, settings: IoSettings | None = None, url: str | 
     it: this process decides when it stops.
 
     Args:
-        upstream: node that it asks, such as ``Upstream(roots=data.roots)``.
+        upstream: node that it asks, such as ``Upstream(roots=roots_of(data))``.
         settings: bounds of the service.
         url: where it listens; by default at a name that no file has.
 

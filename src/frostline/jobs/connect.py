@@ -11,6 +11,7 @@ from frostline.client.load_balancer import BalancedTransport
 from frostline.client.membership import NodeWatch, balanced
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
+from frostline.datasets.access import roots_of
 from frostline.errors import EngineNotReady, SettingError
 from frostline.events import Event, NodeJoined, NodeLeft, NotAsAsked, Observer
 from frostline.io_service.client.socket import SCHEME
@@ -73,7 +74,7 @@ def reach(
             trial_niceness=0,
             trials_here=True,
         )
-        embedded = Node(own, data.roots)
+        embedded = Node(own, roots_of(data))
         stack.callback(embedded.close)
         transport = LocalTransport(embedded)
     stack.callback(transport.close)

@@ -101,7 +101,7 @@ def request_of(context: JobContext, samples: Samples, *, cut: int) -> FeatureReq
     preprocess = context.preprocess
     return FeatureRequest(
         data=context.data.url,
-        reading=context.data.reading,
+        reading=context.data.manifest.reading,
         samples=samples,
         prefix=context.shipment.digest if context.shipment is not None and cut >= preprocess.shipped_from else None,
         cut=cut,

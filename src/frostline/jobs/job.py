@@ -4,6 +4,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -13,11 +14,11 @@ from frostline.config import LoaderSettings
 from frostline.core import Cut, Route, Samples, TensorSpec
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
-from frostline.events import Event, NotAsAsked
+from frostline.events import NotAsAsked
 from frostline.jobs.explanation import Explanation, whereabouts
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
-from frostline.jobs.measuring import Measurements, Measuring, follow
-from frostline.jobs.router import Router
+from frostline.jobs.measuring import Measuring
+from frostline.jobs.router import PlanFollower, Router
 from frostline.jobs.statistics import JobStatistics, StatisticsCollector
 from frostline.jobs.worker_setup import JobLoaderSpec, WorkerSetup
 from frostline.loaders.epoch.arguments import EpochOptions, check_names, checked_options, shows_options
@@ -27,6 +28,7 @@ from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
 from frostline.loaders.epoch.sample_map import TravellingFunction
 from frostline.planning import Plan, Situation
 from frostline.preprocess import Preprocess
+from frostline.preprocess.applied import steps_left
 from frostline.transport.protocol import TrainsBeside
 from frostline.wire.recipes import Recipe
 
@@ -71,7 +73,8 @@ class Job:
         self._worker_setup = worker_setup
         self._router = router
         self._collector = collector
-        self._measuring = measuring
+        measured = None if measuring is None else partial(measuring.changes, fetcher=fetcher, router=router)
+        self._observe = PlanFollower(collector, router, measured)
         self._cuts = tuple(cuts)
         self._head = head
         self.frost_line = self._cuts[-1]
@@ -272,7 +275,7 @@ class Job:
             )
         assignment = Assignment(
             data=self._data.url,
-            reading=self._data.reading,
+            reading=self._data.manifest.reading,
             train=_all_of(data),
             held_out=data.samples.take(np.zeros(0, np.int64)) if held is None else _all_of(held),
             classes=len(self._data.classes),
@@ -281,7 +284,9 @@ class Job:
             cut=self.frost_line.number,
             inputs=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
             preprocess=self._fetcher.preprocess,
-            plain_preprocess=data.rest_of(plain_preprocess) if plain_preprocess else self._fetcher.preprocess,
+            plain_preprocess=steps_left(plain_preprocess, data.manifest.applied)
+            if plain_preprocess
+            else self._fetcher.preprocess,
             head=portable(self.head),
             recipe=recipe,
             views=self._settings.views,
@@ -345,7 +350,8 @@ class Job:
 
     def close_when_unused(self) -> None:
         """Close the job once neither it nor a loader of it is referred to any more, or the process ends."""
-        weakref.finalize(self, self._close)
+        # It is what the job and all of its loaders refer to.
+        weakref.finalize(self._observe, self._close)
 
     def _arrays(self, method: str, batch_size: int, given: EpochOptions, **more: Any) -> ArrayLoader:
         """A loader that knows how it was made, for workers."""
@@ -366,23 +372,6 @@ class Job:
                 "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
                 "of your own"
             )
-
-    def _observe(self, event: Event) -> None:
-        """Count an event, and look whether engine and plan still fit what is measured."""
-        self._collector(event)
-        changed = self._router.observe(event)
-        for happened in ([] if changed is None else [changed]) + self._measured(event):
-            self._collector(happened)
-
-    def _measured(self, event: Event) -> list[Event]:
-        """Follow what was measured beside the loop, and tell of it."""
-        if self._measuring is None:
-            return []
-        self._measuring.observe(event)
-        found = self._measuring.found()
-        if not isinstance(found, Measurements):
-            return [] if found is None else [found]
-        return follow(found, self._fetcher, self._router)
 
 
 def _all_of(data: Dataset) -> Samples:

@@ -10,6 +10,7 @@ from frostline.config import LoaderSettings
 from frostline.core import SampleTable, TensorSpec, View
 from frostline.datasets import Dataset
 from frostline.datasets.formats.split_names import scored_among, trained_among
+from frostline.datasets.manifest.row_subset import rows_of_ids
 from frostline.errors import SettingError
 from frostline.events import Event
 from frostline.jobs.owned_rows import fetch_from, owned_rows
@@ -20,16 +21,17 @@ from frostline.loaders.epoch.block_reads import blocks_of
 from frostline.loaders.epoch.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
 from frostline.loaders.epoch.fetch import Fetcher
-from frostline.loaders.epoch.local_stage import UndecodedDealer, undecoded_bytes
+from frostline.loaders.epoch.local_stage import Decode, UndecodedDealer, undecoded_bytes
 from frostline.loaders.epoch.mixture import GivenWeights, Mixture, order_of, replayed
 from frostline.loaders.epoch.ranks import Ranks
-from frostline.loaders.epoch.row_source import Decode, RowSource
+from frostline.loaders.epoch.row_source import RowSource
 from frostline.loaders.epoch.sample_map import SampleMap, TravellingFunction
 from frostline.loaders.epoch.targets import MaskedDealer, declared_targets, fetch_of, mask_bytes, with_targets
 from frostline.loaders.torch.pinned_memory import memory_for
 from frostline.ordering import BlockOrder, BlockShuffle, RecordedOrder
 from frostline.prefetch import Dealer, Tuner
 from frostline.preprocess import Preprocess
+from frostline.preprocess.applied import steps_left
 from frostline.preprocess.masks import MASK_DTYPE
 from frostline.tuning import rule_of
 
@@ -144,7 +146,7 @@ class LoaderFactory:
         data = self.own(data)
         fetcher = self.fetcher
         if preprocess is not None:
-            fetcher = replace(fetcher, preprocess=data.rest_of(preprocess))
+            fetcher = replace(fetcher, preprocess=steps_left(preprocess, data.manifest.applied))
         has_targets = not encoded and with_targets(data, targets)
         declared = declared_targets(data, targets)
         if encoded:
@@ -196,9 +198,10 @@ class LoaderFactory:
         """
         mine = self.data
         data = mine if data is None else data
-        if data.url == mine.url and data.listing != mine.listing and mine.changed == "rebuild":
-            return data.among(mine)
-        if (data.url, data.listing) != (mine.url, mine.listing):
+        is_of_same_listing = data.selection.listing == mine.selection.listing
+        if data.url == mine.url and not is_of_same_listing and mine.source.changed == "rebuild":
+            return mine.whole.take(rows_of_ids(mine.whole.samples.ids, data.samples.ids))
+        if data.url != mine.url or not is_of_same_listing:
             raise SettingError(
                 f"this job reads {mine.url} as it was listed when the job was made, not {data.url} as it is "
                 "listed now; make another job for other data"
@@ -279,7 +282,7 @@ def mixed_splits(data: Dataset) -> str | None:
     Returns:
         A sentence; None where the samples are a part already, or there are no such splits.
     """
-    if data.rows is not None:
+    if data.selection.rows is not None:
         return None
     trained, scored = trained_among(data.splits_brought), scored_among(data.splits_brought)
     if trained is None or not scored:

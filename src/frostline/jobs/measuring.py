@@ -19,7 +19,7 @@ from frostline.profiles import Trial
 from frostline.transport.protocol import Cancellation
 from frostline.version import __version__
 
-__all__ = ("KeptMeasurements", "Measure", "Measurements", "Measuring", "follow")
+__all__ = ("KeptMeasurements", "Measure", "Measurements", "Measuring")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +136,20 @@ class Measuring:
             return failed
         return found
 
+    def changes(self, event: Event, *, fetcher: Fetcher, router: Router) -> list[Event]:
+        """Take an event, have the job use what was found since the last one, and tell what that changes.
+
+        Args:
+            event: event of the job's loop.
+            fetcher: fetcher of the job.
+            router: router of the job.
+        """
+        self.observe(event)
+        found = self.found()
+        if not isinstance(found, Measurements):
+            return [] if found is None else [found]
+        return _follow(found, fetcher, router)
+
     def close(self) -> None:
         """Give up what is under way."""
         self._cancellation.cancel()
@@ -163,14 +177,8 @@ class Measuring:
             self._failed = MeasuringFailed(reason=str(error))
 
 
-def follow(found: Measurements, fetcher: Fetcher, router: Router) -> list[Event]:
-    """Use what was found for all that was not asked for yet, and tell what has changed.
-
-    Args:
-        found: The node's engine, and where both sides were measured what a plan is made from.
-        fetcher: Fetcher of the job.
-        router: Router of the job.
-    """
+def _follow(found: Measurements, fetcher: Fetcher, router: Router) -> list[Event]:
+    """Use what was found for all that was not asked for yet, and tell what has changed."""
     changes: list[Event] = []
     before, engine = fetcher.engine.choice, found.choice
     fetcher.engine.choice = engine

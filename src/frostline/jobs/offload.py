@@ -30,6 +30,7 @@ from frostline.loaders.torch.forked import serve_forked
 from frostline.models.graph.cuts import input_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, imagenet
+from frostline.preprocess.applied import steps_left
 from frostline.processors import collector_rests, usable_cores
 from frostline.wire.codecs.names import offered_precisions
 
@@ -114,7 +115,7 @@ def offload(
     data = data.refreshed()
     preprocess = _left_to_do(preprocess or imagenet(224), data, accuracy)
     with collector_rests(), ExitStack() as stack:
-        near = near or data.near or settings.io
+        near = near or data.source.near or settings.io
         nodes = [near] if isinstance(near, str) else list(near or ())
         lacking: set[str] = set()
         transport = reach(nodes, data, settings, node, partial(_left_out, lacking, observe), stack, observe)
@@ -179,7 +180,7 @@ def _made(
     collector = StatisticsCollector(
         observe,
         max_skipped=settings.max_skipped(len(data)),
-        refuses_changes=data.changed == "refuse",
+        refuses_changes=data.source.changed == "refuse",
         shared=skipped,
     )
     stack.callback(collector.close)
@@ -246,7 +247,7 @@ def _check_policy(policy: str, cut: int | None, codec: str | None) -> None:
 
 def _left_to_do(declared: Preprocess, data: Dataset, accuracy: str | float) -> Preprocess:
     """What the data set leaves to do of a declared preprocessing: all, but where it is a ready format."""
-    rest = data.rest_of(declared)
+    rest = steps_left(declared, data.manifest.applied)
     if rest.stored is not None and rest.stored.dtype == "fp16":
         allowed = accuracy not in (EXACT, FLOAT32) if isinstance(accuracy, str) else accuracy >= _FP16_ERROR
         if not allowed:
@@ -270,7 +271,7 @@ def _scope(context: JobContext, network: "PartitionedModel | None") -> Scope:
     frost_line = context.cuts[-1]
     computed_by = "" if network is None else f"{network.computed_by}, "
     return Scope(
-        data=read_as(context.data.url, context.data.reading),
+        data=read_as(context.data.url, context.data.manifest.reading),
         prefix="" if context.shipment is None else context.shipment.digest,
         cut=frost_line.number,
         preprocess="",
@@ -310,7 +311,7 @@ def _fetcher(
     return Fetcher(
         transport=context.transport,
         url=context.data.url,
-        reading=context.data.reading,
+        reading=context.data.manifest.reading,
         preprocess=context.preprocess,
         shipment=context.shipment,
         local_stage=LocalStage(

@@ -39,7 +39,7 @@ def owned_rows(
     if not isinstance(transport, OwnsBlocks):
         return None, settings
     reach, url, whole = transport, data.url, len(data.whole)
-    chosen, group_bytes = data.rows, settings.window_bytes // _GROUP_PART
+    chosen, group_bytes = data.selection.rows, settings.window_bytes // _GROUP_PART
     row_bytes = sum(math.prod(tensor.shape) * array_dtype(tensor.dtype).itemsize for tensor in tensors)
     row_bytes = row_bytes or data.samples.encoded_bytes // max(1, len(data))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from frostline.core import Cut, FeatureBatch, Route
 from frostline.errors import SettingError
-from frostline.events import BatchTaken, EpochFinished, EpochStarted, Event, Replanned, WaitingForRows
+from frostline.events import BatchTaken, EpochFinished, EpochStarted, Event, Observer, Replanned, WaitingForRows
 from frostline.planning import Plan, Situation
 from frostline.planning.replanning import (
     SILENCE_S,
@@ -24,7 +24,7 @@ from frostline.planning.replanning import (
 from frostline.prefetch import Deal, WeightedRoutes
 from frostline.transport.protocol import Transport, TransportStatistics
 
-__all__ = ("Clocks", "Router")
+__all__ = ("Clocks", "PlanFollower", "Router")
 
 # A look costs a linear programme of milliseconds, and a second holds enough to measure on.
 _LOOK_S = 1.0
@@ -246,6 +246,29 @@ class Router:
     def _bytes_per_sample(self, route: Route) -> int:
         """What one row takes at most, on its way and at its end."""
         return max(self._cuts[route.cut].bytes_per_sample, self._cuts[-1].bytes_per_sample)
+
+
+class PlanFollower:
+    """Tells the events of a job on, and looks with each whether its plan and engine still fit what is measured.
+
+    Args:
+        tell: told of each event, and of what it changes.
+        router: router of the job.
+        measured: gives what changes because of measurements beside the loop; None where nothing is measured there.
+    """
+
+    def __init__(self, tell: Observer, router: Router, measured: Callable[[Event], list[Event]] | None) -> None:
+        self._tell = tell
+        self._router = router
+        self._measured = measured
+
+    def __call__(self, event: Event) -> None:
+        """Take an event. For the loop's thread."""
+        self._tell(event)
+        replanned = self._router.observe(event)
+        measured = [] if self._measured is None else self._measured(event)
+        for change in ([] if replanned is None else [replanned]) + measured:
+            self._tell(change)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -7,12 +7,12 @@ import numpy as np
 
 from frostline.config import cache_folder
 from frostline.core import REFERENCE
-from frostline.engines.machine.hardware import host_digest
+from frostline.engines.machine.hardware import free_device_bytes, host_digest
 from frostline.errors import OverBudget
 from frostline.jobs.context import JobContext, computed_in_all, is_alike, keeps_features, request_of, some_of, tried
 from frostline.jobs.profiling import KeptProfiles, TrainerProfiler, measure_link
 from frostline.planning import Situation
-from frostline.processors import usable_cores
+from frostline.processors import usable_cores, usable_memory_bytes
 from frostline.profiles import Profile
 from frostline.wire.messages import ProfileRequest
 
@@ -72,11 +72,21 @@ def situate(context: JobContext) -> Situation:
         link=crossed.link,
         same_host=same_host,
         memory_bytes=health.memory_bytes,
+        trainer_memory_bytes=_trainer_memory_bytes(context),
+        trainer_batch=context.settings.device_batch,
         refused=refused,
         epochs=context.epochs,
         keeps_features=keeps_features(context),
         accuracy=context.accuracy,
     )
+
+
+def _trainer_memory_bytes(context: JobContext) -> int:
+    """What the job allows; else what its accelerator has free, or this process may use."""
+    if context.settings.trainer_memory_bytes is not None:
+        return context.settings.trainer_memory_bytes
+    found = free_device_bytes(context.device)
+    return usable_memory_bytes() if found is None else found
 
 
 def agreed(context: JobContext, store: Profile, cut: int) -> Profile:

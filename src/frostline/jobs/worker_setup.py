@@ -96,7 +96,7 @@ class WorkerSetup:
         fetcher = Fetcher(
             transport=transport,
             url=self.data.url,
-            reading=self.data.reading,
+            reading=self.data.manifest.reading,
             preprocess=self.preprocess,
             shipment=self.shipment,
             local_stage=self._local_stage(),
@@ -120,7 +120,7 @@ class WorkerSetup:
         )
 
     def _collector(self) -> StatisticsCollector:
-        maximum, refuses = self.settings.max_skipped(len(self.data)), self.data.changed == "refuse"
+        maximum, refuses = self.settings.max_skipped(len(self.data)), self.data.source.changed == "refuse"
         return StatisticsCollector(_ignore, max_skipped=maximum, refuses_changes=refuses, shared=self.skipped)
 
     def _local_stage(self) -> LocalStage:

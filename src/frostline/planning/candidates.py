@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from frostline.core import EXACT, FLOAT32, REFERENCE, Cut, Route
+from frostline.core import EXACT, FLOAT32, LOSSY, REFERENCE, Cut, Route
 from frostline.core.units import in_bytes
 from frostline.planning.situation import Situation
 from frostline.profiles import CodecCost, CutCost, Profile
@@ -33,13 +33,10 @@ SHARED_MACHINE = "shared machine"
 
 _SMALLEST_DEVICE_BATCH = 8
 _ACCELERATOR = "cuda"
-_LOSSY = ("fp16", "bf16", "int8")
 _ALLOWED: Mapping[str, tuple[str, ...]] = {
     EXACT: (),
     FLOAT32: (),
-    "fp16": ("fp16",),
-    "bf16": ("fp16", "bf16"),
-    "int8": _LOSSY,
+    **{name: LOSSY[: place + 1] for place, name in enumerate(LOSSY)},
 }
 
 
@@ -62,7 +59,7 @@ class Candidate:
         error: error of the codec, as measured: root-mean-square error of the worst sample, relative to the sample's
             own.
         rejected: why the plan does not use it, in a sentence; None where it does.
-        is_possible: the node's memory and the job's accuracy allow it.
+        is_possible: the memory of both sides and the job's accuracy allow it.
     """
 
     route: Route
@@ -224,7 +221,11 @@ def _option(cut: Cut, codec: str, encode: CodecCost | None, job: _Job) -> Option
     device_batch, memory_bytes = _memory(cut, job)
     error = 0.0 if encode is None else encode.error
     lost = job.situation.store.engine_error if cut.number > 1 else 0.0
-    rejected = _forbidden(cut, memory_bytes, job.situation) or _inaccurate(codec, error, lost, job.situation.accuracy)
+    rejected = (
+        _forbidden(cut, memory_bytes, job.situation)
+        or _too_large_for_trainer(cut, job)
+        or _inaccurate(codec, error, lost, job.situation.accuracy)
+    )
     candidate = Candidate(
         route=Route(cut.number, codec),
         name=cut.name,
@@ -300,6 +301,21 @@ def _forbidden(cut: Cut, memory_bytes: int, situation: Situation) -> str | None:
     )
 
 
+def _too_large_for_trainer(cut: Cut, job: _Job) -> str | None:
+    """Why the trainer cannot run what is left of the frozen layers; None where it can, or nothing is left."""
+    situation, cost = job.situation, job.trainer.costs[cut.number]
+    budget_bytes, rows = situation.trainer_memory_bytes, situation.trainer_batch
+    if budget_bytes is None or cut.number == situation.frost_line.number:
+        return None
+    needed_bytes = cost.rest_fixed_bytes + rows * cost.rest_bytes_per_sample
+    if needed_bytes <= budget_bytes:
+        return None
+    return (
+        f"needs {in_bytes(needed_bytes)} at the trainer for {rows} samples, which has {in_bytes(budget_bytes)}; "
+        "raise the job's trainer_memory_bytes, or lower its device_batch and the node's"
+    )
+
+
 def _inaccurate(codec: str, error: float, lost: float, accuracy: str | float) -> str | None:
     """Why the job's ``accuracy`` does not allow a codec; None where it does. An unknown error is not allowed.
 
@@ -310,7 +326,7 @@ def _inaccurate(codec: str, error: float, lost: float, accuracy: str | float) ->
         accuracy: accuracy that the job demands of both together.
     """
     precision = codec.partition("+")[0]
-    if precision not in _LOSSY:
+    if precision not in LOSSY:
         return None
     if isinstance(accuracy, str):
         allowed = precision in _ALLOWED[accuracy]

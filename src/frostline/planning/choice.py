@@ -37,7 +37,8 @@ def make_plan(situation: Situation, policy: str = BEST, *, noise: float = NOISE)
     The policy ``best`` finds the mixture of cuts and codecs with the greatest throughput (``optimum``). Where one way
     for all samples is as fast within ``noise``, that is taken instead, and of several such the one with the fewest
     bytes, or on one machine the fastest codec at its cut; and of mixtures as fast within 2 % too. Cut 0 ships the
-    encoded samples and is always possible, so no job is planned slower than loading without a node by more than that.
+    encoded samples and is possible wherever the trainer has memory for the frozen layers, so that no job is planned
+    slower than loading without a node by more than that.
     Every other policy is a published rule (``policies``).
 
     Features that are kept between epochs are those at the frost line, whatever the way: later epochs then cost the
@@ -49,7 +50,7 @@ def make_plan(situation: Situation, policy: str = BEST, *, noise: float = NOISE)
         noise: a gain below this share is none; 0 gives the exact optimum.
 
     Raises:
-        SettingError: No policy has that name.
+        SettingError: No policy has that name, or no cut fits the memory of both sides.
     """
     if policy == BEST:
         return _best(situation, noise)
@@ -62,8 +63,8 @@ def fixed(situation: Situation, cut: int, codec: str | None = None) -> Plan:
     """Take the cut that the user named, with the named codec, or with the one that ``best`` would take there.
 
     Raises:
-        SettingError: There is no such cut or codec, the cut does not fit the node's memory, or the job's accuracy
-            does not allow the codec.
+        SettingError: There is no such cut or codec, the cut does not fit the memory of both sides, or the job's
+            accuracy does not allow the codec.
     """
     found = options(situation)
     here = [option for option in found if option.candidate.cut == cut]
@@ -83,7 +84,7 @@ def fixed(situation: Situation, cut: int, codec: str | None = None) -> Plan:
 
 def _best(situation: Situation, noise: float) -> Plan:
     found, names = options(situation), resources(situation)
-    possible = [option for option in found if option.candidate.is_possible]
+    possible = _possible(found)
     exact = optimum(
         np.array([[option.seconds[name] for name in names] for option in possible]),
         np.array([option.candidate.wire_bytes_per_sample for option in possible], np.float64),
@@ -116,20 +117,29 @@ def _elsewhere(situation: Situation, plan: Plan) -> str:
 
 
 def _by_rule(situation: Situation, policy: str) -> Plan:
-    """What a published rule takes; where the node cannot run that, encoded samples, as everywhere."""
+    """What a published rule takes; where a side cannot run that, the first cut that both can run."""
     found = options(situation)
     exact = [option for option in found if option.candidate.codec == EXACT]
-    cuts = [option.candidate for option in exact if option.candidate.is_possible]
-    number = RULES[policy](cuts, situation)
+    possible = _possible(exact)
+    number = RULES[policy]([option.candidate for option in possible], situation)
     chosen = next(option for option in exact if option.candidate.cut == number)
     why = f"the rule {policy} takes {named(chosen.candidate)}"
     if not chosen.candidate.is_possible:
-        why = f"{why}, which cannot be used ({chosen.candidate.rejected}), so encoded samples go instead"
-        chosen = exact[0]
+        instead = possible[0]
+        why = f"{why}, which cannot be used ({chosen.candidate.rejected}), so it is {named(instead.candidate)} instead"
+        chosen = instead
     elif policy == ALL_IN_STORE:
         chosen = in_store(situation)
         found = tuple(chosen if option.candidate.route == chosen.candidate.route else option for option in found)
     return _alone(situation, policy, found, chosen, why)
+
+
+def _possible(found: Sequence[Option]) -> list[Option]:
+    possible = [option for option in found if option.candidate.is_possible]
+    if not possible:
+        first, last = found[0].candidate, found[-1].candidate
+        raise SettingError(f"{_refusal(first)}; {_refusal(last)}")
+    return possible
 
 
 def _alone(situation: Situation, policy: str, found: Sequence[Option], chosen: Option, why: str) -> Plan:

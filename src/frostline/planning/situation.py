@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from frostline.core import EXACT, FLOAT32, Cut
+from frostline.core import EXACT, FLOAT32, LOSSY, Cut
 from frostline.errors import SettingError, nearest
 from frostline.profiles import Profile
 
 __all__ = ("ACCURACIES", "Link", "Situation")
 
-ACCURACIES = (EXACT, FLOAT32, "fp16", "bf16", "int8")
+ACCURACIES = (EXACT, FLOAT32, *LOSSY)
 """What a job may allow by name; a number allows any codec whose measured error is at most that."""
 
 
@@ -56,6 +56,8 @@ class Situation:
         link: between them.
         same_host: both sides share one machine's cores.
         memory_bytes: the node's budget.
+        trainer_memory_bytes: memory that the frozen layers left to the trainer may take there; None where nobody said.
+        trainer_batch: samples in one run of those layers.
         refused: why the node would not run the network at all, in its words; None where it does. Then only
             cut 0 is left.
         nodes: number of nodes that work beside the store, each as fast as the measured one; they share the link.
@@ -75,6 +77,8 @@ class Situation:
     link: Link
     same_host: bool
     memory_bytes: int
+    trainer_memory_bytes: int | None = None
+    trainer_batch: int = 32
     refused: str | None = None
     nodes: int = 1
     epochs: int = 1
@@ -88,7 +92,7 @@ class Situation:
         for profile in (self.store, self.trainer):
             missing = set(numbers) - {cost.number for cost in profile.cuts}
             assert not missing, f"the profile of {profile.hardware} does not have the cuts {sorted(missing)}"
-        for name in ("nodes", "epochs"):
+        for name in ("nodes", "epochs", "trainer_batch"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not self.head_s >= 0:

@@ -18,6 +18,7 @@ def vary(
     trainer_speed: float | None = None,
     nodes: int | None = None,
     epochs: int | None = None,
+    trainer_memory: int | None = None,
     separate_machines: bool = False,
 ) -> Situation:
     """The situation with some figures changed; None leaves one as it is.
@@ -29,11 +30,14 @@ def vary(
         trainer_speed: how many times as fast as measured the trainer works, the head included.
         nodes: number of nodes that work beside the store.
         epochs: number of epochs that the job takes.
+        trainer_memory: bytes that the frozen layers left to the trainer may take.
         separate_machines: node and trainer have a machine each, as the one that they were measured on.
 
     Raises:
         SettingError: A figure makes no sense.
     """
+    if trainer_memory is not None and trainer_memory < 1:
+        raise SettingError(f"trainer_memory must be at least 1 byte, not {trainer_memory}")
     store, trainer = sides(situation)
     trainer_speed = _speed("trainer_speed", trainer_speed)
     return replace(
@@ -43,6 +47,7 @@ def vary(
         trainer=_faster(trainer, trainer_speed),
         head_s=situation.head_s / trainer_speed,
         nodes=situation.nodes if nodes is None else nodes,
+        trainer_memory_bytes=situation.trainer_memory_bytes if trainer_memory is None else trainer_memory,
         epochs=situation.epochs if epochs is None else epochs,
         same_host=situation.same_host and not separate_machines,
     )

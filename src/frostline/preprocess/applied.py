@@ -10,7 +10,7 @@ from frostline.errors import DataError, FrostlineError, SettingError
 from frostline.preprocess.spec import Preprocess, decoder_name, step_from_json, step_to_json
 from frostline.preprocess.steps import CHANNELS, CenterCrop, Decode, Normalize, RandomStep, Resize, Step, Stored
 
-__all__ = ("Applied",)
+__all__ = ("Applied", "steps_left")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,3 +121,12 @@ class Applied:
             return False
         scaled = before[-1].shorter if isinstance(before[-1], Resize) else 0
         return scaled >= last.size >= step.size and (last.size - step.size) % 4 == 0
+
+
+def steps_left(declared: Preprocess, applied: Applied | None) -> Preprocess:
+    """What is left to do of a declared preprocessing: all of it, unless the data is a ready format.
+
+    Raises:
+        SettingError: the ready format was made with other steps.
+    """
+    return declared if applied is None else applied.rest(declared)

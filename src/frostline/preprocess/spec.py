@@ -27,6 +27,7 @@ from frostline.preprocess.steps import (
     RandomStep,
     ReadArray,
     Resize,
+    SoleStep,
     Squeeze,
     Step,
     Stored,
@@ -85,7 +86,7 @@ class Preprocess:
     def __post_init__(self) -> None:
         if len(self.steps) > _MAX_STEPS:
             raise SettingError(f"preprocessing has up to {_MAX_STEPS} steps, not {len(self.steps)}")
-        if self.steps and isinstance(self.steps[0], Tokenize | ReadArray | DecodeAudio):
+        if self.steps and isinstance(self.steps[0], SoleStep):
             _check_alone(self.steps, self.tokenizer)
         elif self.steps and isinstance(self.steps[0], Stored):
             _check_stored(self.steps[0], self.steps[1:])
@@ -95,11 +96,9 @@ class Preprocess:
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape of a sample: channels, height and width; 2 and the number of tokens; or that of arrays and sounds."""
-        match self.steps[0]:
-            case Tokenize() as tokens:
-                return 2, tokens.max_length
-            case (ReadArray() | DecodeAudio()) as step:
-                return step.shape
+        first = self.steps[0]
+        if isinstance(first, SoleStep):
+            return first.shape
         stored = self.stored
         height, width = _size(self.steps[1:-1], None if stored is None else stored.side)
         return CHANNELS[self.mode], height, width
@@ -107,12 +106,8 @@ class Preprocess:
     @property
     def dtype(self) -> str:
         """Type of a sample's numbers: ``float32``, ``int64`` of tokens, or that of the array."""
-        match self.steps[0]:
-            case Tokenize():
-                return "int64"
-            case ReadArray() as array:
-                return array.dtype
-        return "float32"
+        first = self.steps[0]
+        return first.dtype if isinstance(first, SoleStep) else "float32"
 
     @property
     def sample(self) -> TensorSpec:
@@ -279,7 +274,7 @@ def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:
 
 
 def _check_rest(between: Sequence[Step], last: Normalize, mode: str) -> None:
-    if any(isinstance(step, Decode | Stored | Normalize | Tokenize | ReadArray | DecodeAudio) for step in between):
+    if any(isinstance(step, Decode | Stored | Normalize | SoleStep) for step in between):
         raise SettingError("Decode and Normalize stand once in a preprocessing; Tokenize, ReadArray, DecodeAudio alone")
     if not len(last.mean) == len(last.std) == CHANNELS[mode]:
         raise SettingError(f"mean and std need {CHANNELS[mode]} numbers each for {mode}")

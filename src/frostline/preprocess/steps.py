@@ -19,6 +19,7 @@ __all__ = (
     "RandomStep",
     "ReadArray",
     "Resize",
+    "SoleStep",
     "Squeeze",
     "Step",
     "Stored",
@@ -231,6 +232,16 @@ class Tokenize:
         _two_arguments(self.names)
         object.__setattr__(self, "names", tuple(self.names))
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what it gives: token ids, and the mask."""
+        return 2, self.max_length
+
+    @property
+    def dtype(self) -> str:
+        """Type of what it gives."""
+        return "int64"
+
 
 @dataclass(frozen=True, slots=True)
 class ReadArray:
@@ -303,14 +314,19 @@ class DecodeAudio:
             return (self.samples,)
         return 1, self.n_mels, 1 + self.samples // self.hop_length
 
+    @property
+    def dtype(self) -> str:
+        """Type of what it gives."""
+        return "float32"
+
 
 RandomStep = RandomResizedCrop | RandomHorizontalFlip | ColorJitter
+# What stands alone, and has the shape and the dtype of what it gives.
+SoleStep = Tokenize | ReadArray | DecodeAudio
 Step = (
     Decode
     | Stored
-    | Tokenize
-    | ReadArray
-    | DecodeAudio
+    | SoleStep
     | Resize
     | Squeeze
     | CenterCrop

@@ -74,7 +74,7 @@ def sides_of(settings: TrainSettings, setup: Setup) -> Sides:
 
 
 def _check_apart(train: Dataset, held_out: Dataset, split: str) -> None:
-    both = train.count_shared(held_out)
+    both = train.selection.count_shared(held_out.selection)
     if both:
         raise SettingError(
             f"{both} samples of split {split!r} are among those to train on too: name the split to train on (--split)"

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from frostline.config import LoaderSettings
 from frostline.datasets import Dataset, MultiLabel
+from frostline.datasets.access import roots_of
 from frostline.datasets.select.target_specs import NUMBER, TargetSpec
 from frostline.errors import DataError, EmptyDataset
 from frostline.events import Observer, PhaseStarted
@@ -66,7 +67,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
     )
     data = chosen_of(whole, settings, settings.split)
     if settings.outputs is None and settings.targets is None:
-        data.require_classes(min_classes)
+        data.selection.require_classes(min_classes, data.url)
     else:
         outputs_of(data, settings)  # refuses what makes no sense before a node is started
     near = settings.near or (None if settings.policy == ALL_IN_STORE else settings.loader.io)
@@ -76,7 +77,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 1) -> 
     observe(PhaseStarted(name="starting a node"))
     allow_training = settings.policy == ALL_IN_STORE
     node = replace(settings.node, allow_training=allow_training, trial_niceness=0, trials_here=True)
-    with NodeProcess(data.roots, node, "127.0.0.1", 0) as process:
+    with NodeProcess(roots_of(data), node, "127.0.0.1", 0) as process:
         process.launch()
         yield StartedJob(whole=whole, data=data, near=None, process=process)
 

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from frostline.config import cache_folder
 from frostline.core import Samples, Skipped, Targets
 from frostline.core.samples import taken
+from frostline.datasets.access import reader_of, roots_of
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.open import open_samples
-from frostline.datasets.sequential import SequentialReader, Workers
+from frostline.datasets.sequential import Workers
 from frostline.errors import ObjectNotFound, SampleError
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess import Applied
@@ -172,9 +173,7 @@ def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> 
     kept = CheckProgress((progress or cache_folder() / "checks") / f"{data.digest}.jsonl")
     work = _Check(data)
     with ExitStack() as stack:
-        threads: Workers[Skipped | bytes | None] = Workers(
-            SequentialReader(data.url, data.reading, maximum=_THREADS, roots=data.roots), _THREADS, stack
-        )
+        threads: Workers[Skipped | bytes | None] = Workers(reader_of(data, maximum=_THREADS), _THREADS, stack)
         for piece in kept.found() if work.is_versioned else ():
             work.take(piece, observe)
         while work.done < len(data):
@@ -199,8 +198,8 @@ class _Check:
         self.unreadable: list[Skipped] = []
         self._rows_by_digest: dict[bytes, list[int]] = defaultdict(list)
         self._data = data
-        self._applied: Applied | None = data.applied
-        self._masks = open_samples(data.url, data.reading, roots=data.roots)
+        self._applied: Applied | None = data.manifest.applied
+        self._masks = open_samples(data.url, data.manifest.reading, roots=roots_of(data))
         sizes, counts = np.unique(data.samples.lengths, return_counts=True)
         self._shared = sizes[counts > 1]
 

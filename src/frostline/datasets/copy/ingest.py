@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from frostline.core import Samples, Skipped
+from frostline.datasets.access import reader_of, refreshed_here
 from frostline.datasets.copy.metadata import Metadata, say_what_is_left
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest.changes import refusing
@@ -30,10 +31,11 @@ from frostline.datasets.ready.layout import (
     part_name,
     table_file,
 )
-from frostline.datasets.sequential import SequentialReader, Workers, masks_of
+from frostline.datasets.sequential import Workers, masks_of
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
 from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
 from frostline.preprocess import Applied, Preprocess
+from frostline.preprocess.applied import steps_left
 from frostline.preprocess.apply import decode_applied
 from frostline.preprocess.masks import kept_mask
 from frostline.preprocess.records import pack_into, record_bytes
@@ -121,11 +123,10 @@ def ingest(
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
-    source.require_store()
-    source = source.refreshed()
-    observe = refusing(source.changed, observe)
-    if source.applied is not None:  # its pixels were decoded then
-        applied = replace(applied, decoder=source.applied.decoder)
+    source = refreshed_here(source)
+    observe = refusing(source.source.changed, observe)
+    if source.manifest.applied is not None:  # its pixels were decoded then
+        applied = replace(applied, decoder=source.manifest.applied.decoder)
     metadata = Metadata(source)
     layout = Layout.of(
         source.digest,
@@ -135,7 +136,7 @@ def ingest(
         columns=tuple(metadata.kinds),
         has_masks=source.has_targets,
     )
-    rest = source.rest_of(applied.whole)
+    rest = steps_left(applied.whole, source.manifest.applied)
     say_what_is_left(source, observe, metadata.nested)
     with ExitStack() as stack:
         store = _destination(destination, stack)
@@ -246,7 +247,7 @@ class _ReadyWriter:
         self._store = store
         self._writer = ThreadPoolExecutor(1, "frostline-write")
         stack.callback(self._writer.shutdown)
-        self._reader = SequentialReader(source.url, source.reading, maximum=workers, roots=source.roots)
+        self._reader = reader_of(source, maximum=workers)
         self._workers: Workers[Skipped | bytes] = Workers(self._reader, workers, stack)
 
     def found(self, number: int, there: dict[str, int]) -> ReadyPart | None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from frostline.core import Samples, Skipped
 from frostline.core.samples import taken
+from frostline.datasets.access import refreshed_here
 from frostline.datasets.copy.layout import divided
 from frostline.datasets.copy.metadata import Metadata, say_what_is_left
 from frostline.datasets.copy.scaling import Scaling, check_side
@@ -102,9 +103,8 @@ def put_into_table(
     if not isinstance(store, CqlStore):
         raise SettingError(f"{store.url} is no table: give cql://user@host/keyspace/table")
     check_side(shorter_side)
-    source.require_store()
-    source = source.refreshed()
-    observe = refusing(source.changed, observe)
+    source = refreshed_here(source)
+    observe = refusing(source.source.changed, observe)
     started = time.perf_counter()
     metadata = Metadata(source)
     free = dict(zip(metadata.kinds, store.free_names(tuple(metadata.kinds), has_masks=source.has_targets), strict=True))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from frostline.config import cache_folder
 from frostline.core import Samples, Skipped
+from frostline.datasets.access import refreshed_here
 from frostline.datasets.copy.checkpoint import CopiedObject, CopiedPart
 from frostline.datasets.copy.folder_names import FolderNames
 from frostline.datasets.copy.layout import Loose, OutputObject, divided, packer_named
@@ -116,9 +117,8 @@ def repack(
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
     """
-    source.require_store()
-    source = source.refreshed()
-    observe = refusing(source.changed, observe)
+    source = refreshed_here(source)
+    observe = refusing(source.source.changed, observe)
     if part_bytes < 1 or workers < 1:
         raise SettingError("a part has at least a byte, and there is at least one worker")
     check_side(shorter_side)
@@ -322,7 +322,7 @@ class _Copier:
             label=int(samples.labels[row]),
             about={name: values[row] for name, values in about.items()},
             encoded=found.image,
-            is_remade=self._source.applied is not None,
+            is_remade=self._source.manifest.applied is not None,
             object=objects[row],
             mask=None if samples.targets is None else found.mask or b"",
         )

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from frostline.core import Samples, Skipped, Targets
+from frostline.datasets.access import reader_of
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.sequential import SequentialReader, Workers, masks_of
+from frostline.datasets.sequential import Workers, masks_of
 from frostline.errors import SampleError, SettingError
 from frostline.preprocess.applied import Applied
 from frostline.preprocess.apply import MAX_PIXELS
@@ -120,8 +121,8 @@ class Scaling:
     def __init__(self, source: Dataset, side: int | None, workers: int, stack: ExitStack) -> None:
         check_side(side)
         self.side = side
-        self._applied = source.applied
-        self._reader = SequentialReader(source.url, source.reading, maximum=workers, roots=source.roots)
+        self._applied = source.manifest.applied
+        self._reader = reader_of(source, maximum=workers)
         self._workers: Workers[Pictures | Skipped] = Workers(self._reader, workers, stack)
 
     def read(self, samples: Samples, names: Sequence[str]) -> list[Pictures | Skipped]:

@@ -17,8 +17,8 @@ from frostline.stores.base.protocols import Entry, ObjectStore
 
 __all__ = (
     "IMAGE_SUFFIXES",
+    "KINDS",
     "SAMPLE_SUFFIXES",
-    "SOUND_SUFFIXES",
     "ClassFolderFormat",
     "is_image",
     "is_sample",
@@ -26,8 +26,10 @@ __all__ = (
 )
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-SOUND_SUFFIXES = frozenset({".flac", ".ogg", ".opus", ".wav"})
-SAMPLE_SUFFIXES = IMAGE_SUFFIXES | SOUND_SUFFIXES
+_SOUND_SUFFIXES = frozenset({".flac", ".ogg", ".opus", ".wav"})
+KINDS = (IMAGE_SUFFIXES, _SOUND_SUFFIXES)
+"""Suffixes of each kind of samples: where several lie in one place, the first of them are the samples."""
+SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
@@ -109,9 +111,11 @@ def is_sample(name: str) -> bool:
 
 
 def _labelled(entries: Sequence[Entry]) -> Entries:
-    """Images, else sounds, in a folder and not hidden."""
-    images = _in_folders(entries, IMAGE_SUFFIXES)
-    return images if len(images) else _in_folders(entries, SOUND_SUFFIXES)
+    """Samples of the first kind that there is, in a folder and not hidden."""
+    for suffixes in KINDS[:-1]:
+        if len(found := _in_folders(entries, suffixes)):
+            return found
+    return _in_folders(entries, KINDS[-1])
 
 
 def _in_folders(entries: Sequence[Entry], suffixes: Iterable[str]) -> Entries:

@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple, cast
 import pyarrow as pa
 
 from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
-from frostline.datasets.formats.folders import IMAGE_SUFFIXES, SOUND_SUFFIXES
+from frostline.datasets.formats.folders import IMAGE_SUFFIXES, KINDS
 from frostline.datasets.formats.labels import LABEL_FIELDS, SOURCE, columns_of, joined, labelled, said_by
 from frostline.datasets.formats.ranges import ObjectRanges
 from frostline.datasets.formats.split_names import with_splits
@@ -184,8 +184,8 @@ def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
 
 
 def _sample(shard: str, key: str, group: dict[str, Member]) -> ShardSample | None:
-    image = _image(shard, key, group)
-    if image is None:
+    found = _encoded(shard, key, group)
+    if found is None:
         return None
     about = _json(shard, group["json"]) if "json" in group else {}
     # A copy that Frostline made has the number of the class for others, and its name in the JSON.
@@ -193,12 +193,13 @@ def _sample(shard: str, key: str, group: dict[str, Member]) -> ShardSample | Non
     said = _label(shard, key, group, about, field)
     # What says the label is no metadata, else a copy of a copy would have it as a column.
     about = {name: value for name, value in about.items() if name != field}
-    return ShardSample(f"{shard}/{image.name}", image.offset, image.size, said, about, _mask(shard, key, group))
+    return ShardSample(f"{shard}/{found.name}", found.offset, found.size, said, about, _mask(shard, key, group))
 
 
-def _image(shard: str, key: str, group: dict[str, Member]) -> Member | None:
-    """The member ``key.jpg``, else the only other image that is no mask, such as ``key.image.jpg``; else the sound."""
-    return _of_a_kind(shard, key, group, IMAGE_SUFFIXES) or _of_a_kind(shard, key, group, SOUND_SUFFIXES)
+def _encoded(shard: str, key: str, group: dict[str, Member]) -> Member | None:
+    """The image, ``key.jpg``, else the only other that is no mask, such as ``key.image.jpg``; else the next kind."""
+    members = (_of_a_kind(shard, key, group, suffixes) for suffixes in KINDS)
+    return next(filter(None, members), None)
 
 
 def _of_a_kind(shard: str, key: str, group: dict[str, Member], suffixes: frozenset[str]) -> Member | None:

@@ -1,7 +1,7 @@
 """Some rows of a manifest, or all: their own table, how they are divided, and what they hold."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from frostline.datasets.formats.columns import ManifestColumns, PartOfSamples, SelectedRows, WholeSamples
 from frostline.datasets.formats.labels import LABEL_FIELDS
 from frostline.datasets.manifest.manifest import Manifest
-from frostline.datasets.manifest.row_subset import kept_of
+from frostline.datasets.manifest.row_subset import JoinedRows, as_chosen, kept_of, numbered, within
 from frostline.datasets.manifest.statistics import DatasetStatistics, formats_of, quantiles_of
 from frostline.datasets.select.filter_parser import parse_expression
 from frostline.errors import DataError, SettingError
-from frostline.ordering import Labels, count_labels, split_at_random, split_by_class, split_by_group
+from frostline.ordering import Chosen, Labels, RowIndices, count_labels, split_at_random, split_by_class, split_by_group
 
 __all__ = ("Selection", "groups_of", "select_rows", "values_of")
 
@@ -127,6 +127,49 @@ class Selection:
         return self.whole.samples
 
     @property
+    def listing(self) -> str:
+        """SHA-256 that names the listing that the manifest was made from."""
+        return self.whole.digest
+
+    @property
+    def chosen(self) -> Chosen:
+        """The rows in the manifest's order, a bit for each of its rows."""
+        return as_chosen(self.rows, len(self.whole.samples))
+
+    def take(self, rows: npt.NDArray[Any]) -> SelectedRows:
+        """Those of the rows at some positions, or where a mask is true; see ``Dataset.take``."""
+        if rows.dtype != np.bool_:
+            rows = rows.astype(np.int64, copy=False)
+            return RowIndices(rows if self.rows is None else self.rows.at(rows))
+        if len(rows) != len(self.manifest.samples):
+            count = len(self.manifest.samples)
+            raise SettingError(f"a mask has one value for each of the {count} samples, not {len(rows)}")
+        return self.numbered(rows.view(np.uint8), 1)
+
+    def numbered(self, parts: npt.NDArray[np.uint8], number: int) -> SelectedRows:
+        """Those of the rows whose part has that number, of a division that has a value for each of them."""
+        return numbered(self.rows, parts, number)
+
+    def within(self, chosen: Chosen) -> SelectedRows:
+        """Those of the rows that a choice has too, in the order that they have here."""
+        return within(self.rows, chosen)
+
+    def where(self, chosen: str | pc.Expression) -> SelectedRows:
+        """Those of the rows for which a condition holds; see ``Dataset.select``."""
+        return select_rows(self.whole.columns, self.rows, chosen, self.whole.classes)
+
+    def joined(self, others: Iterable["Selection"]) -> SelectedRows:
+        """The rows, and after them those of other selections from the same manifest."""
+        parts = (self, *others)
+        return JoinedRows([part.chosen if part.rows is None else part.rows for part in parts])
+
+    def count_shared(self, other: "Selection") -> int:
+        """How many of these samples another selection of the same data has too, by their ids if it was listed anew."""
+        if self.listing != other.listing:
+            return len(np.intersect1d(self.manifest.samples.ids, other.manifest.samples.ids))
+        return len(self.within(other.chosen))
+
+    @property
     def labels(self) -> Labels:
         """The labels of these rows, counted."""
         known = self.whole.columns.labels if self.rows is None else None
@@ -171,7 +214,15 @@ class Selection:
         return replace(self.whole, columns=self.whole.columns.of(table))
 
     def require_classes(self, at_least: int, url: str) -> None:
-        """See ``Dataset.require_classes``; the sentences name the ``url``."""
+        """Make sure that the samples have at least so many classes.
+
+        Args:
+            at_least: number of classes that training needs.
+            url: address of the data, for sentences.
+
+        Raises:
+            DataError: fewer classes have samples.
+        """
         present = [self.whole.classes[label] for label, count in self.per_label.items() if count and label >= 0]
         if not present:
             raise DataError(

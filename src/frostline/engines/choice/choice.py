@@ -4,7 +4,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from frostline.core import EXACT, FLOAT32, REFERENCE
+from frostline.core import EXACT, FLOAT32, LOSSY, REFERENCE
 from frostline.core.units import in_rate
 from frostline.profiles import PRECISIONS, Trial
 
@@ -13,7 +13,7 @@ __all__ = ("FLOAT32_ERROR", "Choice", "choose", "inexact", "interpolated", "may_
 # Two runs of one measurement differ by this share on a busy machine: a gain below it is none, and the reference stays.
 _NOISE = 0.05
 # The coarsest precision that a named accuracy allows, by its place in PRECISIONS.
-_ALLOWED = {EXACT: -1, FLOAT32: 0, **{name: PRECISIONS.index(name) for name in ("fp16", "bf16", "int8")}}
+_ALLOWED = {EXACT: -1, FLOAT32: 0, **{name: PRECISIONS.index(name) for name in LOSSY}}
 FLOAT32_ERROR = 1e-4
 """The largest relative error of a sample that another order of sums in 32-bit floats explains.
 

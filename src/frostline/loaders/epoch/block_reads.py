@@ -57,7 +57,7 @@ def blocks_of(
     if not isinstance(transport, ReadsBlocks):
         return None
     max_bytes = settings.window_bytes // 2
-    found = BlockSource(open=partial(transport.blocks, data.url, data.reading, max_bytes), order=order)
+    found = BlockSource(open=partial(transport.blocks, data.url, data.manifest.reading, max_bytes), order=order)
     if found.open() is None:
         return None
     samples, blocks = data.samples, order.blocks

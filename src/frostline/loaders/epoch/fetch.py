@@ -11,13 +11,24 @@ import numpy.typing as npt
 from frostline.core import REFERENCE, FeatureBatch, Route, Samples, Skipped, View
 from frostline.errors import EngineNotReady, Overloaded, SettingError, UnknownPrefix
 from frostline.loaders.epoch.local_stage import LocalStage
+from frostline.prefetch.requests import Ask
 from frostline.preprocess import Preprocess
 from frostline.profiles import Profile, Trial
 from frostline.transport.protocol import Transport
 from frostline.wire.codecs import unpack
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
-__all__ = ("EngineChoice", "FetchRows", "Fetcher", "NodeEngine", "Repeats", "Shipment", "fetch_each", "joined")
+__all__ = (
+    "EngineChoice",
+    "FetchRows",
+    "Fetcher",
+    "NodeEngine",
+    "Repeats",
+    "Shipment",
+    "fetch_asked",
+    "fetch_each",
+    "joined",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +268,13 @@ def joined(parts: Sequence[FeatureBatch]) -> FeatureBatch:
 
 
 _Ints = npt.NDArray[np.int64]
+
+
+def fetch_asked(
+    fetch: FetchRows, ask: Ask, fetch_from: Callable[[tuple[str, ...]], FetchRows] | None = None
+) -> Iterator[FeatureBatch]:
+    """Make a request for some rows of an epoch, of the nodes that own them where there are such; see ``fetch_each``."""
+    return fetch_each(fetch if fetch_from is None else fetch_from(ask.nodes), ask.samples, ask.route)
 
 
 def fetch_each(fetch: FetchRows, samples: Samples, route: Route) -> Iterator[FeatureBatch]:

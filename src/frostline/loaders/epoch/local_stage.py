@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from frostline.core import Cut, FeatureBatch, Samples, SampleTable, Skipped, View
 from frostline.errors import SampleError
+from frostline.events import Observer, SampleSkipped
 from frostline.prefetch import Deal, Dealer
 from frostline.prefetch.assemble import Memory, Slabs
 from frostline.prefetch.requests import Delivery
@@ -23,7 +24,9 @@ from frostline.processors import in_background, usable_cores
 
 __all__ = (
     "THREADS",
+    "Decode",
     "DecodePool",
+    "DeliveryDecoder",
     "LocalPrefix",
     "LocalStage",
     "UndecodedDealer",
@@ -36,6 +39,12 @@ THREADS = "frostline-decode"
 _END: Final = object()
 # Samples whose lengths stand for those of all: a hundred million are not looked at.
 _LOOKED_AT = 64
+
+_Ints = npt.NDArray[np.int64]
+
+
+Decode = Callable[[FeatureBatch, Samples], FeatureBatch]
+"""Decodes the encoded samples of a batch, given where they are; those that cannot be decoded become skipped ones."""
 
 
 class UndecodedDealer:
@@ -65,6 +74,38 @@ def undecoded_bytes(samples: SampleTable, preprocess: Preprocess, window_bytes: 
     encoded_bytes = samples.take(rows).encoded_bytes / len(rows)
     decoded_bytes = max(1, math.prod(preprocess.shape) * np.dtype(preprocess.dtype).itemsize)
     return max(1, min(window_bytes, int(window_bytes * encoded_bytes / decoded_bytes)))
+
+
+class DeliveryDecoder:
+    """Decodes deliveries of one pass. Safe for the threads of a pool, and for the one that fills batches.
+
+    Args:
+        decode: decodes the samples of a batch; None where they come decoded.
+        samples_at: gives the samples at some places of the pass; safe for several threads.
+        tell: told of samples that cannot be decoded; safe for several threads.
+    """
+
+    def __init__(self, decode: Decode | None, samples_at: Callable[[_Ints], Samples], tell: Observer) -> None:
+        self._decode = decode
+        self._samples_at = samples_at
+        self._tell = tell
+
+    def decoded(self, delivery: Delivery) -> Delivery:
+        """The same rows without any that are encoded; those that cannot be decoded are told.
+
+        Args:
+            delivery: delivery of places that were not handed out yet.
+        """
+        if self._decode is None or not delivery.batch.encoded:
+            return delivery
+        samples = self._samples_at(delivery.positions)
+        batch = self._decode(replace(delivery.batch, skipped=()), samples)
+        for skipped in batch.skipped:
+            self._tell(
+                SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason, changed=skipped.changed)
+            )
+        there = ~np.isin(samples.ids, [skipped.id for skipped in batch.skipped])
+        return replace(delivery, positions=delivery.positions[there], batch=batch)
 
 
 class DecodePool:

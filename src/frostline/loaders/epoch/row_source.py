@@ -8,25 +8,22 @@ import numpy.typing as npt
 
 from frostline.cache import TieredCache
 from frostline.config import LoaderSettings
-from frostline.core import FeatureBatch, Samples, TensorSpec
+from frostline.core import TensorSpec
 from frostline.events import Observer
 from frostline.loaders.epoch.batch_finisher import BatchFinisher
 from frostline.loaders.epoch.block_reads import BlockSource
 from frostline.loaders.epoch.fetch import FetchRows
+from frostline.loaders.epoch.local_stage import Decode
 from frostline.prefetch.assemble import Memory
 from frostline.prefetch.owned_requests import GroupedRequests
 from frostline.prefetch.requests import Dealer
 from frostline.prefetch.tuner import Tuner
 
-__all__ = ("Decode", "RowSource")
+__all__ = ("RowSource",)
 
 
 def _nothing() -> None:
     pass
-
-
-Decode = Callable[[FeatureBatch, Samples], FeatureBatch]
-"""Decodes the encoded samples of a batch, given where they are; those that cannot be decoded become skipped ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from frostline.config import IoSettings, LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
+from frostline.datasets.access import roots_of
 from frostline.errors import SettingError
 from frostline.stores.open import survives_fork
 from frostline.transport.protocol import Transport
@@ -107,7 +108,7 @@ class ForkedWorkers:
 
     @cached_property
     def _places(self) -> Sequence[str]:
-        return (*self._data.roots, *([self._shared_cache] if self._shared_cache else ()))
+        return (*roots_of(self._data), *([self._shared_cache] if self._shared_cache else ()))
 
     @contextmanager
     def _serving(self) -> Iterator[str]:

@@ -299,7 +299,7 @@ class _Work:
             is_missing[self._ranges.of(number).start : self._ranges.of(number).stop] = True
         done = len(data) - int(np.count_nonzero(is_missing))
         rows = _RowsOf(data.samples, (self._ranges.of(number) for number in missing))
-        for batch in self._setup.job.loader(_ROWS, data=data.kept(is_missing), targets=False):
+        for batch in self._setup.job.loader(_ROWS, data=data.take(is_missing), targets=False):
             here = rows.of(batch.ids.tolist())
             numbers = here // self._ranges.rows_per_part
             for number in np.unique(numbers).tolist():

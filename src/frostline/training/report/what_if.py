@@ -41,6 +41,7 @@ class WhatIf:
         trainer_speed: speed of the trainer, times the measured one.
         nodes: number of nodes that work beside the store.
         epochs: number of epochs of the job.
+        trainer_memory: bytes that the frozen layers left to the trainer may take.
         separate_machines: node and trainer have a machine each.
     """
 
@@ -49,6 +50,7 @@ class WhatIf:
     trainer_speed: float | None = None
     nodes: int | None = None
     epochs: int | None = None
+    trainer_memory: int | None = None
     separate_machines: bool = False
 
     @property
@@ -66,6 +68,8 @@ class WhatIf:
             said.append(f"a store side {self.store_speed:g} times as fast")
         if self.trainer_speed is not None:
             said.append(f"a trainer {self.trainer_speed:g} times as fast")
+        if self.trainer_memory is not None:
+            said.append(f"{in_bytes(self.trainer_memory)} for the frozen layers at the trainer")
         if self.nodes is not None:
             said.append(f"{self.nodes} node{'' if self.nodes == 1 else 's'}")
         if self.separate_machines:

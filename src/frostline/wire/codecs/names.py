@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frostline.core import EXACT, FLOAT32
+from frostline.core import EXACT, FLOAT32, LOSSY
 from frostline.core.features import array_dtype
 from frostline.errors import SettingError, nearest
+from frostline.wire.codecs.precision import body_dtype
 
 __all__ = ("CODECS", "Codec", "offered", "offered_precisions")
 
 # The finest first.
-_PRECISIONS = (EXACT, "fp16", "bf16", "int8")
+_PRECISIONS = (EXACT, *LOSSY)
 # What a named accuracy allows at most.
-_COARSEST = {EXACT: EXACT, FLOAT32: EXACT, "fp16": "fp16", "bf16": "bf16", "int8": "int8"}
+_COARSEST = {EXACT: EXACT, FLOAT32: EXACT, **{name: name for name in LOSSY}}
 _COMPRESSIONS = ("", "lz4", "zstd")
-_BYTES = {"fp16": 2, "bf16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Codec:
 
 
 def _narrows(precision: str, dtype: np.dtype[np.generic]) -> bool:
-    return precision == EXACT or (dtype.kind == "f" and dtype.itemsize > _BYTES[precision])
+    return precision == EXACT or (dtype.kind == "f" and dtype.itemsize > body_dtype(precision).itemsize)
 
 
 _BY_NAME = {

@@ -12,7 +12,7 @@ import pyarrow as pa
 from frostline.core import EXACT, FeatureBatch, PackedTensor
 from frostline.errors import FrostlineError
 from frostline.wire.codecs.names import Codec
-from frostline.wire.codecs.precision import narrow, scale_count, widen
+from frostline.wire.codecs.precision import body_dtype, narrow, scale_count, widen
 from frostline.wire.codecs.rows import TensorRows, max_row_bytes, pack_rows, unpack_rows
 
 __all__ = ("PackingMemory", "narrowed_dtype", "pack", "packing_memory", "scales", "unpack")
@@ -22,12 +22,6 @@ Array = npt.NDArray[Any]
 # What is made of a block of values and of one row while they are packed.
 _SCRATCH_BYTES = 2 << 20
 _SCRATCH_ROWS = 5
-
-_NARROWED: dict[str, np.dtype[Any]] = {
-    "fp16": np.dtype(np.float16),
-    "bf16": np.dtype(np.uint16),
-    "int8": np.dtype(np.int8),
-}
 
 
 def pack(batch: FeatureBatch, codec: str, tolerance: float | None = None) -> FeatureBatch:
@@ -111,7 +105,7 @@ def packing_memory(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[
 
 def narrowed_dtype(codec: Codec, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Of the values that a tensor of that dtype has once they are narrowed; bfloat16 is kept in uint16."""
-    return _NARROWED.get(codec.precision, dtype)
+    return dtype if codec.is_lossless else body_dtype(codec.precision)
 
 
 def scales(shape: tuple[int, ...], codec: Codec) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("Narrow", "narrow", "relative_error", "scale_count", "widen")
+__all__ = ("Narrow", "body_dtype", "narrow", "relative_error", "scale_count", "widen")
 
 Array = npt.NDArray[Any]
 Scale = npt.NDArray[np.float32]
@@ -89,6 +89,11 @@ def widen(
         return values.astype(dtype, copy=False)
 
 
+def body_dtype(precision: str) -> np.dtype[Any]:
+    """The dtype of the body of ``Narrow``; bfloat16 is kept in uint16."""
+    return np.dtype(_STEPS[precision].dtype)
+
+
 def scale_count(shape: tuple[int, ...]) -> int:
     """How many int8 scales a sample of that shape has."""
     channels, others, _ = _channels(shape)
@@ -161,7 +166,7 @@ def _scaled_error(ours: Array, theirs: Array) -> float:
 
 def _holds(values: Array, precision: str) -> bool:
     """Every value has a place in the format; NaN has none."""
-    limit = {"fp16": _HALF_LIMIT, "bf16": _BFLOAT_LIMIT, "int8": _BFLOAT_LIMIT}[precision]
+    limit = _STEPS[precision].limit
     return bool(-limit < values.min(initial=0.0) and values.max(initial=0.0) < limit)
 
 
@@ -268,13 +273,23 @@ def _channels(shape: tuple[int, ...]) -> tuple[int, int, bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Steps:
+    """A precision.
+
+    Attributes:
+        dtype: dtype of its bodies.
+        limit: magnitude from which on it holds no value.
+        narrow: writes floats to a body, and their scales where it has some.
+        widen: the inverse.
+    """
+
     dtype: type[np.generic]
+    limit: np.float32
     narrow: Callable[[Array, Array, Scale | None], None]
     widen: Callable[[Array, Array, Scale | None], None]
 
 
 _STEPS = {
-    "fp16": _Steps(dtype=np.float16, narrow=_to_half, widen=_from_half),
-    "bf16": _Steps(dtype=np.uint16, narrow=_to_bfloat, widen=_from_bfloat),
-    "int8": _Steps(dtype=np.int8, narrow=_to_levels, widen=_from_levels),
+    "fp16": _Steps(dtype=np.float16, limit=_HALF_LIMIT, narrow=_to_half, widen=_from_half),
+    "bf16": _Steps(dtype=np.uint16, limit=_BFLOAT_LIMIT, narrow=_to_bfloat, widen=_from_bfloat),
+    "int8": _Steps(dtype=np.int8, limit=_BFLOAT_LIMIT, narrow=_to_levels, widen=_from_levels),
 }
