@@ -20,6 +20,8 @@ __all__ = (
     "LayersUnfrozen",
     "MeasuringFailed",
     "NodeFull",
+    "NodeJoined",
+    "NodeLeft",
     "NodeLeftOut",
     "NodeRestarted",
     "NotAsAsked",
@@ -299,6 +301,21 @@ class NodeFull:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """Another node takes part in a job that runs; it has what the others were given."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeft:
+    """A node takes part in a job no more, and why; others own its blocks."""
+
+    url: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLeftOut:
     """One of several nodes gets no more of the work that an engine does, since it cannot run that engine."""
 
@@ -343,6 +360,8 @@ Event = (
     | LayersUnfrozen
     | MeasuringFailed
     | NodeFull
+    | NodeJoined
+    | NodeLeft
     | NodeLeftOut
     | NodeRestarted
     | NotAsAsked

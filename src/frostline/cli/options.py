@@ -143,7 +143,8 @@ _DATA = (
         "--near",
         multiple=True,
         metavar="URL",
-        help="Node beside the data; may be repeated, to share the work. Without it one is started for the job.",
+        help="Node beside the data; may be repeated, to share the work. dns://SERVICE:PORT stands for all addresses of "
+        "a name, file:///PATH for a JSON list; nodes may come and go. Without it one is started for the job.",
     ),
     list_here_option,
     click.option(

@@ -22,6 +22,8 @@ from frostline.events import (
     LayersUnfrozen,
     MeasuringFailed,
     NodeFull,
+    NodeJoined,
+    NodeLeft,
     NodeLeftOut,
     NodeRestarted,
     NotAsAsked,
@@ -117,6 +119,8 @@ class ProgressBar:
             case (
                 ColumnsLeft()
                 | NodeFull()
+                | NodeJoined()
+                | NodeLeft()
                 | NodeLeftOut()
                 | NodeRestarted()
                 | Replanned()
@@ -205,13 +209,25 @@ def _sides(event: SplitsTaken) -> str:
 
 
 def _in_words(
-    event: ColumnsLeft | NodeFull | NodeLeftOut | NodeRestarted | Replanned | RequestRetried | SampleSkipped | Tuned,
+    event: ColumnsLeft
+    | NodeFull
+    | NodeJoined
+    | NodeLeft
+    | NodeLeftOut
+    | NodeRestarted
+    | Replanned
+    | RequestRetried
+    | SampleSkipped
+    | Tuned,
 ) -> str:
     match event:
         case ColumnsLeft():
             return f"there is no place for these columns, which stay with {event.url}: {', '.join(event.columns)}"
         case NodeFull():
             return f"the node is full, asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}"
+        case NodeJoined() | NodeLeft():
+            gone = "" if isinstance(event, NodeJoined) else f" no more: {event.reason}"
+            return f"{event.url} takes part{gone}"
         case NodeLeftOut():
             return f"{event.url} is left out of what {event.engine} computes: {event.reason}"
         case NodeRestarted():

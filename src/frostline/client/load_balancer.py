@@ -1,18 +1,21 @@
-"""The way to several nodes that serve the same data: each request goes to the least busy one that answers."""
+"""The way to several nodes that serve the same data: a request goes to the owner of its samples while that answers."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Self, TypeVar
 
+from frostline.client.owner_tables import OwnerTables
+from frostline.client.owners import BlockOwners, Blocks, as_steps
+from frostline.client.turns import LoadBalancer
 from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import EngineNotReady, Overloaded, Unavailable
 from frostline.profiles import Profile
 from frostline.transport.protocol import Cancellation, Transport, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
-__all__ = ("BalancedResponse", "BalancedTransport", "LoadBalancer")
+__all__ = ("BalancedResponse", "BalancedTransport", "OwnersFirst")
 
 # A node that is away is tried again after so long: soon enough for one that restarts, rare enough for one that is gone.
 _AWAY_S = 2.0
@@ -20,59 +23,16 @@ _AWAY_S = 2.0
 T = TypeVar("T")
 
 
-def _nobody_told(_: int, __: str, ___: EngineNotReady) -> None:
+def _nobody_told(_: str, __: str, ___: EngineNotReady) -> None:
     pass
-
-
-@dataclass(slots=True)
-class _Place:
-    in_flight: int = 0
-    begun: int = 0
-    away_until: float = 0.0
-
-
-class LoadBalancer:
-    """Decides which node takes the next request. Takes the time and reads no clock; not for several threads.
-
-    Args:
-        nodes: how many there are.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        self._places = [_Place() for _ in range(nodes)]
-
-    def order(self, now: float) -> list[int]:
-        """All nodes, the one to ask first in front: those that answer by how busy they are, then those away."""
-
-        def rank(node: int) -> tuple[float, int, int]:
-            place = self._places[node]
-            return max(0.0, place.away_until - now), place.in_flight, place.begun
-
-        return sorted(range(len(self._places)), key=rank)
-
-    def present(self, now: float) -> list[int]:
-        """Those that are not known to be away, in the same order."""
-        return [node for node in self.order(now) if self._places[node].away_until <= now]
-
-    def began(self, node: int) -> None:
-        """A request went to it."""
-        self._places[node].in_flight += 1
-        self._places[node].begun += 1
-
-    def ended(self, node: int) -> None:
-        """The request is over, whatever became of it."""
-        self._places[node].in_flight -= 1
-
-    def failed(self, node: int, now: float, *, away_s: float) -> None:
-        """It did not answer, or asked not to be asked for so long."""
-        self._places[node].away_until = now + away_s
 
 
 class BalancedTransport:
     """A ``Transport`` to several nodes that serve the same data, as fast as all of them together.
 
-    A node that does not answer is left out for a while, and another one takes what it had been asked for; rows that
-    arrived already are not asked for again. Only where none answers does a call fail.
+    Nodes may come and go while it is used. A node that does not answer is left out for a while, and another one takes
+    what it had been asked for; rows that arrived already are not asked for again. Only where none answers does a call
+    fail. Each block of a data set has an owner among the nodes that answer; see ``at``.
 
     A node that cannot run an engine, or not exactly enough, gets none of the requests that name it, as long as there
     is another one that can: numbers of two engines are never mixed.
@@ -80,21 +40,77 @@ class BalancedTransport:
     Args:
         nodes: a way to each; closed with this one.
         clock: seconds that only grow.
-        left_out: told of a node, by its place, that cannot run an engine; once for each, in the caller's thread.
+        left_out: told of a node, by its name, that cannot run an engine; once for each, in the caller's thread.
+        names: names of the nodes, such as their URLs; their places by default.
     """
 
     def __init__(
         self,
         nodes: Sequence[Transport],
         clock: Callable[[], float] = time.monotonic,
-        left_out: Callable[[int, str, EngineNotReady], None] = _nobody_told,
+        left_out: Callable[[str, str, EngineNotReady], None] = _nobody_told,
+        names: Sequence[str] = (),
     ) -> None:
-        self._nodes = tuple(nodes)
+        self._nodes = list(nodes)
+        self._names = list(names) or [str(place) for place in range(len(nodes))]
         self._left_out = left_out
         self._unable: dict[tuple[int, str], EngineNotReady] = {}
         self._clock = clock
         self._lock = threading.Lock()
         self._turns = LoadBalancer(len(self._nodes))
+        self._tables = OwnerTables()
+        self._speeds: dict[str, float] = {}
+        self._prefixes: dict[str, bytes] = {}
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the nodes that are asked."""
+        with self._lock:
+            return tuple(self._names[number] for number in self._turns.members)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Names of those among them that have not answered for several times."""
+        with self._lock:
+            return tuple(self._names[number] for number in self._turns.lost)
+
+    def join(self, name: str, make: Callable[[], Transport]) -> None:
+        """Ask a node too, once it has what the others were given.
+
+        Args:
+            name: name of the node; one that left keeps its connections.
+            make: makes the way to it.
+
+        Raises:
+            Unavailable: It does not answer.
+            Refused: It does not take what the others did.
+        """
+        node = self._nodes[self._names.index(name)] if name in self._names else make()
+        for digest, artifact in tuple(self._prefixes.items()):
+            node.put_prefix(digest, artifact)
+        with self._lock:
+            if name not in self._names:
+                self._names.append(name)
+                self._nodes.append(node)
+            self._turns.join(self._names.index(name))
+
+    def leave(self, name: str) -> None:
+        """Ask a node nothing more; what it was asked for may still come."""
+        with self._lock:
+            self._turns.leave(self._names.index(name))
+
+    def owners(self, data: str, samples: int) -> BlockOwners:
+        """See ``OwnsBlocks``; among the nodes that answer, by how fast they were seen to be."""
+        with self._lock:
+            measured = {
+                self._names[number]: speed for number, speed in self._turns.samples_per_s(self._clock()).items()
+            }
+            self._speeds = speeds = as_steps(measured, self._speeds)
+        return self._tables.at(Blocks(data=data, samples=samples), speeds)
+
+    def at(self, nodes: tuple[str, ...]) -> "OwnersFirst":
+        """See ``OwnsBlocks``."""
+        return OwnersFirst(self, nodes)
 
     def health(self) -> Health:
         """See ``Transport``; of the first node that answers."""
@@ -102,6 +118,7 @@ class BalancedTransport:
 
     def put_prefix(self, digest: str, artifact: bytes) -> None:
         """See ``Transport``; to every node that answers, one at least."""
+        self._prefixes[digest] = artifact
         self._every(lambda node: node.put_prefix(digest, artifact))
 
     def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
@@ -119,9 +136,14 @@ class BalancedTransport:
         found = self._every(measured, engine, cancellation)
         return max(found, key=lambda item: max((trial.error for trial in item.trials), default=0.0))
 
-    def features(self, request: FeatureRequest) -> "BalancedResponse":
-        """See ``Transport``."""
-        return BalancedResponse(self, request)
+    def features(self, request: FeatureRequest, first: tuple[str, ...] = ()) -> "BalancedResponse":
+        """See ``Transport``.
+
+        Args:
+            request: request to make.
+            first: names of the nodes to ask before all others.
+        """
+        return BalancedResponse(self, request, first)
 
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport``; totals are those of all nodes that answer together."""
@@ -137,7 +159,7 @@ class BalancedTransport:
 
     def statistics(self) -> TransportStatistics:
         """See ``Transport``; the sum over the nodes."""
-        each = [node.statistics() for node in self._nodes]
+        each = [node.statistics() for node in tuple(self._nodes)]
         sums = {field.name: sum(getattr(part, field.name) for part in each) for field in fields(TransportStatistics)}
         return TransportStatistics(**sums)
 
@@ -146,28 +168,36 @@ class BalancedTransport:
         for node in self._nodes:
             node.close()
 
-    def begin(self, request: FeatureRequest, tried: set[int]) -> tuple[int, Iterator[FeatureBatch]]:
+    def begin(
+        self, request: FeatureRequest, tried: set[int], first: tuple[str, ...] = ()
+    ) -> tuple[int, Iterator[FeatureBatch]]:
         """Ask the node whose turn it is, that was not tried yet and that can run the engine.
+
+        Args:
+            request: request to make.
+            tried: nodes that were asked for it before.
+            first: names of the nodes to ask before all others.
 
         Raises:
             EngineNotReady: None of them can.
         """
         with self._lock:
-            able = self._able(self._turns.order(self._clock()), request.engine)
+            now, preferred = self._clock(), [self._names.index(name) for name in first if name in self._names]
+            able = self._able(self._turns.order(now, preferred), request.engine)
             number = next(index for index in able if index not in tried)
-            self._turns.began(number)
+            self._turns.began(number, now)
         return number, self._nodes[number].features(request)
 
-    def ended(self, number: int) -> None:
-        """A request to that node is over."""
+    def ended(self, number: int, rows: int = 0) -> None:
+        """A request to that node is over, which brought so many rows."""
         with self._lock:
-            self._turns.ended(number)
+            self._turns.ended(number, self._clock(), rows=rows)
 
     def failed(self, number: int, error: Unavailable) -> None:
         """That node did not answer."""
         away_s = error.retry_after_s if isinstance(error, Overloaded) else _AWAY_S
         with self._lock:
-            self._turns.failed(number, self._clock(), away_s=away_s)
+            self._turns.failed(number, self._clock(), away_s=away_s, is_full=isinstance(error, Overloaded))
 
     def others(self, request: FeatureRequest, tried: set[int]) -> bool:
         """Whether a node is left that can run the request's engine and is not known to be away."""
@@ -190,7 +220,7 @@ class BalancedTransport:
             is_new = (number, engine) not in self._unable
             self._unable[number, engine] = why
         if is_new:
-            self._left_out(number, engine, why)
+            self._left_out(self._names[number], engine, why)
 
     def _every(
         self, call: Callable[[Transport], T], engine: str = REFERENCE, cancellation: Cancellation | None = None
@@ -244,13 +274,15 @@ def _better_known(before: Unavailable | None, error: Unavailable) -> Unavailable
 class BalancedResponse:
     """The batches of one request, from whichever node takes it. ``close`` may be called from any thread."""
 
-    def __init__(self, spread: BalancedTransport, request: FeatureRequest) -> None:
+    def __init__(self, spread: BalancedTransport, request: FeatureRequest, first: tuple[str, ...] = ()) -> None:
         self._spread = spread
         self._request = request
+        self._first = first
         self._lock = threading.Lock()
         self._tried: set[int] = set()
         self._node: int | None = None
         self._batches: Iterator[FeatureBatch] | None = None
+        self._rows = 0
         self._has_arrived = False
         self._is_closed = False
 
@@ -270,6 +302,7 @@ class BalancedResponse:
                 raise
             else:
                 self._has_arrived = True
+                self._rows += len(batch) + len(batch.skipped)
                 return batch
 
     def close(self) -> None:
@@ -287,7 +320,7 @@ class BalancedResponse:
             if self._is_closed:
                 raise StopIteration
             if self._batches is None:
-                self._node, self._batches = self._spread.begin(self._request, self._tried)
+                self._node, self._batches = self._spread.begin(self._request, self._tried, self._first)
             return self._batches
 
     def _goes_on(self, error: Unavailable) -> bool:
@@ -307,5 +340,28 @@ class BalancedResponse:
         with self._lock:
             number, self._node = self._node, None
         if number is not None:
-            self._spread.ended(number)
+            self._spread.ended(number, self._rows)
         return number
+
+
+class OwnersFirst:
+    """A ``Transport`` to the same nodes that asks some of them before all others.
+
+    Args:
+        spread: way to all nodes, which stays its owner's to close.
+        first: names of the nodes to ask first, in order.
+    """
+
+    def __init__(self, spread: BalancedTransport, first: tuple[str, ...]) -> None:
+        self._spread = spread
+        self._first = first
+        self.health = spread.health
+        self.put_prefix = spread.put_prefix
+        self.profile = spread.profile
+        self.node_statistics = spread.node_statistics
+        self.statistics = spread.statistics
+        self.close = spread.close
+
+    def features(self, request: FeatureRequest) -> BalancedResponse:
+        """See ``Transport``."""
+        return self._spread.features(request, self._first)

@@ -1,16 +1,29 @@
 """Where an I/O service gets from what it does not have: nodes, or the store itself, read by a node in its process."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from frostline.client.http import HttpTransport
-from frostline.client.load_balancer import BalancedTransport
+from frostline.client.membership import NodeWatch, balanced
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import SettingError
+from frostline.errors import EngineNotReady, SettingError
 from frostline.transport.protocol import Transport
+from frostline.wire.http.node_lists import NodeList
 
 __all__ = ("Upstream",)
+
+# A node that says nothing for so long is not there.
+_PROBE_S = 5.0
+
+
+def _ignored(*_: str) -> None:
+    pass
+
+
+def _nobody_told(_: str, __: str, ___: EngineNotReady) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +31,7 @@ class Upstream:
     """What is asked.
 
     Attributes:
-        near: URLs of nodes that serve the same data; none to read the stores here.
+        near: URLs of nodes that serve the same data, or of lists of them; none to read the stores here.
         roots: URLs under which data is read here.
         node: settings of the node that does so.
     """
@@ -43,12 +56,20 @@ class Upstream:
         if not self.near:
             yield from self._here()
             return
-        ways = [HttpTransport(url, LoaderSettings()) for url in self.near]
-        transport: Transport = ways[0] if len(ways) == 1 else BalancedTransport(ways)
-        try:
-            yield transport
-        finally:
-            transport.close()
+        if len(self.near) > 1 or NodeList.is_one(self.near[0]):
+            probing = LoaderSettings(deadline_s=_PROBE_S)
+            several = balanced(
+                self.near,
+                make=HttpTransport,
+                probe=partial(HttpTransport, settings=probing),
+                left_out=_nobody_told,
+                watch=NodeWatch(joined=_ignored, left=_ignored, refused=_ignored),
+            )
+            with several as transport:
+                yield transport
+            return
+        with closing(HttpTransport(self.near[0])) as alone:
+            yield alone
 
     def _here(self) -> Iterator[Transport]:
         # These import torch, which a service before a node has no need of.

@@ -4,19 +4,30 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from frostline.client.http import HttpTransport
 from frostline.client.load_balancer import BalancedTransport
+from frostline.client.membership import NodeWatch, balanced
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
 from frostline.datasets.access import roots_of
 from frostline.errors import EngineNotReady, SettingError
+from frostline.events import Event, NodeJoined, NodeLeft, NotAsAsked, Observer
 from frostline.io_service.client.socket import SCHEME
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from frostline.transport.protocol import Transport
+from frostline.wire.http.node_lists import NodeList
 
-__all__ = ("reach",)
+__all__ = ("members_of", "reach")
+
+# A node that says nothing for so long is not there.
+_PROBE_S = 5.0
+
+
+def _nobody(_: Event) -> None:
+    pass
 
 
 def reach(
@@ -24,22 +35,33 @@ def reach(
     data: Dataset,
     settings: LoaderSettings,
     node: NodeSettings,
-    left_out: Callable[[int, str, EngineNotReady], None],
+    left_out: Callable[[str, str, EngineNotReady], None],
     stack: ExitStack,
+    observe: Observer = _nobody,
 ) -> Transport:
     """The way to the nodes, or to one of this process.
 
     Args:
-        nodes: their URLs, or that of the I/O service; none for one in this process.
+        nodes: their URLs or those of lists of them, or that of the I/O service; none for one in this process.
         data: data that it reads.
         settings: how the job asks.
         node: settings of the node in this process.
-        left_out: told of a node that cannot run an engine, by its place among several.
+        left_out: told of a node that cannot run an engine, by its URL.
         stack: closes what was made.
+        observe: told which nodes come and go.
     """
+    if len(nodes) > 1 or any(map(NodeList.is_one, nodes)):
+        probing = replace(settings, deadline_s=min(_PROBE_S, settings.deadline_s))
+        several = balanced(
+            nodes,
+            make=partial(_way, settings=settings),
+            probe=partial(_way, settings=probing),
+            left_out=left_out,
+            watch=_watch(observe),
+        )
+        return stack.enter_context(several)
     if nodes:
-        ways = [_way(url, settings) for url in nodes]
-        transport = ways[0] if len(ways) == 1 else BalancedTransport(ways, left_out=left_out)
+        transport = _way(nodes[0], settings)
     else:
         # Who wants no request made twice wants no read made twice either.
         quantile = max(node.hedge_quantile, settings.hedge_quantile)
@@ -57,6 +79,24 @@ def reach(
         transport = LocalTransport(embedded)
     stack.callback(transport.close)
     return transport
+
+
+def members_of(transport: Transport, nodes: Sequence[str]) -> Sequence[str]:
+    """URLs of the nodes that a job asks now.
+
+    Args:
+        transport: way to them.
+        nodes: addresses that they were given by.
+    """
+    return transport.members if isinstance(transport, BalancedTransport) else nodes
+
+
+def _watch(observe: Observer) -> NodeWatch:
+    return NodeWatch(
+        joined=lambda url: observe(NodeJoined(url=url)),
+        left=lambda url, why: observe(NodeLeft(url=url, reason=why)),
+        refused=lambda url, why: observe(NotAsAsked(reason=f"a node is left out, {url}: {why}")),
+    )
 
 
 def _way(url: str, settings: LoaderSettings) -> Transport:

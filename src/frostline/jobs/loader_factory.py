@@ -14,6 +14,7 @@ from frostline.datasets.formats.split_names import scored_among, trained_among
 from frostline.datasets.manifest.row_subset import rows_of_ids
 from frostline.errors import SettingError
 from frostline.events import Event
+from frostline.jobs.owned_rows import fetch_from, owned_rows
 from frostline.jobs.router import Router
 from frostline.jobs.statistics import StatisticsCollector
 from frostline.loaders.epoch.batch_finisher import BatchFinisher
@@ -160,6 +161,8 @@ class LoaderFactory:
         if isinstance(order, BlockOrder) and replay is None:
             sharing = ranks.world_size * ranks.workers
             blocks = blocks_of(fetcher.transport, data, order, settings, sharing)
+        is_encoded = encoded or _decodes(fetcher, self.router)
+        owned, settings = owned_rows(fetcher.transport, data, settings, () if is_encoded else self.tensors)
         if blocks is not None:
             settings = replace(settings, window_bytes=max(1, settings.window_bytes // 2))
         if not encoded and _decodes(fetcher, self.router):
@@ -174,7 +177,7 @@ class LoaderFactory:
             is_finished = mapped is None and declared is None
             finisher = None if is_finished else BatchFinisher(targets=declared, sample_map=mapped)
             made = make(fetcher, seed, number, has_targets=has_targets)
-            return replace(made, settings=settings, blocks=blocks, finisher=finisher)
+            return replace(made, settings=settings, blocks=blocks, finisher=finisher, owned=owned)
 
         return ArrayLoader(
             source,
@@ -210,8 +213,10 @@ class LoaderFactory:
         view = self.cache_policy.view(fetcher.preprocess, seed, epoch)
         decodes = _decodes(fetcher, self.router)
         dealer: Dealer = UndecodedDealer(self.router) if decodes else self.router
+        fetch = partial(fetch_of, view=view, has_targets=has_targets, decodes=not decodes)
         return RowSource(
-            fetch=fetch_of(fetcher, view, has_targets=has_targets, decodes=not decodes),
+            fetch=fetch(fetcher),
+            fetch_from=fetch_from(fetcher, fetch),
             dealer=MaskedDealer(dealer, mask_bytes(fetcher.preprocess)) if has_targets else dealer,
             cache=self.cache_policy.cache(fetcher.preprocess, view, has_targets=has_targets),
             unreadable=self.collector.unreadable,
@@ -234,6 +239,7 @@ class LoaderFactory:
         return replace(
             source,
             fetch=fetch,
+            fetch_from=fetch_from(fetcher, fetch_encoded),
             dealer=dealer,
             cache=None,
             memory=None,

@@ -17,7 +17,7 @@ from frostline.datasets.access import steps_left_of
 from frostline.errors import EngineNotReady, SettingError
 from frostline.events import NodeLeftOut, NotAsAsked, Observer, PhaseStarted
 from frostline.jobs.beginning import Beginning, begin
-from frostline.jobs.connect import reach
+from frostline.jobs.connect import members_of, reach
 from frostline.jobs.context import JobContext, tried
 from frostline.jobs.job import Job
 from frostline.jobs.loader_factory import CachePolicy
@@ -69,10 +69,12 @@ def offload(
         data: the samples; where they say ``changed="rebuild"`` they are listed again now, and stay so.
         preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a ready format it
             declares the whole way too; what was applied is not done again.
-        near: URL of a node beside the data; or of several that serve the same data, over which the work is spread,
-            and where one dies the others take over. ``unix:///…/io.sock`` is the I/O service of this machine, which
-            asks its node. None takes the nodes that listed the data, where some did, or that of ``settings.io`` where
-            it is set, and else runs a node in this process.
+        near: URL of a node beside the data; or of several that serve the same data: each keeps a part of it, and where
+            one dies the others take over. ``dns://service:7070`` stands for all addresses of a name, and
+            ``file:///nodes.json`` for those in a file: nodes may come and go while the job runs.
+            ``unix:///…/io.sock`` is the I/O service of this machine, which asks its node. None takes the nodes that
+            listed the data, where some did, or that of ``settings.io`` where it is set, and else runs a node in this
+            process.
         cut: number of the cut to use; None lets the plan choose. Without a model None is 0, which brings encoded
             samples and decodes them as batches need them; 1 where a node in this process reads a ready format, whose
             samples are pixels.
@@ -115,8 +117,8 @@ def offload(
     with collector_rests(), ExitStack() as stack:
         near = near or data.source.near or settings.io
         nodes = [near] if isinstance(near, str) else list(near or ())
-        lacking: set[int] = set()
-        transport = reach(nodes, data, settings, node, partial(_left_out, nodes, lacking, observe), stack)
+        lacking: set[str] = set()
+        transport = reach(nodes, data, settings, node, partial(_left_out, lacking, observe), stack, observe)
         network = (
             None
             if model is None
@@ -137,16 +139,14 @@ def offload(
             epochs=epochs,
             cut=cut,
         )
-        begun = begin(context, network, nodes, lacking, policy=policy, codec=codec)
+        begun = begin(context, network, members_of(transport, nodes), lacking, policy=policy, codec=codec)
         return _made(context, network, begun, nodes, node, policy, observe, stack)
 
 
-def _left_out(
-    nodes: Sequence[str], lacking: set[int], observe: Observer, number: int, engine: str, why: EngineNotReady
-) -> None:
+def _left_out(lacking: set[str], observe: Observer, url: str, engine: str, why: EngineNotReady) -> None:
     """Remember and tell of a node that cannot run the engine that was chosen."""
-    lacking.add(number)
-    observe(NodeLeftOut(url=nodes[number], engine=engine, reason=str(why)))
+    lacking.add(url)
+    observe(NodeLeftOut(url=url, engine=engine, reason=str(why)))
 
 
 def _partitioned(

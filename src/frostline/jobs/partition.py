@@ -165,7 +165,7 @@ class PartitionedModel:
             return replace(shipment, refused=str(error))
         return shipment
 
-    def situate(self, context: JobContext, nodes: Sequence[str], lacking: set[int]) -> Situation:
+    def situate(self, context: JobContext, nodes: Sequence[str], lacking: set[str]) -> Situation:
         """Measure both sides and the link.
 
         Args:
@@ -214,7 +214,7 @@ class PartitionedModel:
         )
         return Measurements(choice=EngineChoice.of(context.transport.profile(wanted, cancellation)))
 
-    def measurements(self, context: JobContext, nodes: Sequence[str], lacking: set[int]) -> Measurements:
+    def measurements(self, context: JobContext, nodes: Sequence[str], lacking: set[str]) -> Measurements:
         """Measure all that a plan needs; see ``situate``."""
         situation = self.situate(context, nodes, lacking)
         return Measurements(choice=EngineChoice.of(situation.store), situation=situation)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Self
@@ -84,7 +83,7 @@ class WorkerSetup:
         Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
         settings, collector = _share(self.settings, workers), self._collector()
         nodes = self.nodes or (() if self.forked is None else self.forked.nodes)
-        transport = reach(nodes, self.data, settings, self.node, partial(_left_out), stack)
+        transport = reach(nodes, self.data, settings, self.node, _left_out, stack)
         router = Router(
             cuts=self.cuts,
             shares=shares,
@@ -183,7 +182,7 @@ def _ignore(_: Event) -> None:
     pass
 
 
-def _left_out(_: int, __: str, ___: Exception) -> None:
+def _left_out(_: str, __: str, ___: Exception) -> None:
     pass
 
 

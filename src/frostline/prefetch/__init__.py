@@ -2,6 +2,7 @@
 
 from frostline.prefetch.assemble import BatchAssembler, Gathered, RowRange
 from frostline.prefetch.driver import Fetch, Prefetcher
+from frostline.prefetch.owned_requests import GroupedRequests, RowOwners
 from frostline.prefetch.requests import Ask, Deal, Dealer, Delivery, PlannedRequest, WeightedRoutes, plan_requests
 from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window, WindowStatistics
@@ -14,8 +15,10 @@ __all__ = (
     "Delivery",
     "Fetch",
     "Gathered",
+    "GroupedRequests",
     "PlannedRequest",
     "Prefetcher",
+    "RowOwners",
     "RowRange",
     "Tuner",
     "WeightedRoutes",

@@ -35,6 +35,7 @@ class PlannedRequest:
         route: the way that they take.
         epoch: epoch that they belong to, where a window asks for several: nothing of one is handed out before the last
             of the one before it.
+        nodes: names of the nodes to ask, the owner of the samples first; none where any will do.
     """
 
     positions: npt.NDArray[np.int64]
@@ -42,6 +43,7 @@ class PlannedRequest:
     expected_bytes: int
     route: Route
     epoch: int = 0
+    nodes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.positions) == 0 or len(self.positions) != len(self.samples):
@@ -62,6 +64,7 @@ class Ask:
         route: the way that they take; the same in every attempt.
         is_hedge: whether an earlier attempt is under way and late.
         epoch: epoch of the request.
+        nodes: names of the nodes to ask, in order; every other attempt begins with the second.
     """
 
     number: int
@@ -70,6 +73,7 @@ class Ask:
     route: Route
     is_hedge: bool
     epoch: int = 0
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

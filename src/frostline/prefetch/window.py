@@ -320,16 +320,18 @@ class Window:
 
     def _ask(self, one: InFlight, now: float) -> Ask:
         self._asks += 1
-        under_way, samples = len(one.attempts), one.begin(self._asks)
+        under_way = len(one.attempts)
+        attempt, samples = one.failures + under_way + 1, one.begin(self._asks)
         self._flights[self._asks] = _Flight(opened=one, since=now, rows=len(samples))
         self._rows_under_way += len(samples)
         return Ask(
             number=self._asks,
-            attempt=one.failures + under_way + 1,
+            attempt=attempt,
             samples=samples,
             route=one.request.route,
             is_hedge=under_way > 0,
             epoch=one.request.epoch,
+            nodes=one.request.nodes if attempt % 2 else one.request.nodes[::-1],
         )
 
     def _end(self, number: int) -> "_Flight | None":
@@ -346,7 +348,7 @@ class Window:
     def _hand_out(self, one: InFlight) -> Delivery:
         arrival = one.hand_out()
         while self._open and self._open[0].is_out:
-            self._stop = self._open.popleft().place(-1) + 1
+            self._stop = max(self._stop, self._open.popleft().place(-1) + 1)
         batch = arrival.batch
         self._ready_bytes -= batch.nbytes
         self._bytes_taken += batch.nbytes

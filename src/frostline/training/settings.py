@@ -13,6 +13,7 @@ from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.stores.base.urls import parse_url
 from frostline.training.recipe.adapters import LowRank
 from frostline.training.recipe.unfreezing import Unfreezing
+from frostline.wire.http.node_lists import listed_nodes
 from frostline.wire.recipes import LOSSES, SCHEDULES, TASKS, Recipe
 
 __all__ = ("RANDOM", "CheckpointEvery", "ExtractSettings", "JobSettings", "TrainSettings")
@@ -37,7 +38,7 @@ class JobSettings:
         split: name of a split: of it alone; None takes all, and a training the split for that which the data brings.
         model: name of the network (``training.networks.load_model``).
         until: the last frozen module, or ``features``: all but the classifier.
-        near: URL of a node beside the data; None starts one in a process of its own.
+        near: URL of a node beside the data, or of a list of nodes; None starts one in a process of its own.
         also_near: URLs of further nodes beside the same data; the work is spread over all of them.
         list_here: list the data with this process's own credentials, though a node could list it.
         weights: safetensors file of the whole network; ``random`` for none; None takes the name's own.
@@ -102,10 +103,13 @@ class JobSettings:
         The nodes of a job list its data. It is listed here where that was asked for, where its format names other
         hosts, and where it is a folder of this machine beside a node of this machine.
         """
-        nodes = tuple(url for url in (self.near, *self.also_near) if url is not None)
-        if self.list_here or self.format == URLS or any(not url.startswith("http:") for url in nodes):
+        near = tuple(url for url in (self.near, *self.also_near) if url is not None)
+        if self.list_here or self.format == URLS:
             return ()
-        return () if all(map(_is_here, nodes)) and _is_folder_here(self.data) else nodes
+        nodes = listed_nodes(near)
+        if any(not url.startswith("http:") for url in nodes):
+            return ()
+        return () if all(map(_is_here, nodes)) and _is_folder_here(self.data) else near
 
     @property
     def learns(self) -> str:

@@ -9,11 +9,20 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from frostline.core import FeatureBatch
 from frostline.errors import Unavailable
+from frostline.prefetch.owned_requests import RowOwners
 from frostline.profiles import Profile
 from frostline.stores.reads.block_reads import BlockReads
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
-__all__ = ("BesideTraining", "Cancellation", "ReadsBlocks", "TrainsBeside", "Transport", "TransportStatistics")
+__all__ = (
+    "BesideTraining",
+    "Cancellation",
+    "OwnsBlocks",
+    "ReadsBlocks",
+    "TrainsBeside",
+    "Transport",
+    "TransportStatistics",
+)
 
 
 class Cancellation:
@@ -160,6 +169,26 @@ class TrainsBeside(Protocol):
         Raises:
             Refused: The node does not take it.
             Unavailable: It is busy with another one, or cannot be reached.
+        """
+
+
+@runtime_checkable
+class OwnsBlocks(Protocol):
+    """A way to several nodes, each of which keeps a part of the data."""
+
+    def owners(self, data: str, samples: int) -> RowOwners:
+        """The owners of a data set's rows at present.
+
+        Args:
+            data: URL of its root.
+            samples: number of rows of its whole manifest.
+        """
+
+    def at(self, nodes: tuple[str, ...]) -> Transport:
+        """The same way, on which some nodes are asked before all others.
+
+        Args:
+            nodes: their names, the one to ask first in front; one that is gone is passed over.
         """
 
 

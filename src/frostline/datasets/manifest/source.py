@@ -31,6 +31,7 @@ from frostline.private import make_private_folder, open_private
 from frostline.stores.objects.local import error_of_system
 from frostline.stores.open import open_store
 from frostline.wire.http.exchange import Exchange, Message
+from frostline.wire.http.node_lists import NodeList, listed_nodes
 from frostline.wire.http.pool import Connections, address_of
 from frostline.wire.listings import MAX_KNOWN, ListingRequest, ManifestHead, event_from_line, failure_from_json
 from frostline.wire.refusals import error_from_answer
@@ -62,7 +63,10 @@ def node_urls(near: str | Sequence[str]) -> tuple[str, ...]:
             raise SettingError(
                 f"{url} is an I/O service, which lists nothing: give Dataset(near=) the address of a node, or none"
             )
-        address_of(url)
+        if NodeList.is_one(url):
+            NodeList(url=url)  # refuses one that makes no sense
+        else:
+            address_of(url)
     return urls
 
 
@@ -104,7 +108,7 @@ class NodeListing:
             OutOfSpace: the disk is full.
         """
         failures: list[FrostlineError] = []
-        for url in self.nodes:
+        for url in listed_nodes(self.nodes):
             try:
                 return self._from(url, observe)
             except (Refused, Unavailable) as error:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Final, Self
@@ -19,6 +19,7 @@ from frostline.loaders.epoch.local_stage import THREADS as DECODING
 from frostline.loaders.epoch.local_stage import DecodePool
 from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.prefetch.driver import Prefetcher
+from frostline.prefetch.owned_requests import GroupedRequests
 from frostline.prefetch.requests import Delivery
 from frostline.processors import in_background
 
@@ -54,6 +55,10 @@ class Arrivals:
     def of(cls, prefetcher: Prefetcher, deliveries: Iterator[Delivery | None]) -> Self:
         """What a prefetcher brings."""
         return cls(deliveries=deliveries, prefetcher=prefetcher, happened=prefetcher.happened)
+
+    def grouped(self, groups: GroupedRequests | None) -> "Arrivals":
+        """The same in the order of the epoch, where it was asked for in groups."""
+        return self if groups is None else replace(self, deliveries=groups.in_order(self.deliveries))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -270,9 +270,11 @@ def joined(parts: Sequence[FeatureBatch]) -> FeatureBatch:
 _Ints = npt.NDArray[np.int64]
 
 
-def fetch_asked(fetch: FetchRows, ask: Ask) -> Iterator[FeatureBatch]:
-    """Make a request for some rows of an epoch; see ``fetch_each``."""
-    return fetch_each(fetch, ask.samples, ask.route)
+def fetch_asked(
+    fetch: FetchRows, ask: Ask, fetch_from: Callable[[tuple[str, ...]], FetchRows] | None = None
+) -> Iterator[FeatureBatch]:
+    """Make a request for some rows of an epoch, of the nodes that own them where there are such; see ``fetch_each``."""
+    return fetch_each(fetch if fetch_from is None else fetch_from(ask.nodes), ask.samples, ask.route)
 
 
 def fetch_each(fetch: FetchRows, samples: Samples, route: Route) -> Iterator[FeatureBatch]:

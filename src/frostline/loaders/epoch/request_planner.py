@@ -17,6 +17,7 @@ from frostline.loaders.epoch.fetch import fetch_asked
 from frostline.loaders.epoch.row_source import RowSource
 from frostline.ordering import EpochOrder, Resumed, Shard
 from frostline.prefetch.driver import Prefetcher
+from frostline.prefetch.owned_requests import PlanRequests
 from frostline.prefetch.requests import Dealer, PlannedRequest, RampLengths, RampUp, plan_requests
 from frostline.prefetch.window import Window
 from frostline.stores.reads.block_reads import BlockReads
@@ -117,6 +118,7 @@ class RequestPlanner:
     Attributes:
         segments: segments that were planned. They are made as requests are drawn.
         asked: all places below this that must be asked for were drawn.
+        groups: divides the samples by the nodes that own them; None where any node will do.
     """
 
     def __init__(self, source: RowSource, samples: SampleTable, order: EpochOrder, shard: Shard) -> None:
@@ -126,6 +128,7 @@ class RequestPlanner:
         self._shard = shard
         self._reads: BlockReads | None = None
         self.segments = Segments(samples)
+        self.groups = None if source.owned is None else source.owned()
         self.asked = 0
 
     def requests(self, *, begins: bool) -> Iterator[PlannedRequest]:
@@ -143,8 +146,9 @@ class RequestPlanner:
             self.segments.add(segment)
             held = segment.held
             missing = np.flatnonzero((held.rows < 0) & ~held.is_on_disk)
-            for request in requests_for(self._source, self._samples, segment, missing, dealer):
-                self.asked = int(request.positions[-1]) + 1
+            plan = plan_requests if self.groups is None else self.groups.plan
+            for request in requests_for(self._source, self._samples, segment, missing, dealer, plan):
+                self.asked = max(self.asked, int(request.positions[-1]) + 1)
                 if ahead is not None:
                     ahead.upto(self.asked)
                 yield request
@@ -178,18 +182,23 @@ class RequestPlanner:
 
 
 def requests_for(
-    source: RowSource, samples: SampleTable, segment: Segment, places: _Ints, dealer: Dealer
+    source: RowSource,
+    samples: SampleTable,
+    segment: Segment,
+    places: _Ints,
+    dealer: Dealer,
+    plan: PlanRequests = plan_requests,
 ) -> Iterator[PlannedRequest]:
     """Requests for the readable samples at some places, counted from the segment's first one."""
     readable = places[~np.isin(segment.ids[places], source.unreadable())]
-    return plan_requests(samples, segment.rows[readable], segment.start + readable, dealer)
+    return plan(samples, segment.rows[readable], segment.start + readable, dealer)
 
 
 def prefetcher_of(source: RowSource, window: Window, observe: Observer) -> Prefetcher:
     """What makes the requests of a window."""
     return Prefetcher(
         window,
-        partial(fetch_asked, source.fetch),
+        partial(fetch_asked, source.fetch, fetch_from=source.fetch_from),
         threads=source.settings.last_requests,
         clock=time.monotonic,
         observe=observe,

@@ -15,6 +15,7 @@ from frostline.loaders.epoch.block_reads import BlockSource
 from frostline.loaders.epoch.fetch import FetchRows
 from frostline.loaders.epoch.local_stage import Decode
 from frostline.prefetch.assemble import Memory
+from frostline.prefetch.owned_requests import GroupedRequests
 from frostline.prefetch.requests import Dealer
 from frostline.prefetch.tuner import Tuner
 
@@ -47,6 +48,8 @@ class RowSource:
         decode: decodes what ``fetch`` brings encoded; None where it brings nothing that is. For several threads.
         max_finished_bytes: maximum bytes of finished batches that wait for the loop; the last of them may be more. None
             where the window bounds them, which holds their rows.
+        owned: divides a pass's samples by the nodes that own them; None where any node will do.
+        fetch_from: as ``fetch``, of nodes by their names, the one to ask first in front.
     """
 
     fetch: FetchRows
@@ -65,3 +68,5 @@ class RowSource:
     decode: Decode | None = None
     max_finished_bytes: int | None = None
     catch_up: Callable[[], None] = _nothing
+    owned: Callable[[], GroupedRequests] | None = None
+    fetch_from: Callable[[tuple[str, ...]], FetchRows] | None = None

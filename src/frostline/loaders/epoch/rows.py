@@ -71,7 +71,7 @@ class EpochStream:
 
     def fetch(self, ask: Ask) -> Iterator[FeatureBatch]:
         """Make a request for some of its rows."""
-        return fetch_asked(self.source.fetch, ask)
+        return fetch_asked(self.source.fetch, ask, self.source.fetch_from)
 
     @contextmanager
     def arrivals(self) -> Iterator[Arrivals]:
@@ -86,6 +86,7 @@ class EpochStream:
     @contextmanager
     def decoding(self, arrivals: Arrivals) -> Iterator[Arrivals]:
         """The same decoded, as ``batches`` takes them."""
+        arrivals = arrivals.grouped(self._planner.groups)
         if self.source.decode is None:
             yield arrivals
             return

@@ -1,0 +1,182 @@
+"""Requests by owner: each sample once, requests of one owner and large, and rows in order again behind the window."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frostline.config import LoaderSettings
+from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.errors import NodeUnreachable
+from frostline.prefetch import Delivery, GroupedRequests, Window
+from frostline.prefetch.owned_requests import in_pieces
+from support.mixing import one_way
+
+ROW_BYTES = 8
+
+
+@dataclass
+class Owners:
+    """Owners of rows, by a table that is given."""
+
+    table: np.ndarray
+    nodes: tuple
+
+    def of_rows(self, rows):
+        return self.table[rows]
+
+    def second(self, row):
+        return None if len(self.nodes) < 2 else (int(self.table[row]) + 1) % len(self.nodes)
+
+
+def owners(count, nodes, seed=0):
+    table = np.random.default_rng(seed).integers(0, nodes, count).astype(np.int32)
+    return Owners(table, tuple(f"node {number}" for number in range(nodes)))
+
+
+def samples(count):
+    ids = np.arange(count, dtype=np.int64) * 7 + 3
+    zeros = np.zeros(count, np.int64)
+    return Samples(ids=ids, objects=[str(item) for item in ids], offsets=zeros, lengths=zeros + 9, labels=zeros)
+
+
+def grouped(found, request_rows, max_rows=1 << 20):
+    return GroupedRequests(lambda: found, lambda rows: rows, request_rows=request_rows, max_rows=max_rows)
+
+
+def answer(ids, unreadable):
+    kept = ids[~np.isin(ids, unreadable)]
+    skipped = tuple(Skipped(id=int(item), object="x", reason="no image") for item in ids if item in unreadable)
+    return FeatureBatch(ids=kept, tensors=(kept.astype(np.float64)[:, None],), skipped=skipped)
+
+
+@settings(deadline=None)
+@given(
+    count=st.integers(1, 150),
+    nodes=st.integers(1, 5),
+    request_rows=st.integers(1, 12),
+    max_rows=st.integers(1, 200),
+    requests=st.integers(1, 6),
+    data=st.data(),
+)
+def test_behind_the_window_rows_come_once_and_in_order_whatever_fails(
+    count, nodes, request_rows, max_rows, requests, data
+):
+    random = np.random.default_rng(data.draw(st.integers(0, 99), "seed"))
+    table, rows = samples(count), random.permutation(count)
+    positions = np.sort(random.choice(3 * count, count, replace=False))
+    unreadable = table.ids[random.random(count) < 0.1]
+    groups = grouped(owners(count, nodes), request_rows, max_rows)
+    asked = groups.plan(table, rows, positions, one_way(request_rows, ROW_BYTES))
+    window = Window(asked, LoaderSettings(samples_per_request=request_rows, requests_in_flight=requests, ramp=False))
+
+    def deliveries():
+        now, under_way = 0.0, []
+        while not window.is_done:
+            under_way += window.asks(now)
+            if under_way:
+                ask = under_way.pop(int(random.integers(len(under_way))))
+                if random.random() < 0.2:
+                    window.failed(ask, NodeUnreachable("gone"), now)
+                else:
+                    middle = int(random.integers(len(ask.samples) + 1))
+                    for part in (ask.samples.ids[:middle], ask.samples.ids[middle:]):
+                        window.arrived(ask, answer(part, unreadable))
+                    window.finished(ask, now)
+            now += 0.05
+            delivery = window.take()
+            while delivery is not None:
+                yield delivery
+                delivery = window.take()
+            yield None
+
+    found = [delivery for delivery in groups.in_order(deliveries()) if delivery is not None]
+    places = np.concatenate([delivery.positions for delivery in found])
+    ids = np.concatenate([delivery.batch.ids for delivery in found])
+    kept = ~np.isin(table.ids[rows], unreadable)
+    assert places.tolist() == positions[kept].tolist()
+    assert ids.tolist() == table.ids[rows][kept].tolist()
+    for delivery in found:
+        assert np.array_equal(delivery.batch.tensors[0][:, 0] if len(delivery.batch) else [], delivery.batch.ids)
+        assert delivery.stop == delivery.reach
+        assert (delivery.positions < delivery.stop).all()
+    assert found[-1].stop == positions[-1] + 1
+
+
+def test_none_says_that_the_window_has_nothing_and_not_that_a_group_is_incomplete():
+    groups = grouped(owners(6, 2), 8)
+    asked = list(groups.plan(samples(6), *[np.arange(6)] * 2, one_way(8, ROW_BYTES)))
+    stops = (int(asked[1].positions[0]), 6)
+
+    def deliveries():
+        for request, stop in zip(asked, stops, strict=True):
+            yield Delivery(positions=request.positions, stop=stop, reach=stop, batch=answer(request.samples.ids, ()))
+
+    # Whoever is told None waits for rows to arrive, and here all have.
+    assert None not in list(groups.in_order(deliveries()))
+
+
+def test_a_request_is_of_one_owner_and_of_half_a_device_batch_at_least():
+    count, found = 40_000, owners(40_000, 8)
+    asked = list(grouped(found, 32).plan(samples(count), *[np.arange(count)] * 2, one_way(32, ROW_BYTES)))
+    lengths = [len(request) for request in asked]
+    assert all(len(set(found.table[request.positions].tolist())) == 1 for request in asked)
+    assert sum(lengths) == count
+    assert np.mean(np.array(lengths) >= 16) > 0.99
+    assert np.mean(lengths) > 25
+
+
+def test_a_request_names_its_owner_and_whom_to_ask_next_and_attempts_take_turns():
+    found = owners(64, 3)
+    groups = grouped(found, 8)
+    window = Window(
+        groups.plan(samples(64), *[np.arange(64)] * 2, one_way(8, ROW_BYTES)),
+        LoaderSettings(samples_per_request=8, requests_in_flight=1, ramp=False),
+    )
+    nodes = []
+    for now in (0.0, 1.0, 3.0):
+        (ask,) = window.asks(now)
+        nodes.append(ask.nodes)
+        window.failed(ask, NodeUnreachable("gone"), now)
+    assert nodes[0] == nodes[2] == nodes[1][::-1]
+    assert nodes[0][0] == found.nodes[found.table[(ask.samples.ids[0] - 3) // 7]]
+
+
+def test_owners_that_change_hold_for_the_next_group():
+    first, then = owners(600, 2, seed=1), owners(600, 3, seed=2)
+    now = [first]
+    groups = GroupedRequests(lambda: now[0], lambda rows: rows, request_rows=8, max_rows=100)
+    asked = groups.plan(samples(600), *[np.arange(600)] * 2, one_way(8, ROW_BYTES))
+    by_then = [next(asked)]
+    now[0] = then
+    by_then += list(asked)
+    seen = {request.nodes[0] for request in by_then if request.positions[0] >= 100}
+    assert seen == set(then.nodes)
+    assert sum(map(len, by_then)) == 600
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.integers(1, 9))
+def test_pieces_are_even_and_the_last_place_stands_in_the_last_piece(numbers, request_rows):
+    pieces = in_pieces(np.array(numbers, np.int32), request_rows)
+    assert sorted(np.concatenate(pieces).tolist()) == list(range(len(numbers)))
+    assert pieces[-1][-1] == len(numbers) - 1
+    for piece in pieces:
+        assert len(piece) <= request_rows
+        mine = numbers.count(numbers[piece[0]])
+        assert len(piece) >= mine // -(-mine // request_rows)
+
+
+def test_encoded_and_decoded_rows_of_a_group_come_in_order_too():
+    groups = grouped(owners(6, 2), 8)
+    asked = list(groups.plan(samples(6), *[np.arange(6)] * 2, one_way(8, ROW_BYTES)))
+    encoded, decoded = asked
+
+    def deliveries():
+        some = FeatureBatch(ids=encoded.samples.ids, encoded=[b"x"] * len(encoded))
+        yield Delivery(positions=encoded.positions, stop=int(decoded.positions[0]), reach=0, batch=some)
+        yield Delivery(positions=decoded.positions, stop=6, reach=6, batch=answer(decoded.samples.ids, ()))
+
+    found = [delivery for delivery in groups.in_order(deliveries()) if delivery is not None]
+    assert np.concatenate([delivery.positions for delivery in found]).tolist() == list(range(6))
+    assert found[-1].stop == 6
