@@ -291,7 +291,7 @@ def node_inside(wanted):
     from frostline.config import NodeSettings
     from frostline.node.process.subprocess import start_node
 
-    with start_node((f"s3://{BUCKET}",), NodeSettings(open_to_all=True), host=STORE_ADDRESS) as node:
+    with start_node((f"s3://{BUCKET}",), NodeSettings(allow_anonymous=True), host=STORE_ADDRESS) as node:
         print(json.dumps({"url": node.url}), flush=True)
         sys.stdin.read()
 

@@ -33,7 +33,7 @@ from frostline.datasets import Dataset
 from frostline.engines.backends.catalog import OFFERS, REFERENCE, absence, build
 from frostline.engines.machine.allocator import keep_freed_memory
 from frostline.engines.machine.hardware import hardware_name
-from frostline.errors import EngineUnfit
+from frostline.errors import EngineUnsupported
 from frostline.models import cut_network
 from frostline.preprocess.apply import decode_into, pixels_into
 from frostline.stores.open import open_store
@@ -120,7 +120,7 @@ def built(prefix, cut, calibration, wanted, folder):
                     calibration=calibration,
                     folder=folder,
                 )
-        except EngineUnfit as error:
+        except EngineUnsupported as error:
             why_not = str(error)
         took_s = time.perf_counter() - started
         print(f"  {offer.name}: {why_not or 'made'}, {took_s:.0f} s", file=sys.stderr, flush=True)

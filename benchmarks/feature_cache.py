@@ -302,7 +302,7 @@ def node_inside(wanted):
     from frostline.config import NodeSettings
     from frostline.node.process.subprocess import start_node
 
-    settings = NodeSettings(cache_folder=wanted.cache, cache_bytes=4 << 30, open_to_all=True)
+    settings = NodeSettings(cache_folder=wanted.cache, cache_bytes=4 << 30, allow_anonymous=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
         print(json.dumps({"url": node.url}), flush=True)
         sys.stdin.read()
@@ -436,7 +436,7 @@ def killed_writers(wanted):
     from support import stored
 
     draw, done, budget = random.Random(wanted.seed), 0, 1 << 30
-    found = {"kills": 0, "rows_reported": 0, "rows_checked": 0, "lost": 0, "damaged": 0, "started_anew": 0}
+    found = {"kills": 0, "rows_reported": 0, "rows_checked": 0, "lost": 0, "damaged": 0, "resets": 0}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(wanted.kills):
             with stored.writing(folder, budget, done) as writer:
@@ -456,7 +456,7 @@ def killed_writers(wanted):
             found["rows_checked"] += len(there)
             found["lost"] += len(set(range(numbers[0], stop)) - set(there))
             found["damaged"] += statistics_.damaged
-            found["started_anew"] += statistics_.started_anew
+            found["resets"] += statistics_.resets
             done = stop
         found["rows_reported"] = done
     print(found, flush=True)

@@ -98,7 +98,7 @@ def node_inside(wanted):
     from frostline.config import NodeSettings
     from frostline.node.process.subprocess import start_node
 
-    settings = NodeSettings(open_to_all=True)
+    settings = NodeSettings(allow_anonymous=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
         bare_link.serve(STORE_ADDRESS)
         print(json.dumps({"url": node.url}), flush=True)

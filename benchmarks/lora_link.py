@@ -77,7 +77,7 @@ def node_inside(wanted):
     from frostline.node.process.subprocess import start_node
 
     roots = (str(Path(wanted.data).resolve()),)
-    with start_node(roots, NodeSettings(open_to_all=True), host=STORE_ADDRESS) as node:
+    with start_node(roots, NodeSettings(allow_anonymous=True), host=STORE_ADDRESS) as node:
         print(json.dumps({"url": node.url}), flush=True)
         sys.stdin.read()
 

@@ -127,8 +127,8 @@ def cut_costs(cuts, seconds, decode_s, engine):
             spread_s=float(spread[place]),
             fixed_bytes=engine.weight_bytes + engine.footprint(cut.number).fixed_bytes,
             bytes_per_sample=engine.footprint(cut.number).bytes_per_sample + cut.bytes_per_sample,
-            rest_fixed_bytes=engine.weight_bytes + engine.rest_footprint(cut.number).fixed_bytes,
-            rest_bytes_per_sample=engine.rest_footprint(cut.number).bytes_per_sample,
+            remaining_fixed_bytes=engine.weight_bytes + engine.remaining_footprint(cut.number).fixed_bytes,
+            remaining_bytes_per_sample=engine.remaining_footprint(cut.number).bytes_per_sample,
         )
         for place, cut in enumerate(cuts)
     ]
@@ -138,8 +138,8 @@ def cut_costs(cuts, seconds, decode_s, engine):
         spread_s=0.0,
         fixed_bytes=0,
         bytes_per_sample=0,
-        rest_fixed_bytes=costs[0].rest_fixed_bytes,
-        rest_bytes_per_sample=costs[0].rest_bytes_per_sample,
+        remaining_fixed_bytes=costs[0].remaining_fixed_bytes,
+        remaining_bytes_per_sample=costs[0].remaining_bytes_per_sample,
     )
     return (encoded, *costs)
 

@@ -105,7 +105,7 @@ def node_inside(wanted):
     from frostline.config import NodeSettings
     from frostline.node.process.subprocess import start_node
 
-    settings = NodeSettings(device_batch=BATCH, open_to_all=True)
+    settings = NodeSettings(device_batch=BATCH, allow_anonymous=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
         print(json.dumps({"url": node.url}), flush=True)
         sys.stdin.read()

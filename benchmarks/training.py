@@ -85,7 +85,7 @@ def frostline(wanted, extra, environment):
     argv = [verb, "train", "--data", wanted.data, *MODEL, "--seed", str(wanted.seed), "--json", *extra]
     report, shell_s = timed(argv, environment)
     known = {
-        name: report[name] for name in ("seconds", "setup_s", "first_step_s", "epochs", "kept_epoch", "wire_bytes")
+        name: report[name] for name in ("seconds", "setup_s", "first_step_s", "epochs", "head_epoch", "wire_bytes")
     }
     return {**known, "shell_s": shell_s, "accuracy": report["val_accuracy"], "engine": report["engine"]}
 

@@ -119,7 +119,7 @@ def node_inside(wanted):
     from frostline.config import NodeSettings
     from frostline.node.process.subprocess import start_node
 
-    settings = NodeSettings(max_requests=2 * MAX, open_to_all=True)
+    settings = NodeSettings(max_requests=2 * MAX, allow_anonymous=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
         print(json.dumps({"url": node.url}), flush=True)
         sys.stdin.read()
@@ -161,7 +161,7 @@ class Trainer:
         started = time.monotonic()
         tuner = Tuner(rule_of(chosen), started)
         with (
-            Counted(lambda: transport.statistics().bytes_received) as received,
+            ProgressMade(lambda: transport.statistics().bytes_received) as received,
             Prefetcher(
                 Window(asked, chosen),
                 lambda ask: transport.features(self._request(ask.samples)),
@@ -196,7 +196,7 @@ class Trainer:
         )
 
 
-class Counted:
+class ProgressMade:
     """A counter read every quarter of a second, in a thread. A context manager."""
 
     def __init__(self, count):

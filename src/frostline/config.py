@@ -117,7 +117,7 @@ class NodeSettings:
             A table of CQL has all in flight that there is memory for, whatever this is. The default is where decoding
             begins to count on two cores (``benchmarks/reads_ahead.py``).
         store_deadline_s: how long a store may be silent, and how long a read of it is tried again, where
-            ``FROSTLINE_STORE_TIMEOUT_S`` and ``FROSTLINE_STORE_PATIENCE_S`` do not say less. A job with a node in its
+            ``FROSTLINE_STORE_TIMEOUT_S`` and ``FROSTLINE_STORE_RETRY_FOR_S`` do not say less. A job with a node in its
             process gives it its own ``deadline_s``.
         hedge_quantile: a read of an object that somebody waits for, and that takes longer than this share of those
             before it that were as large, is made a second time; 1 makes none twice. Of a job with a node in its
@@ -135,7 +135,7 @@ class NodeSettings:
         trial_niceness: by which such trials step back behind what the node serves (nice(2)): 5 leaves them a quarter of
             a core that the node wants too. 0 where nobody else uses the node, as of one that a job starts for itself:
             the sooner it has the faster engine, the sooner all is done.
-        trials_here: engines that are ready in a moment are tried in the node's own process. Only for a node that serves
+        trials_in_process: try engines that are ready in a moment in the node's own process. Only for a node that serves
             the one job that started it: an engine that crashes takes the node along, which the job then starts again.
         engines: names of those that may be tried; None for all that there are (``engines.backends.catalog``).
         cache_folder: where features are kept for later epochs, jobs and tenants; several nodes of one machine may
@@ -150,7 +150,7 @@ class NodeSettings:
         shared_cache_bytes: most bytes under it, by all nodes; what nobody used for an hour makes room for others.
         shared_cache_wait_s: longest that a batch waits for features from there before they are computed. About what
             computing a batch takes.
-        open_to_all: It may listen beyond this machine without tenants: whoever can reach it may use it.
+        allow_anonymous: It may listen beyond this machine without tenants: whoever can reach it may use it.
         follow_links: Symbolic links in folders may lead out of the data roots. A node in the process of a job follows
             them, since it reads for nobody else.
         max_graph_nodes: Operations of a network that is uploaded; ten times those of a ViT-B/16.
@@ -184,7 +184,7 @@ class NodeSettings:
     tenants: tuple[TenantSettings, ...] = ()
     trial_s: float = 600.0
     trial_niceness: int = 5
-    trials_here: bool = False
+    trials_in_process: bool = False
     engines: tuple[str, ...] | None = None
     cache_folder: str | None = None
     cache_bytes: int = 10 * _GIB
@@ -193,7 +193,7 @@ class NodeSettings:
     shared_cache: str | None = None
     shared_cache_bytes: int = 100 * _GIB
     shared_cache_wait_s: float = 1.0
-    open_to_all: bool = False
+    allow_anonymous: bool = False
     follow_links: bool = False
     max_graph_nodes: int = 4000
     max_graph_values: int = 20_000

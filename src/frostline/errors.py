@@ -27,13 +27,13 @@ FrostlineError
 ├── SampleError               one sample cannot be decoded; it is counted and skipped
 ├── Refused                   the node will not do this, however often it is asked
 │   ├── BadRequest            the request does not make sense
-│   ├── Unidentified          the node does not know who asks
-│   ├── NotAllowed            this node does not do that: its operator has to allow it
+│   ├── Unauthenticated          the node does not know who asks
+│   ├── Forbidden            this node does not do that: its operator has to allow it
 │   ├── UnknownTraining       the node holds no such training, or nothing of it
 │   ├── UnknownPrefix         the node does not hold this prefix: upload it
 │   ├── EngineNotReady        the node has not made this engine ready: have it profiled
 │   ├── UnsafeArtifact        a prefix that is malformed, or names what is not allowed
-│   ├── EngineUnfit           this engine cannot run the prefix; the reference engine can
+│   ├── EngineUnsupported           this engine cannot run the prefix; the reference engine can
 │   └── OverBudget            it cannot fit the node's memory budget
 └── Unavailable               worth trying again
     ├── NodeUnreachable       no connection, or it broke
@@ -52,12 +52,12 @@ __all__ = (
     "DataNotFound",
     "EmptyDataset",
     "EngineNotReady",
-    "EngineUnfit",
+    "EngineUnsupported",
+    "Forbidden",
     "FrostlineError",
     "FrozenInTrainMode",
     "ModelError",
     "NodeUnreachable",
-    "NotAllowed",
     "NotTraceable",
     "NothingFrozen",
     "ObjectNotFound",
@@ -72,8 +72,8 @@ __all__ = (
     "StoreThrottled",
     "StoreUnavailable",
     "TooManySkipped",
+    "Unauthenticated",
     "Unavailable",
-    "Unidentified",
     "UnknownLayer",
     "UnknownModel",
     "UnknownPrefix",
@@ -198,11 +198,11 @@ class BadRequest(Refused):
     """The request does not make sense; the message names the field."""
 
 
-class Unidentified(Refused):
+class Unauthenticated(Refused):
     """The node does not know who asks: no token came, or one that it does not know."""
 
 
-class NotAllowed(Refused):
+class Forbidden(Refused):
     """This node does not do that; the message names the setting with which its operator allows it."""
 
 
@@ -222,7 +222,7 @@ class UnsafeArtifact(Refused):
     """A prefix that is malformed, or names an operator that is not allowed."""
 
 
-class EngineUnfit(Refused):
+class EngineUnsupported(Refused):
     """This engine is not there, or cannot run the prefix; the reference engine can."""
 
 

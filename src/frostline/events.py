@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from frostline.core import Route
 
 __all__ = (
-    "BatchTaken",
-    "ColumnsLeft",
-    "Counted",
+    "BatchDelivered",
+    "ColumnsDropped",
     "EngineChanged",
     "EpochFinished",
     "EpochStarted",
@@ -16,24 +15,25 @@ __all__ = (
     "EpochsChosen",
     "Evaluated",
     "Event",
-    "HeadKept",
+    "HeadSelected",
     "LayersUnfrozen",
-    "MeasuringFailed",
+    "MeasurementFailed",
+    "NodeExcluded",
     "NodeFull",
     "NodeJoined",
     "NodeLeft",
-    "NodeLeftOut",
     "NodeRestarted",
-    "NotAsAsked",
     "Observer",
     "PhaseStarted",
+    "ProgressMade",
     "Replanned",
     "RequestFinished",
     "RequestHedged",
     "RequestRetried",
     "RunResumed",
     "SampleSkipped",
-    "SplitsTaken",
+    "SetupWarning",
+    "SplitsChosen",
     "StepFinished",
     "Tuned",
     "WaitingForRows",
@@ -50,7 +50,7 @@ class EpochStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchTaken:
+class BatchDelivered:
     """The training loop took a batch after waiting ``stall_s`` seconds for it."""
 
     epoch: int
@@ -133,7 +133,7 @@ class EngineChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuringFailed:
+class MeasurementFailed:
     """The job could not measure what its plan and its engine could be chosen by, and goes on as it began."""
 
     reason: str
@@ -169,7 +169,7 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnsLeft:
+class ColumnsDropped:
     """What is made of a data set at ``url`` has no place for these metadata columns; said before it is begun."""
 
     url: str
@@ -187,7 +187,7 @@ class SampleSkipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitsTaken:
+class SplitsChosen:
     """Which split a run trains on and which it scores; None where a side is a share, or all, of what is there."""
 
     train: str | None
@@ -215,7 +215,7 @@ class PhaseStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class ProgressMade:
     """So many of a phase's things are done, such as rows written; ``total`` is 0 where nobody knows it."""
 
     done: int
@@ -275,7 +275,7 @@ class RunResumed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadKept:
+class HeadSelected:
     """Training ended, and the head is that of ``epoch``, whose held-out loss was the lowest of these ``epochs``."""
 
     epoch: int
@@ -316,7 +316,7 @@ class NodeLeft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLeftOut:
+class NodeExcluded:
     """One of several nodes gets no more of the work that an engine does, since it cannot run that engine."""
 
     url: str
@@ -332,7 +332,7 @@ class NodeRestarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotAsAsked:
+class SetupWarning:
     """A job is not what was likely meant: another frost line, frozen layers that run elsewhere, or splits mixed."""
 
     reason: str
@@ -347,24 +347,24 @@ class WeightsLoaded:
 
 
 Event = (
-    BatchTaken
-    | ColumnsLeft
-    | Counted
+    BatchDelivered
+    | ColumnsDropped
+    | ProgressMade
     | EngineChanged
     | EpochFinished
     | EpochStarted
     | EpochTrained
     | EpochsChosen
     | Evaluated
-    | HeadKept
+    | HeadSelected
     | LayersUnfrozen
-    | MeasuringFailed
+    | MeasurementFailed
     | NodeFull
     | NodeJoined
     | NodeLeft
-    | NodeLeftOut
+    | NodeExcluded
     | NodeRestarted
-    | NotAsAsked
+    | SetupWarning
     | PhaseStarted
     | Replanned
     | RequestFinished
@@ -372,7 +372,7 @@ Event = (
     | RequestRetried
     | RunResumed
     | SampleSkipped
-    | SplitsTaken
+    | SplitsChosen
     | StepFinished
     | Tuned
     | WaitingForRows

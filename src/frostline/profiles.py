@@ -21,8 +21,8 @@ class CutCost:
         spread_s: interquartile range of the same.
         fixed_bytes: memory whatever the batch (weights in use).
         bytes_per_sample: memory for each sample of the device batch at the peak.
-        rest_fixed_bytes: as ``fixed_bytes``, of running from this cut to the frost line.
-        rest_bytes_per_sample: as ``bytes_per_sample``, of running from this cut to the frost line.
+        remaining_fixed_bytes: as ``fixed_bytes``, of running from this cut to the frost line.
+        remaining_bytes_per_sample: as ``bytes_per_sample``, of running from this cut to the frost line.
     """
 
     number: int
@@ -30,8 +30,8 @@ class CutCost:
     spread_s: float
     fixed_bytes: int
     bytes_per_sample: int
-    rest_fixed_bytes: int = 0
-    rest_bytes_per_sample: int = 0
+    remaining_fixed_bytes: int = 0
+    remaining_bytes_per_sample: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ def test_a_batch_is_the_largest_multiple_of_eight_that_fits(limits, wanted, maxi
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 10), st.integers(0, 20))
-def test_a_stretch_has_work_for_one_run_and_as_many_rows_beside_it_as_may_be(needs_work, run_rows, further):
+def test_a_request_has_rows_for_one_run_and_as_many_more_as_allowed(needs_work, run_rows, further):
     max_rows = run_rows + further
     found = stretches_of_work(needs_work, run_rows=run_rows, max_rows=max_rows)
     assert [row for item in found for row in item] == list(range(len(needs_work)))
@@ -44,12 +44,12 @@ def test_a_stretch_has_work_for_one_run_and_as_many_rows_beside_it_as_may_be(nee
         ]
 
 
-def test_what_can_never_fit_is_refused_naming_the_knob():
+def test_refuses_what_can_never_fit_and_names_the_knob():
     with pytest.raises(OverBudget, match="--memory"):
         MemoryBudget(10).ask(11)
 
 
-def test_nobody_overtakes_one_who_waits():
+def test_no_request_overtakes_a_waiting_one():
     budget = MemoryBudget(10)
     first = budget.ask(6)
     large = budget.ask(8)
@@ -62,7 +62,7 @@ def test_nobody_overtakes_one_who_waits():
     assert budget.is_granted(small)
 
 
-def test_a_waiting_reservation_that_is_given_back_lets_the_next_one_in():
+def test_withdrawing_a_waiting_reservation_admits_the_next():
     budget = MemoryBudget(10)
     budget.ask(6)
     large, small = budget.ask(8), budget.ask(4)
@@ -89,7 +89,7 @@ def test_one_piece_alone_may_be_larger_than_what_its_tenant_may_hold():
     assert budget.is_granted(budget.ask(80, Claim(tenant="mine", max_bytes=50)))
 
 
-def test_memory_goes_to_the_tenant_that_stands_lowest_with_what_it_has_in_work():
+def test_grants_memory_to_the_tenant_with_the_least_in_work():
     shares = FairShares({"twice": 2.0})
     budget = MemoryBudget(40, shares)
     first = [budget.ask(10, Claim(tenant=name, device_s=1.0)) for name in ("once", "once", "once", "once")]

@@ -46,7 +46,7 @@ STAYS = st.lists(
 
 
 @given(STAYS, st.integers(-5, 120), st.integers(-5, 80), st.sampled_from([0.0, 2.0]))
-def test_what_leaves_is_enough_and_not_one_too_many_and_nobodys_turn_is_cut_short(stays, lacking, over, tag):
+def test_evicts_just_enough_and_cuts_no_turn_short(stays, lacking, over, tag):
     wanted = incoming(lacking, tag=tag, over_bytes=over)
     keys = to_evict(wanted, stays)
     gone = [stay for stay in stays if keys and stay.key in keys]
@@ -66,7 +66,7 @@ def test_what_leaves_is_enough_and_not_one_too_many_and_nobodys_turn_is_cut_shor
         assert not is_enough([stay for stay in stays if stay.asked_s is None])
 
 
-def test_what_nobody_uses_leaves_first_and_longest_unused_before_others():
+def test_evicts_unused_weights_first_and_the_least_recently_used_before_others():
     stays = [stay("busy", served_s=SERVED), stay("late", idle_s=2), stay("long", idle_s=IDLE)]
     assert to_evict(incoming(10), stays) == ("long",)
     assert set(to_evict(incoming(20), stays)) == {"long", "late"}
@@ -78,7 +78,7 @@ def test_a_pause_between_two_requests_is_not_the_end_of_a_turn():
     assert to_evict(incoming(10), [stay("pausing", idle_s=0.3, served_s=SERVED)]) == ("pausing",)
 
 
-def test_who_has_had_most_of_the_device_leaves_first_and_who_stands_lower_never():
+def test_evicts_the_tenant_with_the_most_device_time_first():
     stays = [stay("new", served_s=0.5), stay("old", served_s=9), stay("older", served_s=20), stay("poor", served_s=99)]
     stays[3] = stay("poor", served_s=99, tag=-1.0)
     assert to_evict(incoming(10), stays) == ("older",)
@@ -98,14 +98,14 @@ def test_a_quota_is_kept_by_ones_own():
     assert to_evict(incoming(0, over_bytes=20), stays) is None
 
 
-def test_what_is_asked_to_leave_is_waited_for_and_then_another_is_asked():
+def test_waits_for_an_eviction_before_asking_for_another():
     second = stay("second", served_s=2)
     assert to_evict(incoming(10), [stay("first", served_s=1, asked_s=1.0), second]) == ("first",)
     assert to_evict(incoming(10), [stay("first", served_s=9, asked_s=6.0), second]) == ("second",)
     assert to_evict(incoming(10), [stay("first", served_s=9, asked_s=31.0), second]) == ("first",)
 
 
-def test_a_wish_that_can_never_come_true_is_told_from_one_that_has_to_wait():
+def test_tells_requests_that_never_fit_from_those_that_have_to_wait():
     stays = [stay("one"), stay("other")]
     assert to_evict(incoming(20), stays) == ()
     assert to_evict(incoming(21), stays) is None

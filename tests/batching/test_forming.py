@@ -45,7 +45,7 @@ def after(waiting, turn):
 
 
 @given(queues(), TAGS)
-def test_a_run_is_of_one_kind_and_has_no_more_rows_than_its_kind(waiting, tags):
+def test_a_run_holds_one_kind_of_request_and_at_most_its_rows(waiting, tags):
     by_number = {item.number: item for item in waiting}
     for rule in (Merging(), FirstCome(), Hapi(100_000)):
         turn = rule.next(waiting, tags.get)

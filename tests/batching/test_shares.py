@@ -45,7 +45,7 @@ def test_tenants_that_always_have_work_differ_by_no_more_than_a_piece_of_each(te
 
 
 @given(TENANTS)
-def test_nobody_starves_whatever_others_weigh_and_take(tenants):
+def test_no_tenant_starves_whatever_others_weigh_and_take(tenants):
     weights = {str(number): weight for number, (weight, _) in enumerate(tenants)}
     costs = {str(number): cost for number, (_, cost) in enumerate(tenants)}
     # Each of the others may be a piece ahead and have a piece more before it is passed.
@@ -67,7 +67,7 @@ def test_nobody_starves_whatever_others_weigh_and_take(tenants):
         before = had
 
 
-def test_who_asks_for_less_than_its_share_gets_it_and_the_rest_is_divided():
+def test_grants_small_demands_and_divides_the_rest():
     shares = FairShares({"large": 2.0})
     costs = {"large": [1.0], "small": [1.0], "seldom": [1.0]}
     # One piece every twenty seconds, which is less than a quarter of the time.
@@ -87,7 +87,7 @@ def test_who_asks_for_less_than_its_share_gets_it_and_the_rest_is_divided():
     assert had["large"] / had["small"] == pytest.approx(2, rel=0.02)
 
 
-def test_what_was_not_asked_for_is_not_owed():
+def test_owes_nothing_that_was_not_requested():
     shares = FairShares()
     for had in serve(shares, {"early": [1.0]}, 50):
         assert had["early"] > 0
@@ -105,7 +105,7 @@ def test_work_under_way_keeps_a_place_that_is_worth_so_many_seconds():
 
 
 @given(TENANTS, st.floats(0.1, 1000.0))
-def test_who_owes_gets_half_of_its_share_until_it_is_paid_and_never_less(tenants, owed_s):
+def test_a_tenant_in_debt_gets_half_of_its_share_until_paid(tenants, owed_s):
     weights = {str(number): weight for number, (weight, _) in enumerate(tenants)}
     costs = {str(number): cost for number, (_, cost) in enumerate(tenants)}
     shares = FairShares(weights)

@@ -30,7 +30,7 @@ def test_rows_come_back_to_the_last_bit_and_others_are_misses(tmp_path):
         assert store.contains(SCOPE, keys(range(39, 41))).tolist() == [True, False]
         statistics = store.statistics()
     assert (statistics.hits, statistics.misses, statistics.kept) == (10, 10, 40)
-    assert statistics.started_anew == statistics.failed == statistics.damaged == 0
+    assert statistics.resets == statistics.failed == statistics.damaged == 0
 
 
 def test_rows_outlive_the_store_that_kept_them(tmp_path):
@@ -57,7 +57,7 @@ def test_it_answers_like_a_dictionary_whatever_the_rows_look_like(tmp_path, shap
             assert checked(store, asked, scope, layout) == [number for number in asked if number in kept]
 
 
-def test_a_row_of_one_scope_is_not_found_in_another(tmp_path):
+def test_finds_no_row_of_another_scope(tmp_path):
     with FeatureStore(tmp_path, SMALL) as store:
         put(store, range(5))
         out = LAYOUT.empty(5)
@@ -70,7 +70,7 @@ def test_rows_without_a_name_are_neither_kept_nor_found(tmp_path):
         assert store.get_into(SCOPE, [*keys([1]), None], LAYOUT, LAYOUT.empty(2)).tolist() == [True, False]
 
 
-def test_what_is_kept_stays_when_it_is_put_again(tmp_path):
+def test_putting_cached_rows_again_keeps_them(tmp_path):
     with FeatureStore(tmp_path, SMALL) as store:
         assert put(store, range(10)) == 10
         assert put(store, range(5, 15)) == 5
@@ -86,12 +86,12 @@ def test_a_full_cache_keeps_what_came_first_and_stays_within_its_bytes(tmp_path)
         statistics = store.statistics()
     assert found[:100] == list(range(100))
     assert 0.6 * SMALL < len(found) * LARGE.nbytes < SMALL
-    assert statistics.turned_away == 320 - len(found) > 0
+    assert statistics.rejected == 320 - len(found) > 0
     assert statistics.bytes <= statistics.budget_bytes
-    assert statistics.failed == statistics.started_anew == 0
+    assert statistics.failed == statistics.resets == 0
 
 
-def test_features_that_nobody_asks_for_make_room_and_those_in_use_do_not(tmp_path):
+def test_evicts_unused_features_and_keeps_those_in_use(tmp_path):
     now_s = [1000.0]
     with FeatureStore(tmp_path, SMALL, idle_s=60.0, clock=lambda: now_s[0]) as store:
         put(store, range(160), layout=LARGE)
@@ -130,7 +130,7 @@ def test_several_processes_share_a_folder(tmp_path):
         assert errors == [""] * 3
         assert checked(store, range(640)) == list(range(640))
         put(store, range(640))
-        assert store.statistics().started_anew == store.statistics().damaged == 0
+        assert store.statistics().resets == store.statistics().damaged == 0
 
 
 def test_a_smaller_budget_than_before_is_held_to(tmp_path):
@@ -146,7 +146,7 @@ def test_a_row_larger_than_a_batch_may_be_is_turned_away(tmp_path):
     huge = RowLayout(shapes=((1 << 21,),), dtypes=("float32",))
     with FeatureStore(tmp_path, SMALL) as store:
         assert store.put(SCOPE, keys([1]), huge.empty(1)) == 0
-        assert store.statistics().turned_away == 1
+        assert store.statistics().rejected == 1
 
 
 @pytest.mark.parametrize("budget_bytes", [0, SMALL - 1])
@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_used_is_a_sentence(tmp_path):
         FeatureStore(tmp_path / "file", SMALL)
 
 
-def test_tensors_need_not_lie_in_one_piece(tmp_path):
+def test_accepts_tensors_that_are_not_contiguous(tmp_path):
     wide = np.arange(4 * 6, dtype=np.float32).reshape(4, 6)
     with FeatureStore(tmp_path, SMALL) as store:
         assert store.put(SCOPE, keys(range(2)), (wide[::2, ::2],)) == 2

@@ -39,7 +39,7 @@ def test_a_writer_killed_at_random_moments_leaves_every_row_it_reported_and_none
         with FeatureStore(tmp_path, LARGE) as store:
             found = checked(store, range(stop + 10 * ROWS))
             assert found[:stop] == list(range(stop))
-            assert store.statistics().started_anew == store.statistics().damaged == store.statistics().failed == 0
+            assert store.statistics().resets == store.statistics().damaged == store.statistics().failed == 0
         done = stop
 
 
@@ -77,14 +77,14 @@ def test_a_file_with_bytes_changed_anywhere_never_gives_a_wrong_row_and_works_ag
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database" * 1000, b"SQLite format 3\0" + bytes(5000)])
-def test_a_strange_file_in_its_place_is_left_for_a_new_one(tmp_path, content):
+def test_replaces_an_unknown_file_by_a_new_one(tmp_path, content):
     (tmp_path / "features-000003.sqlite").write_bytes(content)
     with FeatureStore(tmp_path, SMALL) as store:
         assert put(store, range(5)) == 5
         assert checked(store, range(5)) == list(range(5))
 
 
-def test_a_file_cut_off_is_left_for_a_new_one(tmp_path):
+def test_replaces_a_truncated_file_by_a_new_one(tmp_path):
     with FeatureStore(tmp_path, SMALL) as store:
         put(store, range(200))
     (file,) = tmp_path.glob("*.sqlite")
@@ -107,7 +107,7 @@ def test_damage_met_while_it_is_open_costs_what_the_file_held_and_no_more(tmp_pa
             checked(store, range(200))
             put(store, range(200))
         assert checked(store, range(200)) == list(range(200))
-        assert store.statistics().started_anew >= 1
+        assert store.statistics().resets >= 1
 
 
 WITHIN = """
@@ -126,7 +126,7 @@ for first in range(64, 64 * 80, 64):
 found = checked(store, range(64 * 80))
 statistics = store.statistics()
 assert statistics.failed >= 1, statistics
-assert statistics.turned_away >= 64 * 80 - len(found), statistics
+assert statistics.rejected >= 64 * 80 - len(found), statistics
 assert found[:64] == list(range(64)), len(found)
 print(len(found))
 """

@@ -86,10 +86,10 @@ def test_a_full_cache_hits_its_share_of_every_later_epoch():
         assert found.sum() == (30 if epoch else 0)
         put(cache, order[~found])
     assert cache.statistics().hits == 60
-    assert cache.statistics().turned_away == 70 * 3
+    assert cache.statistics().rejected == 70 * 3
 
 
-def test_what_was_got_is_the_callers_own():
+def test_gives_the_caller_copies_of_its_own():
     cache = FeatureCache(SCOPE, 10_000)
     put(cache, [1, 2])
     _, (first, _) = cache.get(np.array([1]))
@@ -97,7 +97,7 @@ def test_what_was_got_is_the_callers_own():
     assert cache.get(np.array([1]))[1][0].tolist() == tensors([1])[0].tolist()
 
 
-def test_what_was_put_may_be_written_again():
+def test_a_caller_may_reuse_arrays_that_it_put():
     cache = FeatureCache(SCOPE, 10_000)
     borrowed = tensors([1])
     cache.put(np.array([1]), borrowed)
@@ -109,7 +109,7 @@ def test_a_budget_of_nothing_keeps_nothing():
     cache = FeatureCache(SCOPE, 0)
     assert put(cache, [1, 2, 3]) == 0
     assert cache.get(np.array([1, 2]))[0].tolist() == [False, False]
-    assert cache.statistics().turned_away == 3
+    assert cache.statistics().rejected == 3
 
 
 def test_an_empty_cache_finds_nothing():

@@ -45,7 +45,7 @@ def test_another_sample_or_another_version_of_it_has_another_name(name):
     assert row_keys(samples()) == row_keys(samples())
 
 
-def test_a_sample_whose_version_nobody_knows_has_no_name():
+def test_a_sample_without_a_version_has_no_cache_key():
     assert row_keys(samples(versions="")) == [None]
     assert row_keys(replace(samples(), versions=())) == [None]
 
@@ -59,7 +59,7 @@ def test_a_value_opens_for_its_own_key_and_whole_alone():
     assert opened(b"key", b"", 7) is None
 
 
-def test_the_longest_unused_makes_room_and_never_the_one_that_wants_it():
+def test_evicts_the_least_recently_used_and_never_the_requester():
     shelves = [ScopeUsage(number=number, used_s=used_s, row_bytes=1) for number, used_s in ((1, 50), (2, 10), (3, 30))]
     idle = idle_shelves(shelves, wanting=2, now_s=100, idle_s=60)
     assert [shelf.number for shelf in idle] == [3]

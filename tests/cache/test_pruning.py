@@ -51,7 +51,7 @@ def test_room_is_made_for_all_that_is_wanted_or_nothing_is_removed(listing, want
 
 
 @given(listings, st.integers(0, 50_000), st.integers(0, 400_000))
-def test_what_was_used_lately_and_what_is_not_ours_stays(listing, wanted_bytes, budget_bytes):
+def test_keeps_recently_used_files_and_those_of_others(listing, wanted_bytes, budget_bytes):
     def is_used(one):
         return PackedObject.named(one.object, one.size) is not None or one.object.endswith("/used")
 

@@ -44,7 +44,7 @@ def folder(tmp_path):
     return (tmp_path / "shared").as_uri()
 
 
-def test_what_one_node_wrote_another_finds_to_the_last_bit(folder):
+def test_finds_features_of_another_node_to_the_bit(folder):
     with opened(folder) as one:
         offer(one, range(100))
         assert stored.checked(one, range(100)) in ([], list(range(100)))  # written yet or not
@@ -86,7 +86,7 @@ def test_rows_are_written_once(folder):
     assert sum(PackedObject.named(name, size).rows for name, size in objects(folder).items()) == 40
 
 
-def test_what_was_tampered_with_is_a_miss_and_is_written_again(folder, tmp_path):
+def test_treats_tampered_objects_as_misses_and_writes_them_again(folder, tmp_path):
     with opened(folder) as store:
         offer(store, range(16))
     (path,) = (tmp_path / "shared").rglob("*.rows1")
@@ -111,7 +111,7 @@ def test_an_object_whose_keys_or_length_are_wrong_holds_nothing(folder, tmp_path
         assert stored.checked(store, range(16)) == []
 
 
-def test_rows_that_somebody_moved_to_another_scope_are_misses(folder, tmp_path):
+def test_rows_moved_to_another_scope_are_misses(folder, tmp_path):
     other = b"another scope".ljust(32)
     with opened(folder) as store:
         offer(store, range(16))
@@ -142,11 +142,11 @@ def test_no_more_is_written_than_the_budget_whoever_wrote_it(folder):
     there = sum(objects(folder).values())
     with opened(folder, budget_bytes=there + 1000) as store:
         offer(store, range(16, 32))
-    assert store.statistics().turned_away == 16
+    assert store.statistics().rejected == 16
     assert sum(objects(folder).values()) == there
 
 
-def test_what_nobody_uses_makes_room_and_the_node_knows_that_it_is_gone(folder):
+def test_evicts_unused_weights_and_forgets_them(folder):
     first, second = (bytes([number]) * 32 for number in range(2))
     with opened(folder) as store:
         offer(store, range(16), scope=first)
@@ -161,7 +161,7 @@ def test_what_nobody_uses_makes_room_and_the_node_knows_that_it_is_gone(folder):
         assert stored.checked(store, range(16, 32), scope=second) == list(range(16, 32))
 
 
-def test_what_another_node_uses_stays_though_it_was_written_long_ago(folder, tmp_path):
+def test_keeps_old_features_that_another_node_uses(folder, tmp_path):
     used, unused, new = (bytes([number]) * 32 for number in range(3))
     with opened(folder) as store:
         offer(store, range(16), scope=used)
@@ -184,12 +184,12 @@ def test_objects_that_may_not_be_removed_cost_the_new_rows_and_nothing_else(fold
         offer(store, range(16))
     with opened(folder, budget_bytes=sum(objects(folder).values()) + 1000, idle_s=0.0, wrap=Kept) as store:
         offer(store, range(16, 32), scope=bytes(32))
-    assert store.statistics().turned_away == 16
+    assert store.statistics().rejected == 16
     assert store.statistics().failed == 1
     assert len(objects(folder)) == 1
 
 
-def test_an_object_that_goes_between_the_listing_and_its_first_read_is_no_trouble(folder):
+def test_tolerates_an_object_deleted_between_listing_and_first_read(folder):
     class Vanishing(Wrapped):
         def read(self, name, offset, length):
             self.store.remove(name)
@@ -213,7 +213,7 @@ class Wrapped:
         return getattr(self.store, name)
 
 
-class ClientGone(Wrapped):
+class ClientDisconnected(Wrapped):
     def read(self, *_):
         raise StoreUnavailable("it is gone")
 
@@ -229,7 +229,7 @@ class Full(Wrapped):
         raise OutOfSpace("it is full")
 
 
-@pytest.mark.parametrize("trouble", [ClientGone, Full])
+@pytest.mark.parametrize("trouble", [ClientDisconnected, Full])
 def test_a_store_that_refuses_everything_does_no_harm(folder, trouble):
     with opened(folder, wrap=trouble) as store:
         for _ in range(3):
@@ -237,11 +237,11 @@ def test_a_store_that_refuses_everything_does_no_harm(folder, trouble):
             assert stored.checked(store, range(16)) == []
     counted = store.statistics()
     assert counted.kept == 0
-    assert counted.turned_away >= 16
+    assert counted.rejected >= 16
     assert counted.failed == 1, "it is left alone for a while after that"
 
 
-def test_whoever_waits_for_a_store_that_does_not_answer_goes_on_without_it(folder):
+def test_requests_go_on_without_a_store_that_hangs(folder):
     answers = threading.Event()
 
     class Silent(Wrapped):
@@ -258,7 +258,7 @@ def test_whoever_waits_for_a_store_that_does_not_answer_goes_on_without_it(folde
         assert stored.checked(store, range(16)) == list(range(16))
 
 
-def test_what_comes_late_is_dropped_and_counted(folder):
+def test_drops_and_counts_late_responses(folder):
     answers, asked = threading.Event(), threading.Event()
 
     class SilentValues(Wrapped):
@@ -327,7 +327,7 @@ ROWS = st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=20, un
 
 
 @given(ROWS, st.integers(4, 40), st.binary(min_size=32, max_size=32))
-def test_an_objects_name_says_what_lies_where(keys, value_bytes, scope):
+def test_an_object_key_names_its_contents(keys, value_bytes, scope):
     rows = [(key, bytes([number]) * value_bytes) for number, key in enumerate(keys)]
     packed, data = pack_rows(scope, rows)
     assert PackedObject.named(packed.name, len(data)) == packed
@@ -356,7 +356,7 @@ def test_the_first_object_that_was_seen_to_hold_a_row_is_where_it_lies(groups):
     assert len(known) == len(first)
 
 
-def test_scopes_that_nobody_asks_for_are_forgotten_for_others():
+def test_forgets_unused_scopes_in_favour_of_others():
     known, scopes = ObjectIndex(20), [bytes([number]) * 32 for number in range(4)]
     for scope in scopes:
         packed, _ = pack_rows(scope, [(stored.key(number), b"value") for number in range(8)])
@@ -385,7 +385,7 @@ def test_every_row_that_was_taken_comes_out_once_and_no_more_waits_than_allowed(
     assert len(box) == 0
 
 
-def test_a_wait_for_nothing_has_no_end():
+def test_a_limit_of_none_waits_without_end():
     box = WriteBuffer(max_bytes=100, bundle_bytes=50, linger_s=5.0)
     assert box.due_in_s(0.0) is None
     box.add(b"", [(b"key", b"value")], 3.0)

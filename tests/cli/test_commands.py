@@ -28,13 +28,13 @@ IMPORTED_AT = time.perf_counter()
 SMALL = ["--model", "support.networks:Small", "--until", "stem"]
 
 
-def test_the_entry_point_is_a_function_still_after_a_verb_ran(capsys):
+def test_the_entry_point_is_still_a_function_after_a_command_ran(capsys):
     run(capsys, "--version")
     assert importlib.import_module("frostline.cli").main is main
 
 
 @pytest.mark.parametrize("verb", ["demo", "extract", "index", "ingest", "io", "plan", "serve", "train"])
-def test_every_verb_has_help_with_an_example_and_json(capsys, verb):
+def test_every_command_has_help_with_an_example_and_json(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0
     assert f"Example: frostline {verb}" in out
@@ -55,7 +55,7 @@ def test_train_writes_a_network_that_loads_without_frostline_and_a_whole_report(
         "report.json",
     }
     assert json.loads((out / "report.json").read_text()) == report
-    wanted = "val_accuracy losses seconds samples epochs wire_bytes baseline_wire_bytes plan stalls_s skipped"
+    wanted = "val_accuracy losses seconds samples epochs wire_bytes baseline_wire_bytes plan stall_s skipped"
     assert set(wanted.split()) <= set(report)
     assert report["plan"] is None  # too short to measure one
     assert (report["engine"], report["engine_error"]) == ("torch-eager", 0.0)
@@ -102,15 +102,15 @@ def test_without_a_number_of_epochs_held_out_loss_decides_here_and_in_the_store(
     )
     losses = here["val_losses"]
     assert here["epochs"] == len(losses) > 5
-    assert losses[here["kept_epoch"] - 1] == min(losses)
-    assert here["val_accuracy"] == here["val_accuracies"][here["kept_epoch"] - 1]
+    assert losses[here["head_epoch"] - 1] == min(losses)
+    assert here["val_accuracy"] == here["val_accuracies"][here["head_epoch"] - 1]
     assert "optimistic" in here["held_out"]
-    alike = "losses val_losses val_accuracies val_accuracy epochs kept_epoch held_out baseline_wire_bytes"
+    alike = "losses val_losses val_accuracies val_accuracy epochs head_epoch held_out baseline_wire_bytes"
     assert {name: there[name] for name in alike.split()} == {name: here[name] for name in alike.split()}
     ours, theirs = (load_file(tmp_path / policy / "model.safetensors") for policy in ("all_in_store", "freeze"))
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     # The statistics of the head that was kept, not of the last one.
-    assert int(ours["body.1.num_batches_tracked"]) == here["kept_epoch"] * 3
+    assert int(ours["body.1.num_batches_tracked"]) == here["head_epoch"] * 3
 
 
 def test_a_split_called_a_test_is_scored_and_chooses_nothing(capsys, tmp_path):
@@ -118,18 +118,18 @@ def test_a_split_called_a_test_is_scored_and_chooses_nothing(capsys, tmp_path):
     run_json(capsys, "index", "--data", data, "--split", "train=0.75,test=0.25")
     how = ("train", "--data", data, *SMALL, "--lr", 0.02, "--split", "train", "--val-split", "test")
     report = run_json(capsys, *how)
-    assert report["epochs"] == report["kept_epoch"] == 20
+    assert report["epochs"] == report["head_epoch"] == 20
     assert report["held_out"] == "split 'test'; nothing was chosen by it"
 
 
-def test_where_features_are_not_kept_epochs_are_few_and_it_is_said(capsys, folder, near):
+def test_makes_few_epochs_where_features_are_not_kept_and_says_so(capsys, folder, near):
     code, out, err = run(capsys, "train", "--data", folder, *SMALL, "--augment", *near)
     assert code == 0, err
     assert "at most 5 epochs: features are not kept" in " ".join(err.split())
     assert "in 5 epochs" in out
 
 
-def test_seconds_count_from_the_command_and_setting_up_is_told_apart(capsys, folder, near):
+def test_counts_seconds_from_the_command_and_shows_setting_up_apart(capsys, folder, near):
     report = run_json(capsys, "train", "--data", folder, *SMALL, "--epochs", 1, *near)
     assert 0 < report["setup_s"] < report["first_step_s"] < report["seconds"]
     code, out, err = run(capsys, "train", "--data", folder, *SMALL, *near)
@@ -238,7 +238,7 @@ def test_index_counts_and_finds_the_manifest_again(capsys, folder):
     assert "24 samples" in run(capsys, "index", "--data", folder)[1]
 
 
-def test_verbs_take_the_manifest_that_was_built_last_where_they_are_told_not_to_list(capsys, tmp_path):
+def test_commands_take_the_last_manifest_with_no_list(capsys, tmp_path):
     folder = image_folder(tmp_path / "photos", per_class=6)
     code, _, err = run(capsys, "index", "--data", folder, "--no-list")
     assert code == 2
@@ -255,7 +255,7 @@ def test_verbs_take_the_manifest_that_was_built_last_where_they_are_told_not_to_
     assert "--no-list does not" in err
 
 
-def test_index_saves_splits_and_the_other_verbs_use_them(capsys, tmp_path):
+def test_index_saves_splits_and_the_other_commands_use_them(capsys, tmp_path):
     folder = image_folder(tmp_path, per_class=8)
     shares = "train=0.5,val=0.25,test=0.25"
     found = run_json(capsys, "index", "--data", folder, "--split", shares, "--seed", 3)
@@ -395,7 +395,7 @@ def test_extract_refuses_a_file_that_it_cannot_write_before_it_lists_the_data(ca
         (("train", "--data", "{folder}"), "Missing option"),
     ],
 )
-def test_a_users_mistake_is_one_sentence_and_exit_code_2(capsys, folder, tmp_path, arguments, sentence):
+def test_reports_a_users_mistake_in_one_sentence_with_exit_code_2(capsys, folder, tmp_path, arguments, sentence):
     (tmp_path / "empty").mkdir()
     one = image_folder(tmp_path / "two", per_class=1)
     for name in ("circle", "noise"):
@@ -412,7 +412,7 @@ def test_a_users_mistake_is_one_sentence_and_exit_code_2(capsys, folder, tmp_pat
     assert out == ""
 
 
-def test_a_node_that_is_not_there_is_a_sentence(capsys, folder):
+def test_an_unreachable_node_is_a_one_sentence_error(capsys, folder):
     code, _, err = run(capsys, "train", "--data", folder, *SMALL, "--near", "http://127.0.0.1:9")
     assert code == 1
     assert "127.0.0.1:9" in err
@@ -485,7 +485,7 @@ def test_ctrl_c_leaves_a_loadable_checkpoint_and_no_process(folder, tmp_path, po
     assert not any(map(is_running, children))
 
 
-def test_jobs_share_a_service_that_says_how_it_stands_until_it_is_told_to_stop(capsys, folder, tmp_path, monkeypatch):
+def test_jobs_share_a_service_that_reports_its_state_until_stopped(capsys, folder, tmp_path, monkeypatch):
     socket = tmp_path / "here" / "io.sock"
     how = ("train", "--data", folder, *SMALL, "--epochs", 1, "--seed", 5)
     monkeypatch.setenv("FROSTLINE_IO", "")

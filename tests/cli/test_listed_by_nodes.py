@@ -33,7 +33,7 @@ def test_a_folder_of_this_machine_is_listed_here_beside_a_node_of_this_machine(t
 
 def test_lists_of_urls_and_what_is_asked_for_are_listed_here():
     assert job("s3://bucket", NEAR, format="urls").listed_by == ()
-    assert job("s3://bucket", NEAR, list_here=True).listed_by == ()
+    assert job("s3://bucket", NEAR, list_locally=True).listed_by == ()
     assert job("s3://bucket", "unix:///run/io.sock").listed_by == ()
     assert job("s3://bucket", loader=LoaderSettings(io="unix:///run/io.sock")).listed_by == ()
 

@@ -45,6 +45,6 @@ def test_every_rule_has_a_row(capsys):
     assert [name for name in names if name in POLICIES] == list(POLICIES)
 
 
-def test_a_network_that_is_not_cut_as_it_stands_is_said_to_be(capsys):
+def test_reports_a_network_that_is_cut_between_its_modules(capsys):
     _, text = printed(capsys, fallback="it branches on values")
     assert "not cut as it stands: it branches on values" in text

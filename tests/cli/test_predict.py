@@ -102,7 +102,7 @@ def test_numbers_and_several_labels_are_those_of_the_network(capsys, data, near,
     assert [row["prediction"] for row in rows] == [";".join(labels) for labels in names]
 
 
-def test_what_cannot_be_predicted_is_said_in_a_sentence(capsys, data, near, classified, tmp_path):
+def test_explains_what_cannot_be_predicted(capsys, data, near, classified, tmp_path):
     for run_folder, options, sentence in (
         (tmp_path, (), "there is no run in"),
         (tmp_path, ("--out", "said.txt"), "are written to .csv or .parquet"),

@@ -2,7 +2,7 @@
 
 from frostline.cli import progress
 from frostline.cli.progress import ProgressBar
-from frostline.events import BatchTaken, EpochStarted, Evaluated
+from frostline.events import BatchDelivered, EpochStarted, Evaluated
 
 
 def test_figures_of_an_epoch_are_its_own_and_not_those_since_the_start(monkeypatch, capsys):
@@ -12,7 +12,7 @@ def test_figures_of_an_epoch_are_its_own_and_not_those_since_the_start(monkeypat
         for epoch, samples in enumerate((100, 400)):
             shown(EpochStarted(epoch=epoch, samples=samples))
             now[0] += 2
-            shown(BatchTaken(epoch=epoch, samples=samples, from_cache=0, stall_s=0.5))
+            shown(BatchDelivered(epoch=epoch, samples=samples, from_cache=0, stall_s=0.5))
             shown(Evaluated(epoch=epoch, samples=10, loss=0.5, scores={"accuracy": 0.75}))
     first, second = [line for line in capsys.readouterr().err.split("epoch ") if "held-out" in line]
     assert "(50 samples/s, waiting 25%)" in first

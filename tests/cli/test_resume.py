@@ -48,9 +48,7 @@ def undisturbed(folder, near, tmp_path_factory):
 ALIKE = ("losses", "epoch_losses", "val_losses", "val_accuracies", "samples", "epochs")
 
 
-def test_a_run_that_is_killed_twice_has_the_losses_of_one_that_nothing_broke_off(
-    capsys, folder, near, undisturbed, tmp_path
-):
+def test_a_run_killed_twice_has_the_losses_of_an_undisturbed_one(capsys, folder, near, undisturbed, tmp_path):
     whole, model = undisturbed
     assert len(whole["losses"]) == STEPS
     out, draw = tmp_path / "run", random.Random(7)
@@ -68,7 +66,7 @@ def test_a_run_that_is_killed_twice_has_the_losses_of_one_that_nothing_broke_off
     assert again["resumed_steps"] == STEPS
 
 
-def test_a_damaged_checkpoint_is_left_out_and_the_one_before_it_is_taken(capsys, folder, near, undisturbed, tmp_path):
+def test_resumes_from_the_previous_checkpoint_where_the_latest_is_damaged(capsys, folder, near, undisturbed, tmp_path):
     whole, _ = undisturbed
     out = tmp_path / "run"
     run_until_killed(9, "train", "--data", folder, *SMALL, *HOW, *near, "--out", out)
@@ -93,7 +91,7 @@ def test_a_changed_setting_is_refused_by_its_name_and_another_node_is_not(capsys
     assert run(capsys, "train", "--resume", out, "--batch-size", 3, "--near", near[1])[0] == 0
 
 
-def test_other_data_is_refused_and_so_is_a_folder_without_a_run(capsys, near, tmp_path):
+def test_refuses_other_data_and_a_folder_without_a_run(capsys, near, tmp_path):
     data, out = image_folder(tmp_path / "images", per_class=4), tmp_path / "run"
     run_json(capsys, "train", "--data", data, *SMALL, "--epochs", 1, "--out", out)
     next(iter(sorted(data.rglob("*.jpg")))).unlink()

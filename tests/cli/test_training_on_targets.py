@@ -118,7 +118,7 @@ def scores_of(column, scores, targets):
         (("--targets", "score", "--loss", "mse", "--policy", "all_in_store"), "classes alone"),
     ],
 )
-def test_what_a_loss_is_not_for_is_refused_before_a_network_is_built(capsys, folder, near, options, words):
+def test_refuses_a_loss_that_does_not_fit_the_targets_before_building_a_network(capsys, folder, near, options, words):
     code, _, errors = run(capsys, *asked(folder, near, *options))
     assert code == 2
     assert words in errors

@@ -90,7 +90,7 @@ def small_distilbert_of(positions):
     return hf.DistilBertForSequenceClassification(config)
 
 
-def test_a_decoder_pads_with_its_last_token_where_it_has_no_other(tmp_path):
+def test_a_decoder_without_a_padding_token_pads_with_its_end_token(tmp_path):
     config = hf.GPT2Config(
         vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=2, eos_token_id=3
     )
@@ -132,7 +132,7 @@ def test_a_folder_without_a_tokenizer_says_what_to_do(tmp_path, lost):
     assert "\n" not in str(why.value)
 
 
-def test_what_is_asked_of_texts_is_refused_for_images_and_the_other_way_round(tmp_path):
+def test_refuses_text_options_for_images_and_image_options_for_texts(tmp_path):
     saved(tmp_path)
     with pytest.raises(SettingError, match="--augment crops and flips images"):
         load_model(f"hf:{tmp_path}", classes=2, augment=True)
@@ -206,7 +206,7 @@ def test_plan_and_extract_take_texts_too(capsys, reviews, near, tmp_path):
         assert not code, errors
 
 
-def test_a_missing_tokenizer_ends_the_command_in_one_sentence(capsys, reviews, near, tmp_path):
+def test_reports_a_missing_tokenizer_in_one_sentence(capsys, reviews, near, tmp_path):
     saved(tmp_path / "model", tokenizer=None)
     asked = ["--data", reviews[0], "--column", "text", "--model", f"hf:{tmp_path / 'model'}", "--until", UNTIL]
     code, _, errors = run(capsys, "train", *asked, *near)

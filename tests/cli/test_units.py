@@ -10,7 +10,7 @@ from frostline.cli.units import ACCURACY, BANDWIDTH, BYTES, SHARES, TIMES
     ("text", "count"),
     [("1000000", 10**6), ("512MiB", 512 << 20), ("2G", 2 * 10**9), ("1.5 kB", 1500), ("2gib", 2 << 30)],
 )
-def test_bytes(text, count):
+def test_parses_and_formats_bytes(text, count):
     assert BYTES.convert(text, None, None) == count
 
 
@@ -38,13 +38,13 @@ def test_shares_have_names():
 
 
 @pytest.mark.parametrize("text", ["", "0.8", "train=", "=0.8", "train=much", "a=0.5,a=0.5", "a=0.5,"])
-def test_what_names_no_shares_is_refused(text):
+def test_refuses_invalid_shares(text):
     with pytest.raises(click.BadParameter, match="write it like train="):
         SHARES.convert(text, None, None)
 
 
 @pytest.mark.parametrize(("text", "accuracy"), [("exact", "exact"), ("int8", "int8"), ("0.01", 0.01), ("0", 0.0)])
-def test_accuracies(text, accuracy):
+def test_parses_accuracies(text, accuracy):
     assert ACCURACY.convert(text, None, None) == accuracy
 
 
@@ -68,6 +68,6 @@ def test_accuracies(text, accuracy):
         (ACCURACY, "1", "is no accuracy"),
     ],
 )
-def test_what_is_not_understood_is_refused_with_an_example(kind, text, sentence):
+def test_refuses_an_unknown_expression_with_an_example(kind, text, sentence):
     with pytest.raises(click.BadParameter, match=sentence):
         kind.convert(text, None, None)

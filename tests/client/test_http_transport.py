@@ -67,7 +67,7 @@ def http(body, status="200 OK"):
     "url",
     ["", "store-1:7070", "https://store-1", "http://", "http://a:b", "http://a:99999", "http://a/v1", "http://u:p@a"],
 )
-def test_an_address_that_is_none_is_refused_with_an_example(url):
+def test_refuses_an_invalid_address_with_an_example(url):
     with pytest.raises(SettingError, match="address"):
         HttpTransport(url)
 
@@ -82,7 +82,7 @@ def test_every_byte_on_the_socket_is_counted(images):
     assert statistics.requests == 1
 
 
-def test_nothing_listens_there():
+def test_says_that_nothing_listens_at_the_address():
     listening = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     listening.close()
@@ -90,7 +90,7 @@ def test_nothing_listens_there():
         transport.health()
 
 
-def test_a_host_that_nobody_knows():
+def test_refuses_an_unknown_host():
     with transport_to("http://nowhere.invalid") as transport, pytest.raises(NodeUnreachable, match="not known"):
         transport.health()
 
@@ -105,7 +105,7 @@ def test_a_node_that_falls_silent_is_given_up_after_the_deadline():
 
 
 @pytest.mark.parametrize("answer", [http(b"<html>welcome"), http(b"[]"), http(b'{"version": 1}')])
-def test_something_that_is_no_node_is_named(answer):
+def test_names_an_address_that_is_no_node(answer):
     with answering(answer) as (url, _), transport_to(url) as transport, pytest.raises(FrostlineError, match="no node"):
         transport.health()
 
@@ -125,7 +125,7 @@ def test_an_answer_that_breaks_off_is_worth_another_try(images, answer):
         list(transport.features(request(images, 0)))
 
 
-def test_an_answer_that_is_no_stream_of_features_is_not_asked_for_again(images):
+def test_does_not_retry_a_response_that_is_no_stream_of_features(images):
     junk = b"\xff\xff\xff\xff\x10\x00\x00\x00" + bytes(range(100))
     with (
         answering(http(junk)) as (url, _),

@@ -259,7 +259,7 @@ def test_closing_frees_a_thread_that_waits_for_the_next_batch(way, images):
     until(lambda: is_idle(node))
 
 
-def test_a_slow_reader_holds_up_nobody_and_gets_it_all(way, images):
+def test_a_slow_reader_delays_no_other_and_gets_everything(way, images):
     node, transport = way(device_batch=8)
     slow = transport.features(request(images, 1))
     batches = [next(slow)]
@@ -317,9 +317,9 @@ def test_a_profile_measures_reading_decoding_and_every_cut(way, images):
     assert profile.cuts[1].seconds > 0
     assert profile.cuts[-1].seconds >= profile.cuts[1].seconds
     assert profile.cuts[-1].bytes_per_sample > 0
-    rests = [cut.rest_bytes_per_sample for cut in profile.cuts]
+    rests = [cut.remaining_bytes_per_sample for cut in profile.cuts]
     assert rests[0] == rests[1] > rests[-1]
-    assert profile.cuts[0].rest_fixed_bytes > 0
+    assert profile.cuts[0].remaining_fixed_bytes > 0
     assert profile.device == "cpu"
     assert set(profile.cores) == os.sched_getaffinity(0)
     assert profile.codecs == ()
@@ -346,7 +346,7 @@ def test_a_profile_measures_the_codecs_that_are_asked_for_where_they_may_be_wort
     assert within_budget(node)
 
 
-def test_what_a_network_costs_is_measured_once(way, images):
+def test_measures_a_networks_cost_once(way, images):
     _, transport = way()
     transport.put_prefix(DIGEST, ARTIFACT)
     asked = ProfileRequest(features=request(images, 2, DIGEST), codecs=("int8",))
@@ -380,7 +380,7 @@ def test_a_profile_that_is_cancelled_ends_at_the_node_too(way, images):
         cancellation.cancel()
         with pytest.raises(Unavailable):
             profiling.result(60)
-        until(lambda: node.statistics().requests_in_work == 1)
+        until(lambda: node.statistics().requests_in_progress == 1)
         with pytest.raises(Unavailable, match="given up"):
             transport.profile(asked, cancellation)
     assert len(transport.profile(asked).cuts) == len(NETWORK.cuts)

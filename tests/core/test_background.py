@@ -42,7 +42,7 @@ def test_a_library_starts_its_threads_in_the_background_and_who_asked_for_it_sta
     assert in_thread(look) == (os.SCHED_BATCH, os.SCHED_OTHER)
 
 
-def test_a_thread_whose_policy_somebody_chose_keeps_it():
+def test_keeps_the_scheduling_policy_that_a_thread_was_given():
     def look():
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         with background():

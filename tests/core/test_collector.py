@@ -20,7 +20,7 @@ def test_the_collector_rests_and_goes_on_afterwards_whatever_happens():
     assert gc.isenabled()
 
 
-def test_who_turned_it_off_keeps_it_off():
+def test_stays_off_if_the_user_turned_it_off():
     gc.disable()
     try:
         with collector_rests():

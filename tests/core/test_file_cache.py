@@ -13,7 +13,7 @@ def folder(tmp_path):
     return tmp_path / "a" / "b"
 
 
-def test_what_was_kept_is_found_by_its_key_and_by_no_other(folder):
+def test_finds_a_kept_profile_by_its_key_alone(folder):
     files = FileCache(folder, ".json")
     assert files.is_empty
     assert files.get("one") is None
@@ -49,7 +49,7 @@ def test_only_their_user_may_read_them_and_nothing_unfinished_stays(folder):
     assert stat.S_IMODE((folder / "one.json").stat().st_mode) == 0o600
 
 
-def test_where_nothing_can_be_kept_nothing_is_and_nobody_is_told(folder):
+def test_keeps_nothing_where_nothing_can_be_kept(folder):
     folder.parent.mkdir()
     folder.write_text("a file where the folder would be")
     files = FileCache(folder, ".json")

@@ -13,7 +13,7 @@ def opened(folder):
     return os.open(folder, os.O_RDONLY)
 
 
-def test_a_file_is_locked_until_whoever_has_it_closes_it(tmp_path):
+def test_keeps_a_file_locked_until_its_owner_closes_it(tmp_path):
     first, second = opened(tmp_path), opened(tmp_path)
     assert try_lock(first)
     assert not try_lock(second)

@@ -12,7 +12,7 @@ from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest import source
 from frostline.datasets.manifest.manifest import load_manifest
 from frostline.engines.backends.converted_files import kept
-from frostline.jobs.profiling import KeptProfiles, MeasuredPrefix, ProfileKey
+from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey
 from frostline.private import make_private_folder
 from frostline.stores.objects.disk_tier import LocalTier
 from frostline.stores.objects.local import FolderStore
@@ -70,7 +70,7 @@ def test_manifests_splits_profiles_and_pieces_of_checks_are_their_users_alone(tm
     data.save_splits(data.split({"train": 0.5, "val": 0.5}))
     CheckProgress(cache / "checks" / "a.jsonl").add(CheckedRows(start=0, stop=1, digests={}, unreadable=()))
     key = ProfileKey(prefix="a", hardware="b", engine="c", device_batch=8, codecs=(), packed_cuts=())
-    KeptProfiles(cache / "profiles").put(key, MeasuredPrefix(cuts=(), codecs=()))
+    ProfileCache(cache / "profiles").put(key, MeasuredPrefix(cuts=(), codecs=()))
     make_folder(cache / "plans", is_private=True)
     write_text(cache / "plans" / "a.json", "{}", is_private=True)
     assert_is_private(cache)

@@ -56,7 +56,7 @@ def test_a_process_may_use_what_the_least_control_group_around_it_leaves(tmp_pat
     assert usable_memory_bytes(machine(tmp_path, groups, limits)) == gib * GIB
 
 
-def test_a_process_may_use_the_machine_where_the_system_has_no_control_groups(tmp_path, monkeypatch):
+def test_counts_all_cores_where_the_system_has_no_control_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 16 << 18, "SC_PAGE_SIZE": 4096}.get)
     assert usable_memory_bytes(tmp_path) == 16 * GIB
 

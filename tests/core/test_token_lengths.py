@@ -98,6 +98,6 @@ def test_graphs_that_differ_in_more_than_lengths_are_not_stretched():
     assert stretches(graph_of(32), graph_of(16, hidden=31), 32, 16) is None
 
 
-def test_what_no_weight_enters_is_told_apart():
+def test_tells_operations_without_weights_apart():
     assert weightless(graph_of(32), ["weight"]) == {"x", "place", "mask"}
     assert [node.name for node in needed_for(graph_of(32), ["mask"]).nodes] == ["mask"]

@@ -37,6 +37,6 @@ def test_rates_have_four_digits():
     assert in_bytes(math.inf) == "no bound"
 
 
-def test_shares_and_ratios():
+def test_formats_shares_and_ratios():
     assert in_percent(0.837) == "83.7 %"
     assert [in_times(ratio) for ratio in (None, 3.21, 46.4, 12345)] == ["–", "3.2 ×", "46 ×", "12,345 ×"]

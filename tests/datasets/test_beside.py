@@ -21,7 +21,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "frostline"
 
 
-def test_a_local_folder_stays_as_it_was(folder, cache):
+def test_leaves_a_local_folder_unchanged(folder, cache):
     before = sorted(folder.rglob("*"))
     data = Dataset(folder)
     place = data.save_splits(data.split({"train": 0.5, "val": 0.5}))
@@ -34,7 +34,7 @@ def test_a_local_folder_stays_as_it_was(folder, cache):
     assert data.manifest.place.startswith(cache.as_uri())
 
 
-def test_who_lists_the_classes_of_a_folder_finds_the_classes(folder, cache):
+def test_lists_the_classes_of_a_folder(folder, cache):
     from torchvision.datasets import ImageFolder
 
     data = Dataset(folder)

@@ -192,7 +192,7 @@ def test_objects_elsewhere_that_changed_are_named_and_refused_or_listed_anew(kin
         assert opened(lists, changed="rebuild", **options).samples.lengths.tolist() == [1, 4, 1, 5]
 
 
-def test_what_changed_elsewhere_is_refused_where_another_format_was_listed_last(tmp_path):
+def test_refuses_changes_where_another_format_was_listed_last(tmp_path):
     away, lists = open_store(f"memory://{uuid.uuid4()}"), open_store(f"memory://{uuid.uuid4()}")
     away.write("a.jpg", b"a")
     formats.put_folders(lists, EXAMPLES)
@@ -257,7 +257,7 @@ def test_a_part_is_found_again_in_a_later_listing(tmp_path):
     assert len(part.whole) == len(EXAMPLES)
 
 
-def test_what_was_opened_without_listing_is_listed_when_it_must_be_new(tmp_path):
+def test_lists_again_where_a_fresh_listing_is_needed(tmp_path):
     store = open_store(str(tmp_path))
     formats.put_folders(store, EXAMPLES)
     opened(store)
@@ -296,7 +296,7 @@ def test_a_copy_stops_where_changes_are_refused_and_leaves_them_out_where_not(co
     assert [(sample.object, sample.changed) for sample in done.skipped] == [("noise/001.jpg", True)]
 
 
-def test_a_copy_has_the_data_as_it_is_when_it_begins(tmp_path):
+def test_copies_the_data_as_it_is_when_the_copy_begins(tmp_path):
     folder = image_folder(tmp_path / "data", per_class=4)
     data = opened(open_store(str(folder)), changed="rebuild")
     (folder / "noise" / "001.jpg").unlink()

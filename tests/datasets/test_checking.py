@@ -8,7 +8,7 @@ from frostline.datasets import Dataset
 from frostline.datasets.check.check import check
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.sequential import SequentialReader
-from frostline.events import Counted, SampleSkipped
+from frostline.events import ProgressMade, SampleSkipped
 from frostline.preprocess import Applied, imagenet
 from support.images import image_folder
 
@@ -33,7 +33,7 @@ def test_samples_of_one_size_are_no_duplicates(tmp_path):
     assert check(Dataset(folder), lambda event: None).duplicates == ()
 
 
-def test_what_cannot_be_decoded_or_is_gone_is_named_and_the_rest_is_read(tmp_path):
+def test_names_undecodable_and_missing_samples_and_reads_the_others(tmp_path):
     folder = image_folder(tmp_path, per_class=100, size=(16, 16))
     assert len(Dataset(folder)) == 300
     good = (folder / "circle" / "050.jpg").read_bytes()
@@ -46,7 +46,7 @@ def test_what_cannot_be_decoded_or_is_gone_is_named_and_the_rest_is_read(tmp_pat
     assert set(reasons) == {"circle/050.jpg", "noise/007.jpg", "stripe/099.jpg"}
     assert "there is no object" in reasons["noise/007.jpg"]
     assert [event for event in happened if isinstance(event, SampleSkipped)]
-    assert [event.done for event in happened if isinstance(event, Counted)] == [256, 300]
+    assert [event.done for event in happened if isinstance(event, ProgressMade)] == [256, 300]
 
 
 def test_a_ready_formats_records_are_checked_by_their_sums(tmp_path):
@@ -78,7 +78,7 @@ def break_off(data, folder, *, after):
     """Begin a check, and end it as a kill would after so many pieces."""
 
     def observe(event):
-        if isinstance(event, Counted) and event.done == after:
+        if isinstance(event, ProgressMade) and event.done == after:
             raise Broken
 
     with pytest.raises(Broken):
@@ -111,7 +111,7 @@ def test_a_check_that_was_broken_off_goes_on_where_it_was_and_finds_the_same(tmp
     again = check(Dataset(folder, relist=False), happened.append, progress=tmp_path / "broken")
     assert len(read) == 900 - 512
     assert (again.unreadable, again.duplicates, again.samples) == (whole.unreadable, whole.duplicates, 900)
-    assert [event.done for event in happened if isinstance(event, Counted)] == [256, 512, 768, 900]
+    assert [event.done for event in happened if isinstance(event, ProgressMade)] == [256, 512, 768, 900]
     assert len([event for event in happened if isinstance(event, SampleSkipped)]) == 2
     assert list((tmp_path / "broken").iterdir()) == []
 
@@ -123,10 +123,10 @@ def test_a_check_that_is_broken_off_twice_goes_on_too(tmp_path):
     happened = []
     again = check(Dataset(folder), happened.append, progress=tmp_path / "broken")
     assert again.surplus == 2
-    assert [event.done for event in happened if isinstance(event, Counted)] == [256, 512, 768, 900]
+    assert [event.done for event in happened if isinstance(event, ProgressMade)] == [256, 512, 768, 900]
 
 
-def test_what_changed_since_a_check_was_broken_off_is_checked_anew(tmp_path):
+def test_checks_objects_again_that_changed_since_a_broken_check(tmp_path):
     folder = changed_folder(tmp_path)
     break_off(Dataset(folder), tmp_path / "broken", after=512)
     (folder / "circle" / "005.jpg").write_bytes(b"no image either")

@@ -70,7 +70,7 @@ def test_folders_of_splits_are_made_where_the_source_has_splits(store):
     assert (copy.splits, copy.classes) == (("train", "val"), ("cat", "dog"))
 
 
-def test_no_two_samples_meet_and_none_is_called_by_what_is_no_name(store):
+def test_gives_every_sample_a_distinct_valid_name(store):
     names = ["a.jpg", "cat/a.jpg", "a", "b:c.jpg", "x\ty.jpg", "l" * 90 + "/" + "m" * 230 + ".jpg"]
     rows = ["file_name,label"]
     for number, name in enumerate(names):

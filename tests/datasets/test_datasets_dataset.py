@@ -231,7 +231,7 @@ def test_statistics_say_what_the_data_set_holds(tmp_path):
     assert dict(statistics.formats) == {".jpg": 3, ".png": 1, ".webp": 1}
 
 
-def test_a_missing_folder_an_empty_one_and_one_without_classes_each_get_a_sentence(tmp_path):
+def test_explains_a_missing_an_empty_and_an_unlabelled_folder(tmp_path):
     with pytest.raises(DataNotFound, match="there is no folder"):
         len(Dataset(tmp_path / "nothing"))
     with pytest.raises(EmptyDataset, match="holds no images or sounds, in class folders"):

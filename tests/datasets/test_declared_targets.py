@@ -164,7 +164,7 @@ def test_labels_of_shards_are_kept_when_one_shard_changes(store, said, expected)
     assert Dataset(store.url, targets="cls").targets.at(np.arange(3)).tolist() == [*expected, 7]
 
 
-def test_classes_are_targets_too_and_a_sample_without_one_is_refused(store):
+def test_takes_classes_as_targets_and_refuses_a_sample_without_a_class(store):
     store.write("x.parquet", parquet(label=["b", "a", None]))
     assert Dataset(store.url, targets="label").take([0, 1]).targets.at(np.arange(2)).tolist() == [1, 0]
     with pytest.raises(DataError, match="1 of 3 samples have no value in the column 'label'"):
@@ -194,7 +194,7 @@ def test_long_lists_are_in_no_manifest_and_are_brought_by_the_user(store):
     assert plain(ragged.targets.at(np.array([1, 2]))) == [[], [[3, 4], [5, 6]]]
 
 
-def test_what_makes_no_sense_as_targets_is_refused(store):
+def test_refuses_invalid_targets(store):
     store.write("x.parquet", parquet(n=[1, 2], box=[[[1, 2], [3]], [[1, 2]]]))
     for targets in (3, ["n", "n"], [1], b"n"):
         with pytest.raises(SettingError, match="targets"):

@@ -80,7 +80,7 @@ def check_saved(data, whole):
     assert data.splits == ()
 
 
-def test_a_folder_that_datasets_saved_is_read_as_it_is(tmp_path):
+def test_reads_a_folder_saved_by_datasets_in_place(tmp_path):
     whole = saved(250)
     whole.save_to_disk(tmp_path / "d", num_shards=2)
     check_saved(fl.Dataset(tmp_path / "d"), whole)
@@ -108,7 +108,7 @@ def test_splits_of_a_dictionary_keep_their_names_whatever_they_are(tmp_path):
     assert fl.Dataset(tmp_path / "d").splits == data.splits  # from the manifest, too
 
 
-def test_a_dictionary_of_one_split_has_that_split(tmp_path):
+def test_reads_a_saved_dictionary_with_a_single_split(tmp_path):
     datasets.DatasetDict({"unsupervised": saved(3)}).save_to_disk(tmp_path / "d")
     assert len(fl.Dataset(tmp_path / "d")["unsupervised"]) == 3
 
@@ -120,7 +120,7 @@ def test_folders_of_splits_are_those_of_the_dictionary_they_lie_in():
     assert splits_of_folders(files, [*files, ".cache/dataset_dict.json"]) is None
 
 
-def test_what_map_left_beside_the_data_is_no_data(tmp_path):
+def test_ignores_the_cache_files_of_datasets_map(tmp_path):
     saved(6).save_to_disk(tmp_path / "d")
     again = datasets.load_from_disk(str(tmp_path / "d")).map(lambda row: {"who": row["who"] + "!"})
     assert list((tmp_path / "d").glob("cache-*.arrow"))
@@ -134,7 +134,7 @@ def test_images_of_files_are_in_what_datasets_saves(tmp_path):
     assert contents(fl.Dataset(tmp_path / "d")) == [photograph(1)]
 
 
-def test_only_headers_and_what_stands_beside_the_images_is_read(store):
+def test_reads_only_headers_and_the_columns_beside_the_images(store):
     images = pa.array([{"bytes": bytes(300_000), "path": None}] * 30, ENCODED)
     data = arrow_of(pa.table({"image": images, "label": [0, 1, 2] * 10}), 3)
     store.write("0.arrow", data)
@@ -153,7 +153,7 @@ def test_only_headers_and_what_stands_beside_the_images_is_read(store):
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), ENCODED])
-def test_images_may_be_plain_and_rows_without_one_are_left_out(store, kind):
+def test_reads_plain_image_columns_and_leaves_out_rows_without_an_image(store, kind):
     cells = [b"one", None, b"", b"three"]
     cells = cells if kind != ENCODED else [None if cell is None else {"bytes": cell, "path": "x"} for cell in cells]
     table = pa.table({"n": [1, 2, 3, 4], "image": pa.array(cells, kind), "label": ["a", "b", "c", None]})

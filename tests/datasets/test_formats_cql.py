@@ -173,7 +173,7 @@ def test_masks_have_classes_and_metadata_from_another_table(server, session, tmp
         ("f_numbers", {}, EmptyDataset, "holds no row"),
     ],
 )
-def test_a_table_that_is_no_data_set_gets_one_sentence(server, table, options, kind, words, tmp_path):
+def test_reports_a_table_without_samples_in_one_sentence(server, table, options, kind, words, tmp_path):
     with pytest.raises(kind, match=words) as caught:
         load_manifest(open_store(url(server, table, **options)), cache=tmp_path)
     assert "\n" not in str(caught.value)
@@ -220,7 +220,7 @@ def test_a_folder_that_is_put_into_a_table_twice_is_there_once_and_trains_alike(
     assert losses(place, tmp_path) == losses(str(folder), tmp_path)
 
 
-def test_the_verb_ingest_puts_a_folder_into_a_table(server, session, tmp_path, capsys):
+def test_ingest_writes_a_folder_into_a_table(server, session, tmp_path, capsys):
     folder = image_folder(tmp_path / "photos", per_class=2)
     command = ["ingest", str(folder), url(server, "f_sized"), "--format", "cql", "--json"]
     with pytest.raises(SystemExit, match="0"):
@@ -237,7 +237,7 @@ def test_the_verb_ingest_puts_a_folder_into_a_table(server, session, tmp_path, c
     assert "--format ready" in capsys.readouterr().err
 
 
-def test_what_is_no_table_or_has_no_keyspace_is_said_before_anything_is_read(server, tmp_path):
+def test_reports_a_missing_table_or_keyspace_before_reading(server, tmp_path):
     source = fl.Dataset(image_folder(tmp_path / "photos", per_class=2), cache=tmp_path)
     with pytest.raises(SettingError, match="is no table"):
         put_into_table(source, str(tmp_path), observe=print)

@@ -44,7 +44,7 @@ def test_the_first_folder_is_the_class_and_deeper_ones_belong_to_it():
     "name",
     ["cat/notes.txt", "cat/.hidden.jpg", ".trash/a.jpg", "cat/.cache/a.jpg", "cat/jpg", "cat/.jpg", "cat/a.jpg.part"],
 )
-def test_hidden_names_and_what_is_no_image_are_passed_over(name):
+def test_skips_hidden_names_and_files_that_are_no_images(name):
     listing = listing_of("cat/a.jpg", name)
     assert column(listing, "object") == ["cat/a.jpg"]
     assert listing.digest == listing_of("cat/a.jpg").digest

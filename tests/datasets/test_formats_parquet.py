@@ -84,7 +84,7 @@ def test_a_label_that_no_class_has_gets_a_sentence(store):
     assert "has a label 4 and names for 1 classes only" in refused(store, sink.getvalue().to_pybytes())
 
 
-def test_of_several_columns_that_could_be_one_the_words_decide():
+def test_chooses_by_name_among_several_possible_columns():
     def said(**features):
         import json
 

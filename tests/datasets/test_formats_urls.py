@@ -128,7 +128,7 @@ def test_many_objects_of_a_folder_are_listed_as_far_as_that_takes_less(store):
     assert listed.table["length"].to_pylist() == list(range(1, 41))
 
 
-def test_absolute_paths_are_taken_as_such_and_relative_ones_lie_beside_the_list(tmp_path):
+def test_reads_absolute_paths_as_given_and_relative_ones_beside_the_list(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "far.jpg").write_bytes(b"far")
     (tmp_path / "here" / "near.jpg").write_bytes(b"near!")
@@ -184,7 +184,7 @@ def test_a_node_reads_no_url_outside_of_what_it_serves(tmp_path):
         ]
 
 
-def test_a_list_without_labels_is_said(tmp_path):
+def test_reports_a_list_without_labels(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"a")
     (tmp_path / "labels.csv").write_text("url,label\na.jpg,\n")
     with pytest.raises(DataError, match=r"not one of the 1 samples of .* has a label: .*label or cls"):

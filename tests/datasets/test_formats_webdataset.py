@@ -119,7 +119,7 @@ def test_scalar_fields_of_the_json_are_columns():
     }  # fmt: skip
 
 
-def test_columns_of_several_shards_are_one(store):
+def test_joins_the_columns_of_several_shards(store):
     for number, value in enumerate((1, 0.5, None)):
         about = {"a": value, "b": "x" if number else 3, "c": number} if value else {}
         files = [("k/1.jpg", b"1"), ("k/1.json", json.dumps(about).encode())]
@@ -147,7 +147,7 @@ def test_a_tar_that_is_cut_off_gets_a_sentence_wherever_it_is_cut(store):
         assert "bad.tar" in refused(store, data[:length])
 
 
-def test_what_is_no_tar_and_what_is_damaged_gets_a_sentence(store):
+def test_explains_a_file_that_is_no_tar_or_damaged(store):
     data = bytearray(tar_of(webdataset_files(EXAMPLES)))
     assert "no plain tar" in refused(store, gzip.compress(bytes(data)))
     assert "no plain tar" in refused(store, b"\xff" * 2048)
@@ -210,7 +210,7 @@ def test_images_may_have_names_of_several_parts_as_webdataset_groups_them(store)
     assert rows == [("0.tar/1.image.jpg", 3), ("0.tar/2.jpg", 3), ("0.tar/3.photo.png", 5)]
 
 
-def test_two_images_of_one_key_are_refused_where_neither_goes_first(store):
+def test_refuses_two_images_of_one_key_without_an_order(store):
     store.write("0.tar", tar_of([("1.left.jpg", b"one"), ("1.right.jpg", b"two")]))
     with pytest.raises(DataError, match="both be the sample of '1'"):
         WebDataset().read(store, list(store.list()))

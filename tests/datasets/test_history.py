@@ -78,7 +78,7 @@ def test_manifests_of_other_data_in_the_cache_folder_stay(tmp_path):
     assert all(load_manifest(ReadOnly(folder), cache=cache).found for folder in folders)
 
 
-def test_who_has_an_old_one_open_reads_on(tmp_path):
+def test_readers_of_an_old_manifest_read_on(tmp_path):
     folder = image_folder(tmp_path / "photos", per_class=2)
     first = fl.Dataset(folder, cache=tmp_path / "cache", beside=True)
     names = list(first.names)

@@ -67,7 +67,7 @@ def test_the_cache_of_the_hub_is_read_in_place_with_its_splits_and_classes(tmp_p
         assert sum(len(batch.labels) for batch in job.loader(batch_size=3)) == 8
 
 
-def test_what_is_not_there_and_cannot_be_fetched_gets_a_sentence_that_says_what_to_bring(cache):
+def test_names_the_files_to_bring_where_weights_cannot_be_fetched(cache):
     with pytest.raises(DataNotFound, match="some/photos is not in"):
         fl.Dataset("hf:some/photos", near=())
     with pytest.raises(DataNotFound, match=r"some/photos is not in .* cache .* Parquet files .*hf download") as caught:
@@ -107,7 +107,7 @@ def test_a_node_is_not_asked_for_this_machines_cache():
         fl.Dataset("hf:some/photos", near="http://store:7070")
 
 
-def test_a_machine_without_the_hubs_client_is_told_so(monkeypatch):
+def test_reports_a_missing_hub_client(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(SettingError, match="huggingface_hub"):
         fl.Dataset("hf:some/photos")

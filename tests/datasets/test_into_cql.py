@@ -20,7 +20,7 @@ import frostline as fl
 from frostline.datasets.copy.into_cql import put_into_table
 from frostline.datasets.open import open_samples
 from frostline.errors import DataError, SettingError
-from frostline.events import ColumnsLeft, Counted
+from frostline.events import ColumnsDropped, ProgressMade
 from frostline.stores.cql.session_state import CqlSession
 from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER, decay
@@ -79,7 +79,7 @@ def test_a_run_that_was_killed_is_taken_up_and_puts_only_what_is_missing(server,
     happened = []
     done = put_into_table(source, url(server), observe=happened.append)
     assert (done.samples, done.made, done.skipped) == (total, total - len(before), ())
-    assert [event.done for event in happened if isinstance(event, Counted)][-1] == total
+    assert [event.done for event in happened if isinstance(event, ProgressMade)][-1] == total
     after = rows(session)
     assert len(after) == len({row.name for row in after}) == total
     assert before == {row.id: row[2] for row in after if row.id in before}, "what was there was not written again"
@@ -109,7 +109,7 @@ def few(tmp_path):
     return image_folder(tmp_path / "few", per_class=2)
 
 
-def test_what_is_there_is_neither_read_nor_put_again(server, session, few, tmp_path, monkeypatch):
+def test_existing_objects_are_neither_read_nor_put_again(server, session, few, tmp_path, monkeypatch):
     first = put_into_table(fl.Dataset(few, cache=tmp_path), url(server), observe=quiet)
     before = rows(session)
     for path in few.rglob("*.jpg"):
@@ -121,7 +121,7 @@ def test_what_is_there_is_neither_read_nor_put_again(server, session, few, tmp_p
     assert rows(session) == before
 
 
-def test_what_changed_in_the_source_or_in_the_table_is_put_again_in_its_place(server, session, few, tmp_path):
+def test_puts_changed_samples_again_in_their_place(server, session, few, tmp_path):
     put_into_table(fl.Dataset(few, cache=tmp_path), url(server), observe=quiet)
     (few / "noise" / "000.jpg").write_bytes(b"another image")
     keys = {row.name: row.id for row in rows(session)}
@@ -159,7 +159,7 @@ def test_rows_of_a_source_without_versions_are_verified_too(server, session, few
     assert put_into_table(source, url(server), verify=True, observe=quiet).made == 0
 
 
-def test_where_the_source_has_no_versions_it_is_read_and_not_put_again(server, session, few, tmp_path):
+def test_reads_a_source_without_versions_and_puts_nothing_again(server, session, few, tmp_path):
     source = fl.Dataset(few, cache=tmp_path)
     source = Unversioned(source)
     assert put_into_table(source, url(server), observe=quiet).made == 6
@@ -190,7 +190,7 @@ class Unversioned:
         return getattr(self._source, name)
 
 
-def test_a_sample_of_other_data_is_not_overwritten_by_one_of_its_name(server, session, few, tmp_path):
+def test_never_overwrites_a_sample_of_other_data_with_the_same_name(server, session, few, tmp_path):
     first = fl.Dataset(few, cache=tmp_path)
     put_into_table(first, url(server), observe=quiet)
     before = rows(session)
@@ -231,7 +231,7 @@ def test_metadata_arrives_with_its_types_and_is_put_again_where_it_changes(serve
     happened = []
     source = plain.with_columns(ABOUT | {"boxes": [[1]] * 6})
     assert put_into_table(source, url(server), observe=happened.append).made == 6
-    assert happened[0] == ColumnsLeft(url=source.url, columns=("boxes",))
+    assert happened[0] == ColumnsDropped(url=source.url, columns=("boxes",))
     copy = fl.Dataset(url(server), cache=tmp_path)
     names = {name: "meta_data" if name == "data" else name for name in ABOUT}
     assert {name: copy.column(called).to_pylist() for name, called in names.items()} == ABOUT
@@ -252,7 +252,7 @@ def test_columns_that_a_user_may_not_add_are_named_and_the_rest_is_put(server, s
     for _ in range(2):  # without a column for seals, all is put again, and nothing twice
         assert put_into_table(source, place, observe=happened.append).made == 6
         assert len(rows(session, "lent", "id")) == 6
-    assert happened[0] == ColumnsLeft(url=source.url, columns=("patient",))
+    assert happened[0] == ColumnsDropped(url=source.url, columns=("patient",))
 
 
 def test_a_column_with_other_values_is_refused_before_anything_is_put(server, session, few, tmp_path):
@@ -330,7 +330,7 @@ def test_masks_do_not_fit_into_a_table_of_classes(server, session, few, tmp_path
         put_into_table(fl.Dataset(tmp_path / "pairs", cache=tmp_path), url(server), observe=quiet)
 
 
-def test_what_comes_back_otherwise_than_it_was_put_is_noticed(server, session, few, tmp_path):
+def test_notices_bytes_that_differ_from_those_put(server, session, few, tmp_path):
     source = fl.Dataset(few, cache=tmp_path)
     put_into_table(source, url(server), observe=quiet)
     # A deletion by a server whose clock is ahead hides whatever is written until then.

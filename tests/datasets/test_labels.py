@@ -57,7 +57,7 @@ def test_columns_of_other_targets_are_refused(store, labels, words):
     refused(store, *words)
 
 
-def test_a_column_of_classes_goes_before_one_that_is_called_label_and_holds_something_else(store):
+def test_prefers_a_column_of_classes_to_another_column_called_label(store):
     store.write("x.parquet", parquet(pa.array([[1.0], [2.0]]), **{"class": ["cat", "dog"]}))
     assert Dataset(store.url).classes == ("cat", "dog")
 
@@ -68,7 +68,7 @@ def test_truth_values_are_classes(store):
     assert (data.classes, data.samples.labels.tolist()) == (("False", "True"), [1, 0, -1])
 
 
-def test_one_below_nought_is_none_only_where_hugging_face_names_the_classes(store):
+def test_reads_class_minus_one_as_none_only_where_hugging_face_names_the_classes(store):
     store.write("x.parquet", parquet(pa.array([1, -1, 0]), FEATURES))
     assert Dataset(store.url).samples.labels.tolist() == [1, -1, 0]
     store.write("x.parquet", parquet(pa.array([1, -2]), FEATURES))

@@ -18,13 +18,13 @@ from frostline.errors import (
     DataChanged,
     DataNotFound,
     EmptyDataset,
+    Forbidden,
     NodeUnreachable,
-    NotAllowed,
     OverBudget,
     SettingError,
-    Unidentified,
+    Unauthenticated,
 )
-from frostline.events import Counted, PhaseStarted
+from frostline.events import PhaseStarted, ProgressMade
 from frostline.node.process.subprocess import start_node
 from frostline.preprocess import Applied
 from frostline.stores.open import open_store
@@ -93,12 +93,12 @@ def same(one, other):
         assert mine.targets.widths.tolist() == theirs.targets.widths.tolist()
 
 
-def test_a_node_lists_a_folder_as_it_is_listed_here(photos, listed):
+def test_a_node_lists_a_folder_as_this_process_does(photos, listed):
     events = []
     data = listed(photos, observe=events.append)
     same(data, fl.Dataset(photos))
     assert PhaseStarted(name="listing the data") in events
-    assert any(isinstance(event, Counted) for event in events)
+    assert any(isinstance(event, ProgressMade) for event in events)
     assert data.source.near
     assert not data.split(0.25)[0].selection.count_shared(data.split(0.25)[1].selection)
     assert len(data.select("label == 'noise'")) == 12
@@ -106,7 +106,7 @@ def test_a_node_lists_a_folder_as_it_is_listed_here(photos, listed):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_node_lists_every_format_as_it_is_listed_here(format, tmp_path, listed):
+def test_a_node_lists_every_format_as_this_process_does(format, tmp_path, listed):
     folder = tmp_path / "data"
     folder.mkdir()
     FORMATS[format](open_store(str(folder)), [Example(number) for number in range(8)])
@@ -162,7 +162,7 @@ def test_changed_data_is_refused_or_listed_again_by_the_node(tmp_path, listed):
     assert len(listed(folder)) == 5
 
 
-def test_what_reads_samples_says_that_there_is_no_store_here(photos, listed, tmp_path):
+def test_explains_that_this_process_cannot_reach_the_store(photos, listed, tmp_path):
     data = listed(photos)
     for reads in (
         lambda: check(data, ignore),
@@ -189,16 +189,16 @@ def test_a_node_lists_nothing_that_names_other_hosts(tmp_path, listed):
         folder.mkdir()
         (folder / "labels.csv").write_text(f"url,label\n{url}/secret.jpg,a\n")
         for format in ("urls", None):
-            with pytest.raises(NotAllowed, match="other hosts"):
+            with pytest.raises(Forbidden, match="other hosts"):
                 len(listed(folder, format=format))
 
 
-def test_a_manifest_of_lists_that_lies_there_is_not_sent_either(tmp_path, listed):
+def test_sends_no_stored_manifest_of_lists(tmp_path, listed):
     folder = tmp_path / "lists"
     folder.mkdir()
     put_urls(open_store(str(folder)), [Example(0), Example(1)])
     assert len(fl.Dataset(folder, beside=True, format="urls")) == 2
-    with pytest.raises(NotAllowed, match="other hosts"):
+    with pytest.raises(Forbidden, match="other hosts"):
         len(listed(folder, relist=False))
 
 
@@ -221,7 +221,7 @@ def test_links_that_lead_out_of_the_roots_are_not_followed(tmp_path, photos):
         assert len(fl.Dataset(root, near=node.url, cache=tmp_path / "client")) == 4
 
 
-def test_bounds_of_a_node_are_said_with_the_option_that_raises_them(photos, tmp_path):
+def test_names_the_option_that_raises_a_nodes_bound(photos, tmp_path):
     for settings, option in (
         ({"max_listed": 35}, "--max-listed"),
         ({"max_listed": 2}, "--max-listed"),
@@ -231,13 +231,13 @@ def test_bounds_of_a_node_are_said_with_the_option_that_raises_them(photos, tmp_
             len(fl.Dataset(photos, near=node.url, cache=tmp_path / "client"))
 
 
-def test_who_asks_says_so_with_the_token_of_the_environment_or_the_argument(photos, tmp_path, monkeypatch):
+def test_sends_the_token_of_the_argument_or_the_environment(photos, tmp_path, monkeypatch):
     with listing_node(photos.as_uri(), tenants=(tenant("ann"), tenant("bob", roots=("file:///else",)))) as node:
 
         def data(**options):
             return fl.Dataset(photos, near=node.url, cache=tmp_path / "client", **options)
 
-        with pytest.raises(Unidentified):
+        with pytest.raises(Unauthenticated):
             len(data())
         assert len(data(token=token_of("ann"))) == 36
         monkeypatch.setenv("FROSTLINE_TOKEN", token_of("ann"))
@@ -248,7 +248,7 @@ def test_who_asks_says_so_with_the_token_of_the_environment_or_the_argument(phot
             len(data(token=token_of("bob")))
 
 
-def test_refuses_addresses_that_are_none_of_nodes():
+def test_refuses_addresses_that_are_not_of_nodes():
     for near in ("unix:///run/io.sock", "store:7070", "https://store", ["http://store:1", 3]):
         with pytest.raises(SettingError):
             fl.Dataset("s3://bucket", near=near)

@@ -5,7 +5,7 @@ import pytest
 from frostline.datasets import Dataset
 from frostline.datasets.manifest.listing import list_all
 from frostline.errors import AccessDenied, DataNotFound, StoreUnavailable
-from frostline.events import Counted, PhaseStarted
+from frostline.events import PhaseStarted, ProgressMade
 from frostline.stores.base.protocols import Entry, Sectioned
 from frostline.stores.open import open_store
 
@@ -73,8 +73,8 @@ def test_a_listing_says_how_far_it_is(tmp_path):
     assert len(list_all(Many(), happened.append)) == 25_000
     assert happened == [
         PhaseStarted(name="listing the data"),
-        Counted(done=10_000, total=0),
-        Counted(done=20_000, total=0),
+        ProgressMade(done=10_000, total=0),
+        ProgressMade(done=20_000, total=0),
     ]
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.jpg").write_bytes(b"x")
@@ -82,6 +82,6 @@ def test_a_listing_says_how_far_it_is(tmp_path):
     assert len(Dataset(tmp_path, observe=phases.append)) == 1
     assert phases == [
         PhaseStarted(name="listing the data"),
-        Counted(done=1, total=0),
+        ProgressMade(done=1, total=0),
         PhaseStarted(name="building the manifest"),
     ]

@@ -88,7 +88,7 @@ def test_a_new_listing_replaces_the_copy_and_leaves_no_other(tmp_path):
 @pytest.mark.parametrize(
     "label_of", [lambda name: int(name) % 7, lambda name: int(name) // 50], ids=["mixed", "sorted"]
 )
-def test_a_mapped_manifest_is_split_as_one_in_memory_and_its_labels_are_not_read(tmp_path, monkeypatch, label_of):
+def test_splits_a_memory_mapped_manifest_without_reading_its_labels(tmp_path, monkeypatch, label_of):
     data, cache = tmp_path / "data", tmp_path / "cache"
     data.mkdir()
     shard(data / "0.tar", [f"{number:03}" for number in range(200)], label_of)
@@ -121,7 +121,7 @@ def test_labels_too_far_apart_to_be_counted_beforehand_are_counted_when_they_are
     assert [part.names for part in mapped.split(0.3, seed=1)] == [part.names for part in plain]
 
 
-def test_what_a_killed_process_left_of_a_copy_goes_and_what_others_write_stays(tmp_path, monkeypatch):
+def test_removes_files_of_a_killed_copy_and_keeps_those_of_others(tmp_path, monkeypatch):
     ended = multiprocessing.get_context("fork").Process()
     ended.start()
     ended.join()

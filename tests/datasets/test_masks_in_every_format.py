@@ -149,7 +149,7 @@ def test_masks_of_16_bit_formats_are_the_same(pairs, tmp_path):
     assert targets_of(half, imagenet(32), accuracy="fp16") == targets_of(pairs, imagenet(32))
 
 
-def test_a_ready_format_with_masks_is_left_as_it_is_where_it_is_whole_and_mended_where_not(pairs, tmp_path):
+def test_keeps_a_complete_ready_format_with_masks_and_mends_an_incomplete_one(pairs, tmp_path):
     assert kept(pairs, tmp_path / "ready").made == 5
     assert kept(pairs, tmp_path / "ready", verify=True).made == 0
     before = {path: path.read_bytes() for path in (tmp_path / "ready" / "masks").iterdir()}
@@ -218,7 +218,7 @@ def test_a_second_column_of_images_is_that_of_masks(tmp_path, name):
     assert contents(data) == sorted(found)
 
 
-def test_one_column_of_images_is_no_column_of_masks_whatever_it_is_called():
+def test_takes_no_single_column_of_images_for_masks():
     found = columns_of_schema(table_of(mask=[png(1)]).schema)
     assert (found.image, found.mask) == ("mask.bytes", None)
 

@@ -204,7 +204,7 @@ def test_images_of_several_sizes_cannot_be_kept():
         Applied.to(imagenet(224, augment=True), "uint8")
 
 
-def test_a_format_that_is_whole_is_left_as_it_is(images, tmp_path):
+def test_leaves_a_complete_ready_format_unchanged(images, tmp_path):
     source, applied = fl.Dataset(images), Applied.to(imagenet(32), "uint8")
     first = ingest(source, tmp_path, applied, object_bytes=20_000, observe=quiet)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -214,7 +214,7 @@ def test_a_format_that_is_whole_is_left_as_it_is(images, tmp_path):
     assert again.digest == first.digest
 
 
-def test_two_at_once_are_refused_and_what_a_killed_one_had_begun_is_removed(images, tmp_path):
+def test_refuses_two_at_once_and_clears_up_after_a_killed_one(images, tmp_path):
     source, store = fl.Dataset(images), FolderStore(str(tmp_path))
     ready(source, tmp_path, imagenet(32))
     half = tmp_path / "pixels" / ".partial-0123"
@@ -237,7 +237,7 @@ def test_other_data_or_other_steps_do_not_mix(images, tmp_path):
         ready(fl.Dataset(tmp_path / "one"), tmp_path / "two", imagenet(40))
 
 
-def test_what_is_lost_is_made_again_and_a_format_that_is_not_whole_is_refused(images, tmp_path):
+def test_writes_lost_parts_again_and_refuses_an_incomplete_format(images, tmp_path):
     source = fl.Dataset(images)
     whole = ready(source, tmp_path, imagenet(32), object_bytes=20_000)
     objects = sorted((tmp_path / "pixels").iterdir())
@@ -403,7 +403,7 @@ def test_a_killed_ingest_goes_on_where_it_was(tmp_path):
         assert (tmp_path / "ready" / "pixels" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_what_comes_back_otherwise_than_it_was_written_is_noticed(images, tmp_path, monkeypatch):
+def test_notices_bytes_that_differ_from_those_written(images, tmp_path, monkeypatch):
     class Forgetful(FolderStore):
         def write(self, object, data):
             super().write(object, bytes(data)[:-1] + b"?" if object.startswith("pixels/") else data)
@@ -417,7 +417,7 @@ def test_what_comes_back_otherwise_than_it_was_written_is_noticed(images, tmp_pa
     assert len(ready(fl.Dataset(images), tmp_path / "format", imagenet(32))) == len(fl.Dataset(images))
 
 
-def test_a_record_of_another_length_is_no_record():
+def test_ignores_a_record_of_another_length():
     with pytest.raises(SampleError, match="no record"):
         unpacked(Applied.to(imagenet(32), "uint8").stored, bytes(100))
 
@@ -433,7 +433,7 @@ def test_a_record_of_another_length_is_no_record():
         (["--resize", "0"], "from 1 to 4096"),
     ],
 )
-def test_a_mistake_at_the_verb_is_a_sentence(images, tmp_path, capsys, arguments, sentence):
+def test_a_mistake_on_the_command_line_is_a_one_sentence_error(images, tmp_path, capsys, arguments, sentence):
     with pytest.raises(SystemExit) as ended:
         main(["ingest", str(images), str(tmp_path / "to"), *(argument.format(images=images) for argument in arguments)])
     assert ended.value.code == 2
@@ -441,7 +441,7 @@ def test_a_mistake_at_the_verb_is_a_sentence(images, tmp_path, capsys, arguments
     assert not Path(tmp_path / "to").exists()
 
 
-def test_the_verb_copies_a_format_as_it_is(images, tmp_path, capsys):
+def test_the_command_copies_a_ready_format_unchanged(images, tmp_path, capsys):
     ready(fl.Dataset(images), tmp_path / "ready", imagenet(32))
     with pytest.raises(SystemExit) as ended:
         main(["ingest", str(tmp_path / "ready"), str(tmp_path / "copy"), "--json"])
@@ -450,7 +450,7 @@ def test_the_verb_copies_a_format_as_it_is(images, tmp_path, capsys):
     assert fl.Dataset(tmp_path / "copy").manifest.applied == fl.Dataset(tmp_path / "ready").manifest.applied
 
 
-def test_the_verb_takes_a_file_and_says_what_it_did(images, tmp_path, capsys):
+def test_the_command_takes_a_file_and_prints_a_summary(images, tmp_path, capsys):
     (tmp_path / "steps.json").write_text(json.dumps(imagenet(32).to_json()))
     with pytest.raises(SystemExit) as ended:
         main(["ingest", str(images), str(tmp_path / "to"), "--preprocess", str(tmp_path / "steps.json")])

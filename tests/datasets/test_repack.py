@@ -27,7 +27,7 @@ from frostline.datasets.copy.scaling import scaled
 from frostline.datasets.formats.base import COLUMNS
 from frostline.datasets.open import open_samples
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
-from frostline.events import ColumnsLeft
+from frostline.events import ColumnsDropped
 from frostline.preprocess import Applied, imagenet
 from frostline.stores.objects.local import FolderStore
 from support.formats import tar_of
@@ -176,8 +176,8 @@ def test_columns_that_have_no_place_are_named_before_a_copy_begins(images, tmp_p
     happened = []
     own = images.with_columns({"patient": ["p"] * len(images)})
     copied(own, tmp_path, format, observe=happened.append)
-    left = [event for event in happened if isinstance(event, ColumnsLeft)]
-    assert left == ([ColumnsLeft(url=images.url, columns=("patient",))] if says else [])
+    left = [event for event in happened if isinstance(event, ColumnsDropped)]
+    assert left == ([ColumnsDropped(url=images.url, columns=("patient",))] if says else [])
     assert not says or happened[0] == left[0]
 
 
@@ -195,11 +195,11 @@ def test_metadata_goes_into_a_ready_format_too(images, tmp_path):
         ingest(own, tmp_path / "one", applied, object_bytes=20_000, observe=happened.append)
         ready = fl.Dataset(tmp_path / "one")
         assert {name: ready.column(name).to_pylist() for name in about} == about
-    assert happened[0] == ColumnsLeft(url=images.url, columns=("boxes",))
+    assert happened[0] == ColumnsDropped(url=images.url, columns=("boxes",))
     assert len(ready.select("patient == 'p1' and score > 2")) == len([row for row in range(5, count) if row % 3 == 1])
     happened.clear()
     ingest(images, tmp_path / "two", applied, observe=happened.append)
-    assert not [event for event in happened if isinstance(event, ColumnsLeft)]
+    assert not [event for event in happened if isinstance(event, ColumnsDropped)]
     with pytest.raises(SettingError, match="made otherwise"):
         ingest(images, tmp_path / "one", applied, object_bytes=20_000, observe=quiet)
 
@@ -249,7 +249,7 @@ def test_copies_between_stores(images, s3, monkeypatch):
     assert contents(fl.Dataset(done.url)) == contents(images)
 
 
-def test_what_is_whole_is_left_as_it_is(images, tmp_path):
+def test_leaves_a_complete_copy_unchanged(images, tmp_path):
     first = copied(images, tmp_path, "webdataset")
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("part-*")}
     again = copied(images, tmp_path, "webdataset")
@@ -257,7 +257,7 @@ def test_what_is_whole_is_left_as_it_is(images, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("part-*")} == times
 
 
-def test_a_part_that_was_lost_or_cut_short_is_made_again_as_it_was(images, tmp_path):
+def test_writes_a_lost_or_truncated_part_again_identically(images, tmp_path):
     copied(images, tmp_path, "webdataset")
     before = files(tmp_path)
     (tmp_path / "part-000000.tar").unlink()
@@ -341,7 +341,7 @@ def test_a_copy_that_was_killed_goes_on_and_is_the_same(tmp_path):
     assert not list(broken.rglob(".partial-*"))
 
 
-def test_what_a_killed_copy_had_begun_to_write_is_removed_from_class_folders_and_nowhere_else(images, tmp_path):
+def test_removes_unfinished_files_of_a_killed_copy_from_class_folders_alone(images, tmp_path):
     place, begun = tmp_path / "copy", ".partial-0123456789abcdef"
     copied(images, place, "original")
     (place / ".frostline" / "manifests").mkdir(parents=True)
@@ -391,7 +391,7 @@ def test_a_ready_format_is_made_of_parquet_too(images, tmp_path):
     assert not made.skipped
 
 
-def test_what_comes_back_otherwise_than_it_was_written_is_noticed(images, tmp_path, monkeypatch):
+def test_notices_bytes_that_differ_from_those_written(images, tmp_path, monkeypatch):
     class Forgetful(FolderStore):
         def write(self, object, data):
             super().write(object, bytes(data)[:-1] + b"?" if object.endswith(".tar") else data)

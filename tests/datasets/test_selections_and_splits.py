@@ -117,7 +117,7 @@ def test_an_expression_of_arrow_selects_too(data):
         ("width > 3 and " * 1000, "up to 10000 characters"),
     ],
 )
-def test_refuses_what_is_no_selection(data, text, sentence):
+def test_refuses_an_invalid_selection(data, text, sentence):
     with pytest.raises(SettingError, match=sentence):
         data.select(text)
 
@@ -187,7 +187,7 @@ def test_several_parts_at_once_have_their_shares_of_every_class(data):
     assert rows_of(data.split({"a": 0.8, "b": 0.2}, seed=1)["b"]) == rows_of(data.split(0.2, seed=1)[1])
 
 
-def test_a_grouped_split_keeps_a_patient_on_one_side(data):
+def test_a_grouped_split_keeps_each_group_within_one_part(data):
     parts = data.split({"train": 0.6, "val": 0.2, "test": 0.2}, seed=5, by="patient")
     seen = [set(part.column("patient").to_pylist()) for part in parts.values()]
     assert sum(map(len, seen)) == len(set.union(*seen))

@@ -115,7 +115,7 @@ def test_a_check_decodes_whole_sounds(tmp_path):
     assert [skipped.object for skipped in found.unreadable] == ["1/003.flac"]
 
 
-def test_whoever_declares_nothing_is_told_what_to_declare():
+def test_explains_what_to_declare_as_targets():
     images, out = imagenet(8), np.zeros((3, 8, 8), np.float32)
     for encoded, said in [
         (SOUND, r"declare .*preprocess\.audio"),

@@ -11,7 +11,7 @@ import pytest
 from frostline.datasets import Dataset
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.split_names import scored_among, splits_of, trained_among
-from frostline.events import ColumnsLeft
+from frostline.events import ColumnsDropped
 from frostline.stores.open import open_store
 from frostline.testing.formats import EXAMPLES
 from support.formats import parquet_of, tar_of, webdataset_files
@@ -71,7 +71,7 @@ def test_folders_of_splits_with_folders_of_classes_are_splits(store, one, other)
         ("data/train/1.jpg", "data/other/2.jpg"),
     ],
 )
-def test_classes_that_happen_to_be_called_so_stay_classes(store, names):
+def test_class_folders_named_like_splits_stay_classes(store, names):
     data = put(store, *names)
     assert data.classes == tuple(sorted({name.partition("/")[0] for name in names}))
     assert not data.splits
@@ -131,7 +131,7 @@ def test_files_whose_names_say_splits_are_splits(store, format, one, other):
     assert all(name.startswith(f"{one}.") for name in data[train].names)
 
 
-def test_what_files_say_follows_the_listing_and_not_what_was_listed_before(store):
+def test_reads_files_columns_by_the_latest_listing(store):
     store.write("train.tar", tar_of(webdataset_files(SOME)))
     assert not Dataset(store.url).splits
     store.write("test.tar", tar_of(webdataset_files(OTHERS)))
@@ -145,7 +145,7 @@ def test_what_files_say_follows_the_listing_and_not_what_was_listed_before(store
     assert (fewer.splits, "split" in fewer.columns) == ((), False)
 
 
-def test_a_column_that_the_data_brings_says_its_splits_and_stays_as_it_is(store):
+def test_takes_splits_from_a_column_of_the_data_and_keeps_the_column(store):
     rows = [("file_name", "label", "split")]
     for number, split in enumerate(("test", "train", "train", "val")):
         store.write(f"{number}.jpg", b"x")
@@ -169,13 +169,13 @@ def test_a_copy_has_the_splits_that_its_source_has(store, format):
     copy = f"memory://{uuid.uuid4()}"
     happened = []
     repack(source, copy, format, observe=happened.append)
-    assert not [event for event in happened if isinstance(event, ColumnsLeft)], "nothing stays behind"
+    assert not [event for event in happened if isinstance(event, ColumnsDropped)], "nothing stays behind"
     data = Dataset(copy)
     assert {name: len(data[name]) for name in data.splits} == {"train": 2, "val": 1}
     assert data.classes == ("cat", "dog")
 
 
-def test_a_split_that_was_saved_goes_before_one_of_its_name(tmp_path):
+def test_prefers_a_saved_split_to_one_of_the_data_with_its_name(tmp_path):
     for name in ("train/cat/1.jpg", "train/cat/2.jpg", "val/cat/3.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -188,13 +188,13 @@ def test_a_split_that_was_saved_goes_before_one_of_its_name(tmp_path):
     assert Dataset(tmp_path).splits == ("train",)
 
 
-def test_words_are_those_of_the_innermost_part_that_has_one():
+def test_names_a_layer_by_its_innermost_module():
     assert splits_of(["train/test-1.tar", "train/2.tar"]) == {"train/test-1.tar": "test", "train/2.tar": "train"}
     assert splits_of(["a/train_test-1.tar", "b/val.tar", "c/Train.tar"]) == {"b/val.tar": "val", "c/Train.tar": "train"}
     assert splits_of(["latest.tar", "contest.tar", "devices.tar", "train.tar"]) is None
 
 
-def test_what_is_for_validation_is_scored_before_what_is_for_the_last_test():
+def test_prefers_a_validation_split_to_a_test_split_for_scoring():
     assert scored_among(["test", "extra", "Val", "train"]) == ["Val", "test"]
     assert trained_among(["test", "Training"]) == "Training"
     assert trained_among(["test"]) is None

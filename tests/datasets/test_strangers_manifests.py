@@ -54,7 +54,7 @@ def test_tells_of_a_node_that_breaks_off(tmp_path):
     refusal(b'{"event":"phase","name":"listing the data"}\n', tmp_path, NodeUnreachable)
 
 
-def test_refuses_what_is_no_parquet_file(tmp_path):
+def test_refuses_a_file_that_is_not_parquet(tmp_path):
     for garbage in (b"", b"garbage" * 100, GOOD[:-4] + b"XXXX", b"PAR1" + GOOD[4:200] + b"PAR1"):
         refusal(answer_of(garbage), tmp_path)
 
@@ -98,7 +98,7 @@ def test_a_changed_byte_of_a_manifest_is_refused_or_harmless(tmp_path_factory, p
         {"target_object": pa.array([1, 2, 3])},
     ],
 )
-def test_refuses_samples_that_make_no_sense(tmp_path, columns):
+def test_refuses_invalid_samples(tmp_path, columns):
     refusal(answer_of(manifest_bytes(table_of(**columns))), tmp_path)
 
 
@@ -164,7 +164,7 @@ def test_refuses_rows_that_its_bytes_cannot_hold(tmp_path):
         {"is_known": True},
     ],
 )
-def test_refuses_a_head_that_makes_no_sense(tmp_path, head):
+def test_refuses_an_invalid_head(tmp_path, head):
     refusal(answer_of(GOOD, **head), tmp_path)
 
 
@@ -185,7 +185,7 @@ def test_refuses_a_ready_format_that_makes_no_sense(tmp_path, applied):
 
 
 @pytest.mark.parametrize("line", [b"[1]\n", b"no json\n", b"[" * 100_000 + b"\n", b'{"event":"listed"}\n', b"\xff\n"])
-def test_refuses_lines_that_make_no_sense(tmp_path, line):
+def test_refuses_invalid_lines(tmp_path, line):
     refusal(line, tmp_path)
 
 

@@ -49,7 +49,7 @@ def faults(start, **environment):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told to keep what is freed")
 @pytest.mark.parametrize(("start", "environment"), [("node", ENVIRONMENT), ("verb", {})])
-def test_no_thread_of_a_node_or_a_verb_faults_its_memory_in_again(start, environment):
+def test_no_thread_of_a_node_or_a_command_faults_its_memory_in_again(start, environment):
     # The others' blocks may be in between where they run at the same time, so that a block comes from elsewhere; one
     # that is mapped anew each time takes 25,600 faults.
     assert max(faults(start, **environment)) < 25_600

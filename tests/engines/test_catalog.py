@@ -8,7 +8,7 @@ from torch import nn
 from frostline.core import Levels
 from frostline.engines.backends.catalog import OFFERS, REFERENCE, absence, build
 from frostline.engines.base.identity import calibrating, calibration_of, identity, judging, levels_of, offer_name
-from frostline.errors import BadRequest, EngineUnfit, UnsafeArtifact
+from frostline.errors import BadRequest, EngineUnsupported, UnsafeArtifact
 from frostline.models import cut_network
 from support.prefixes import LEVELS, SHAPE, kept_pixels, pixels, relative_error, small_prefix
 
@@ -97,7 +97,7 @@ def test_a_second_build_loads_what_the_first_has_converted(offer, tmp_path):
 
 
 @pytest.mark.parametrize("offer", HERE, ids=names(HERE))
-def test_what_an_engine_cannot_take_is_refused(offer, shelf):
+def test_refuses_what_an_engine_cannot_run(offer, shelf):
     prefix = small_prefix()
     cut = last(prefix)
     folder = shelf / offer.name / str(cut)
@@ -136,7 +136,7 @@ def test_an_engine_that_takes_pixels_as_they_are_kept_gives_the_features_of_the_
 
 
 @pytest.mark.parametrize("offer", QUICK, ids=names(QUICK))
-def test_features_of_kept_pixels_are_the_same_bits_whatever_stands_beside_them_in_a_run(offer, shelf):
+def test_features_of_ready_pixels_do_not_depend_on_their_neighbours_in_a_run(offer, shelf):
     prefix, batch = small_prefix(), kept_pixels(16)
     cut = last(prefix)
     engine = taking_pixels(offer, prefix, cut, shelf, max_rows=16)
@@ -168,24 +168,24 @@ def test_an_engine_is_not_made_for_pixels_that_mean_something_else_than_its_name
     prefix, other = small_prefix(), Levels(mean=(0.0,) * 3, std=(1.0,) * 3)
     name = identity("torch-channels-last", "fp32", kept_pixels(8), LEVELS)
     for levels in (other, None):
-        with pytest.raises(EngineUnfit, match="mean something else"):
+        with pytest.raises(EngineUnsupported, match="mean something else"):
             built(name, prefix, last(prefix), levels=levels)
 
 
 def test_the_reference_takes_no_pixels_as_they_are_kept():
     prefix = small_prefix()
-    with pytest.raises(EngineUnfit, match="takes no pixels"):
+    with pytest.raises(EngineUnsupported, match="takes no pixels"):
         built(identity(REFERENCE, "fp32", kept_pixels(8), LEVELS), prefix, last(prefix), levels=LEVELS)
 
 
 def test_pixels_of_other_channels_than_the_network_takes_are_refused():
     prefix, grey = small_prefix(), Levels(mean=(0.0,), std=(1.0,))
     name = identity("torch-channels-last", "fp32", kept_pixels(8), grey)
-    with pytest.raises(EngineUnfit, match="channels"):
+    with pytest.raises(EngineUnsupported, match="channels"):
         built(name, prefix, last(prefix), levels=grey)
 
 
-def test_the_reference_stands_first_and_is_always_there():
+def test_offers_the_reference_first_and_always():
     assert OFFERS[0].name == REFERENCE
     assert absence(REFERENCE, "cpu") is None
     assert len(set(names(OFFERS))) == len(OFFERS)
@@ -195,18 +195,18 @@ def test_an_engine_that_is_not_there_says_what_would_help():
     assert "cuda" in absence("torch-fp16", "cpu")
     assert "this node computes on cuda" in absence("openvino", "cuda")
     prefix = small_prefix()
-    with pytest.raises(EngineUnfit, match="runs on cuda"):
+    with pytest.raises(EngineUnsupported, match="runs on cuda"):
         built("torch-fp16", prefix, 2)
-    with pytest.raises(EngineUnfit, match="did you mean openvino"):
+    with pytest.raises(EngineUnsupported, match="did you mean openvino"):
         built("openvin", prefix, 2)
 
 
 @pytest.mark.parametrize("offer", [offer for offer in HERE if offer.precision == "int8"], ids=lambda offer: offer.name)
 def test_8_bits_are_not_made_without_pixels_to_calibrate_on(offer):
     prefix = small_prefix()
-    with pytest.raises(EngineUnfit, match="real samples"):
+    with pytest.raises(EngineUnsupported, match="real samples"):
         built(offer.name, prefix, last(prefix))
-    with pytest.raises(EngineUnfit, match="something else"):
+    with pytest.raises(EngineUnsupported, match="something else"):
         built(offer.name, prefix, last(prefix), calibration=np.zeros((4, 8), np.float32))
 
 
@@ -244,7 +244,7 @@ def test_a_name_says_what_pixels_mean_that_an_engine_takes():
     assert len({LEVELS.digest, other.digest, Levels(mean=(0.0,), std=(1.0,)).digest}) == 3
 
 
-def test_a_cut_that_there_is_not_is_refused():
+def test_refuses_an_unknown_cut():
     prefix = small_prefix()
     with pytest.raises(BadRequest, match="cut must be from 1 to"):
         built("torch-channels-last", prefix, 99)
@@ -264,7 +264,7 @@ class LooksUp(nn.Module):
 @pytest.mark.parametrize("offer", CONVERTED, ids=names(CONVERTED))
 def test_a_network_that_reads_where_its_input_says_stays_with_engines_that_check_it(offer):
     prefix = cut_network(LooksUp(), SHAPE).prefix
-    with pytest.raises(EngineUnfit, match="engines that check its indices"):
+    with pytest.raises(EngineUnsupported, match="engines that check its indices"):
         built(offer.name, prefix, last(prefix), calibration=pixels(8))
 
 

@@ -52,7 +52,7 @@ def test_an_engine_must_be_exact_enough_at_every_cut_at_which_it_was_tried():
     assert engine((*TRIALS, earlier), 0.02) == "halved"
 
 
-def test_an_engine_that_failed_at_one_cut_is_not_used():
+def test_uses_no_engine_that_failed_at_some_cut():
     failed = Trial(engine="halved", precision="bf16", cut=4, why_not="two tensors cross")
     assert engine((*TRIALS, failed), "bf16") == "compiled"
 
@@ -69,7 +69,7 @@ def test_an_error_that_the_precision_does_not_explain_is_a_broken_engine():
     ),
     st.one_of(st.sampled_from(ACCURACIES), st.floats(0, 1)),
 )
-def test_what_is_chosen_is_allowed_and_never_slower_than_the_reference(figures, accuracy):
+def test_chooses_an_allowed_engine_never_slower_than_the_reference(figures, accuracy):
     tried = [
         Trial(engine=f"e{number}", precision=precision, cut=3, seconds=seconds, error=error)
         for number, (precision, seconds, error, _) in enumerate(figures)

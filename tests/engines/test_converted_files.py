@@ -37,7 +37,7 @@ def test_nothing_is_left_of_a_conversion_that_fails(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_two_that_convert_at_once_one_is_kept(tmp_path):
+def test_keeps_one_of_two_simultaneous_conversions(tmp_path):
     barrier = threading.Barrier(2)
     seen = []
 
@@ -78,7 +78,7 @@ KILLED = """
 """
 
 
-def test_what_a_killed_conversion_left_is_cleared_and_one_that_goes_on_is_not(tmp_path):
+def test_clears_up_after_a_killed_conversion_but_not_a_running_one(tmp_path):
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)])
     assert ended.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 1

@@ -65,5 +65,5 @@ def test_a_training_loop_has_them_called_before_its_first_step():
     assert_settled(*calls("loop"))
 
 
-def test_all_of_them_are_functions_of_one_tensor():
+def test_all_later_cuts_are_functions_of_a_single_tensor():
     assert all(getattr(torch, name)(torch.tensor([0.5])).isfinite() for name in FUNCTIONS)

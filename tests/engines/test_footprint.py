@@ -39,7 +39,7 @@ def test_a_footprint_counts_what_lives_beside_each_other_up_to_the_cut():
 
 
 def test_the_footprint_of_the_rest_counts_what_lives_behind_the_cut():
-    sides = [engine().rest_footprint(number) for number in (1, 2, 3, 4)]
+    sides = [engine().remaining_footprint(number) for number in (1, 2, 3, 4)]
     wide, middle, last = (channels * PIXELS // 3 for channels in (16, 4, 1))
     assert [side.bytes_per_sample for side in sides] == [wide + middle, wide + middle, middle + last, 0]
 

@@ -71,7 +71,7 @@ class Padded(nn.Module):
         return self.head(self.body(x).mean((2, 3)))
 
 
-def test_what_cannot_be_handed_over_as_it_is_is_traced_again(monkeypatch):
+def test_traces_again_what_cannot_be_handed_over(monkeypatch):
     traces = []
     exported = openvino_engine.exported
     monkeypatch.setattr(openvino_engine, "exported", lambda order: traces.append(order) or exported(order))

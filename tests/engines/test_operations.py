@@ -128,7 +128,7 @@ def test_usual_networks_in_16_bits_are_taken_by_a_node_without_instructions_for_
     assert counted(network, cores, NodeSettings().max_operation_s)
 
 
-def test_the_heaviest_of_the_usual_networks_is_taken_by_a_node_of_one_core():
+def test_a_node_of_one_core_takes_the_heaviest_usual_network():
     # of VGG-16
     network = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1))
     assert counted(network, 1, NodeSettings().max_operation_s)

@@ -39,7 +39,7 @@ def test_values_can_be_had_of_some_cuts_only():
     assert set(found) == {3, 4}
 
 
-def test_seconds_are_told_for_each_repeat_and_cut_a_sample():
+def test_gives_seconds_a_sample_for_each_repeat_and_cut():
     prefix = whole_network()
     ticks = itertools.count()
     batch = np.zeros((8, *SHAPE), np.float32)
@@ -48,7 +48,7 @@ def test_seconds_are_told_for_each_repeat_and_cut_a_sample():
     assert seconds.tolist() == [[(cut.after + 1) / 8 for cut in prefix.cuts]] * 2
 
 
-def test_what_others_do_between_operations_is_not_measured():
+def test_measures_an_operation_without_what_others_do_between():
     prefix = small_prefix()
     engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors)
     now = [0.0]

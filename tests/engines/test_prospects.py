@@ -67,7 +67,7 @@ def test_a_trial_may_take_a_twentieth_of_the_job_whether_it_pays_or_not():
     assert spent is None or "was not tried" in spent
 
 
-def test_what_was_found_must_be_beaten_also_where_trials_need_not_pay():
+def test_a_trial_must_beat_the_best_engine_so_far():
     assert not_worth(prospect(), reference_s=0.04, best_s=0.04, samples=None) is None
     why_not = not_worth(prospect(), reference_s=0.04, best_s=0.02, samples=None)
     assert why_not == "was not tried: it is not expected to be faster than what was found"
@@ -81,7 +81,7 @@ def test_an_engine_that_rounds_more_than_a_tolerance_allows_is_not_tried():
     assert too_coarse("int8", "float32") is None  # of names `may_use` tells
 
 
-def test_what_is_ready_in_a_moment_is_tried_in_the_nodes_process_and_sooner_pays():
+def test_tries_quick_engines_within_the_nodes_process():
     offers = ["openvino", "torch-compiled"]
     apart, here = (
         {prospect.engine: prospect for prospect in prospects(offers, ["avx2"], here=is_here)}

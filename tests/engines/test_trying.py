@@ -91,7 +91,7 @@ def test_runs_that_a_neighbour_made_longer_do_not_choose_fewer_threads(folder, r
     assert found.seconds == pytest.approx(0.5 / 32)
 
 
-def test_where_there_is_one_choice_nothing_else_is_run(folder, reference):
+def test_runs_nothing_where_there_is_one_choice(folder, reference):
     found = tried(folder, "torch-channels-last", 0.1, reference=reference, rows=(8,), threads=(1,))
     assert (found.threads, found.rows) == (1, 8)
 

@@ -19,7 +19,7 @@ def test_openvino_and_nncf_find_nothing_to_call_home_with():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_package_has_the_version_of_the_distribution_that_stands_in_its_place(tmp_path):
+def test_finds_the_version_of_a_package_installed_by_another_distribution(tmp_path):
     (tmp_path / "instead").mkdir()
     (tmp_path / "instead" / "__init__.py").write_text("")
     about = tmp_path / "instead_gpu-9.1+cu13.dist-info"
@@ -34,7 +34,7 @@ def test_a_package_has_the_version_of_the_distribution_that_stands_in_its_place(
     assert said.stdout.split() == ["instead-instead-gpu-9.1.cu13", "instead-gpu-9.1+cu13"]
 
 
-def test_a_package_under_its_own_name_has_its_version_and_one_that_is_not_there_none():
+def test_finds_the_version_of_a_package_and_none_of_a_missing_one():
     assert version_of("numpy") == version("numpy")
     assert versions("numpy") == f"numpy-{version('numpy')}"
     assert version_of("no_such_package") is None

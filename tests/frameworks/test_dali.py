@@ -31,7 +31,7 @@ def read(source, pipeline):
     return found, positions
 
 
-def test_dali_decodes_what_lies_in_the_store(job):
+def test_dali_decodes_encoded_samples_of_the_store(job):
     source = DaliSource(job.arrays(8, shuffle=True, encoded=True), columns=("features", "labels", "ids"))
     found, positions = read(source, made(source, decode="cpu"))
     assert positions == [8, 16, 24, 32, 40, 45]
@@ -84,7 +84,7 @@ def test_a_loop_that_does_not_say_what_it_took_gets_no_state(job):
         source.state_dict()
 
 
-def test_what_does_not_fit_is_refused(job):
+def test_refuses_values_that_do_not_fit(job):
     with pytest.raises(SettingError, match="columns are some of"):
         DaliSource(job.arrays(8), columns=("pixels",))
     with pytest.raises(SettingError, match="0 batches or more"):

@@ -137,7 +137,7 @@ def test_an_iteration_begins_where_the_loader_was_put(job):
 
 
 @pytest.mark.parametrize("epochs", [None, [3]])
-def test_what_an_iterator_handed_out_is_replayed(job, epochs):
+def test_replays_what_an_iterator_handed_out(job, epochs):
     arrays = job.arrays(8, shuffle=True, epoch=3, record=True)
     iterator = iter(JaxLoader(arrays if epochs is None else arrays.epochs(epochs), columns=("ids",)))
     found = ids_of(iterator)

@@ -80,7 +80,7 @@ def test_a_loop_over_what_is_prefetched_says_what_it_took_or_gets_no_state(job):
         loader.state_dict()
 
 
-def test_a_pass_that_is_left_early_leaves_the_next_one_whole(job):
+def test_an_epoch_left_early_leaves_the_next_one_complete(job):
     loader = TensorFlowLoader(job.arrays(8, shuffle=True), columns=("ids",), prefetch=1)
     whole = ids_of(loader)
     for _ in loader:
@@ -144,7 +144,7 @@ def test_an_error_keeps_its_sentence(tmp_path):
             list(loader.dataset())
 
 
-def test_what_does_not_fit_is_refused(job):
+def test_refuses_values_that_do_not_fit(job):
     with pytest.raises(SettingError, match="columns are some of"):
         TensorFlowLoader(job.arrays(8), columns="features")
     with pytest.raises(SettingError, match="0 batches or more"):

@@ -94,7 +94,7 @@ def every_change(kinds):
     return walk
 
 
-def test_a_run_stopped_in_one_framework_goes_on_in_any_other_with_the_next_sample(job, tmp_path):
+def test_resumes_a_run_in_another_framework_at_the_next_sample(job, tmp_path):
     file = tmp_path / "state.json"
     whole = [id for batch in job.loader(BATCH, shuffle=True) for id in batch.ids.tolist()]
     walk = every_change(FRAMEWORKS)
@@ -114,7 +114,7 @@ def test_a_run_stopped_in_one_framework_goes_on_in_any_other_with_the_next_sampl
 
 
 @pytest.mark.parametrize("rows", [2, 15])
-def test_every_framework_takes_an_arrays_memory_as_it_is(job, rows):
+def test_every_framework_uses_an_arrays_memory_without_a_copy(job, rows):
     features = next(iter(job.arrays(rows))).features
     address = features.ctypes.data
     assert torch.from_dlpack(features).data_ptr() == address
@@ -127,7 +127,7 @@ def test_every_framework_takes_an_arrays_memory_as_it_is(job, rows):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_change_of_shapes_that_tensorflow_has_no_place_for_is_a_sentence(job, whole):
+def test_explains_shapes_that_change_beyond_what_tensorflow_allows(job, whole):
     def flat(batch, _):
         return dataclasses.replace(batch, features=batch.features.flatten(1))
 

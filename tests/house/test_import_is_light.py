@@ -47,7 +47,7 @@ def test_torch_is_not_imported_until_it_is_needed(name):
     assert ran(f"import {name}") == []
 
 
-def test_what_pytorch_needs_is_there_when_it_is_named():
+def test_imports_the_parts_for_pytorch_on_first_use():
     code = """
 import frostline, frostline.loaders
 from frostline.jobs import offload
@@ -104,7 +104,7 @@ def test_an_io_service_reads_and_decodes_for_its_jobs_without_torch(tmp_path):
         assert not _has_torch(service.pid)
 
 
-def test_an_io_service_runs_a_network_once_a_job_brings_one(tmp_path):
+def test_an_io_service_starts_a_node_when_a_job_brings_a_network(tmp_path):
     images = make_images(tmp_path / "images", 8)
     digest, artifact = artifact_of(small_network())
     upstream = Upstream(roots=(images.as_uri(),), node=NodeSettings(memory_bytes=256 << 20))

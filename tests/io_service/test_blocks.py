@@ -55,7 +55,7 @@ def test_encoded_samples_keep_their_bytes_also_none():
     assert [bytes(item) for item in found.encoded] == [bytes(item) for item in encoded[1:]]
 
 
-def test_what_was_skipped_travels_beside_and_rows_may_be_none():
+def test_sends_skipped_samples_beside_any_number_of_rows():
     skipped = (Skipped(id=3, object="a.jpg", reason="it broke", changed=True),)
     block = lay_out([RowBlock(batch=batch(0, 4), start=2, stop=2)], skipped)
     found = read_block(block.says, memoryview(b""))

@@ -30,7 +30,7 @@ def test_jobs_that_want_more_than_there_is_come_to_have_the_same():
     assert used == {"greedy": 500, "late": 500}
 
 
-def test_who_wants_less_has_what_it_wants():
+def test_grants_less_where_less_is_wanted():
     budget = InFlightBudget(TOTAL)
     for _ in range(50):
         budget.ask("greedy", 100)
@@ -40,7 +40,7 @@ def test_who_wants_less_has_what_it_wants():
     assert len(granted) == 10
 
 
-def test_what_a_job_was_lent_counts_until_it_comes_back():
+def test_borrowed_memory_counts_until_it_is_returned():
     budget = InFlightBudget(TOTAL)
     first = budget.ask("a", 1000)
     second = budget.ask("b", 500)
@@ -53,7 +53,7 @@ def test_what_a_job_was_lent_counts_until_it_comes_back():
     assert budget.granted() == [third]
 
 
-def test_a_job_that_holds_everything_may_still_make_one_request():
+def test_a_job_that_holds_the_whole_budget_may_still_make_one_request():
     budget = InFlightBudget(TOTAL)
     early = budget.ask("a", 1000)
     assert budget.granted() == [early]
@@ -76,7 +76,7 @@ def test_a_job_that_is_gone_is_forgotten():
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 400), st.integers(0, 5)), max_size=60))
-def test_the_bound_holds_but_for_one_request_of_each_job_and_everything_is_granted_in_the_end(steps):
+def test_keeps_the_bound_but_for_one_request_a_job_and_grants_all_in_the_end(steps):
     budget = InFlightBudget(TOTAL)
     waiting, granted, largest = set(), [], 0
     for job, nbytes, ends in steps:

@@ -14,7 +14,7 @@ import pytest
 
 from frostline.client.http import HttpTransport
 from frostline.config import IoSettings, LoaderSettings, NodeSettings
-from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unidentified
+from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unauthenticated
 from frostline.io_service.client.transport import IoTransport
 from frostline.io_service.process import start_io
 from frostline.io_service.upstream import Upstream
@@ -73,7 +73,7 @@ def test_it_serves_at_its_address_and_ends_with_its_context(images):
     until(lambda: shared_memory() <= before)
 
 
-def test_what_it_cannot_read_or_ask_gets_a_sentence():
+def test_explains_files_that_cannot_be_read_and_unknown_columns():
     with pytest.raises(SettingError, match="ftp"):
         start_io(Upstream(roots=("ftp://x",), node=SMALL))
     with pytest.raises(SettingError, match="address"):
@@ -149,7 +149,7 @@ def test_a_profile_whose_client_is_killed_ends_at_the_node(images, tmp_path, nea
         stack.enter_context(busy_device(node, images, other, threading.Event(), threading.Event()))
         with python(PROFILING, wanted):
             until(lambda: node.statistics().waiting_for_device == 2)
-        until(lambda: node.statistics().requests_in_work == 1)
+        until(lambda: node.statistics().requests_in_progress == 1)
         until(lambda: not service.statistics()["jobs"])
 
 
@@ -268,5 +268,5 @@ def test_another_users_process_is_turned_away_and_another_users_service_is_not_t
     """
     with python(theirs) as other, closing(IoTransport(f"{service.url}x", SETTINGS)) as transport:
         assert other.stdout.readline() == "ready\n"
-        with pytest.raises(Unidentified, match="65534"):
+        with pytest.raises(Unauthenticated, match="65534"):
             transport.health()

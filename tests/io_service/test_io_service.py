@@ -53,7 +53,7 @@ def asked(images, rows=None, cut=0, **fields):
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_what_one_job_read_another_does_not_read_again_in_any_order(node, images, cut):
+def test_reads_shared_samples_once_for_all_jobs(node, images, cut):
     random = np.random.default_rng(0)
     with serving(LocalTransport(node)) as (service, url), jobs(url) as (one, other):
         first = joined(one.features(asked(images, cut=cut)))
@@ -84,7 +84,7 @@ def test_pixels_of_another_preprocessing_are_others(node, images):
         assert large[1][0].shape[2:] == (48, 48)
 
 
-def test_samples_whose_version_nobody_knows_are_read_each_time(node, images):
+def test_reads_samples_without_a_version_each_time(node, images):
     with serving(LocalTransport(node)) as (_, url), jobs(url) as (one, other):
         for way in (one, other):
             list(way.features(request(images, 0)))
@@ -92,7 +92,7 @@ def test_samples_whose_version_nobody_knows_are_read_each_time(node, images):
 
 
 @pytest.mark.parametrize("only_here", [True, False])
-def test_a_node_is_told_all_that_a_profile_is_wanted_for(images, only_here):
+def test_sends_a_node_all_that_a_profile_is_for(images, only_here):
     upstream = ScriptedTransport(profile=profile((0.0, 1.0, 2.0)))
     wanted = ProfileRequest(features=asked(images, cut=2), codecs=("int8",), accuracy="fp16", only_here=only_here)
     with serving(upstream) as (_, url), jobs(url) as (one, _):
@@ -126,7 +126,7 @@ def test_two_jobs_that_wait_for_each_other_both_end(images):
             assert answers == [samples_of(images).ids[order].tolist() for order in orders]
 
 
-def test_whoever_waits_for_a_job_that_fails_asks_itself(images):
+def test_waiters_for_a_failed_job_ask_themselves(images):
     failing = Act(gate="door", gate_after=8, rows_per_batch=8, error=NodeUnreachable("cut"), error_after=16)
     node = ScriptedTransport([failing])
     with serving(node) as (_, url), jobs(url) as (one, other), ThreadPoolExecutor(2) as threads:
@@ -140,7 +140,7 @@ def test_whoever_waits_for_a_job_that_fails_asks_itself(images):
         assert its.result(60)[0] == samples_of(images).ids.tolist()
 
 
-def test_whoever_waits_for_a_job_that_goes_away_gets_what_it_fetched(images):
+def test_waiters_get_what_a_leaving_job_fetched(images):
     node = ScriptedTransport([Act(gate="door", gate_after=8, rows_per_batch=8)])
     with serving(node) as (service, url), jobs(url) as (one, other), ThreadPoolExecutor(1) as threads:
         answer = one.features(asked(images))
@@ -154,7 +154,7 @@ def test_whoever_waits_for_a_job_that_goes_away_gets_what_it_fetched(images):
         assert len(node.requests) == 1
 
 
-def test_an_answer_that_nobody_wants_any_more_is_ended(images):
+def test_ends_a_response_whose_client_left(images):
     node = ScriptedTransport([Act(gate="door", gate_after=8, rows_per_batch=8)])
     with serving(node) as (service, url), jobs(url, 1) as (one,):
         answer = one.features(asked(images))
@@ -238,7 +238,7 @@ def test_a_transport_that_is_pickled_is_the_same_job(node, images):
     "garbage",
     [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, b"frst" + b"\xff" * 12, b"frst\x05\0\0\0" + b"\0" * 8 + b"nojso", b"frst"],
 )
-def test_garbage_on_the_socket_is_refused_and_harms_nobody(node, images, garbage):
+def test_refuses_garbage_on_the_socket_and_serves_others(node, images, garbage):
     with serving(LocalTransport(node)) as (_, url), jobs(url, 1) as (one,):
         before = descriptors()
         for _ in range(3):
@@ -273,26 +273,26 @@ def test_a_session_that_sends_nonsense_gets_a_sentence_and_may_go_on(node, image
             assert len(joined(one.features(asked(images)))[0]) == COUNT
 
 
-def test_another_version_is_told_so(node):
+def test_reports_another_version(node):
     with serving(LocalTransport(node)) as (_, url), socket.socket(socket.AF_UNIX) as session:
         session.connect("\0" + url.removeprefix("unix:@"))
         send(session, {"kind": "hello", "protocol": 99, "session": "ab", "job": "cd", "role": "session"})
         assert "version" in receive(session).says["error"]["message"]
 
 
-def test_where_there_is_no_service_the_sentence_says_how_to_start_one(tmp_path):
+def test_explains_how_to_start_a_missing_io_service(tmp_path):
     how = f"frostline io --socket {tmp_path}/io.sock"
     with closing(IoTransport(f"unix://{tmp_path}/io.sock", SETTINGS)) as way, pytest.raises(NodeUnreachable, match=how):
         way.health()
 
 
 @pytest.mark.parametrize("url", ["unix:", "unix:@", "unix:relative", "http://here", "/run/io.sock"])
-def test_an_address_that_is_none_gets_a_sentence(url):
+def test_an_invalid_address_is_a_one_sentence_error(url):
     with pytest.raises(SettingError, match="address"):
         IoTransport(url, SETTINGS)
 
 
-def test_a_socket_lies_in_a_folder_that_nobody_else_may_enter(tmp_path):
+def test_puts_the_socket_in_a_folder_that_no_other_user_may_enter(tmp_path):
     url = f"unix://{tmp_path}/open/io.sock"
     (tmp_path / "open").mkdir(mode=0o755)
     with pytest.raises(SettingError, match="0700"), listening_at(url):
@@ -311,7 +311,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
         pass
 
 
-def test_one_service_listens_at_an_address_and_the_file_of_a_killed_one_is_taken_over(node, tmp_path):
+def test_only_one_service_listens_at_an_address_and_a_stale_socket_is_replaced(node, tmp_path):
     url = f"unix://{tmp_path}/new/io.sock"
     with listening_at(url), pytest.raises(AddressInUse, match="already"), listening_at(url):
         pass

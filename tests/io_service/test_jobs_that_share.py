@@ -121,7 +121,7 @@ def test_a_job_goes_on_after_its_service_was_killed_and_started_again(folder, no
             assert sorted(ids) == sorted(data.samples.ids.tolist())
 
 
-def test_a_job_whose_service_does_not_come_back_ends_with_one_sentence(folder, node):
+def test_ends_with_one_sentence_where_the_io_service_stays_away(folder, node):
     with start_io(Upstream(near=(node.url,)), IoSettings(memory_bytes=64 << 20)) as service:
         settings = fl.LoaderSettings(requests_in_flight=1, samples_per_request=8, cache_bytes=0, retry_for_s=0.3)
         data = fl.Dataset(str(folder))

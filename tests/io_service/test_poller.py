@@ -34,7 +34,7 @@ def pipe():
             os.close(item)
 
 
-def test_what_is_there_to_read_is_told_until_it_is_read(pipe):
+def test_reports_readable_bytes_until_they_are_read(pipe):
     read, write = pipe()
     came, wanted = [], threading.Event()
 
@@ -51,7 +51,7 @@ def test_what_is_there_to_read_is_told_until_it_is_read(pipe):
     assert came == [b"a", b"b", b"c"]
 
 
-def test_who_is_gone_is_told_once(pipe):
+def test_reports_a_closed_connection_once(pipe):
     read, write = pipe()
     other, told = pipe()
     seen, calls = threading.Event(), []
@@ -67,7 +67,7 @@ def test_who_is_gone_is_told_once(pipe):
     assert calls == [1]
 
 
-def test_an_event_of_a_descriptor_that_was_closed_is_not_taken_for_one_of_the_next_that_has_its_number(pipe):
+def test_ignores_events_of_a_closed_descriptor_whose_number_was_reused(pipe):
     """Both pipes have something to read at one look; whichever is told of first puts a new one in the other's place."""
     first, second = pipe(), pipe()
     fresh, _ = pipe()

@@ -42,7 +42,7 @@ def full(retry_after_s):
     return Act(error=Overloaded("64 requests are in work", retry_after_s=retry_after_s))
 
 
-def test_a_node_that_is_full_is_asked_again_when_it_said(tmp_path):
+def test_asks_a_full_node_again_after_the_time_it_named(tmp_path):
     events, time = [], Time()
     node = ScriptedTransport([full(3.0), full(0.0)])
     asked = request(make_images(tmp_path, 4), 0)
@@ -54,7 +54,7 @@ def test_a_node_that_is_full_is_asked_again_when_it_said(tmp_path):
 
 
 @pytest.mark.parametrize(("retry_after_s", "waits"), [(61.0, 0), (20.0, 3)])
-def test_a_node_that_stays_full_ends_the_job_in_one_sentence(retry_after_s, waits):
+def test_ends_the_job_with_one_sentence_where_the_node_stays_full(retry_after_s, waits):
     events, time = [], Time()
 
     def ask():
@@ -65,7 +65,7 @@ def test_a_node_that_stays_full_ends_the_job_in_one_sentence(retry_after_s, wait
     assert len(events) == waits
 
 
-def test_a_node_that_is_not_there_is_not_waited_for():
+def test_does_not_wait_for_an_unreachable_node():
     events = []
     node = ScriptedTransport()
     node.go_down()
@@ -74,7 +74,7 @@ def test_a_node_that_is_not_there_is_not_waited_for():
     assert events == []
 
 
-def test_a_job_begins_at_a_real_node_that_is_full_as_soon_as_it_has_room(tmp_path):
+def test_a_job_begins_at_a_full_node_as_soon_as_memory_is_free(tmp_path):
     folder = image_folder(tmp_path / "images", per_class=4)
     model = fl.freeze(Small().train(), "stem", input_shape=(3, 32, 32))
     with Node(NodeSettings(memory_bytes=1 << 28, max_requests=1), (folder.as_uri(),)) as node, served(node) as url:

@@ -42,7 +42,7 @@ def test_an_option_of_another_type_is_refused_by_its_name(job, kind, options, sa
 
 
 @pytest.mark.parametrize("kind", ["loader", "arrays", "epochs"])
-def test_an_option_that_there_is_not_is_refused_in_the_name_of_the_method_that_was_called(job, kind):
+def test_an_unknown_option_is_refused_in_the_name_of_the_called_method(job, kind):
     given = (BATCH, range(2)) if kind == "epochs" else (BATCH,)
     with pytest.raises(TypeError, match=rf"^Job\.{kind}\(\) got an unexpected keyword argument 'shufle'"):
         getattr(job, kind)(*given, shufle=True)
@@ -58,7 +58,7 @@ def test_arrays_take_what_loaders_take_and_say_what_an_option_is_called(job):
     assert len(job.arrays(BATCH, **defaults)) == len(job.loader(BATCH))
 
 
-def test_help_shows_the_options_of_an_epoch_by_name_and_drop_last_is_said_by_last(job):
+def test_help_shows_the_options_of_an_epoch_by_name(job):
     for function in (job.loader, job.arrays, job.epochs, fl.loader):
         assert list(inspect.signature(function).parameters)[-3:] == ["targets", "record", "replay"]
     with pytest.raises(TypeError, match="say last='drop'"):
@@ -78,7 +78,7 @@ def test_epochs_that_are_no_numbers_are_refused(job, epochs):
 
 
 @pytest.mark.parametrize("state", [None, 3, [], "state"])
-def test_what_is_no_state_is_refused(job, state):
+def test_refuses_an_invalid_state(job, state):
     for loader in (job.loader(BATCH), job.arrays(BATCH), job.epochs(BATCH, range(2))):
         with pytest.raises(OrderMismatch, match="no state of a loader"):
             loader.load_state_dict(state)
@@ -102,7 +102,7 @@ def test_a_job_of_something_else_is_refused(job, options, said):
     ("ratios", "ends", "said"),
     [([0, 3], "first", "above 0, not 0, 3"), ([1], "first", "needs as many ratios"), ([1, 1], "soon", "soon")],
 )
-def test_a_blend_that_makes_no_sense_is_refused_where_it_is_made(job, ratios, ends, said):
+def test_refuses_an_invalid_mixture_when_it_is_made(job, ratios, ends, said):
     with pytest.raises(SettingError, match=said):
         fl.Mixture(parts=job.data.split(0.5), ratios=ratios, ends=ends)
 

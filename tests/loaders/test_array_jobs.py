@@ -88,7 +88,7 @@ def test_numbers_on_the_node_and_on_the_trainer_are_the_same_to_the_bit(node, tm
                     assert features.numpy().tobytes() == arrays[places[id]].tobytes()
 
 
-def test_whole_numbers_reach_a_network_as_they_are(tmp_path):
+def test_passes_whole_numbers_to_a_network_unchanged(tmp_path):
     class Embedded(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -244,7 +244,7 @@ def test_a_failure_comes_after_the_batches_that_were_finished_before_it():
     assert len(found) <= 3
 
 
-def test_what_happens_is_told_in_the_loops_thread():
+def test_reports_events_in_the_loops_thread():
     told = []
     lost = {7, 10, 13}
     made = loader(30, 4, answering(lost), observe=lambda event: told.append((event, threading.current_thread())))
@@ -253,7 +253,7 @@ def test_what_happens_is_told_in_the_loops_thread():
     assert {event.id for event, _ in told if isinstance(event, SampleSkipped)} == lost
 
 
-def test_what_cannot_be_decoded_is_told_once_by_its_name():
+def test_reports_an_undecodable_sample_once_by_name():
     told = []
     made = loader(30, 4, encoded(answering({7})), decode=decoding({10, 13}), observe=told.append)
     assert [len(item) for item in made] == [4] * 6 + [3]
@@ -298,7 +298,7 @@ def test_a_pass_that_is_left_decodes_no_more():
     assert sum(decoded) < 400
 
 
-def test_what_breaks_decoding_reaches_the_loop():
+def test_errors_of_decoding_reach_the_loop():
     def decode(batch, samples):
         if failing in batch.ids:
             raise OverBudget("too large")

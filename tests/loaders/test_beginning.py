@@ -12,9 +12,9 @@ import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE
 from frostline.errors import EngineNotReady, Unavailable
-from frostline.events import BatchTaken, EngineChanged, EpochStarted, MeasuringFailed, PhaseStarted, Replanned
+from frostline.events import BatchDelivered, EngineChanged, EpochStarted, MeasurementFailed, PhaseStarted, Replanned
 from frostline.jobs import beginning
-from frostline.jobs.measuring import KeptMeasurements, Measurements, Measuring
+from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring
 from frostline.loaders.epoch.fetch import EngineChoice, NodeEngine
 from frostline.node.in_process import LocalTransport
 from frostline.profiles import Trial
@@ -83,7 +83,7 @@ def test_a_job_hands_out_batches_before_anything_is_measured(folder, profiled):
     assert profiled == []
 
 
-def test_who_wants_to_see_the_plan_first_has_it_measured_first(folder, profiled):
+def test_measures_first_where_the_plan_is_wanted_first(folder, profiled):
     with job_on(folder, accuracy="exact", settings={"measure_first": True}) as job:
         assert job.plan is not None
         rows = rows_of(job)
@@ -108,7 +108,7 @@ def test_sides_with_cores_of_their_own_are_measured_while_the_job_runs_where_tha
         assert job.explain().first_plan is not None
         assert job.explain().situation.trainer.engine == REFERENCE
     assert len(profiled) == 1
-    assert not [event for event in events if isinstance(event, MeasuringFailed)]
+    assert not [event for event in events if isinstance(event, MeasurementFailed)]
     with job_on(folder, accuracy="exact") as job:  # begins with the plan
         assert job.plan is not None
     assert len(profiled) == 1
@@ -157,7 +157,7 @@ def _wanted(context):
     return ProfileRequest(features=features, accuracy=context.accuracy, only_here=True, only_engine=True)
 
 
-def test_an_engine_that_the_node_has_no_more_gives_way_to_the_reference(folder, monkeypatch):
+def test_falls_back_to_the_reference_where_the_node_lost_the_engine(folder, monkeypatch):
     with job_on(folder, accuracy="exact") as job:
         exact = rows_of(job)
 
@@ -170,7 +170,7 @@ def test_an_engine_that_the_node_has_no_more_gives_way_to_the_reference(folder, 
 
     monkeypatch.setattr(LocalTransport, "profile", refuse)
     gone = Measurements(choice=EngineChoice(engine="openvino", error=1e-6))
-    monkeypatch.setattr(KeptMeasurements, "get", lambda _: gone)
+    monkeypatch.setattr(MeasurementCache, "get", lambda _: gone)
     with job_on(folder, accuracy=0.001) as job:
         assert job.engine.engine == "openvino"
         np.testing.assert_array_equal(rows_of(job), exact)
@@ -178,7 +178,7 @@ def test_an_engine_that_the_node_has_no_more_gives_way_to_the_reference(folder, 
         assert not any("openvino" in where for _, where in job.where)
 
 
-def test_what_cannot_be_measured_is_said_and_the_job_goes_on(folder, monkeypatch):
+def test_reports_a_failed_measurement_and_goes_on(folder, monkeypatch):
     def fail(*_, **__):
         raise Unavailable("the node is stopping")
 
@@ -187,16 +187,16 @@ def test_what_cannot_be_measured_is_said_and_the_job_goes_on(folder, monkeypatch
     events = []
     with job_on(folder, events, accuracy=0.001, settings={"cache_bytes": 0}) as job:
         epoch = 0
-        while not any(isinstance(event, MeasuringFailed) for event in events):
+        while not any(isinstance(event, MeasurementFailed) for event in events):
             assert len(rows_of(job, epoch)) == 48
             epoch += 1
         rows_of(job, epoch)
-    assert [event.reason for event in events if isinstance(event, MeasuringFailed)] == ["the node is stopping"]
+    assert [event.reason for event in events if isinstance(event, MeasurementFailed)] == ["the node is stopping"]
     assert not [event for event in events if isinstance(event, EngineChanged | Replanned)]
 
 
 def batch(samples=8, from_cache=0):
-    return BatchTaken(epoch=0, samples=samples, from_cache=from_cache, stall_s=0.0)
+    return BatchDelivered(epoch=0, samples=samples, from_cache=from_cache, stall_s=0.0)
 
 
 def measuring(measure, *, samples=100, is_worth=lambda *_: True, clock=lambda: 0.0):
@@ -204,7 +204,7 @@ def measuring(measure, *, samples=100, is_worth=lambda *_: True, clock=lambda: 0
     return Measuring(samples=samples, is_worth=is_worth, measure=measure, clock=lambda: float(next(ticks)))
 
 
-def test_measuring_is_told_how_many_samples_are_left_and_begins_once():
+def test_measuring_begins_once_with_the_number_of_samples_left():
     asked, done = [], threading.Event()
 
     def measure(cancellation, samples_left):
@@ -252,7 +252,7 @@ def test_an_engine_that_is_found_soon_serves_the_first_batch_too(folder, monkeyp
     assert [event.name for event in events if isinstance(event, PhaseStarted)][-1] == "trying an engine"
 
 
-def test_where_trying_an_engine_fails_at_once_the_job_says_so_and_begins(folder, monkeypatch):
+def test_reports_an_engine_whose_trial_fails_and_begins(folder, monkeypatch):
     monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
 
     def fail(*_, **__):
@@ -262,10 +262,10 @@ def test_where_trying_an_engine_fails_at_once_the_job_says_so_and_begins(folder,
     events = []
     with job_on(folder, events, accuracy="float32") as job:
         assert len(rows_of(job)) == 48
-    assert [event.reason for event in events if isinstance(event, MeasuringFailed)] == ["the node is stopping"]
+    assert [event.reason for event in events if isinstance(event, MeasurementFailed)] == ["the node is stopping"]
 
 
-def test_what_comes_from_a_cache_is_no_reason_to_measure():
+def test_cached_samples_give_no_reason_to_measure():
     found = measuring(lambda *_: pytest.fail("was measured"))
     found.observe(EpochStarted(epoch=0, samples=100))
     found.observe(batch(from_cache=8))
@@ -287,7 +287,7 @@ def test_a_closed_job_gives_up_what_it_measures():
     found.observe(batch())
     assert begun.wait(30)
     found.close()
-    until(lambda: isinstance(found.found(), MeasuringFailed))
+    until(lambda: isinstance(found.found(), MeasurementFailed))
 
 
 ASKED = {"prefix": "ab", "accuracy": 0.01}
@@ -295,14 +295,14 @@ FOUND = Measurements(choice=EngineChoice(engine="a", error=0.1, trials=(Trial(en
 
 
 def test_findings_are_kept_for_what_they_depend_on(tmp_path):
-    KeptMeasurements(tmp_path, ASKED).put(FOUND)
-    assert KeptMeasurements(tmp_path, ASKED).get() == FOUND
-    assert KeptMeasurements(tmp_path, {**ASKED, "accuracy": "exact"}).get() is None
+    MeasurementCache(tmp_path, ASKED).put(FOUND)
+    assert MeasurementCache(tmp_path, ASKED).get() == FOUND
+    assert MeasurementCache(tmp_path, {**ASKED, "accuracy": "exact"}).get() is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"choice": {"engine": 1}, "situation": null}', '{"choice": 3}'])
 def test_findings_that_say_something_else_count_as_not_there(tmp_path, text):
-    kept = KeptMeasurements(tmp_path, ASKED)
+    kept = MeasurementCache(tmp_path, ASKED)
     kept.put(FOUND)
     next(tmp_path.glob("*.json")).write_text(text)
     assert kept.get() is None
@@ -316,7 +316,7 @@ def test_a_codec_may_lose_what_the_engine_leaves_of_the_accuracy():
     assert NodeEngine("fp16").tolerance is None
 
 
-def test_a_verb_lists_its_data_and_launches_its_node_before_it_imports_pytorch():
+def test_a_command_lists_its_data_and_launches_its_node_before_it_imports_pytorch():
     line = (
         "import sys, frostline.cli.train, frostline.cli.extract, frostline.training.start, "
         "frostline.training.extract.feature_files; print('torch' in sys.modules)"

@@ -128,7 +128,7 @@ def test_with_slack_each_sample_comes_once(shards):
         assert sorted(ids_of(job.loader(20, shuffle=BLOCKS))) == sorted(expected(shards))
 
 
-def test_what_is_kept_is_not_read_again(shards, requests):
+def test_does_not_read_cached_rows_again(shards, requests):
     with job_of(shards, LoaderSettings(samples_per_request=8)) as job:
         for epoch in range(2):
             requests.clear()
@@ -183,7 +183,7 @@ def test_files_of_a_folder_come_in_the_same_order(tmp_path):
         assert ids_of(job.loader(20, shuffle=BLOCKS)) == expected(data)
 
 
-def test_what_does_not_fit_is_refused_by_name(shards):
+def test_refuses_values_that_do_not_fit_by_name(shards):
     settings = LoaderSettings(window_bytes=100_000)
     with job_of(shards, settings) as job:
         with pytest.raises(SettingError, match=r"5 blocks of 12 samples are .* mix fewer, or raise window_bytes"):

@@ -49,7 +49,7 @@ def seen(batches):
     return sorted(round(float(feature.mean()) * 6.4 + 12.7) for batch in batches for feature in batch.features)
 
 
-def test_what_changed_is_left_out_and_the_job_goes_on(store):
+def test_leaves_out_changed_objects_and_goes_on(store):
     data = fl.Dataset(store.url)
     with job_on(data) as job:
         store.write("even/04.npy", array(250))
@@ -60,7 +60,7 @@ def test_what_changed_is_left_out_and_the_job_goes_on(store):
 
 
 @pytest.mark.parametrize("over", ["process", "http"])
-def test_what_changed_ends_a_job_that_refuses_it(store, over):
+def test_changed_objects_end_a_job_that_refuses_them(store, over):
     data = fl.Dataset(store.url, changed="refuse")
     assert len(data) == COUNT
     # A local tier would give the second job what was listed.
@@ -77,7 +77,7 @@ def test_what_changed_ends_a_job_that_refuses_it(store, over):
             list(job.loader(4))
 
 
-def test_a_job_has_the_data_as_it_is_when_it_begins(store):
+def test_reads_the_data_as_it_is_when_the_job_begins(store):
     data = fl.Dataset(store.url, changed="rebuild")
     train, held_out = data.split(0.5, seed=1)
     number = next(int(name[-6:-4]) for name in train.names)

@@ -13,7 +13,7 @@ from support.nodes import make_images
 @pytest.mark.parametrize(
     ("of_job", "of_node", "holds"), [(0.95, 0.95, 0.95), (1.0, 0.95, 1.0), (0.95, 0.99, 0.99), (0.5, 0.9, 0.9)]
 )
-def test_who_asks_twice_more_seldom_is_obeyed(tmp_path, monkeypatch, of_job, of_node, holds):
+def test_halves_the_rate_when_asked_twice(tmp_path, monkeypatch, of_job, of_node, holds):
     made = []
 
     class Told(reaching.Node):

@@ -68,7 +68,7 @@ def test_pieces_are_the_same_rows_and_promise_nothing_that_a_later_piece_has(row
     assert [item.stop for item in found] == [*(int(item.positions[0]) for item in found[1:]), 8]
 
 
-def test_a_window_holds_as_many_encoded_samples_as_it_would_decoded_ones():
+def test_a_window_holds_as_many_encoded_samples_as_decoded_ones():
     found = undecoded_bytes(samples([100] * 5000), tiny_preprocess(), 50 * PIXEL_BYTES)
     assert found == 50 * 100
     larger = samples([3 * PIXEL_BYTES] * 10)

@@ -62,7 +62,7 @@ def test_a_run_of_encoded_samples_goes_on_in_pixels(job):
     assert first + ids_of(rest) == whole
 
 
-def test_nothing_encoded_is_given_where_there_is_none(job, folder, tmp_path):
+def test_gives_no_encoded_column_where_there_is_none(job, folder, tmp_path):
     with pytest.raises(SettingError, match="classes of decoded pixels"):
         job.arrays(4, encoded=True, targets=True)
     ingest(fl.Dataset(folder), tmp_path / "ready", Applied.to(tiny_preprocess(), "uint8"), observe=lambda _: None)
@@ -81,7 +81,7 @@ def test_memory_of_batches_begins_where_a_cache_line_does_unless_it_holds_object
     assert slabs.empty((10_000,), np.dtype(object)).tolist() == [None] * 10_000
 
 
-def test_a_loader_that_is_set_apart_has_the_next_pass_and_the_original_the_one_after(job):
+def test_a_copied_loader_takes_the_next_pass_and_the_original_the_one_after(job):
     whole = ids_of(job.arrays(4, shuffle=True))
     state = job.arrays(4, shuffle=True).state_dict() | {"position": 8}
     loader, epochs = job.arrays(4, shuffle=True), job.arrays(4, shuffle=True).epochs([0])

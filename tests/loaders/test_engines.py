@@ -8,7 +8,7 @@ import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, REFERENCE
 from frostline.datasets.copy.ingest import ingest
-from frostline.events import NodeLeftOut
+from frostline.events import NodeExcluded
 from frostline.node import Node
 from frostline.preprocess import Applied
 from frostline.wire.codecs import relative_error
@@ -123,7 +123,7 @@ def test_a_node_without_the_engine_of_a_job_is_left_out_of_its_work(tmp_path, ca
     engine = f"{HALF}+{tiny_preprocess().levels.digest}"
     assert explained.plan.engine == engine
     np.testing.assert_array_equal(together, alone)
-    left_out = [event for event in events if isinstance(event, NodeLeftOut)]
+    left_out = [event for event in events if isinstance(event, NodeExcluded)]
     assert [(item.url, item.engine) for item in left_out] == [(has_not, engine)]
     assert "--engines" in left_out[0].reason
 

@@ -83,7 +83,7 @@ def test_where_features_are_kept_the_second_epoch_crosses_no_network(folder):
         assert job.statistics().from_cache == 60
 
 
-def test_an_epoch_that_is_left_early_is_followed_by_a_whole_one_and_no_thread_stays(folder):
+def test_an_epoch_left_early_is_followed_by_a_complete_one_and_leaves_no_thread(folder):
     with job_for(folder) as job:
         seen = []
         for loader in job.epochs(4, range(3), shuffle=True):
@@ -135,7 +135,7 @@ def test_an_epoch_that_comes_twice_is_refused_since_a_state_could_not_tell_which
         assert len(job.epochs(4, [2, 0, 1])) == 3
 
 
-def test_every_epoch_is_told_of_once_in_order(folder):
+def test_reports_every_epoch_once_in_order(folder):
     events = []
     with job_for(folder, observe=events.append) as job:
         together(job.epochs(4, range(3)))

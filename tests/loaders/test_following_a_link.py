@@ -131,7 +131,7 @@ def test_any_mixture_of_cuts_and_lossless_codecs_has_the_losses_of_the_plain_loo
     ("codec", "accuracy", "bound"),
     [("fp16", "fp16", 1e-3), ("int8", "int8", 2e-2), ("bf16", 0.005, 0.005), ("int8", 0.005, 0.005)],
 )
-def test_a_lossy_codec_stays_within_what_is_allowed_and_the_error_is_told(few, node, codec, accuracy, bound):
+def test_a_lossy_codec_keeps_to_the_allowed_error_and_reports_it(few, node, codec, accuracy, bound):
     kept = {}
     for name in ("exact", codec):
         with job_for(few, node.url, frozen(), accuracy=accuracy) as job:
@@ -149,7 +149,7 @@ def test_a_lossy_codec_stays_within_what_is_allowed_and_the_error_is_told(few, n
     assert ("largest relative error" in text) == (worst > 0)
 
 
-def test_shares_that_do_not_sum_to_one_and_cuts_that_are_not_there_are_sentences(folder, node):
+def test_refuses_shares_that_do_not_sum_to_one_and_unknown_cuts(folder, node):
     with job_for(folder, node.url, frozen()) as job:
         with pytest.raises(SettingError, match="sum to 1"):
             job.use({Route(0): 0.5})
@@ -174,6 +174,6 @@ def test_every_published_rule_runs_with_the_losses_of_the_plain_loop(few, node, 
         ({"accuracy": -1.0}, "accuracy"),
     ],
 )
-def test_what_cannot_be_planned_is_a_sentence(folder, options, sentence):
+def test_an_impossible_plan_is_a_one_sentence_error(folder, options, sentence):
     with pytest.raises(SettingError, match=sentence):
         job_for(folder, None, frozen(), **options)

@@ -98,7 +98,7 @@ def test_workers_give_the_batches_of_a_store_that_this_process_has_used_pass_aft
         assert ids_of(loader) == whole, "and the training process goes on by itself"
 
 
-def test_a_job_that_only_listed_such_a_store_has_workers_too(url):
+def test_workers_start_after_a_job_only_listed_a_store_that_cannot_fork(url):
     data = fl.Dataset(url)
     assert len(data) == 24
     assert not survives_fork(url)
@@ -118,7 +118,7 @@ def test_workers_give_the_features_of_a_network_to_the_bit(url):
             assert torch.equal(batch.features, other.features)
 
 
-def test_what_cannot_be_read_there_is_counted_by_the_job(folder):
+def test_the_job_counts_samples_that_the_node_cannot_read(folder):
     url = in_memory(folder)
     open_store(url).write("noise/003.jpg", b"no image")
     settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.1)
@@ -142,7 +142,7 @@ def test_only_a_forked_process_asks_and_only_where_it_cannot_read(folder, url):
         assert asked(url, NODE, near=["http://node"]) == 0
 
 
-def test_a_job_that_is_closed_serves_nobody_any_more_and_workers_say_what_else_would(url):
+def test_workers_of_a_closed_job_fail_and_name_what_to_use_instead(url):
     with job_for(url) as job:
         loader = job.loader(4)
         assert sum(map(len, forked(loader, 1))) == 24

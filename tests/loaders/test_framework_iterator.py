@@ -17,7 +17,7 @@ def ids(batches):
     return [found.tolist() for (found,) in batches]
 
 
-def test_a_pass_that_was_left_just_ends_and_one_that_was_overtaken_says_so(job):
+def test_ends_an_abandoned_pass_silently_and_reports_an_overtaken_one(job):
     feed = FrameworkIterator(job.arrays(BATCH, shuffle=True), ("ids",))
     first = feed.batches()
     next(first)
@@ -33,7 +33,7 @@ def test_a_pass_that_was_left_just_ends_and_one_that_was_overtaken_says_so(job):
 
 
 @pytest.mark.parametrize("taken", [0, 1])
-def test_a_pass_that_somebody_only_looked_at_begins_again(job, taken):
+def test_a_pass_that_was_only_peeked_at_begins_again(job, taken):
     epochs = job.arrays(BATCH, shuffle=True).epochs(range(2))
     expected = [[found.ids.tolist() for found in epoch] for epoch in epochs]
     feed = FrameworkIterator(job.arrays(BATCH, shuffle=True).epochs(range(2)), ("ids",), ahead=2)
@@ -44,7 +44,7 @@ def test_a_pass_that_somebody_only_looked_at_begins_again(job, taken):
     assert ids(feed.batches()) == expected[taken]
 
 
-def test_what_begins_again_begins_where_it_was_put(job):
+def test_a_restarted_pass_begins_where_it_was_set(job):
     state = job.arrays(BATCH, shuffle=True).state_after(2)
     whole = [found.ids.tolist() for found in job.arrays(BATCH, shuffle=True)]
     feed = FrameworkIterator(job.arrays(BATCH, shuffle=True), ("ids",), ahead=1)
@@ -55,7 +55,7 @@ def test_what_begins_again_begins_where_it_was_put(job):
     assert ids(feed.batches()) == whole[2:]
 
 
-def test_what_a_framework_still_holds_of_a_pass_that_was_overtaken_does_not_count(job):
+def test_batches_held_from_an_overtaken_pass_do_not_count(job):
     feed = FrameworkIterator(job.arrays(BATCH, shuffle=True), ("ids",), ahead=2)
     older = feed.batches()
     next(older)

@@ -18,7 +18,7 @@ def hung(tmp_path, monkeypatch):
     """A bucket of images that is listed and then says nothing, and a way to have it do so."""
     # Longer than any test may take: only the job's deadline can end a wait.
     monkeypatch.setenv("FROSTLINE_STORE_TIMEOUT_S", "1000")
-    monkeypatch.setenv("FROSTLINE_STORE_PATIENCE_S", "1000")
+    monkeypatch.setenv("FROSTLINE_STORE_RETRY_FOR_S", "1000")
     monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
     folder, ends = image_folder(tmp_path / "images"), threading.Event()
     with bucket_peer() as peer:
@@ -42,7 +42,7 @@ def test_a_job_ends_within_its_own_deadline_where_its_store_hangs(hung):
             list(job.loader(8))
 
 
-def test_a_node_in_a_job_waits_for_stores_no_longer_than_it_was_told(hung):
+def test_the_jobs_own_node_keeps_the_jobs_deadline_for_stores(hung):
     data, hang = hung
     node = NodeSettings(store_deadline_s=0.2)
     settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, retry_for_s=0.2, deadline_s=1000)

@@ -14,7 +14,7 @@ import torch
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import DataError, NodeUnreachable, SettingError, TooManySkipped
-from frostline.events import NotAsAsked, RequestRetried, SampleSkipped
+from frostline.events import RequestRetried, SampleSkipped, SetupWarning
 from frostline.models import freeze
 from frostline.node.process.subprocess import start_node
 from frostline.ordering import Order
@@ -222,7 +222,7 @@ class Wide(torch.nn.Module):
 
 
 @pytest.mark.parametrize("where", ["in this process", "in another", "two of them"])
-def test_a_network_that_the_node_has_no_room_for_runs_at_the_trainer(folder, where):
+def test_a_network_too_large_for_the_node_runs_at_the_trainer(folder, where):
     small = NodeSettings(memory_bytes=64 << 20)
     torch.manual_seed(0)
     model = freeze(Wide().train(), "wide", input_shape=(3, 32, 32))
@@ -231,7 +231,7 @@ def test_a_network_that_the_node_has_no_room_for_runs_at_the_trainer(folder, whe
         near = [stack.enter_context(start_node((str(folder),), small)).url for _ in range(nodes)]
         asked, events = {"near": near or None, "node": small}, []
         job = stack.enter_context(job_for(folder, model, **asked, settings=MEASURED_FIRST, observe=events.append))
-        [said] = [event.reason for event in events if isinstance(event, NotAsAsked)]
+        [said] = [event.reason for event in events if isinstance(event, SetupWarning)]
         assert "the frozen layers run here" in said
         assert job.plan.cut == 0
         assert all(
@@ -247,7 +247,7 @@ def test_a_network_that_the_node_has_no_room_for_runs_at_the_trainer(folder, whe
             torch.testing.assert_close(job.head(whole.features), model(pixels.features))
 
 
-def test_a_frost_line_elsewhere_than_asked_is_said_when_the_job_is_made_and_explained(folder, node):
+def test_warns_and_explains_if_the_frost_line_is_not_where_it_was_asked_for(folder, node):
     model = freeze(Small().train(), "body", input_shape=(3, 32, 32))
     model.body[0].bias.requires_grad_(True)
     with pytest.warns(UserWarning, match="not behind body as asked") as warned:
@@ -258,10 +258,10 @@ def test_a_frost_line_elsewhere_than_asked_is_said_when_the_job_is_made_and_expl
         assert warned[0].filename == __file__
     events = []
     with job_for(folder, model, near=node.url, observe=events.append) as job:
-        assert NotAsAsked(reason=job.fallback) in events
+        assert SetupWarning(reason=job.fallback) in events
 
 
-def test_a_cut_at_a_node_that_has_no_room_is_refused_with_the_reason(folder):
+def test_refuses_a_cut_that_a_full_node_cannot_hold_and_says_why(folder):
     model = freeze(Wide().train(), "wide", input_shape=(3, 32, 32))
     small = NodeSettings(memory_bytes=64 << 20)
     with pytest.raises(SettingError, match="start the node with more --memory"):
@@ -326,7 +326,7 @@ def test_the_explanation_names_the_cut_what_ran_where_and_what_was_measured(fold
 
 
 @pytest.mark.parametrize("cut", [-1, 99])
-def test_a_cut_that_is_not_there_is_a_sentence(folder, cut):
+def test_an_unknown_cut_is_a_one_sentence_error(folder, cut):
     with pytest.raises(SettingError, match=f"no cut {cut}"):
         job_for(folder, frozen(), cut=cut)
 

@@ -9,7 +9,7 @@ import torch
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import SettingError
-from frostline.events import BatchTaken, RequestFinished
+from frostline.events import BatchDelivered, RequestFinished
 from frostline.models import freeze
 from frostline.node.process.subprocess import start_node
 from support import plain
@@ -65,7 +65,7 @@ class Run:
         match event:
             case RequestFinished():
                 self.asked += event.samples
-            case BatchTaken():
+            case BatchDelivered():
                 self.taken.append(event)
             case _:
                 pass

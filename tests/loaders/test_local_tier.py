@@ -108,7 +108,7 @@ def test_an_object_that_changed_is_read_anew(bucket, tmp_path):
     assert sum(not np.array_equal(item, other) for item, other in zip(before[0], after[0], strict=True)) == 1
 
 
-def test_what_is_here_is_as_it_was_listed_whatever_became_of_it(bucket, tmp_path):
+def test_serves_local_copies_as_they_were_listed(bucket, tmp_path):
     folder = image_folder(tmp_path / "photos", per_class=4)
     url = bucket(folder)
     before, _ = epochs(url, 1)

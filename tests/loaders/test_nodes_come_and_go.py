@@ -11,7 +11,7 @@ import torch
 import frostline as fl
 from frostline.client import membership
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.events import BatchTaken, NodeJoined, NodeLeft
+from frostline.events import BatchDelivered, NodeJoined, NodeLeft
 from frostline.node.process.subprocess import start_node
 from support import plain
 from support.images import image_folder, tiny_preprocess
@@ -82,7 +82,7 @@ def test_killed_nodes_cost_their_requests_and_losses_are_those_of_an_undisturbed
         write(file, [process.url for process in alive])
 
         def kill_at_random(event):
-            if isinstance(event, BatchTaken):
+            if isinstance(event, BatchDelivered):
                 taken.append(event)
                 if len(taken) in (5, 23):
                     victim = alive.pop(draw.randrange(len(alive)))

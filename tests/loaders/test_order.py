@@ -246,7 +246,7 @@ def blend_of(folder, **options):
     return fl.Mixture(parts=[data.select(f"label == '{name}'") for name in data.classes[:2]], ratios=[2, 1], **options)
 
 
-def test_a_blend_has_its_shares_in_every_batch(job, folder):
+def test_a_mixture_has_its_shares_in_every_batch(job, folder):
     blend = blend_of(folder)
     batches = list(job.loader(6, data=blend, shuffle=True))
     assert [sorted(batch.labels.tolist()) for batch in batches[:3]] == [[0, 0, 0, 0, 1, 1]] * 3
@@ -256,7 +256,7 @@ def test_a_blend_has_its_shares_in_every_batch(job, folder):
     assert len(set(ids)) == len(ids) == len(order)
 
 
-def test_over_epochs_a_blend_takes_every_sample_of_a_part_before_any_comes_again(job, folder):
+def test_over_epochs_a_mixture_takes_every_sample_of_a_part_before_any_comes_again(job, folder):
     seen = [
         id
         for epoch in range(2)
@@ -267,7 +267,7 @@ def test_over_epochs_a_blend_takes_every_sample_of_a_part_before_any_comes_again
     assert len(set(seen[:15])) == min(15, len(seen))
 
 
-def test_ranks_share_a_blend_and_go_on_with_it(job, folder):
+def test_ranks_share_a_mixture_and_resume_it(job, folder):
     blend = blend_of(folder, ends="all")
     ((alone,), _) = all_ranks(job, 6, 1, data=blend)
     loader = job.loader(6, data=blend, shuffle=True)
@@ -295,7 +295,7 @@ def test_an_order_that_makes_no_sense_is_a_sentence(job, options, said):
         job.loader(**{"batch_size": 4, **options})
 
 
-def test_a_blend_of_other_data_or_by_weights_is_refused(job, folder, tmp_path):
+def test_refuses_a_mixture_of_other_data_or_by_weights(job, folder, tmp_path):
     other = fl.Dataset(image_folder(tmp_path, per_class=2))
     with pytest.raises(SettingError, match="can be joined"):
         job.loader(4, data=fl.Mixture(parts=[fl.Dataset(folder), other], ratios=[1, 1]))
@@ -307,7 +307,7 @@ def test_a_blend_of_other_data_or_by_weights_is_refused(job, folder, tmp_path):
         job.loader(4, data=blend_of(folder), weights=[1.0] * 30)
 
 
-def test_what_a_loader_handed_out_is_replayed_with_the_same_features(folder):
+def test_replays_a_loaders_epoch_with_the_same_features(folder):
     with plain_job(folder, LoaderSettings(samples_per_request=4, cache_bytes=0, slack=None)) as job:
         loader = job.loader(4, shuffle=True, epoch=3, record=True)
         first = list(loader)

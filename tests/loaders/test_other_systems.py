@@ -100,7 +100,7 @@ def test_a_network_is_cut_and_its_head_trained_over_a_node(folder, node):
     assert said_without(NETWORK, folder, node.url) == {"trained on": 23}
 
 
-def test_what_such_a_system_has_not_is_a_sentence_and_the_verbs_are_there(folder):
+def test_explains_what_the_operating_system_lacks(folder):
     said = said_without(SENTENCES, folder)
     assert "no locks of files" in said["lock"]
     assert "only Linux has" in said["service"]

@@ -25,7 +25,7 @@ class Noted:
         return self.given[-1]
 
 
-def test_every_column_of_a_batch_lies_in_the_memory_that_is_given():
+def test_puts_every_column_of_a_batch_into_the_given_memory():
     memory = Noted()
     assembler = BatchAssembler(batch_size=3, drop_last=False, memory=memory)
     ids, rows = np.arange(7), np.arange(28.0).reshape(7, 4)

@@ -31,7 +31,7 @@ def taken(job):
     return torch.cat([batch.ids for batch in batches]), torch.cat([batch.features for batch in batches])
 
 
-def test_a_node_that_is_told_to_decodes_and_gives_what_decoding_here_gives(folder):
+def test_decoding_at_the_node_equals_decoding_in_this_process(folder):
     with job_for(folder, cut=1) as job, job_for(folder) as other:
         assert ("decoding", "node in this process") in job.where
         assert ("decoding", "trainer") in other.where
@@ -48,6 +48,6 @@ def test_a_node_elsewhere_sends_samples_as_they_are_stored(folder):
         assert len(taken(job)[0]) == 29
 
 
-def test_a_cut_that_is_not_there_is_refused_with_those_that_are(folder):
+def test_refuses_an_unknown_cut_and_names_the_known_ones(folder):
     with pytest.raises(SettingError, match="has cuts 0 to 1"):
         job_for(folder, cut=2)

@@ -66,7 +66,7 @@ class TestArrays(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureT
         return loader
 
 
-class Counted:
+class ProgressMade:
     """A ``DataLoader`` that counts what it handed out, as a training loop does."""
 
     def __init__(self, loader, **options):
@@ -93,7 +93,7 @@ class InDataLoader(OrderTests, BreakTests):
 
     def make(self, job, batch_size, state=None, **options):
         loader = loader_of(job, batch_size, state, options)
-        return Counted(loader, num_workers=self.workers, multiprocessing_context=self.start)
+        return ProgressMade(loader, num_workers=self.workers, multiprocessing_context=self.start)
 
 
 class TestInTheProcessOfDataLoader(InDataLoader, StateTests, StateRefusalTests, FailureTests):
@@ -168,7 +168,7 @@ class Stateful(OrderTests, StateTests, BreakTests):
         loader.load_state_dict(saved)
         return loader
 
-    def test_an_epoch_that_is_over_is_followed_by_a_whole_one_as_torchdata_means_it(self, job):
+    def test_restarts_after_a_finished_epoch_as_torchdata_does(self, job):
         ended = self.make(job, BATCH, shuffle=True)
         assert self.whole(ended) == reference(job)
         loader = self.restore(job, BATCH, self.save(ended), shuffle=True)
@@ -181,7 +181,7 @@ class Stateful(OrderTests, StateTests, BreakTests):
         assert self.whole(loader) == []
         assert self.whole(loader) == reference(job)
 
-    def test_what_a_loader_holds_that_went_on_is_what_the_rest_of_the_run_goes_on_from(self, job):
+    def test_the_state_of_a_resumed_loader_continues_the_run(self, job):
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
         state = merge_worker_states(self.restore(job, BATCH, saved, shuffle=True).state_dict())
         again = job.loader(BATCH, shuffle=True)

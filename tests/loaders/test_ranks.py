@@ -63,7 +63,7 @@ def test_ranks_that_differ_are_refused_everywhere_with_what_differs_and_where(se
     assert all(said in event["said"][what] and "rank 1 has" in event["said"][what] for event in seen[0])
 
 
-def test_ranks_that_agree_go_on_after_a_refusal_and_one_alone_asks_nobody(seen):
+def test_agreeing_ranks_go_on_after_a_refusal_and_a_single_rank_asks_none(seen):
     assert all(not {"nothing", "alone"} & event["said"].keys() for event in seen[0])
 
 
@@ -76,6 +76,6 @@ def test_without_a_process_group_there_is_one_rank():
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
-def test_a_rank_that_there_is_not_is_a_sentence(rank, world_size):
+def test_refuses_an_unknown_rank_in_one_sentence(rank, world_size):
     with pytest.raises(SettingError, match="rank must lie"):
         fl.Ranks(rank=rank, world_size=world_size)

@@ -9,7 +9,7 @@ from PIL import Image
 
 import frostline as fl
 from frostline.engines.backends.catalog import OFFERS, build
-from frostline.errors import EngineUnfit
+from frostline.errors import EngineUnsupported
 from frostline.models.cutting.cut import cut_network
 from support.cutting import crossed, finished, sent, shipped_engine
 from support.networks import Small
@@ -142,7 +142,7 @@ def test_engines_that_would_compute_in_another_precision_say_so(dtype):
     prefix, refused = cut_up.prefix, set()
     for offer in OFFERS:
         if offer.name.startswith(("onnx", "openvino", "tensorrt")):
-            with pytest.raises(EngineUnfit):
+            with pytest.raises(EngineUnsupported):
                 build(offer.name, prefix.graph, prefix.cuts, prefix.tensors, cut=2)
             refused.add(offer.name)
     assert refused >= {"openvino", "onnxruntime"}

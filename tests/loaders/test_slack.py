@@ -112,7 +112,7 @@ def test_every_sample_comes_once_with_its_own_row_whatever_is_late(slack, held, 
     held=st.sampled_from([0, 0.3, 1]),
     waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
 )
-def test_over_epochs_through_one_window_every_sample_comes_once_in_each(slack, count, held, waits):
+def test_every_sample_comes_once_an_epoch_through_one_window(slack, count, held, waits):
     data = Data(count)
     rows = np.flatnonzero(np.random.default_rng(count).random(count) < held)
     cache = kept(data, rows) if held else None
@@ -131,7 +131,7 @@ def test_over_epochs_through_one_window_every_sample_comes_once_in_each(slack, c
     waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
     lost=st.sets(st.integers(0, COUNT - 1), max_size=4),
 )
-def test_what_was_handed_out_is_recorded_and_comes_so_again_whatever_is_late_then(slack, waits, lost):
+def test_replays_a_recorded_order_whatever_is_late(slack, waits, lost):
     data = Data(COUNT)
     lost = {int(data.samples.ids[item]) for item in lost}
     first = loader(data, Store(data, waits, lost), None, slack=slack)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from frostline import Dataset, LoaderSettings, NodeSettings, freeze, loader, offload, preprocess
-from frostline.events import NotAsAsked, SampleSkipped
+from frostline.events import SampleSkipped, SetupWarning
 from frostline.node.process.subprocess import start_node
 from frostline.node.service import open as opener
 from frostline.preprocess.apply import decode_into
@@ -139,7 +139,7 @@ def test_a_node_without_the_packages_leaves_the_work_to_the_trainer(folder, tmp_
         losses, orders = job_losses(job, rows_by_id(data), (0,))
     meant = plain_losses(frozen(), *samples_of(folder, data), orders)
     np.testing.assert_allclose(losses, meant, atol=1e-5, rtol=0)
-    assert any("soundfile" in event.reason for event in events if isinstance(event, NotAsAsked))
+    assert any("soundfile" in event.reason for event in events if isinstance(event, SetupWarning))
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")

@@ -126,7 +126,7 @@ def test_a_part_of_the_data_has_its_own_masks(small):
         assert of(job.loader(2, data=part)) == [[7, 3], [5]]
 
 
-def test_nobody_has_to_take_masks(small):
+def test_masks_are_optional(small):
     with loading(small) as job:
         assert all(batch.targets is None for batch in job.loader(5, targets=False))
         with pytest.raises(SettingError, match="FeatureMixup"):
@@ -134,7 +134,7 @@ def test_nobody_has_to_take_masks(small):
         assert all(batch.mixed for batch in job.loader(5, targets=False, augment=fl.FeatureMixup()))
 
 
-def test_data_without_masks_has_no_targets(tmp_path):
+def test_samples_without_masks_have_no_targets(tmp_path):
     (tmp_path / "cat").mkdir()
     np.save(tmp_path / "cat" / "1.npy", np.zeros((40, 40), np.uint8))
     with loading(tmp_path) as job:
@@ -143,7 +143,7 @@ def test_data_without_masks_has_no_targets(tmp_path):
             job.loader(1, targets=True)
 
 
-def test_kept_features_keep_their_masks_and_notice_another_one(small, tmp_path):
+def test_cached_features_keep_their_masks_and_notice_a_changed_one(small, tmp_path):
     kept = {"cache_folder": str(tmp_path / "kept")}
     with loading(small, **kept) as job:
         first = of(job.loader(5, shuffle=True, seed=3))

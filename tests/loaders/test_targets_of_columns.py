@@ -93,7 +93,7 @@ def test_targets_are_those_of_their_samples_in_every_order(folder, options):
         )
 
 
-def test_types_are_those_of_tensors_and_one_column_is_no_dict(folder):
+def test_gives_tensors_and_a_single_column_without_a_dictionary(folder):
     with opened(folder, "score") as job:
         batch = next(iter(job.loader(BATCH)))
         assert (batch.targets.dtype, batch.targets.shape) == (torch.float32, (BATCH,))
@@ -209,7 +209,7 @@ def test_samples_that_make_no_batch_are_refused_with_a_sentence(folder, function
         list(job.loader(ROWS, map=function))
 
 
-def test_what_is_no_function_of_a_sample_is_refused_and_its_own_errors_arrive(folder):
+def test_refuses_a_map_that_is_no_function_and_passes_on_its_errors(folder):
     def broken(sample):
         raise KeyError("mine")
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from frostline import Dataset, LoaderSettings, NodeSettings, freeze, loader, offload, preprocess
 from frostline.errors import BadRequest
-from frostline.events import NotAsAsked
+from frostline.events import SetupWarning
 from frostline.node.process.subprocess import start_node
 from frostline.node.service import open as opener
 from support.signals import job_losses, rows_by_id
@@ -146,7 +146,7 @@ def test_a_node_without_the_package_leaves_the_work_to_the_trainer(reviews, monk
         losses, orders = job_losses(job, rows_by_id(data, "parquet"), range(1))
     meant = plain_losses(twin, texts, data.samples.labels, orders, TOKENS)
     np.testing.assert_allclose(losses, meant, atol=1e-6, rtol=0)
-    assert any("tokenizers" in event.reason for event in events if isinstance(event, NotAsAsked))
+    assert any("tokenizers" in event.reason for event in events if isinstance(event, SetupWarning))
 
 
 def test_a_job_without_a_model_gives_tokens(reviews):

@@ -185,7 +185,7 @@ def test_the_trainer_of_transformers_counts_batches_of_which_several_are_a_step(
     assert first + second == epoch_of(job, 0) + epoch_of(job, 1)
 
 
-def test_what_accelerate_skips_is_not_asked_for_and_every_pass_skips_it(folder):
+def test_batches_that_accelerate_skips_are_never_requested(folder):
     options = {"preprocess": tiny_preprocess(), "settings": LoaderSettings(cache_bytes=0), "node": NODE}
     with fl.offload(None, fl.Dataset(folder), **options) as job:
         loader = job.loader(4, shuffle=True)

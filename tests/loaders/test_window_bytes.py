@@ -25,7 +25,7 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.parametrize("requests", [4, None])
-def test_what_waits_for_a_slow_loop_fills_its_bytes_and_no_more(data, requests):
+def test_a_slow_loop_fills_the_windows_bytes_and_no_more(data, requests):
     encoded_bytes = data.samples.encoded_bytes / len(data)
     assert 0.6 * PIXEL_BYTES < encoded_bytes < PIXEL_BYTES
     assert len(data) * encoded_bytes > 2 * WINDOW_BYTES

@@ -192,7 +192,7 @@ def broken_folder(place):
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
-def test_all_workers_of_a_job_have_one_limit_of_samples_that_cannot_be_read(tmp_path, start):
+def test_workers_of_a_job_share_one_limit_of_unreadable_samples(tmp_path, start):
     folder, _ = broken_folder(tmp_path)
     settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.04)
     said = "3 samples are unreadable and the job allows 2, by the count of the job's process and its workers together"
@@ -202,7 +202,7 @@ def test_all_workers_of_a_job_have_one_limit_of_samples_that_cannot_be_read(tmp_
         assert len(job.statistics().skipped) == 3
 
 
-def test_what_workers_cannot_read_is_counted_and_told_once_and_known_to_all_from_then_on(tmp_path):
+def test_workers_report_unreadable_samples_once_for_all(tmp_path):
     folder, names = broken_folder(tmp_path)
     events = []
     settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.1)
@@ -279,7 +279,7 @@ def test_workers_of_a_process_that_is_killed_go_too(folder, node):
     wait_until_gone(workers)
 
 
-def test_a_node_that_is_gone_is_a_sentence_of_the_worker(folder):
+def test_a_worker_reports_a_dead_node_in_one_sentence(folder):
     with start_node((str(folder),), NODE) as node:
         job = job_for(folder, near=node.url)
     with closing(job), pytest.raises(NodeUnreachable, match=node.url):

@@ -44,7 +44,7 @@ def set_op(name):
     return lambda graph: graph["nodes"][0].update(op=name)
 
 
-def test_a_prefix_reads_back_as_it_was():
+def test_a_prefix_survives_writing_and_reading():
     written, read = small_prefix(), read_prefix(BODY)
     assert [node.op for node in read.graph.nodes] == [node.op for node in written.graph.nodes]
     assert read.cuts == written.cuts
@@ -150,7 +150,7 @@ X = {"ref": "x"}
         [node("a", "aten.view.dtype", X, {"dtype": "int64"})],
     ],
 )
-def test_what_a_prefix_could_do_to_the_process_is_refused(nodes):
+def test_refuses_prefixes_that_could_harm_the_process(nodes):
     with pytest.raises(UnsafeArtifact):
         engine_of(with_nodes_in_front(*nodes))
 

@@ -80,7 +80,7 @@ def test_nothing_is_computed_or_copied_for_it():
 
 
 @pytest.mark.parametrize("order", [[0, 2, 3, 3], [0, 1], [0, 2, 3, 4], "0123", [0, 2, 3, True]])
-def test_an_order_that_is_none_is_refused(order):
+def test_refuses_an_invalid_order(order):
     body = write_prefix(
         cut_network(Small().to(memory_format=torch.channels_last).eval().requires_grad_(False), SHAPE).prefix
     )

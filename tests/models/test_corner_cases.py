@@ -168,7 +168,7 @@ class AuxiliaryInTrainMode(nn.Module):
         return self.fc(pooled)
 
 
-def test_an_output_that_only_one_mode_has_may_cross_for_that_mode_alone():
+def test_an_output_of_one_mode_crosses_in_that_mode_alone():
     model = AuxiliaryInTrainMode()
     network = cut_network(model, SHAPE)
     batch = torch.randn(8, *SHAPE)

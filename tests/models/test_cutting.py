@@ -85,7 +85,7 @@ def test_a_frozen_batch_norm_in_train_mode_is_refused_with_its_name():
         assert torch.equal(torch.from_numpy(features[0]), model.stem[1](model.stem[0](batch)))
 
 
-def test_nothing_frozen_says_which_parameter_stands_at_the_start():
+def test_names_the_first_trained_parameter_where_no_layer_is_frozen():
     with pytest.raises(NothingFrozen, match=r"stem\.0\.weight"):
         cut_network(Small(), SHAPE)
 
@@ -164,7 +164,7 @@ def test_cuts_never_cross_with_what_the_shape_alone_decides():
     batch = torch.rand(16, *SHAPE)
     for cut in network.cuts[1:]:
         assert len(cut.tensors) == 1
-        rest = network.rest_of_prefix(cut)
+        rest = network.remaining_prefix(cut)
         assert all(Ref(name) for name in rest.inputs)
         assert engine.run(batch.numpy(), cut.number)[0].shape == (16, *cut.shapes[0])
 
@@ -183,7 +183,7 @@ class Rectified(nn.Module):
         return nn.functional.hardtanh(less, 0.0, 2.0), nn.functional.hardtanh(less)
 
 
-def test_a_cut_is_a_relus_where_its_values_all_come_from_one():
+def test_marks_a_cut_as_relu_where_all_its_values_are_a_relus_output():
     cuts = cut_network(Rectified().eval().requires_grad_(False), SHAPE).cuts
     assert [cut.name for cut in cuts if cut.is_relu] == ["cat", "max_pool2d", "flatten", "contiguous"]
     assert "sub" in [cut.name for cut in cuts]
@@ -202,7 +202,7 @@ class TestFreeze:
             "fc.bias",
         }
 
-    def test_what_a_layer_has_for_train_mode_alone_is_frozen_with_it(self):
+    def test_freezes_a_layers_train_mode_state_with_it(self):
         class Masking(nn.Linear):
             def __init__(self):
                 super().__init__(4, 4)
@@ -229,7 +229,7 @@ class TestFreeze:
             freeze(model, "spare", input_shape=SHAPE)
 
     @pytest.mark.parametrize("given", [(None, "stem"), ("resnet18", "stem"), (Small(), None)])
-    def test_what_is_no_network_or_no_path_is_refused_by_its_name(self, given):
+    def test_refuses_a_missing_network_by_its_name(self, given):
         with pytest.raises(SettingError, match=r"^(model takes Module|until takes a text), not "):
             freeze(*given)
 
@@ -274,7 +274,7 @@ class DropPath(nn.Module):
 
 
 @pytest.mark.parametrize("between", [nn.Dropout(0.5), nn.BatchNorm1d(16, affine=False), DropPath()])
-def test_what_has_no_parameters_between_frozen_layers_is_frozen_too(between):
+def test_freezes_layers_without_parameters_between_frozen_ones(between):
     torch.manual_seed(0)
     model = freeze(Dropping(between).train(), "relu", input_shape=SHAPE)
     assert not between.training
@@ -302,7 +302,7 @@ def test_a_module_that_runs_behind_the_frost_line_too_keeps_its_mode():
     assert "not behind relu as asked: between.0 changes from run to run" in network.fallback
 
 
-def test_a_frost_line_that_train_mode_moved_says_so_unless_the_job_may_set_the_mode():
+def test_reports_a_frost_line_moved_by_train_mode_unless_the_job_may_set_the_mode():
     model = freeze(Dropping().train(), "relu", input_shape=SHAPE)
     model.train()
     moved = cut_network(model, SHAPE)

@@ -139,7 +139,7 @@ class OverABase(nn.Module):
         return self.fc(self.base(x, mask=None)["last"].mean((2, 3)))
 
 
-def test_the_modules_at_the_start_of_one_that_gives_more_than_a_tensor_are_found():
+def test_finds_the_first_modules_of_one_with_several_outputs():
     model, network = cut(OverABase(), "base.front")
     assert "up to 'base.front'" in network.fallback
     assert network.prefix is not None
@@ -166,7 +166,7 @@ def test_both_branches_are_taken_as_the_features_say():
             assert torch.allclose(network.head(features), model.fc(pooled))
 
 
-def test_what_is_needed_again_later_moves_the_cut_before_it():
+def test_moves_a_cut_before_values_that_are_needed_later():
     """The stem gives its output to two: only behind the stem does one tensor tell everything."""
     _, network = cut(Remembering())
     assert "up to 'stem'" in network.fallback
@@ -184,7 +184,7 @@ def test_the_head_shares_its_parameters_and_leaves_the_skipped_modules_alone():
     assert "forward" not in vars(model.stem)
 
 
-def test_finding_the_cut_leaves_the_network_as_it_was():
+def test_finding_the_cut_leaves_the_network_unchanged():
     model = freeze(Branching().train(), "stem", input_shape=SHAPE)
     before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     buffers = [id(buffer) for buffer in model.buffers()]
@@ -206,7 +206,7 @@ def test_a_network_that_looks_at_its_input_gets_its_input(build):
     with torch.no_grad():
         assert torch.equal(network.head(batch), model(batch))
     assert set(network.head.state_dict()) == set(model.state_dict())
-    assert network.rest_of_prefix(network.frost_line).nodes == ()
+    assert network.remaining_prefix(network.frost_line).nodes == ()
 
 
 def test_the_whole_network_as_head_keeps_frozen_layers_in_their_mode():
@@ -239,7 +239,7 @@ def test_an_untraceable_network_with_nothing_frozen_is_the_users_to_mend():
         cut_network(Branching(), SHAPE)
 
 
-def test_a_network_that_does_not_run_on_such_an_input_is_the_users_to_mend_too():
+def test_reports_a_network_that_fails_on_the_given_input_as_the_users_error():
     model = freeze(Branching().train(), "stem", input_shape=SHAPE)
     for wrong in ((1, 32, 32), (3, 2, 2)):
         with pytest.raises(ModelError, match=r"does not run on an input of shape \["):

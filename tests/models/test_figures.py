@@ -43,7 +43,7 @@ def test_behind_the_first_dense_layer_of_alexnet_16_kilobytes_cross():
     assert [model.classifier[place].training for place in (0, 3)] == [False, True]
 
 
-def test_what_crosses_the_class_token_of_a_vision_transformer_is_one_token():
+def test_sends_only_the_class_token_behind_a_vision_transformer():
     network = cut_network(build("vit_small", side=224).eval().requires_grad_(False), (3, 224, 224))
     minimum = min(network.cuts[1:-1], key=lambda cut: cut.bytes_per_sample)
     assert minimum.shapes == ((384,),)

@@ -72,7 +72,7 @@ def test_a_network_that_works_in_place_gives_its_answer_from_every_cut(build):
         assert torch.equal(network.head(features), expected), cut.name
 
 
-def test_no_cut_stands_where_a_value_is_written_under_another_name():
+def test_places_no_cut_where_a_value_is_written_under_another_name():
     """Between the slice and the last reader of the whole, two copies would no longer be one."""
     names = [cut.name for cut in cut_network(WritesToASlice(), SHAPE).cuts]
     assert names == ["encoded", "pixels", "relu", "mean"]
@@ -81,5 +81,5 @@ def test_no_cut_stands_where_a_value_is_written_under_another_name():
 def test_a_constant_that_is_made_in_place_is_made_again_behind_the_cut():
     network = cut_network(MakesAConstantInPlace(), SHAPE)
     cut = next(cut for cut in network.cuts if cut.name == "first:conv2d")
-    ops = [node.op for node in network.rest_of_prefix(cut).nodes]
+    ops = [node.op for node in network.remaining_prefix(cut).nodes]
     assert ops.index("aten.zeros.default") < ops.index("aten.fill_.Tensor") < ops.index("aten.conv2d.default")

@@ -164,7 +164,7 @@ def with_a_foreign_module(model):
 
 
 @pytest.mark.parametrize("change", [with_a_hook, with_a_plain_tensor, with_a_foreign_module])
-def test_what_cannot_be_named_is_traced_each_time(change, exports, folder):
+def test_traces_networks_without_a_digest_each_time(change, exports, folder):
     for _ in range(2):
         model = Small()
         change(model)
@@ -182,7 +182,7 @@ def test_a_kept_trace_that_the_network_does_not_agree_with_is_traced_anew(monkey
     assert len(exports) == 2
 
 
-def test_agreement_leaves_the_network_as_it_was():
+def test_comparing_modes_leaves_the_network_unchanged():
     model = Small()
     found, before = traced(model), {name: item.clone() for name, item in model.state_dict().items()}
     state = torch.get_rng_state()

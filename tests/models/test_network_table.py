@@ -57,7 +57,7 @@ def test_every_network_of_the_command_is_in_the_table_in_both_dtypes(tools, resu
     assert measured == [(row.title, row.until, dtype) for row in tools["NETWORKS"] for dtype in tools["DTYPES"]]
 
 
-def test_what_fails_is_a_row_with_its_reason(tools):
+def test_a_failed_network_is_a_row_with_its_reason(tools):
     row = next(row for row in tools["NETWORKS"] if row.title == "timm mixer_s32_224")
     broken = type(row)(name="odd", library="timm", build=lambda: 1 / 0, inputs=row.inputs, until="a")
     found = [tools["measured"](broken, dtype) for dtype in tools["DTYPES"]]

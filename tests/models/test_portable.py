@@ -80,7 +80,7 @@ class Tied(nn.Module):
         return self.again(torch.relu(self.body(torch.relu(self.first(x)))))
 
 
-def test_a_weight_with_two_names_travels_once_and_stays_one():
+def test_sends_a_shared_weight_once_and_keeps_it_shared():
     network = cut_network(freeze(Tied().train(), "first", input_shape=(12,)), (12,))
     weights = [name for name in portable(network.head).tensors if name.endswith("weight")]
     assert len(weights) == 1
@@ -133,7 +133,7 @@ class Two(Small):
     ],
     ids=lambda name: type(name).__name__ if isinstance(name, nn.Module) else None,
 )
-def test_a_head_that_cannot_travel_says_so_and_what_to_do(model, until, shape, sentence):
+def test_explains_a_head_that_cannot_be_sent_and_how_to_mend_it(model, until, shape, sentence):
     network = cut_network(freeze(model.train(), until, input_shape=shape), shape)
     with pytest.raises(ModelError, match=f"{sentence}.*another policy"):
         portable(network.head)

@@ -151,7 +151,7 @@ def test_gradients_flow_where_they_do_in_the_network(kind, until):
     assert (plain.second.weight.grad is None) == (until == "second")
 
 
-def test_what_is_written_to_a_tensor_that_has_gradients_is_not_traced():
+def test_traces_no_writes_to_tensors_with_gradients():
     _, _, network = cut(WritesWithoutGradients, "first")
     assert "writes to a tensor where it turns gradients off" in network.fallback
 
@@ -164,12 +164,12 @@ def test_positions_are_shipped_as_constants_where_a_node_does_not_make_them():
     assert same_at_every_cut(model, plain, network) > 3
 
 
-def test_what_a_node_does_not_run_on_the_data_ends_the_frozen_part():
+def test_ends_the_frozen_part_before_an_operation_that_nodes_do_not_run():
     _, _, network = cut(CoshOfTheData)
     assert "a node does not run aten.cosh.default" in network.fallback
 
 
-def test_a_value_that_is_written_to_is_no_constant():
+def test_treats_no_tensor_that_is_written_to_as_a_constant():
     model, plain, network = cut(WritesIntoPositions)
     assert "aten.linspace" in network.fallback
     same_at_every_cut(model, plain, network)

@@ -28,7 +28,7 @@ def frozen(make):
 
 
 @pytest.mark.parametrize("make", UNTIL)
-def test_is_the_same_network_that_takes_one_array(make):
+def test_equals_the_same_network_with_a_single_array(make):
     model, rows = make().eval(), rows_of(1)
     taking = takes_rows(model, NAMES)
     meant = model(input_ids=rows[:, 0], attention_mask=rows[:, 1]).logits

@@ -62,7 +62,7 @@ def test_bert_answers_from_every_cut_what_it_answers_whole():
         assert torch.equal(answers[0].logits, answers[1].logits), cut.name
 
 
-def test_once_the_mask_is_no_longer_needed_one_tensor_crosses():
+def test_sends_one_tensor_once_the_mask_is_no_longer_needed():
     network = cut_network(tiny_bert().eval().requires_grad_(False), TEXT)
     pooled = next(cut for cut in network.cuts if cut.name == "bert.pooler:select")
     assert pooled.shapes == ((32,),)
@@ -110,8 +110,8 @@ def test_the_memory_on_both_sides_is_known():
     engine = shipped_engine(network)
     hidden = LENGTH * 32 * 4
     assert all(engine.footprint(cut.number).bytes_per_sample > hidden for cut in network.cuts[2:])
-    assert engine.rest_footprint(2).bytes_per_sample > hidden
-    assert engine.rest_footprint(network.frost_line.number).bytes_per_sample == 0
+    assert engine.remaining_footprint(2).bytes_per_sample > hidden
+    assert engine.remaining_footprint(network.frost_line.number).bytes_per_sample == 0
 
 
 @pytest.mark.parametrize("inputs", [(), (TensorSpec((4,), "complex64"),), (TensorSpec((4,)), 3)])
@@ -134,7 +134,7 @@ class Pair(nn.Module):
         return self.fc((hidden * torch.sigmoid(self.second(depth))).mean((2, 3)))
 
 
-def test_an_input_that_is_still_needed_crosses_as_it_is():
+def test_sends_an_input_that_later_layers_need_unchanged():
     model = Pair()
     network = cut_network(model, (TensorSpec((3, 16, 16)), TensorSpec((1, 16, 16))))
     assert any("depth" in cut.tensors for cut in network.cuts[2:])

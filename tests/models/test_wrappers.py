@@ -184,7 +184,7 @@ def test_a_wrapped_network_is_cut_as_the_network_inside(name):
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_what_the_head_learns_stands_in_the_wrapped_networks_state(name):
+def test_keeps_what_the_head_learned_in_the_wrapped_network(name):
     wrap, prefix = WRAPPERS[name]
     wrapped = freeze(wrap(Small().train()), "body", input_shape=SHAPE)
     network = cut_network(wrapped, SHAPE)
@@ -221,7 +221,7 @@ def test_adapters_in_a_compiled_network_are_cut_as_they_are():
     equal_to_the_whole(wrapped, network, batch())
 
 
-def test_a_layer_that_there_is_not_is_named_as_it_was_asked_for():
+def test_an_unknown_layer_is_named_as_the_user_wrote_it():
     with pytest.raises(UnknownLayer, match=r"no layer 'bodi'.*body"):
         freeze(compiled(Small()), "bodi", input_shape=SHAPE)
 
@@ -244,7 +244,7 @@ def test_one_process_has_no_gradients_to_average():
     assert not_averaged(Small()) is None
 
 
-def test_of_several_processes_it_is_said_that_the_head_averages_no_gradients():
+def test_warns_several_processes_that_the_head_averages_no_gradients():
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)

@@ -45,7 +45,7 @@ def test_the_less_memory_an_accelerator_has_free_the_smaller_is_the_batch(free, 
     assert batch_size([limit], wanted=100, maximum=32) == rows
 
 
-def test_the_processor_has_no_memory_beside_the_nodes_budget():
+def test_counts_no_memory_of_the_processor_beside_the_nodes_budget():
     assert free_device_bytes("cpu") is None
 
 

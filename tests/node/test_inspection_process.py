@@ -52,7 +52,7 @@ def test_a_forked_process_that_is_not_warmed_up_checks_what_makes_torch_import_i
     assert said.stdout.strip() == "2"
 
 
-def test_an_error_of_torch_is_told_apart_from_a_check_that_took_too_long(tmp_path):
+def test_tells_an_error_of_torch_from_a_check_that_took_too_long(tmp_path):
     said = checked(tmp_path, FAILING)
     last = said.stderr.strip().splitlines()[-1]
     assert last.endswith("UnsafeArtifact: PyTorch failed on the prefix with FileNotFoundError: it is refused")

@@ -91,13 +91,13 @@ def test_refuses_invalid_listing_requests_and_data_that_is_not_served(photos, bo
         until(lambda: is_idle(node))
 
 
-def test_refuses_an_unknown_format_and_one_that_names_hosts_before_anything_is_read(photos):
+def test_refuses_an_unknown_format_and_one_that_names_hosts_before_reading(photos):
     with listing_node(photos.as_uri()) as node:
         unknown = ask(node.url, {"data": photos.as_uri(), "format": "folder"})
         assert (unknown.status_code, unknown.json()["error"]) == (400, "BadRequest")
         assert "folders" in unknown.json()["message"]
         hosts = ask(node.url, {"data": photos.as_uri(), "format": "urls"})
-        assert (hosts.status_code, hosts.json()["error"]) == (403, "NotAllowed")
+        assert (hosts.status_code, hosts.json()["error"]) == (403, "Forbidden")
 
 
 def test_refuses_a_body_that_is_longer_than_any_request(photos):
@@ -110,14 +110,14 @@ def test_refuses_unidentified_clients_before_the_body_is_read(photos):
     with listing_node(photos.as_uri(), tenants=(tenant("ann"), tenant("bob", roots=("s3://other",)))) as node:
         for headers in ({}, {"Authorization": "Bearer nonsense"}):
             answer = httpx.post(f"{node.url}/v1/listings", content=b"no json", headers=headers)
-            assert (answer.status_code, answer.json()["error"]) == (401, "Unidentified")
+            assert (answer.status_code, answer.json()["error"]) == (401, "Unauthenticated")
         refused = ask(node.url, {"data": photos.as_uri()}, **header("bob"))
         assert refused.status_code == 400
         assert "serve" in refused.json()["message"]
         assert ask(node.url, {"data": photos.as_uri()}, **header("ann")).status_code == 200
 
 
-def test_a_tenant_lists_one_data_set_at_a_time_beside_other_tenants(photos):
+def test_limits_each_tenant_to_one_listing_at_a_time(photos):
     with (
         silent_store() as silent,
         listing_node(photos.as_uri(), silent, tenants=(tenant("ann"), tenant("bob"))) as node,

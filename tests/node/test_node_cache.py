@@ -93,7 +93,7 @@ def test_features_are_bit_identical_whatever_part_of_a_request_is_cached(tmp_pat
     assert same(found, expected)
 
 
-def test_cached_rows_are_answered_in_one_batch_and_others_are_computed_in_full_runs(tmp_path, images, network):
+def test_returns_cached_rows_in_one_batch_and_computes_others_in_full_runs(tmp_path, images, network):
     digest, _ = artifact_of(network)
     samples = samples_of(images, with_versions=True)
 

@@ -15,7 +15,7 @@ from frostline.node.request import executor as device_module
 from frostline.node.request.executor import Device
 from frostline.node.request.work_queue import ExclusiveCall, QueuedRows, RowWork
 from frostline.node.scheduling.fair_queue import FairQueue
-from frostline.node.scheduling.memory_pool import Abandoned, Pool
+from frostline.node.scheduling.memory_pool import Cancelled, Pool
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Tenants
 from support.nodes import SIDE, small_network
@@ -148,7 +148,7 @@ def test_cancels_the_rest_of_a_request_that_has_begun_to_run(network):
         with made.busy():
             made.device.enqueue(first)
             made.device.enqueue(second)
-        with pytest.raises(Abandoned):
+        with pytest.raises(Cancelled):
             second.future.result(60)
         assert second.ran == 12
         assert made.counters.totals().runs == 2
@@ -261,7 +261,7 @@ BEHIND = [("begin", 0), ("drain", 0), ("begin", 1), ("outputs", 0), ("drain", 1)
         (2, (20, 30), IN_TURN),  # 12 of the second run with the first: what runs is not begun again behind itself
     ],
 )
-def test_a_run_begins_in_the_last_pieces_of_the_one_before_where_there_is_memory_for_both(
+def test_begins_a_run_beside_the_last_pieces_of_the_previous_one_where_memory_allows(
     network, runs_at_once, rows, asked
 ):
     with bench(network, kind=Queue, runs_at_once=runs_at_once) as made:
@@ -361,7 +361,7 @@ def test_a_cancelled_run_ends_between_two_operations(network):
         unwanted, other = made.batch(RUN_ROWS, 1, gone.is_set), made.batch(RUN_ROWS, 2)
         wanted = made.expected(other)
         made.device.enqueue(unwanted)
-        with pytest.raises(Abandoned):
+        with pytest.raises(Cancelled):
             unwanted.future.result(60)
         assert engine.operations == 2
         assert made.counters.totals().compute_s > 0  # what it took is paid for all the same
@@ -371,7 +371,7 @@ def test_a_cancelled_run_ends_between_two_operations(network):
 
 
 @pytest.mark.usefixtures("watchful")
-def test_a_run_goes_on_while_one_of_its_requests_is_not_cancelled(network):
+def test_a_run_continues_until_all_its_requests_are_cancelled(network):
     gone = threading.Event()
     with bench(network, kind=Told) as made:
         made.work.engine.then = gone.set
@@ -442,6 +442,6 @@ def test_a_cancelled_measurement_ends_between_two_operations_too(network):
         )
         measure.is_abandoned = gone.is_set
         made.device.enqueue(measure)
-        with pytest.raises(Abandoned):
+        with pytest.raises(Cancelled):
             measure.future.result(60)
     assert len(seen) == 2

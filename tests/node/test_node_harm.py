@@ -16,7 +16,7 @@ from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
 from frostline.node import Node
 from frostline.node.http.messages import BodyReader
 from frostline.node.request.feature_cache import NodeCache
-from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.node.scheduling.memory_pool import Cancelled
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Tenants
 from frostline.node.trials.trial_queue import TrialQueue
@@ -55,7 +55,7 @@ def test_refuses_many_unfinished_uploads_and_serves_others(images):
     node = node_for(images, tenant("ann", requests=1), tenant("bob"), max_requests=4)
     with node, served(node) as url, ExitStack() as stack:
         first = stack.enter_context(unfinished_upload(url, "ann", 0))
-        until(lambda: node.statistics().requests_in_work == 1)
+        until(lambda: node.statistics().requests_in_progress == 1)
         storm = [stack.enter_context(unfinished_upload(url, "ann", number)) for number in range(1, 40)]
         answers = [peer.recv(65_536) for peer in storm]
         assert all(answer.startswith(b"HTTP/1.1 429") for answer in answers)
@@ -76,7 +76,7 @@ def test_uploads_leave_a_slot_to_every_other_tenant_even_without_a_quota(images)
     with node, served(node) as url, ExitStack() as stack:
         for number in range(3):
             stack.enter_context(unfinished_upload(url, "ann", number))
-        until(lambda: node.statistics().requests_in_work == 3)
+        until(lambda: node.statistics().requests_in_progress == 3)
         refused = stack.enter_context(unfinished_upload(url, "ann", 3))
         assert refused.recv(65_536).startswith(b"HTTP/1.1 429")
         with transport_of("bob", url) as bob:
@@ -89,7 +89,7 @@ def test_a_refused_large_upload_is_not_sent_and_reports_the_reason(images):
     node = node_for(images, tenant("ann", requests=1), max_requests=4)
     with node, served(node) as url, ExitStack() as stack, transport_of("ann", url) as ann:
         first = stack.enter_context(unfinished_upload(url, "ann", 0))
-        until(lambda: node.statistics().requests_in_work == 1)
+        until(lambda: node.statistics().requests_in_progress == 1)
         with pytest.raises(Overloaded) as refused:
             ann.put_prefix("1" * 64, large)
         assert refused.value.retry_after_s > 0
@@ -116,7 +116,7 @@ def test_an_upload_without_memory_is_refused_and_frees_its_slot(images):
                 second.begin(longest_s=0.01)
             assert refused.value.retry_after_s > 0
             assert node.statistics().memory["work"].waiting == 0
-            assert node.statistics().requests_in_work == 1
+            assert node.statistics().requests_in_progress == 1
         assert is_idle(node)
 
 
@@ -218,8 +218,8 @@ def test_others_are_served_while_an_engine_is_tried_and_a_client_that_leaves_end
             assert len(joined(transport.features(wanted.features))[0]) == 12
             assert len(transport.profile(ProfileRequest(features=wanted.features)).cuts) > 0
         with asked_profile(url, "bob", wanted):
-            until(lambda: node.statistics().requests_in_work == 2)
-        until(lambda: node.statistics().requests_in_work == 1)  # it waited for its turn, and no longer
+            until(lambda: node.statistics().requests_in_progress == 2)
+        until(lambda: node.statistics().requests_in_progress == 1)  # it waited for its turn, and no longer
         assert trial_processes() == [pid]
         ann.close()
         until(lambda: is_idle(node))
@@ -232,7 +232,7 @@ def test_a_request_waits_for_another_ones_trial_no_longer_than_its_deadline(tryi
     with asked_profile(url, "ann", wanted), held_trial() as pid:
         with asked_profile(url, "bob", wanted, ("Frostline-Deadline: 1",)) as bob:
             assert bob.recv(65_536).startswith(b"HTTP/1.1 503")
-        assert node.statistics().requests_in_work == 1
+        assert node.statistics().requests_in_progress == 1
         assert trial_processes() == [pid]
     until(lambda: is_idle(node))
 
@@ -264,7 +264,7 @@ def test_trials_alternate_between_tenants_and_a_cancelled_request_stops_waiting(
             order.append(name)
 
     def give_up():
-        with pytest.raises(Abandoned):
+        with pytest.raises(Cancelled):
             take("bob", "never", gone.is_set)
 
     with turns.turn("ann", lambda: False):

@@ -96,7 +96,7 @@ def test_a_node_stays_within_its_budget_whatever_is_asked(images):
             list(threads.map(partial(asked, transport), messages))
         peak = memory_of(node.pid, "VmHWM")
         statistics = transport.node_statistics()
-        until(lambda: transport.node_statistics()["requests_in_work"] == 0)
+        until(lambda: transport.node_statistics()["requests_in_progress"] == 0)
         after = transport.node_statistics()["memory"]
 
     assert peak - baseline <= BUDGET, f"{(peak - baseline) >> 20} MiB"

@@ -13,7 +13,7 @@ import pytest
 
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings, TenantSettings
-from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unavailable, Unidentified
+from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unauthenticated, Unavailable
 from frostline.node.http.server import listen
 from frostline.node.process.subprocess import start_node
 from support.nodes import make_images, request, until
@@ -53,7 +53,7 @@ def test_it_serves_at_its_address(node, images):
 def test_it_knows_the_tenants_that_it_is_given(images):
     known = TenantSettings(name="ann", token_sha256=hashlib.sha256(b"secret").hexdigest(), roots=(images.as_uri(),))
     with start_node((images.parent.as_uri(),), replace(SMALL, tenants=(known,))) as node:
-        with transport_to(node) as transport, pytest.raises(Unidentified):
+        with transport_to(node) as transport, pytest.raises(Unauthenticated):
             transport.health()
         with closing(HttpTransport(node.url, LoaderSettings(deadline_s=30, token="secret"))) as transport:
             assert transport.health().roots == (images.as_uri(),)
@@ -137,11 +137,11 @@ def test_a_node_that_other_machines_can_reach_needs_tenants_or_open(images, host
     with pytest.raises(SettingError, match=r"other machines can reach a node .*--tenants.*--open"):
         start_node((images.as_uri(),), SMALL, host=host)
     known = TenantSettings(name="ann", token_sha256=64 * "0")
-    for settings in (replace(SMALL, open_to_all=True), replace(SMALL, tenants=(known,))):
+    for settings in (replace(SMALL, allow_anonymous=True), replace(SMALL, tenants=(known,))):
         with start_node((images.as_uri(),), settings, host=host) as node:
             assert node.url
 
 
-def test_a_name_that_stands_for_this_machine_alone_needs_no_tenants(images):
+def test_a_loopback_address_needs_no_tenants(images):
     with start_node((images.as_uri(),), SMALL, host="localhost") as node:
         assert node.url.startswith("http://127.")

@@ -56,7 +56,7 @@ def test_an_image_larger_than_expected_is_read_again_with_memory_for_it(images):
         ids, _, _, skipped = joined(node.features(request(images, 1)))
         assert len(ids) == 6
         assert skipped == []
-        assert node.statistics().totals.decoded_again >= 1
+        assert node.statistics().totals.decode_retries >= 1
         assert is_idle(node)
         assert within_budget(node)
 
@@ -143,7 +143,7 @@ def test_a_slow_read_is_repeated_if_hedging_is_on(tmp_path, monkeypatch, cut):
             store.go.set()
             assert len(answer.result(60)[0]) == 60
             assert store.asked[names[50]] == 1 + again
-            assert node.statistics().totals.read_again >= again
+            assert node.statistics().totals.hedged_reads >= again
             until(lambda node=node: is_idle(node))
 
 

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from frostline.client.http import HttpTransport
 from frostline.config import BATCHING, LoaderSettings, NodeSettings, TenantSettings
-from frostline.errors import OverBudget, Overloaded, SettingError, Unidentified
+from frostline.errors import OverBudget, Overloaded, SettingError, Unauthenticated
 from frostline.node import Node
 from frostline.node.http.app import make_app
 from frostline.node.scheduling.statistics import Counters
@@ -66,7 +66,7 @@ def test_a_node_with_tenants_refuses_everybody_else(images):
                 answer = client.request(method, path, headers=headers, json=message)
                 assert answer.status_code == 401
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
-                assert answer.json()["error"] == "Unidentified"
+                assert answer.json()["error"] == "Unauthenticated"
                 assert "nonsense" not in answer.text
         assert client.post("/v1/features", json=message, headers=header("ann")).status_code == 200
         assert client.get("/v1/openapi.json").status_code == 200
@@ -274,7 +274,7 @@ def test_cancels_a_measurement_when_its_client_disconnects(images):
                 peer.sendall(b"POST /v1/profiles HTTP/1.1\r\nHost: x\r\n" + b"Content-Length: %d\r\n\r\n" % len(text))
                 peer.sendall(text)
                 until(lambda: node.statistics().waiting_for_device == 2)
-            until(lambda: node.statistics().requests_in_work == 1)
+            until(lambda: node.statistics().requests_in_progress == 1)
         until(lambda: is_idle(node))
 
 
@@ -297,7 +297,7 @@ def test_a_loader_sends_its_token_and_shows_it_nowhere(images, monkeypatch, capl
             assert list(transport.node_statistics()["tenants"]) == ["ann"]
         with (
             closing(HttpTransport(url, LoaderSettings(deadline_s=20, token="another"))) as transport,
-            pytest.raises(Unidentified) as refused,
+            pytest.raises(Unauthenticated) as refused,
         ):
             transport.health()
     assert "another" not in str(refused.value)

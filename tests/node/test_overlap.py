@@ -83,7 +83,7 @@ def watched(images, monkeypatch):
         yield node, told
 
 
-def test_of_one_request_the_next_rows_are_read_and_decoded_while_these_are_computed_and_sent(watched, images):
+def test_reads_and_decodes_the_next_rows_of_a_request_while_these_are_computed(watched, images):
     node, told = watched
     samples = samples_of(images)
     expected = joined(node.features(request(images, LAST, DIGEST)))

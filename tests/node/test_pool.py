@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from frostline.node.scheduling.memory_pool import Abandoned, Pool
+from frostline.node.scheduling.memory_pool import Cancelled, Pool
 from support.nodes import until
 
 
@@ -50,7 +50,7 @@ def test_a_cancelled_wait_ends_and_those_behind_it_go_on():
         until(lambda: pool.statistics().waiting == 2)
         cut.set()
         pool.wake()
-        with pytest.raises(Abandoned):
+        with pytest.raises(Cancelled):
             large.result()
         small.result().release()
     held.release()
@@ -60,7 +60,7 @@ def test_a_cancelled_wait_ends_and_those_behind_it_go_on():
 def test_a_wait_that_timed_out_leaves_the_memory_to_others():
     pool = Pool(100)
     with pool.reserve(60, lambda: False):
-        with pytest.raises(Abandoned):
+        with pytest.raises(Cancelled):
             pool.reserve(90, lambda: False, longest_s=0.01)
         pool.reserve(40, lambda: False).release()
     assert pool.statistics().waiting == 0

@@ -49,7 +49,7 @@ def asked(url, name, message, *headers):
     return peer
 
 
-def test_a_light_request_is_answered_while_a_heavy_one_runs_which_ends_when_its_client_has_gone(tmp_path):
+def test_answers_a_light_request_beside_a_heavy_one_and_ends_that_with_its_client(tmp_path):
     images = make_images(tmp_path / "images", 6)
     network = small_network()
     settings = NodeSettings(memory_bytes=512 << 20, tenants=(tenant("ann"), tenant("bob")), max_run_s=1e9)

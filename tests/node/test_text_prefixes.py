@@ -70,7 +70,7 @@ def test_a_tokenizer_that_is_too_large_is_refused(prefix, monkeypatch):
             read(body)
 
 
-def test_an_entry_of_another_type_is_no_tokenizer(prefix, monkeypatch):
+def test_refuses_a_tokenizer_entry_of_another_type(prefix, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(torch, "frombuffer", lambda *_, **__: torch.zeros(3, 3))
         body = write_prefix(prefix)

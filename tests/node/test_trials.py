@@ -13,13 +13,13 @@ from frostline.config import NodeSettings
 from frostline.core import REFERENCE, Levels, Route
 from frostline.engines.base.identity import identity
 from frostline.engines.choice.choice import Choice
-from frostline.errors import BadRequest, EngineNotReady, EngineUnfit, UnknownPrefix
+from frostline.errors import BadRequest, EngineNotReady, EngineUnsupported, UnknownPrefix
 from frostline.loaders.epoch.fetch import EngineChoice, Fetcher, NodeEngine, Shipment
 from frostline.loaders.epoch.local_stage import LocalStage
 from frostline.models.files.artifact import read_prefix, save_prefix
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
-from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.node.scheduling.memory_pool import Cancelled
 from frostline.node.service.profiling import NetworkProfile, under_engine
 from frostline.node.trials.selection import Trials
 from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy, policy_of
@@ -126,11 +126,11 @@ def test_tries_an_engine_that_crashed_a_process_in_a_process_of_its_own(tmp_path
 
     def ends(*_):
         marks.extend(tmp_path.rglob("*.tried-here"))
-        raise Abandoned
+        raise Cancelled
 
     with monkeypatch.context() as ending:
         ending.setattr("frostline.node.trials.trial_processes.try_briefly", ends)
-        with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials, pytest.raises(Abandoned):
+        with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials, pytest.raises(Cancelled):
             trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     (mark,) = marks
     assert not mark.exists()
@@ -145,7 +145,7 @@ def test_tries_an_engine_that_crashed_a_process_in_a_process_of_its_own(tmp_path
 
 def test_an_engine_that_does_not_fit_the_network_is_refused_in_the_nodes_own_process_too(tmp_path, monkeypatch):
     def unfit(*_, **__):
-        raise EngineUnfit("it has no such layer")
+        raise EngineUnsupported("it has no such layer")
 
     monkeypatch.setattr("frostline.engines.choice.trials.build", unfit)
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
@@ -238,8 +238,8 @@ def test_where_others_wait_an_engine_runs_few_rows_or_is_refused(chosen, folder)
     ("tenants", "is_open", "is_bounded"),
     [((), False, False), ((), True, True), (("ann",), False, False), (("ann", "bob"), False, True)],
 )
-def test_runs_are_bounded_where_somebody_else_may_wait(tenants, is_open, is_bounded):
-    settings = NodeSettings(tenants=tuple(map(tenant, tenants)), open_to_all=is_open, max_operation_s=0.25)
+def test_bounds_runs_where_another_tenant_may_wait(tenants, is_open, is_bounded):
+    settings = NodeSettings(tenants=tuple(map(tenant, tenants)), allow_anonymous=is_open, max_operation_s=0.25)
     assert policy_of(settings).max_run_s == (0.25 if is_bounded else math.inf)
 
 
@@ -283,7 +283,7 @@ def test_seconds_and_memory_are_those_of_the_engine_in_use():
     assert changed[-1].bytes_per_sample == 10 + cuts[-1].bytes_per_sample
 
 
-def test_cuts_behind_the_last_tried_one_keep_the_reference_costs():
+def test_cuts_behind_the_last_tried_cut_keep_the_reference_costs():
     cuts = NETWORK.prefix.cuts
     costs = [
         CutCost(number=number, seconds=float(number), spread_s=0.0, fixed_bytes=7, bytes_per_sample=7)

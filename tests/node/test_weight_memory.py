@@ -10,7 +10,7 @@ from frostline.batching import FairShares
 from frostline.config import TenantSettings
 from frostline.errors import OverBudget, Overloaded
 from frostline.node.scheduling.fair_queue import FairQueue
-from frostline.node.scheduling.memory_pool import Abandoned, Pool
+from frostline.node.scheduling.memory_pool import Cancelled, Pool
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
 from frostline.node.weights.weight_memory import WeightMemory, prefix_key
@@ -97,7 +97,7 @@ def is_refused(bench, name):
         return True
 
 
-def test_an_eviction_is_withdrawn_when_nobody_waits_any_more():
+def test_withdraws_an_eviction_when_no_request_waits():
     bench = Bench()
     bench.bring("a", 80)
     bench.weights.served("a", 5.0)
@@ -289,7 +289,7 @@ def test_cancelling_or_closing_ends_a_wait():
         until(lambda: bench.weights.waiting == 2)
         cut.set()
         bench.weights.wake()
-        with pytest.raises(Abandoned):
+        with pytest.raises(Cancelled):
             one.result()
         assert not other.done()
         bench.weights.close()

@@ -33,7 +33,7 @@ def state_of(order, position, ahead=()):
 
 
 @given(size=st.integers(0, 3000), seed=seeds, epoch=seeds, blocks=some_blocks)
-def test_every_row_stands_at_exactly_one_position(size, seed, epoch, blocks):
+def test_every_row_has_exactly_one_position(size, seed, epoch, blocks):
     rows = whole(BlockOrder(size=size, seed=seed, epoch=epoch, blocks=blocks))
     assert rows.dtype == np.int64
     assert np.array_equal(np.sort(rows), np.arange(size))
@@ -56,7 +56,7 @@ def test_positions_are_the_same_however_they_are_asked_for(size, seed, blocks, d
 
 
 @given(size=st.integers(1, 2000), seed=seeds, blocks=some_blocks)
-def test_a_group_is_so_many_runs_of_neighbours_in_the_ring_of_the_listing(size, seed, blocks):
+def test_forms_a_group_of_several_runs_of_neighbours_around_the_listing(size, seed, blocks):
     order = BlockOrder(size=size, seed=seed, epoch=0, blocks=blocks)
     rows, groups = whole(order), order.groups_at(np.arange(size))
     for group in np.unique(groups).tolist():
@@ -140,6 +140,6 @@ def test_a_state_of_other_blocks_is_refused():
 
 
 @pytest.mark.parametrize("wrong", [{"samples": 0}, {"mixed": 0}, {"samples": 1 << 20, "mixed": 1 << 20}])
-def test_blocks_that_make_no_sense_are_refused_by_name(wrong):
+def test_refuses_invalid_blocks_by_name(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
         BlockShuffle(**wrong)

@@ -17,7 +17,7 @@ member_sizes = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
 
 @given(ratios=whole_ratios)
-def test_after_any_number_of_turns_every_member_had_its_share_to_within_less_than_one(ratios):
+def test_every_member_gets_its_share_within_one_after_any_number_of_turns(ratios):
     pattern = Interleaving(ratios)
     turns = pattern.length * 2 + 3
     members, _ = pattern.at(np.arange(turns))
@@ -146,7 +146,7 @@ def test_mixtures_of_a_hundred_million_samples_take_constant_memory():
         ({"seed": -1}, "seed"),
     ],
 )
-def test_a_mixture_that_makes_no_sense_is_refused(terms, said):
+def test_refuses_an_invalid_mixture(terms, said):
     terms = {"sizes": [3, 4], "ratios": [1, 1], "seed": 0, "epoch": 0, **terms}
     with pytest.raises(SettingError, match=said):
         MixtureOrder.of(terms.pop("sizes"), terms.pop("ratios"), **terms)

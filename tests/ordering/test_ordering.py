@@ -14,7 +14,7 @@ seeds = st.integers(0, (1 << 63) - 1)
 
 
 @given(size=st.integers(0, 3000), seed=seeds, epoch=seeds, shuffle=st.booleans())
-def test_every_row_stands_at_exactly_one_position(size, seed, epoch, shuffle):
+def test_every_row_has_exactly_one_position(size, seed, epoch, shuffle):
     rows = Order(size=size, seed=seed, epoch=epoch, shuffle=shuffle).indices(0, size)
     assert rows.dtype == np.int64
     assert np.array_equal(np.sort(rows), np.arange(size))
@@ -68,6 +68,6 @@ def test_positions_outside_the_epoch_are_refused(start, stop):
 
 
 @pytest.mark.parametrize("wrong", [{"size": -1}, {"seed": -1}, {"epoch": 1 << 63}, {"size": 1 << 63}])
-def test_an_order_that_makes_no_sense_is_refused_by_name(wrong):
+def test_refuses_an_invalid_order_by_name(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
         Order(**{"size": 1, "seed": 0, "epoch": 0, **wrong})

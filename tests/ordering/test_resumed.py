@@ -28,7 +28,7 @@ def states(draw):
 
 
 @given(states(), st.integers(1, 3), st.sampled_from(["keep", "uneven"]))
-def test_what_is_left_comes_exactly_once_in_its_order_over_any_ranks(where, world_size, last):
+def test_the_rest_comes_once_in_order_over_any_number_of_ranks(where, world_size, last):
     order = Order(size=SIZE, seed=3, epoch=1)
     resumed = Resumed(order=order, state=where)
     left = [index for index in range(where.position, SIZE) if index not in where.ahead]
@@ -44,7 +44,7 @@ def test_what_is_left_comes_exactly_once_in_its_order_over_any_ranks(where, worl
     assert np.array_equal(resumed.at(everything), order.at(resumed.original(everything)))
 
 
-def test_a_resumed_order_is_the_same_order_by_name_and_in_other_epochs_the_plain_one():
+def test_a_resumed_order_keeps_its_name_and_is_plain_in_other_epochs():
     order = Order(size=SIZE, seed=3, epoch=1)
     resumed = Resumed(order=order, state=state(2, [5]))
     assert (resumed.name, resumed.seed, resumed.epoch, len(resumed)) == (order.name, 3, 1, SIZE)
@@ -68,7 +68,7 @@ def test_progress_is_all_below_a_position_and_what_is_beyond_it(arrivals, unread
     assert (progress.position, progress.ahead) == (12, ())
 
 
-def test_a_state_with_samples_ahead_is_of_a_later_schema_and_comes_back_as_it_was():
+def test_a_state_with_samples_ahead_survives_saving():
     value = json.loads(json.dumps(state(2, [5, 9]).to_json()))
     assert value["frostline_order"] == 2
     assert OrderState.from_json(value) == state(2, [5, 9])
@@ -85,6 +85,6 @@ def test_positions_ahead_that_make_no_sense_are_refused(ahead):
 
 
 @pytest.mark.parametrize("ahead", ["5", [5.0], [True], {"5": 1}, None])
-def test_what_is_no_list_of_positions_is_refused(ahead):
+def test_refuses_an_invalid_list_of_positions(ahead):
     with pytest.raises(OrderMismatch, match="'ahead'"):
         OrderState.from_json({**state(2, [5]).to_json(), "ahead": ahead})

@@ -124,7 +124,7 @@ def test_rows_are_the_same_however_many_are_asked_for(size, batch_size, world_si
         assert whole.tolist() == [*shard.positions(0, middle).tolist(), *shard.positions(middle, len(shard)).tolist()]
 
 
-def test_what_is_left_for_fewer_rows_than_ranks_is_taken_from_the_step_before():
+def test_fills_a_last_step_with_rows_of_the_one_before():
     steps = [steps_of(rank) for rank in shards(size=25, batch_size=4, world_size=3)]
     assert [[len(step) for step in rank] for rank in steps] == [[4, 4, 1], [4, 3, 1], [4, 3, 1]]
     assert sorted(position for rank in steps for position in rank[2]) == [22, 23, 24]
@@ -157,7 +157,7 @@ def test_samples_for_only_some_ranks_are_refused_with_what_to_choose():
         {"last": "some"},
     ],
 )
-def test_a_shard_that_makes_no_sense_is_refused_by_name(wrong):
+def test_refuses_an_invalid_shard_by_name(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
         Shard(**{"size": 10, "batch_size": 2, "world_size": 2, **wrong})
 

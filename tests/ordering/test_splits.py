@@ -42,7 +42,7 @@ def test_places_by_label_are_those_of_a_stable_sort(labels):
 
 
 @given(label_lists, share_lists, seeds)
-def test_places_that_somebody_kept_give_the_same_parts_without_the_labels(labels, shares, seed):
+def test_kept_positions_give_the_same_parts_without_the_labels(labels, shares, seed):
     counted = labels_of(labels)
     kept = [item.astype(np.uint32) for item in places_by_label(counted)]
     known = replace(counted, pieces=lambda: pytest.fail("read the labels"), places=lambda: iter(kept))
@@ -70,7 +70,7 @@ def test_several_parts_each_have_their_share_of_every_class(labels, shares, seed
 
 
 @given(label_lists, seeds, st.randoms())
-def test_the_order_of_the_classes_is_nothing_to_each_of_them(labels, seed, source):
+def test_metrics_of_each_class_do_not_depend_on_the_order_of_classes(labels, seed, source):
     # Each class is drawn from by its own label and size, wherever its rows stand.
     parts = split(labels, (0.6, 0.3, 0.1), seed)
     order = np.argsort(labels, kind="stable")
@@ -102,7 +102,7 @@ def test_large_classes_are_divided_as_exactly_as_small_ones():
 
 
 @given(st.integers(1, 400), st.data(), seeds)
-def test_a_draw_takes_one_of_each_stretch(size, data, key):
+def test_draws_one_sample_of_each_stretch(size, data, key):
     count = data.draw(st.integers(1, size))
     drawn = draw_of_stretches(size, count, key)
     assert len(drawn) == count
@@ -111,7 +111,7 @@ def test_a_draw_takes_one_of_each_stretch(size, data, key):
 
 
 @given(st.lists(st.integers(17, 64), min_size=1, max_size=5), seeds)
-def test_several_permutations_at_once_are_those_one_by_one(sizes, seed):
+def test_several_permutations_at_once_equal_single_ones(sizes, seed):
     assert len({width_of(size) for size in sizes}) == 1
     keys = [round_keys(seed, place) for place in range(len(sizes))]
     which = np.repeat(np.arange(len(sizes)), sizes)

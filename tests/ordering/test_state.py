@@ -63,7 +63,7 @@ def test_a_state_that_cannot_be_read_is_refused_with_a_sentence(changed, said):
         OrderState.from_json({**STATE.to_json(), **changed})
 
 
-def test_what_is_missing_in_a_state_is_named():
+def test_names_what_a_state_lacks():
     value = STATE.to_json()
     del value["epoch"]
     with pytest.raises(OrderMismatch, match="'epoch' is missing"):
@@ -194,7 +194,7 @@ def test_positions_twice_or_outside_the_epoch_are_no_recorded_order(positions):
         (Order(size=99, seed=1, epoch=2), "samples 100"),
     ],
 )
-def test_what_was_recorded_in_another_order_is_not_replayed(order, said):
+def test_does_not_replay_a_record_of_another_order(order, said):
     with pytest.raises(OrderMismatch, match=f"recorded with {said}"):
         Replay(recorded=RecordedOrder(state=STATE, positions=np.arange(30)), order=order)
 

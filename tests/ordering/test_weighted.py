@@ -69,7 +69,7 @@ def test_orders_are_named_by_their_kind_and_their_weights():
 
 
 @pytest.mark.parametrize("weights", [[], [0, 0], [1, -1], [1, float("nan")], [1, float("inf")], [[1, 2]]])
-def test_weights_that_make_no_sense_are_refused(weights):
+def test_refuses_invalid_weights(weights):
     with pytest.raises(SettingError, match="weights"):
         Weights(weights)
 

@@ -59,13 +59,13 @@ def test_an_accelerator_runs_and_its_processor_decodes():
     assert list(seconds(job, 2, "lz4").values()) == pytest.approx([0.007, 0.008, 3e-5, 0.001, 0.02])
 
 
-def test_on_one_machine_the_processors_are_one_resource():
+def test_the_processors_of_one_machine_are_one_resource():
     job = situation(same_host=True, store=profile(SECONDS, device="cuda"), trainer=profile(SECONDS, hardware="other"))
     assert resources(job) == ("shared machine", "store accelerator", "link")
     assert list(seconds(job, 1).values()) == pytest.approx([0.010, 0.0, 0.006])
 
 
-def test_on_one_machine_noise_between_two_measurements_decides_nothing():
+def test_noise_between_measurements_decides_nothing_on_one_machine():
     noisy = profile((0.0, 0.001, 0.007))  # the same work, measured 30 % faster
     job = situation(trainer=noisy, same_host=True)
     assert all(option.seconds["shared machine"] == pytest.approx(0.01) for option in options(job))
@@ -96,7 +96,7 @@ def test_a_codec_that_the_trainer_did_not_measure_costs_there_what_it_does_at_th
     assert candidate(job, 2, "lz4").trainer_s == pytest.approx(0.003)
 
 
-def test_a_codec_that_was_not_measured_is_no_candidate():
+def test_plans_no_codec_that_was_not_measured():
     job = situation(
         store=profile(SECONDS, codecs=(codec(2, "lz4", 2_500),)),
         trainer=profile(SECONDS, codecs=(codec(1, "lz4", 2_500), codec(2, "zstd", 2_500))),
@@ -159,7 +159,7 @@ def test_a_cut_that_does_not_fit_the_memory_is_rejected_with_its_reason():
     )
 
 
-def test_a_smaller_device_batch_is_taken_where_the_profiled_one_does_not_fit():
+def test_takes_a_smaller_device_batch_where_the_profiled_one_does_not_fit():
     one = candidate(situation(memory_bytes=20 * MB), 2)
     assert (one.device_batch, one.memory_bytes) == (16, 17 * MB)
 
@@ -220,7 +220,7 @@ def test_engine_and_codec_together_stay_within_the_accuracy():
     assert candidate(replace(job, accuracy=0.0102), 2, "fp16").is_possible
 
 
-def test_sides_with_other_engines_are_told_apart_on_one_machine_too():
+def test_tells_sides_with_other_engines_apart_on_one_machine():
     job = situation(store=with_engine(), trainer=profile((0.0, 0.002, 0.03)), same_host=True)
     assert candidate(job, 1).trainer_s == pytest.approx(0.028)
     assert candidate(job, 2).store_s == pytest.approx(0.01)

@@ -121,7 +121,7 @@ def test_two_sides_that_both_have_time_share_the_samples():
     assert plan.candidates[1].rejected == "37 % slower"
 
 
-def test_of_mixtures_as_fast_within_two_percent_the_one_with_the_fewest_bytes_is_taken():
+def test_takes_the_mixture_with_the_fewest_bytes_of_those_within_two_percent():
     exact, taken = (make_plan(situation(**TWO_SIDES), noise=noise) for noise in (0, 0.05))
     assert 0.98 - 1e-6 <= taken.samples_per_s / exact.samples_per_s < 1
     sizes = {candidate.route: candidate.wire_bytes_per_sample for candidate in exact.candidates}
@@ -129,13 +129,13 @@ def test_of_mixtures_as_fast_within_two_percent_the_one_with_the_fewest_bytes_is
     assert ours < theirs
 
 
-def test_a_mixture_that_gains_less_than_the_noise_is_none():
+def test_takes_no_mixture_that_gains_less_than_the_noise():
     job = situation(**{**TWO_SIDES, "trainer": profile((0.0, 0.006, 0.3), hardware="slow")})
     assert make_plan(job).mixture[0].share == 1
     assert len(make_plan(job, noise=0).mixture) == 2
 
 
-def test_of_nearly_equal_ways_the_one_with_the_fewest_bytes_is_taken():
+def test_takes_the_way_with_the_fewest_bytes_of_nearly_equal_ones():
     nearly = (0.0, 0.002, 0.0098, 0.01)
     sides = {"store": profile(nearly), "trainer": profile((0.0, 50.0, 51.0, 51.0), hardware="slow")}
     plan = make_plan(situation(wires=(0, 600_000, 8_000, 5_000), **sides))
@@ -154,7 +154,7 @@ def test_a_codec_is_part_of_the_choice():
     assert "100 times fewer than encoded" in plan.reason
 
 
-def test_on_one_machine_the_fastest_codec_is_taken_at_the_cut_that_would_ship_the_fewest_bytes():
+def test_takes_the_fastest_codec_at_the_lightest_cut_on_one_machine():
     """Nobody waits for a byte there, and packing takes the cores that do the rest."""
     codecs = (codec(2, "sparse+zstd", 1_000, encode_s=1e-4, decode_s=1e-4), codec(2, "fp16", 2_500, encode_s=1e-5))
     job = situation(store=profile(SECONDS, codecs=codecs), trainer=profile((0.0, 0.001, 0.007)), link=FAST)
@@ -171,7 +171,7 @@ def test_a_slow_node_on_a_fast_link_ships_the_encoded_samples():
     assert "held back by the trainer cpu" in plan.reason
 
 
-def test_a_loop_that_would_run_faster_in_the_store_is_told_so():
+def test_says_where_training_in_the_store_would_be_faster():
     thin = situation(link=THIN)
     assert "training in the store too would give 100 samples/s" in make_plan(thin).reason
     assert "in the store" not in make_plan(situation()).reason
@@ -252,7 +252,7 @@ def test_the_user_may_name_the_codec_or_leave_it_to_the_plan():
         ({"memory_bytes": MB}, 2, None, r"layer2.*needs 9.00 MB.*raise the node's memory_bytes"),
     ],
 )
-def test_what_cannot_be_used_is_a_users_mistake(changes, cut, codec_name, sentence):
+def test_unusable_input_is_a_user_error(changes, cut, codec_name, sentence):
     job = situation(store=profile(SECONDS, codecs=(codec(2, "int8", 1_250, error=0.01),)), **changes)
     with pytest.raises(SettingError, match=sentence):
         fixed(job, cut, codec_name)

@@ -164,7 +164,7 @@ def test_of_equally_fast_mixtures_the_lightest_is_taken():
     assert solved(costs, np.array([3.0, 4.0, 1.0])).shares.tolist() == [0, 0, 1]
 
 
-def test_a_way_that_costs_nothing_has_no_bound_and_the_lightest_such_is_taken():
+def test_takes_the_lightest_of_the_ways_that_cost_nothing():
     found = solved(np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]]), np.array([5.0, 2.0, 1.0]))
     assert (found.shares.tolist(), found.seconds, found.prices.tolist()) == ([0, 1, 0], 0.0, [0, 0])
 

@@ -142,7 +142,7 @@ def test_hapi_v1_compares_with_the_networks_input_too():
     assert cut_of("hapi_v1", job) == 3
 
 
-def test_hapi_v1_never_ships_encoded_samples_unless_there_is_nothing_else():
+def test_hapi_v1_ships_encoded_samples_only_where_there_is_no_layer():
     assert cut_of("hapi_v1", network(encoded_bytes=1)) == 4
     assert cut_of("hapi_v1", situation(wires=(0, 9), seconds=(0.0, 0.1))) == 0
 
@@ -156,7 +156,7 @@ def test_a_rule_whose_cut_the_node_cannot_run_ships_encoded_samples(policy):
 
 
 @pytest.mark.parametrize("policy", RULES)
-def test_rules_know_of_no_codec_and_of_one_cut(policy):
+def test_published_rules_choose_one_cut_and_no_codec(policy):
     plan = make_plan(network(), policy)
     assert (len(plan.mixture), plan.route.codec) == (1, "exact")
     assert sum(price for _, price in plan.prices) == 1

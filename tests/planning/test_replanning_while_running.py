@@ -157,7 +157,7 @@ def learned(profiled, true, shares, *, looks, head_s=0.0, **changes):
     return rates
 
 
-def test_what_the_loop_itself_takes_is_learned_as_the_same_for_every_way():
+def test_learns_the_loops_own_time_alike_for_every_way():
     profiled = situation()
     rates = learned(profiled, profiled, {Route(0): 1.0}, looks=20, head_s=0.03)
     assert rates.head_s == pytest.approx(0.03)
@@ -203,7 +203,7 @@ def test_a_probe_takes_at_most_a_tenth_of_the_time(bytes_per_s):
             assert (found.rows - 1) * ENCODED / bytes_per_s <= 0.1 * silent_s
 
 
-def test_a_mixture_is_said_in_words():
+def test_describes_a_mixture_in_words():
     cuts = situation().cuts
     assert (
         mixture_in_words({Route(0): 0.3, Route(3, "fp16"): 0.7}, cuts)

@@ -29,7 +29,7 @@ def test_a_link_without_bound_survives_a_file():
 
 
 @pytest.mark.parametrize("value", [{}, {"cuts": []}, {**situation().to_json(), "more": 1}])
-def test_another_shape_is_no_situation(value):
+def test_refuses_a_situation_of_another_shape(value):
     with pytest.raises((KeyError, TypeError)):
         Situation.from_json(value)
 
@@ -60,7 +60,7 @@ def test_a_figure_that_makes_no_sense_is_a_users_mistake(changes, sentence):
 
 
 @given(situations())
-def test_nothing_asked_is_nothing_changed(given_situation):
+def test_an_empty_question_changes_nothing(given_situation):
     assert make_plan(vary(given_situation)) == make_plan(given_situation)
 
 
@@ -75,7 +75,7 @@ def test_each_question_changes_what_it_names():
     assert (asked.epochs, asked.nodes, asked.link.round_trip_s) == (7, 2, job.link.round_trip_s)
 
 
-def test_a_faster_side_of_one_machine_is_other_hardware_than_the_other_side():
+def test_a_side_assumed_faster_counts_as_other_hardware_on_one_machine():
     job = situation(same_host=True)
     shared = [option.seconds["shared machine"] for option in options(vary(job, store_speed=2))]
     assert shared == pytest.approx([0.01, 0.009, 0.005])
@@ -99,7 +99,7 @@ def test_questions_may_be_asked_one_after_another(given_situation, first, second
 
 
 @pytest.mark.parametrize("name", ["store_speed", "trainer_speed"])
-def test_a_speed_that_is_none_is_a_users_mistake(name):
+def test_an_invalid_speed_is_a_user_error(name):
     with pytest.raises(SettingError, match=f"{name} is how many times as fast as measured"):
         vary(situation(), **{name: 0})
 

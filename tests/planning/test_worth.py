@@ -22,7 +22,7 @@ def test_more_work_is_never_a_reason_to_measure_less(samples_left, samples_per_s
 
 
 @pytest.mark.parametrize(("samples", "is_worth"), [(1_000, False), (1_000_000, True)])
-def test_a_job_of_half_a_minute_measures_nothing_and_one_of_hours_does(samples, is_worth):
+def test_measures_for_jobs_of_hours_but_not_for_jobs_of_half_a_minute(samples, is_worth):
     assert is_worth_measuring(samples_left=samples, samples_per_s=30.0) is is_worth
 
 
@@ -37,5 +37,5 @@ def test_more_work_is_never_a_reason_not_to_try_an_engine(samples_left, samples_
     ("samples", "samples_per_s", "is_worth"),
     [(48, 2.0, False), (1_000, 2.0, True), (1_000, 70.0, True), (300, 70.0, True), (200, 500.0, False)],
 )
-def test_a_slow_network_is_worth_a_trial_on_few_samples_and_a_fast_one_on_many(samples, samples_per_s, is_worth):
+def test_tries_engines_on_few_samples_of_a_slow_network_and_many_of_a_fast_one(samples, samples_per_s, is_worth):
     assert is_worth_trying(samples_left=samples, samples_per_s=samples_per_s) is is_worth

@@ -88,7 +88,7 @@ def test_rows_of_a_table_are_gathered_in_order(sources, size, width, seed):
         assert kept == sum(sources[item] == 0 for item in ids.tolist())
 
 
-def test_a_whole_run_from_a_table_fills_one_batch_after_the_other():
+def test_fills_batches_one_by_one_from_a_table():
     assembler = BatchAssembler(batch_size=4, drop_last=False)
     rows = np.random.default_rng(0).permutation(10)
     table = np.arange(10)[:, None] * np.ones(3, np.int16)

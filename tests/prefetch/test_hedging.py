@@ -95,7 +95,7 @@ def test_no_more_are_made_twice_than_lie_above_the_quantile(quantile, seconds):
     assert hedges <= (1 - quantile) * len(seconds) + 1
 
 
-def test_times_are_forgotten_so_that_a_link_may_change():
+def test_forgets_old_times_so_that_a_link_may_change():
     known = HedgeTimer(0.9)
     for seconds in [50.0] * 200 + [1.0] * 128:
         known.took(WAY, ROWS, seconds)
@@ -103,7 +103,7 @@ def test_times_are_forgotten_so_that_a_link_may_change():
 
 
 @pytest.mark.parametrize("quantile", [0, -1, 1.5])
-def test_a_quantile_that_is_none_is_refused(quantile):
+def test_refuses_an_invalid_quantile(quantile):
     with pytest.raises(SettingError, match="hedge_quantile"):
         LoaderSettings(hedge_quantile=quantile)
 
@@ -123,14 +123,14 @@ def test_the_window_wakes_when_a_request_becomes_late_and_makes_it_again():
     assert held.statistics().hedges == 1
 
 
-def test_a_quantile_of_one_makes_nothing_twice():
+def test_a_hedge_quantile_of_1_hedges_nothing():
     held = window(31 * ROWS, hedge_quantile=1)
     now, _ = warm(held, answers=30)
     assert held.next_wakeup() is None
     assert held.asks(now + 1e6) == ()
 
 
-def test_the_other_attempt_is_given_up_when_one_has_brought_everything():
+def test_cancels_the_second_attempt_when_the_first_has_finished():
     held = window(31 * ROWS)
     first, second, now = one_late(held)
     held.arrived(second, answer(second.samples.ids))

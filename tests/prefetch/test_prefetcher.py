@@ -97,7 +97,7 @@ def test_a_node_that_dies_in_the_middle_and_comes_back_loses_and_doubles_nothing
 @pytest.mark.parametrize(
     "error", [NodeUnreachable("reset"), StoreUnavailable("503"), Overloaded("busy", retry_after_s=0.01)]
 )
-def test_what_may_pass_is_tried_again(error):
+def test_retries_transient_errors(error):
     transport = ScriptedTransport([Act(), Act(error=error, error_after=3)])
     events = []
     with prefetcher(features(transport), events=events) as deliveries:
@@ -117,7 +117,7 @@ def test_a_node_that_stays_away_ends_the_job_and_names_the_setting():
 
 
 @pytest.mark.parametrize("error", [OverBudget("32 samples need 3 GB, the node may use 2"), KeyError("a mistake")])
-def test_what_cannot_pass_is_raised_at_once(error):
+def test_raises_permanent_errors_at_once(error):
     transport = ScriptedTransport([Act(gate="never"), Act(error=error)])
     with prefetcher(features(transport)) as deliveries, pytest.raises(type(error)):
         next(deliveries)
@@ -167,7 +167,7 @@ def test_an_interrupt_gets_through_while_the_consumer_waits():
         next(deliveries)
 
 
-def test_a_straggler_is_asked_for_again_and_its_first_attempt_is_closed():
+def test_a_late_request_is_hedged_and_its_first_attempt_is_closed():
     acts = [Act()] * 25 + [Act(gate="never")]
     transport, events = ScriptedTransport(acts), []
     with prefetcher(features(transport), count=26 * 8, events=events, hedge_quantile=0.5) as deliveries:
@@ -246,7 +246,7 @@ def test_unreadable_samples_are_reported_once_and_leave_no_hole():
     assert skipped == [(5, "5.jpg", "truncated"), (40, "40.jpg", "no JPEG")]
 
 
-def test_finished_requests_are_told_to_the_observer():
+def test_reports_finished_requests_to_the_observer():
     events = []
     with prefetcher(features(ScriptedTransport()), events=events) as deliveries:
         list(deliveries)

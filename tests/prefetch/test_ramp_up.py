@@ -92,7 +92,7 @@ def test_which_samples_are_asked_for_and_in_which_order_does_not_depend_on_the_l
     assert abs(sum(len(item) for item in made if item.route == Route(0)) - share * count) <= 2 * rows
 
 
-def test_after_a_failure_one_short_request_is_under_way_and_not_all_that_make_up_a_whole_one():
+def test_probes_with_a_single_short_request_after_a_failure():
     settings = LoaderSettings(retry_for_s=1e9)
     held = Window(asked(400, RampUp(one_way(32, ROW_BYTES), RampLengths.of(settings))), settings)
     asks = held.asks(0.0)
@@ -103,7 +103,7 @@ def test_after_a_failure_one_short_request_is_under_way_and_not_all_that_make_up
     assert held.statistics().requests_allowed == 1
 
 
-def test_lengths_that_are_none_are_refused():
+def test_refuses_invalid_lengths():
     for first, whole, requests in ((0, 4, 1), (5, 4, 1), (1, 4, 0)):
         with pytest.raises(ValueError, match="cannot begin"):
             RampLengths(first=first, whole=whole, round_requests=requests)

@@ -20,7 +20,7 @@ def filled(slabs, value, shape=LARGE):
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 5)), max_size=40))
-def test_what_somebody_holds_keeps_its_values(steps):
+def test_never_overwrites_arrays_that_are_still_held(steps):
     slabs, held = Slabs(), {}
     for number, (shape, is_view, let_go) in enumerate(steps):
         one = filled(slabs, number, shape=(64, 1024 * (shape + 1)))
@@ -50,7 +50,7 @@ def test_a_tensor_holds_the_memory_that_it_was_made_from():
     assert all((other == 2).all() for other in others)
 
 
-def test_a_loop_that_holds_one_batch_goes_round_in_two_places():
+def test_reuses_two_buffers_where_the_loop_holds_one_batch():
     slabs, places, batch = Slabs(), set(), None
     for number in range(20):
         batch = filled(slabs, number)

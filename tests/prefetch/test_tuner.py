@@ -66,7 +66,7 @@ def test_whatever_the_rule_the_same_samples_come_in_the_same_order(tuning):
     assert came == order
 
 
-def test_bounds_that_jump_to_and_fro_change_no_order_and_each_is_told_with_its_reason():
+def test_changing_bounds_keeps_the_order_and_reports_each_reason():
     settings = [Setting(requests=1 + 5 * number % 16, window_bytes=1 + 999 * number) for number in range(20)]
     rule, events = Scripted(*settings), []
     came, order = run(rule, events=events)
@@ -78,7 +78,7 @@ def test_bounds_that_jump_to_and_fro_change_no_order_and_each_is_told_with_its_r
     assert [item.reason for item in tuned] == [f"look {number}" for number in range(1, 20)]
 
 
-def test_what_a_rule_is_shown_adds_up_to_what_the_window_did():
+def test_shows_a_rule_all_that_the_window_did():
     rule = Scripted(Setting(requests=4, window_bytes=1 << 20))
     run(rule)
     total = sum(look.bytes_arrived for look in rule.looks)
@@ -89,7 +89,7 @@ def test_what_a_rule_is_shown_adds_up_to_what_the_window_did():
     assert rule.looks[-1].is_ending
 
 
-def test_what_was_learned_in_one_epoch_holds_in_the_next():
+def test_keeps_what_was_learned_in_the_previous_epoch():
     rule = Scripted(Setting(requests=1, window_bytes=1 << 20), Setting(requests=7, window_bytes=1 << 20))
     tuner = Tuner(rule, 0.0)
     run(rule, tuner=tuner)
@@ -99,7 +99,7 @@ def test_what_was_learned_in_one_epoch_holds_in_the_next():
     assert max(look.requests_allowed for look in rule.looks[seen:]) == 7
 
 
-def test_of_two_windows_at_once_one_is_looked_at():
+def test_tunes_one_of_two_simultaneous_windows():
     rule = Scripted(Setting(requests=3, window_bytes=1 << 20))
     tuner = Tuner(rule, 0.0)
     settings = LoaderSettings(samples_per_request=ROWS)

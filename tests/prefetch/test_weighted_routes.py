@@ -51,7 +51,7 @@ def test_a_change_counts_from_now_on_and_owes_nothing_for_the_past():
     assert one.dealt == 1600
 
 
-def test_a_probe_is_one_request_and_leaves_the_shares_as_they_are():
+def test_probes_with_a_single_request_and_changes_no_shares():
     one = mixer({ROUTES[1]: 1.0})
     one.probe(ROUTES[0], 3)
     first, second = one.deal(100), one.deal(97)

@@ -82,7 +82,7 @@ def test_encoded_samples_that_wait_to_be_handed_out_take_the_room_of_their_bytes
 
 
 @pytest.mark.parametrize("slack", [5, None])
-def test_nothing_of_an_epoch_comes_before_the_last_of_the_one_before_whatever_the_slack(slack):
+def test_finishes_each_epoch_before_the_next_whatever_the_slack(slack):
     settings = LoaderSettings(samples_per_request=4, requests_in_flight=8, slack=slack, ramp=False)
     places = np.arange(16)
     asked = plan_requests(table(16), places, places, one_way(4, ROW_BYTES))
@@ -98,7 +98,7 @@ def test_nothing_of_an_epoch_comes_before_the_last_of_the_one_before_whatever_th
     assert set(taken) >= {0, 1, 2, 3, *range(8, 16)}
 
 
-def test_an_iterator_that_has_no_more_now_may_have_some_later():
+def test_an_iterator_that_is_exhausted_may_continue_later():
     places = np.arange(8)
     everything = list(plan_requests(table(8), places, places, one_way(4, ROW_BYTES)))
     left = [everything[:1], everything[1:]]
@@ -423,7 +423,7 @@ def test_jitter_spreads_clients_that_failed_together_and_none_comes_before_it_ma
     assert delay_s(failing, busy, 0, asked_s, jitter) == pytest.approx(asked_s), "the last attempt is within patience"
 
 
-def test_windows_that_fail_together_come_back_one_by_one():
+def test_windows_that_failed_together_recover_singly():
     luck = itertools.cycle([0.0, 0.2, 0.4, 0.6, 0.8])
     delays = set()
     for _ in range(5):
@@ -432,7 +432,7 @@ def test_windows_that_fail_together_come_back_one_by_one():
     assert len(delays) == 5
 
 
-def test_an_overloaded_node_is_left_alone_as_long_as_it_asked():
+def test_leaves_an_overloaded_node_alone_for_the_time_it_asked():
     held = window(4)
     (ask,) = held.asks(0)
     assert held.failed(ask, Overloaded("busy", retry_after_s=7), 0).delay_s == 7
@@ -440,14 +440,14 @@ def test_an_overloaded_node_is_left_alone_as_long_as_it_asked():
     assert len(held.asks(7)) == 1
 
 
-def test_a_node_that_wants_more_patience_than_there_is_ends_the_job():
+def test_ends_the_job_if_a_node_asks_to_wait_longer_than_the_retry_time():
     held = window(4, retry_for_s=5)
     (ask,) = held.asks(0)
     with pytest.raises(NodeUnreachable, match=r"busy.*retry_for_s \(now 5 s\)"):
         held.failed(ask, Overloaded("busy", retry_after_s=7), 0)
 
 
-def test_the_last_attempt_is_made_when_the_patience_ends():
+def test_the_last_attempt_is_made_when_the_retry_time_ends():
     held = window(4, retry_for_s=0.25)
     assert held.failed(held.asks(0)[0], NodeUnreachable("gone"), 0).delay_s == pytest.approx(0.1)
     assert held.failed(held.asks(0.1)[0], NodeUnreachable("gone"), 0.1).delay_s == pytest.approx(0.15)
@@ -463,7 +463,7 @@ def test_a_store_that_stays_away_is_named_as_such():
         held.failed(ask, StoreUnavailable("503"), 0)
 
 
-def test_patience_starts_anew_when_rows_arrive():
+def test_the_retry_time_starts_again_when_rows_arrive():
     held = window(4, retry_for_s=1)
     now = 0.0
     for _ in range(4):

@@ -42,7 +42,7 @@ def test_any_numbers_become_floats(kept):
 
 
 @pytest.mark.parametrize("kept", ["u1", "<i4", ">i8", "?"])
-def test_whole_numbers_may_stay_whole(kept):
+def test_keeps_whole_numbers_unconverted(kept):
     array = np.array([0, 1, 7]).astype(kept)
     assert np.array_equal(read(npy(array), (3,), "int64"), array.astype(np.int64))
 
@@ -63,7 +63,7 @@ def test_another_array_is_refused_by_a_sentence(array, said):
         read(npy(array), (2, 3))
 
 
-def test_whole_numbers_are_not_made_of_others():
+def test_refuses_fractions_where_whole_numbers_are_needed():
     for array in (np.zeros(3), np.zeros(3, np.uint64)):
         with pytest.raises(SampleError, match="which int64 cannot"):
             read(npy(array), (3,), "int64")
@@ -74,7 +74,7 @@ def test_objects_are_never_read():
         read(npy(np.array([print] * 3, object), allow_pickle=True), (3,))
 
 
-def test_what_is_no_array_or_cut_off_is_refused():
+def test_refuses_a_file_that_is_no_array_or_truncated():
     whole = npy(np.zeros((2, 3), np.float32))
     for encoded, said in [
         (b"", "no array"),
@@ -120,7 +120,7 @@ def test_comes_back_from_its_json_and_has_a_digest_of_its_own():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, -1), (2.0,), 3, "ab", (True,), (1,) * 9, (1 << 25,), (1 << 13,) * 2])
-def test_refuses_a_shape_that_makes_no_sense(shape):
+def test_refuses_an_invalid_shape(shape):
     with pytest.raises(SettingError, match="shape"):
         preprocess.array(shape)
 
@@ -130,7 +130,7 @@ def test_refuses_a_type_that_networks_are_not_given():
         preprocess.array((3,), "float16")
 
 
-def test_reading_an_array_stands_alone():
+def test_reading_an_array_allows_no_other_step():
     step = ReadArray((3,))
     for steps in [(step, CenterCrop(3)), (step, step), (*imagenet(32).steps[:-1], step, imagenet(32).steps[-1])]:
         with pytest.raises(SettingError):

@@ -98,7 +98,7 @@ def test_a_squeezed_image_is_all_of_it_scaled_by_pillow(size, filter):
 
 
 @pytest.mark.parametrize("size", [(100, 80), (79, 300), (301, 79)])
-def test_an_image_smaller_than_the_crop_stands_on_black_as_with_torchvision(size):
+def test_pads_an_image_smaller_than_the_crop_with_black_as_torchvision_does(size):
     transforms = pytest.importorskip("torchvision.transforms", exc_type=(ImportError, RuntimeError))
     data = encoded(picture(*size), "PNG")
     crop_only = Preprocess(steps=(Decode(), CenterCrop(129), PIXELS))
@@ -147,7 +147,7 @@ def test_a_truncated_image_is_skipped_with_its_reason():
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"GIF89a" + bytes(20), b"%!PS-Adobe-3.0 EPSF-3.0\n", b"text"])
-def test_what_is_no_image_is_skipped_with_a_reason_that_names_no_memory_address(data):
+def test_skips_a_broken_image_without_naming_memory_addresses(data):
     with pytest.raises(SampleError) as caught:
         decoded(imagenet(224), data)
     assert "0x" not in str(caught.value)
@@ -166,13 +166,13 @@ def bmp_saying(side):
     return bytes(header)
 
 
-def test_a_bomb_is_refused_from_its_header():
+def test_refuses_a_decompression_bomb_from_its_header():
     bomb = encoded(Image.new("1", (9_000, 9_000)), "PNG")
     with pytest.raises(SampleError, match="too many pixels: it has 9000 x 9000"):
         decoded(imagenet(224), bomb)
 
 
-def test_a_bomb_that_pillow_itself_refuses_has_the_same_reason():
+def test_a_decompression_bomb_that_pillow_refuses_has_the_same_reason():
     bomb = bmp_saying(30_000)
     with pytest.raises(SampleError, match="too many pixels"):
         decoded(imagenet(224), bomb)
@@ -289,6 +289,6 @@ def test_pixels_before_the_last_step_and_what_their_levels_mean_are_the_decoded_
     np.testing.assert_array_equal(preprocess.levels.applied(kept[None])[0], expected)
 
 
-def test_what_is_kept_in_16_bits_has_no_pixels_left_to_take():
+def test_takes_no_raw_pixels_where_they_are_kept_in_16_bits():
     stored = Preprocess(steps=(Stored(side=8, mode="RGB", dtype="fp16", applied="0" * 64),))
     assert stored.levels is None

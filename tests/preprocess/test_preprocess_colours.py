@@ -102,6 +102,6 @@ def test_jitter_before_the_size_is_known_is_refused():
 
 
 @pytest.mark.parametrize("amounts", [{"brightness": -1}, {"hue": 0.6}, {"contrast": "1"}, {"saturation": float("nan")}])
-def test_amounts_that_make_no_sense_are_refused(amounts):
+def test_refuses_invalid_amounts(amounts):
     with pytest.raises(SettingError, match=next(iter(amounts))):
         ColorJitter(**amounts)

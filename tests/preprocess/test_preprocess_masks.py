@@ -131,7 +131,7 @@ def test_arrays_of_whole_numbers_are_masks(dtype, order):
     assert np.array_equal(as_it_is(found, as_array(np.ascontiguousarray(found)[..., None])), found)
 
 
-def test_what_lies_beside_a_small_mask_is_ignored():
+def test_ignores_pixels_outside_a_small_mask():
     mask = masked(way(CenterCrop(10)), encoded(np.full((4, 20), 3, np.uint8)))
     assert (mask[3:7] == 3).all()
     assert (mask[:3] == IGNORED).all()
@@ -153,7 +153,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_is_no_mask_gets_a_sentence(reason):
+def test_an_invalid_mask_is_a_one_sentence_error(reason):
     with pytest.raises(SampleError) as caught:
         masked(way(CenterCrop(8)), REFUSED[reason], size=(8, 8), max_pixels=100)
     assert reason in str(caught.value)

@@ -97,7 +97,7 @@ def wrong(**change):
         wrong(step=["resize"]),
     ],
 )
-def test_refuses_what_is_no_preprocessing(value):
+def test_refuses_an_invalid_preprocessing(value):
     with pytest.raises(BadRequest, match="preprocess") as caught:
         Preprocess.from_json(value)
     assert len(str(caught.value)) < 300
@@ -114,7 +114,7 @@ def test_refuses_what_is_no_preprocessing(value):
         {"mean": 1.0, "std": [1.0] * 3},
     ],
 )
-def test_a_normalisation_that_makes_no_sense_is_refused(value):
+def test_refuses_an_invalid_normalisation(value):
     whole = imagenet(224).to_json()
     whole["steps"][-1].update(value)
     with pytest.raises(BadRequest):
@@ -137,7 +137,7 @@ def test_a_preprocessing_of_unknown_size_is_refused():
         preprocess_of(Resize(256))
 
 
-def test_grey_has_one_channel():
+def test_a_grey_image_has_one_channel():
     grey = Preprocess(steps=(Decode("L"), CenterCrop(8), Normalize(mean=(0,), std=(255,))))
     assert grey.shape == (1, 8, 8)
     assert Preprocess.from_json(grey.to_json()) == grey

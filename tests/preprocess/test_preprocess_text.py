@@ -72,7 +72,7 @@ def test_digest_depends_on_length_and_tokenizer():
     assert len(digests) == 4
 
 
-def test_refuses_what_is_no_tokenizer(tmp_path):
+def test_refuses_an_invalid_tokenizer(tmp_path):
     (tmp_path / "broken.json").write_text('{"model": 3}')
     for strange, said in [
         (tmp_path / "broken.json", "no tokenizer.json"),
@@ -86,7 +86,7 @@ def test_refuses_what_is_no_tokenizer(tmp_path):
 
 
 @pytest.mark.parametrize("length", [0, 8193, True, 1.5])
-def test_refuses_a_length_that_makes_no_sense(length):
+def test_refuses_an_invalid_length(length):
     with pytest.raises(SettingError, match="max_length"):
         preprocess.text(tokenizer_of_words(), length)
 
@@ -97,7 +97,7 @@ def test_refuses_names_that_are_no_two_arguments(names):
         preprocess.text(tokenizer_of_words(), names=names)
 
 
-def test_tokenize_stands_alone():
+def test_tokenizing_allows_no_other_step():
     step = preprocess.text(tokenizer_of_words()).steps[0]
     for steps in [(step, CenterCrop(3)), (CenterCrop(3), step), (step, step)]:
         with pytest.raises(SettingError):
@@ -107,7 +107,7 @@ def test_tokenize_stands_alone():
     assert isinstance(step, Tokenize)
 
 
-def test_a_text_that_is_none_or_too_long_is_a_broken_sample():
+def test_skips_a_text_that_is_missing_or_too_long():
     made = preprocess.text(tokenizer_of_words(), max_length=8)
     out = np.zeros(made.shape, np.int64)
     for encoded, said in [(b"\xff\xfe", "UTF-8"), (b"a" * ((1 << 18) + 1), "up to 262144")]:

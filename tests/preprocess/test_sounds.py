@@ -161,14 +161,14 @@ def test_a_wave_from_a_pipe_says_no_size_and_is_read():
         (b"FORMAT\0\0\0\0AIFF", "no sound"),
     ],
 )
-def test_what_is_no_sound_is_refused_by_a_sentence(encoded, said):
+def test_refuses_an_invalid_sound_in_one_sentence(encoded, said):
     with pytest.raises(SampleError, match=said) as raised:
         wave_of(encoded)
     assert "0x" not in str(raised.value)
     assert pixels_needed(preprocess.audio(0.3), encoded) == 0
 
 
-def test_what_holds_no_sound_or_too_much_is_refused():
+def test_refuses_files_without_sound_or_with_too_much():
     for encoded, said in [
         (encoded_sound(np.zeros(0)), "holds no sound"),
         (encoded_sound(np.zeros((100, 9))), "9 channels"),
@@ -273,12 +273,12 @@ def test_comes_back_from_its_json_and_has_a_digest_of_its_own():
         ({"normalize": True}, "normalize is for"),
     ],
 )
-def test_refuses_arguments_that_make_no_sense(asked, said):
+def test_refuses_invalid_arguments(asked, said):
     with pytest.raises(SettingError, match=said):
         preprocess.audio(**{"seconds": 1, **asked})
 
 
-def test_decoding_a_sound_stands_alone():
+def test_decoding_a_sound_allows_no_other_step():
     step = DecodeAudio(RATE, 1.0)
     for steps in [(step, CenterCrop(3)), (step, step)]:
         with pytest.raises(SettingError):

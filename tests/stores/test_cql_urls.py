@@ -15,7 +15,7 @@ from frostline.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from frostline.stores.base.cql_urls import CqlPlace, parse_cql
+from frostline.stores.base.cql_urls import CqlLocation, parse_cql
 from frostline.stores.cql.credentials import CqlAccess
 from frostline.stores.cql.errors import error_of_cql
 from frostline.stores.cql.schema import TableSchema, key_of, shape_of
@@ -60,7 +60,7 @@ names = st.from_regex(r"[A-Za-z0-9_]{1,48}", fullmatch=True)
         ("cql://h/k/t?password=x", None),
     ],
 )
-def test_a_url_has_one_canonical_format_or_a_sentence(given_url, canonical):
+def test_a_url_has_one_canonical_spelling_or_is_refused(given_url, canonical):
     if canonical is None:
         with pytest.raises(SettingError) as caught:
             normalise_url(given_url)
@@ -73,7 +73,7 @@ def test_a_url_has_one_canonical_format_or_a_sentence(given_url, canonical):
 @given(names, names, names, names)
 def test_every_place_survives_its_url(keyspace, table, meta, label):
     tables = {"keyspace": keyspace, "table": table, "meta": meta, "label": label}
-    place = CqlPlace(hosts=("a", "b"), port=9142, user="mé%&?", **tables)
+    place = CqlLocation(hosts=("a", "b"), port=9142, user="mé%&?", **tables)
     assert parse_cql(place.url.removeprefix("cql://")) == place
 
 
@@ -107,11 +107,11 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url):
         ("cql://h/k/t?data=other", "cql://h/k", False),
     ],
 )
-def test_a_table_lies_within_its_keyspace_on_the_same_servers_with_the_same_options(url, root, answer):
+def test_allows_a_table_within_its_keyspace_on_the_same_servers(url, root, answer):
     assert is_within(url, root) is answer
 
 
-def test_the_password_comes_from_a_variable_or_from_a_file_that_one_names(tmp_path):
+def test_reads_the_password_from_a_variable_or_a_named_file(tmp_path):
     (tmp_path / "secret").write_text("hunter2\n", encoding="utf-8")
     file = {"FROSTLINE_CQL_PASSWORD_FILE": str(tmp_path / "secret")}
     assert CqlAccess.of(file).password == "hunter2"
@@ -126,7 +126,7 @@ COLUMNS = {"id": "uuid", "data": "blob", 'la"bel': "text", "tags": "set<text>"}
 
 def test_names_that_servers_tell_are_quoted_in_statements():
     table = TableSchema(keyspace="k", name="t", columns=COLUMNS, partition=("id",), clustering=())
-    shape = shape_of(CqlPlace(hosts=("h",), keyspace="k", table="t"), table, None)
+    shape = shape_of(CqlLocation(hosts=("h",), keyspace="k", table="t"), table, None)
     assert shape.rows is not None
     assert shape.rows.columns == ("id", 'la"bel')
     assert '"la""bel"' in shape.rows.text
@@ -137,7 +137,7 @@ def test_metadata_is_scanned_by_its_own_partition_key():
     columns = {"patient": "text", "slide": "int", "id": "uuid", "label": "int"}
     data = TableSchema(keyspace="k", name="t", columns=COLUMNS, partition=("id",), clustering=())
     meta = TableSchema(keyspace="k", name="m", columns=columns, partition=("patient", "slide"), clustering=("id",))
-    shape = shape_of(CqlPlace(hosts=("h",), keyspace="k", table="t", meta="m"), data, meta)
+    shape = shape_of(CqlLocation(hosts=("h",), keyspace="k", table="t", meta="m"), data, meta)
     assert shape.rows is not None
     assert shape.rows.columns == ("id", "label", "patient", "slide")
     assert shape.rows.text.endswith('WHERE token("patient", "slide") > ? AND token("patient", "slide") <= ?')
@@ -147,7 +147,7 @@ def test_metadata_is_scanned_by_its_own_partition_key():
 def test_a_key_of_a_type_that_names_no_objects_is_refused(kind):
     table = TableSchema(keyspace="k", name="t", columns={**COLUMNS, "id": kind}, partition=("id",), clustering=())
     with pytest.raises(DataError, match="not one of"):
-        shape_of(CqlPlace(hosts=("h",), keyspace="k", table="t"), table, None)
+        shape_of(CqlLocation(hosts=("h",), keyspace="k", table="t"), table, None)
 
 
 @given(st.sampled_from(["uuid", "text", "bigint"]), st.text())
@@ -251,7 +251,7 @@ def test_every_exception_of_the_driver_becomes_one_of_ours(module, name, kind):
     assert "cql://h/k/t" in str(made)
 
 
-def test_what_single_servers_said_counts():
+def test_counts_the_errors_of_single_servers():
     from cassandra import AuthenticationFailed
     from cassandra.cluster import NoHostAvailable
 

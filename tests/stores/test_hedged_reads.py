@@ -28,7 +28,7 @@ def test_a_read_is_late_after_twice_the_median():
     assert late.is_late(100, clock() - 1.1)
 
 
-def test_of_so_many_reads_a_tenth_is_made_twice():
+def test_makes_a_tenth_of_the_reads_twice():
     clock = Clock()
     late = known(clock)
     assert [late.is_late(100, clock() - 2) for _ in range(6)] == [True] * 4 + [False] * 2
@@ -43,7 +43,7 @@ def test_reads_are_compared_with_those_that_were_as_large_by_powers_of_two():
 
 
 @pytest.mark.parametrize("settings", [{"reads": 19}, {"nbytes": 63}, {"quantile": 1.0}])
-def test_none_is_late_while_nothing_is_known_of_such_reads(settings):
+def test_calls_no_read_late_before_enough_were_measured(settings):
     clock = Clock()
     late = known(clock, **settings)
     assert not late.is_late(100, clock() - 1000)

@@ -52,7 +52,7 @@ def test_columns_are_the_same_sequence(listing):
 
 
 @given(st.lists(listings, max_size=3))
-def test_what_is_gathered_stands_in_the_order_of_its_names(several):
+def test_joins_arrays_in_the_order_of_their_names(several):
     together = [Entry(f"{number}{item.object}", *item[1:]) for number, some in enumerate(several) for item in some]
     gathered = [Entries.of(some) for some in (together[::2], together[1::2])]
     entries = Entries.gathered(gathered)

@@ -32,7 +32,7 @@ def test_a_full_bucket_lets_all_it_holds_through_at_once(per_s, maximum, now):
     assert bucket.take(now)[1] == pytest.approx(1 / per_s)
 
 
-def test_a_bucket_that_makes_no_sense_is_refused():
+def test_refuses_an_invalid_token_bucket():
     with pytest.raises(ValueError, match="more than no request"):
         TokenBucket.full(0, maximum=1, now_s=0)
 
@@ -86,7 +86,7 @@ def test_refusals_of_what_was_sent_before_a_fall_change_nothing():
     assert rate.refused(10.2, sent_at_s=10.05).rate_per_s < 85
 
 
-def test_what_a_burst_at_the_start_was_refused_does_not_hold_the_rate_down():
+def test_refusals_of_a_first_burst_do_not_keep_the_rate_low():
     rate = AdaptiveRate()
     for number in range(5):
         rate = rate.succeeded(number / 1000)

@@ -114,7 +114,7 @@ def test_no_more_is_read_than_there_is_room_for_and_all_of_it_is_given_back(memo
     assert room.statistics().reserved_bytes == 0
 
 
-def test_what_nobody_told_of_and_what_is_asked_for_again_is_read_by_itself(memory, threads):
+def test_reads_unannounced_and_repeated_ranges_alone(memory, threads):
     with closing(ReadAhead(memory, line(threads))) as ahead:
         ahead.expect(places(2))
         for place in (*places(2), *places(2), Place("x", 9, 5), Place("x", 9, 0)):
@@ -122,7 +122,7 @@ def test_what_nobody_told_of_and_what_is_asked_for_again_is_read_by_itself(memor
 
 
 @pytest.mark.parametrize("wrapped", [Wrapped, Many])
-def test_what_is_wrong_with_one_place_is_said_of_that_one(memory, threads, wrapped):
+def test_reports_a_fault_for_its_own_range_alone(memory, threads, wrapped):
     with closing(ReadAhead(wrapped(memory), line(threads))) as ahead:
         ahead.expect([*places(2), Place("y", 0, 1)])
         with pytest.raises(ObjectNotFound):
@@ -165,7 +165,7 @@ def close_under_who_waits(store, threads, room, expected):
             waits.result(60)
 
 
-def test_who_waits_for_a_read_under_way_is_freed_at_the_end_and_its_memory_when_it_ends(memory, threads):
+def test_frees_waiters_at_once_and_memory_when_the_read_ends(memory, threads):
     store, room = Held(memory, 0), Pool(1 << 20)
     close_under_who_waits(store, threads, room, places(1))
     assert room.statistics().reserved_bytes == 2
@@ -174,7 +174,7 @@ def test_who_waits_for_a_read_under_way_is_freed_at_the_end_and_its_memory_when_
     assert room.statistics().reserved_bytes == 0
 
 
-def test_who_waits_for_a_read_that_no_thread_has_come_to_is_freed_too(memory):
+def test_frees_waiters_for_a_read_that_no_thread_began(memory):
     store, room = Held(memory, 0), Pool(1 << 20)
     with ThreadPoolExecutor(1) as one:
         close_under_who_waits(store, one, room, places(2))
@@ -183,7 +183,7 @@ def test_who_waits_for_a_read_that_no_thread_has_come_to_is_freed_too(memory):
     assert room.statistics().reserved_bytes == 0
 
 
-def test_what_is_closed_reads_no_more(memory, threads):
+def test_reads_nothing_after_close(memory, threads):
     store, room = Held(memory), Pool(1 << 20)
     ahead = ReadAhead(store, line(threads, room))
     ahead.close()
@@ -242,7 +242,7 @@ def all_read(memory, threads, store, quantile=0.95):
     return again["x"]
 
 
-def test_a_straggler_is_read_a_second_time_and_no_other_read_is(memory, threads):
+def test_only_a_late_read_is_hedged(memory, threads):
     store = Held(memory, 38)
     assert all_read(memory, threads, store) == 1
     assert store.asked[38] == 2
@@ -263,7 +263,7 @@ def test_the_first_read_counts_where_the_second_fails(memory, threads):
     assert store.asked[38] == 2
 
 
-def test_none_is_made_twice_where_nobody_wants_that(memory, threads):
+def test_makes_no_read_twice_where_hedging_is_off(memory, threads):
     store = Held(memory, 38)
     threading.Timer(0.3, store.go.set).start()
     assert all_read(memory, threads, store, quantile=1.0) == 0
@@ -289,7 +289,7 @@ def known(quantile=0.5):
     return late
 
 
-def test_a_second_read_that_nobody_waits_for_any_more_is_not_made(memory, threads):
+def test_does_not_hedge_a_read_that_nobody_waits_for(memory, threads):
     store, later, room, (place,), made = Held(memory, 0), Later(), Pool(1 << 20), places(1), Counter()
     later.given = store.go.set
     second = SecondReads(late=known(), threads=later, made=lambda: made.update("x"))

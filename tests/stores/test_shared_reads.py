@@ -67,7 +67,7 @@ def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(aske
     assert memory.free == memory.total
 
 
-def test_neighbours_are_read_by_one_request_and_what_was_taken_is_let_go():
+def test_reads_neighbours_by_one_request_and_releases_taken_bytes():
     asked = [Place("a", start, 10) for start in range(0, 1000, 10)]
     store, memory = Bytes(), Memory(1000)
     together = SharedReads(store, asked, memory.take, max_bytes=250)
@@ -79,7 +79,7 @@ def test_neighbours_are_read_by_one_request_and_what_was_taken_is_let_go():
     assert store.asked[-1] == asked[3]
 
 
-def test_single_places_and_those_nobody_told_of_are_read_by_themselves():
+def test_reads_single_and_unannounced_ranges_alone():
     store = Bytes()
     together = SharedReads(store, [Place("a", 0, 10), Place("b", 0, 10)], Memory(1000).take)
     assert not together.joins
@@ -97,13 +97,13 @@ def test_without_room_each_is_read_by_itself():
     assert store.asked == asked
 
 
-def test_an_object_that_ended_early_costs_only_what_lies_behind_its_end():
+def test_an_object_cut_short_loses_only_the_samples_behind_its_end():
     asked = [Place("a", start, 10) for start in range(960, 1040, 10)]
     together = SharedReads(Bytes(), asked, Memory(1000).take)
     assert [found(together, place) is None for place in asked] == [False] * 4 + [True] * 4
 
 
-def test_who_waits_for_a_joined_read_makes_the_next_one_meanwhile():
+def test_starts_the_next_read_while_waiting_for_a_joined_one():
     started, go_on = [threading.Event(), threading.Event()], threading.Event()
 
     class Slow(Bytes):

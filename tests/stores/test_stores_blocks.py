@@ -46,7 +46,7 @@ def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(aske
     assert pool.statistics().reserved_bytes == 0
 
 
-def test_a_block_is_one_request_and_its_samples_are_let_go_one_by_one():
+def test_reads_a_block_by_one_request_and_releases_its_samples_singly():
     pool, room = room_of(100_000)
     asked = [Place("a", start, 10) for start in range(0, 1000, 10)]
     store = Bytes()
@@ -93,7 +93,7 @@ def test_no_more_begins_than_may_and_than_there_is_room_for():
         assert pool.statistics().reserved_bytes == 100 * begun
 
 
-def test_what_is_taken_makes_room_for_the_next():
+def test_taking_a_batch_frees_memory_for_the_next():
     asked = [Place("a", start, 100) for start in range(0, 800_000, 100_000)]
     store, threads = Bytes(1 << 20), Later()
     reads = BlockReads(store, threads, room_of(250)[1])
@@ -106,7 +106,7 @@ def test_what_is_taken_makes_room_for_the_next():
     assert store.asked == asked
 
 
-def test_who_asks_for_what_was_not_begun_begins_it_or_reads_alone_where_there_is_no_room():
+def test_starts_an_unbegun_read_or_reads_alone_without_memory():
     asked = [Place("a", start, 10) for start in range(0, 40, 10)]
     for nbytes, made in ((1000, [("a", 0, 40)]), (20, asked)):
         store = Bytes()
@@ -118,7 +118,7 @@ def test_who_asks_for_what_was_not_begun_begins_it_or_reads_alone_where_there_is
         assert store.asked == made
 
 
-def test_what_is_forgotten_is_let_go_and_read_alone():
+def test_releases_forgotten_ranges_and_reads_them_alone():
     pool, room = room_of(1000)
     asked = [Place("a", start, 10) for start in range(0, 40, 10)]
     store = Bytes()

@@ -64,7 +64,7 @@ def test_the_profile_of_the_environment_is_used_where_it_holds_no_keys(s3, nobod
     assert list(open_store("s3://profiles/none").list()) == []
 
 
-def test_a_profile_that_is_not_there_is_named(s3, nobody, monkeypatch):
+def test_names_an_unknown_profile(s3, nobody, monkeypatch):
     profile(nobody, monkeypatch, s3)
     with pytest.raises(SettingError, match="no AWS profile shopp"):
         list(open_store("s3://profiles?profile=shopp").list())
@@ -100,7 +100,7 @@ def test_wrong_credentials_of_a_profile_are_refused_and_not_shown(s3, nobody, mo
         ({}, {"AWS_SHARED_CREDENTIALS_FILE": "/nowhere", "AWS_CONFIG_FILE": __file__}, None),
     ],
 )
-def test_which_profile_is_read_is_decided_as_the_tools_of_aws_do(options, environment, profile):
+def test_chooses_the_aws_profile_as_the_aws_tools_do(options, environment, profile):
     assert profile_of(options, environment) == profile
 
 
@@ -152,17 +152,17 @@ def test_options_of_a_url_go_before_the_environment(s3, monkeypatch):
         ),
     ],
 )
-def test_what_the_driver_does_not_read_by_itself_is_told_it(settings, options, environment, told):
+def test_passes_on_settings_that_the_driver_does_not_read(settings, options, environment, told):
     assert settings(options, environment) == told
 
 
-def test_a_connection_string_that_is_none_is_not_repeated():
+def test_an_invalid_connection_string_is_not_repeated_in_the_error():
     with pytest.raises(SettingError, match="AZURE_STORAGE_CONNECTION_STRING") as caught:
         azure_settings({}, {"AZURE_STORAGE_CONNECTION_STRING": "hunter2"})
     assert "hunter2" not in str(caught.value)
 
 
-def test_what_a_connection_string_says_beyond_what_is_known_is_named():
+def test_names_unknown_settings_of_a_connection_string():
     with pytest.raises(SettingError, match="says 'DevelopmentStorageProxyUri', which") as caught:
         azure_settings({}, {"AZURE_STORAGE_CONNECTION_STRING": "DevelopmentStorageProxyUri=http://hunter2"})
     assert "hunter2" not in str(caught.value)
@@ -178,7 +178,7 @@ def test_what_a_connection_string_says_beyond_what_is_known_is_named():
 def test_a_connection_string_makes_a_client_that_the_driver_takes(said, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", said)
     monkeypatch.setenv("FROSTLINE_STORE_TIMEOUT_S", "0.001")
-    monkeypatch.setenv("FROSTLINE_STORE_PATIENCE_S", "0")
+    monkeypatch.setenv("FROSTLINE_STORE_RETRY_FOR_S", "0")
     with pytest.raises(StoreUnavailable) as caught:
         open_store("az://photos").read("x", 0, 1)
     assert "hunter2" not in str(caught.value)
@@ -214,12 +214,12 @@ def test_google_is_asked_by_its_own_interface(monkeypatch):
         (503, b"<Error><Code>SlowDown</Code></Error>", StoreThrottled),
     ],
 )
-def test_what_google_answers_becomes_a_sentence(monkeypatch, status, body, kind):
+def test_explains_errors_of_google_cloud_storage(monkeypatch, status, body, kind):
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "hunter2")
     with bucket_peer() as peer:
         peer.answers = lambda: (status, {"Retry-After": "0"}, body)
         url = f"gs://photos?endpoint={peer.url}"
-        store = cloud_store(url, parse_url(url), patience_s=0.0)
+        store = cloud_store(url, parse_url(url), retry_for_s=0.0)
         with pytest.raises(kind) as caught:
             store.read("x", 0, 1)
     assert "hunter2" not in str(caught.value)
@@ -265,7 +265,7 @@ def test_a_store_that_says_nothing_is_given_up_by_a_limit_that_the_sentence_name
     server, opened = held
     server.is_silent = True
     monkeypatch.setenv("FROSTLINE_STORE_TIMEOUT_S", "0.2")
-    monkeypatch.setenv("FROSTLINE_STORE_PATIENCE_S", "0.3")
+    monkeypatch.setenv("FROSTLINE_STORE_RETRY_FOR_S", "0.3")
     store = opened()
     for use in (lambda: store.read("x", 0, 1), lambda: store.describe("x")):
         with pytest.raises(StoreUnavailable, match=r"nothing came .*photos/x.* within FROSTLINE_STORE_TIMEOUT_S"):
@@ -273,7 +273,7 @@ def test_a_store_that_says_nothing_is_given_up_by_a_limit_that_the_sentence_name
     assert 2 <= len(server.seen) <= 4
 
 
-def test_what_comes_slowly_and_steadily_is_read_to_its_end(held, monkeypatch):
+def test_reads_a_slow_but_steady_body_to_its_end(held, monkeypatch):
     server, opened = held
     server.pieces, server.pause_s = 12, 0.25
     monkeypatch.setenv("FROSTLINE_STORE_TIMEOUT_S", "2")
@@ -281,7 +281,7 @@ def test_what_comes_slowly_and_steadily_is_read_to_its_end(held, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("TIMEOUT_S", "60s"), ("TIMEOUT_S", "0"), ("PATIENCE_S", "nan"), ("REQUESTS_PER_S", "0")]
+    ("name", "text"), [("TIMEOUT_S", "60s"), ("TIMEOUT_S", "0"), ("RETRY_FOR_S", "nan"), ("REQUESTS_PER_S", "0")]
 )
 def test_limits_that_are_no_seconds_are_refused(name, text, monkeypatch):
     monkeypatch.setenv(f"FROSTLINE_STORE_{name}", text)

@@ -137,7 +137,7 @@ def test_a_row_is_an_object_and_its_uuid_the_name(empty, session):
     assert [entry for entry in empty.list() if entry.object != LABELS] == [(str(key), -1, str(written))]
 
 
-def test_writing_data_leaves_the_label_as_it_is(empty, session):
+def test_writing_data_keeps_the_label(empty, session):
     key = uuid.uuid4()
     session.execute(f"INSERT INTO {KEYSPACE}.photos (id, label) VALUES (%s, 7)", (key,))
     assert [entry.object for entry in empty.list()] == [LABELS], "a row without data is no object"
@@ -146,7 +146,7 @@ def test_writing_data_leaves_the_label_as_it_is(empty, session):
 
 
 @pytest.mark.parametrize("name", ["x", "1", "{12345678-1234-5678-1234-567812345678}", str(uuid.UUID(int=10)).upper()])
-def test_a_name_that_is_no_uuid_as_servers_write_them_is_refused(photos, name):
+def test_refuses_a_name_that_is_not_a_uuid(photos, name):
     for use in (lambda: photos.read(name, 0, 1), lambda: photos.write(name, b"x")):
         with pytest.raises(BadRequest, match="is no key"):
             use()
@@ -184,7 +184,7 @@ def test_many_reads_are_under_way_at_once_and_each_comes_once(empty):
             assert bytes(found[0]) == bytes([index % 251]) * 20
 
 
-def test_reads_that_nobody_takes_any_more_hold_nothing_up(empty):
+def test_abandoned_reads_delay_no_others(empty):
     key = str(uuid.uuid4())
     empty.write(key, b"x" * 1000)
     reads = empty.read_many([Place(key, 0, 1000)] * 500, maximum=4)
@@ -233,13 +233,13 @@ def test_another_table_holds_labels_and_further_columns(tables, session):
         ("photos", {"dc": "elsewhere"}, StoreError, "elsewhere"),
     ],
 )
-def test_a_table_that_cannot_be_read_gets_one_sentence(tables, table, options, kind, words):
+def test_reports_an_unreadable_table_in_one_sentence(tables, table, options, kind, words):
     with pytest.raises(kind, match=words) as caught:
         list(open_store(url(tables, table, **options)).list())
     assert "\n" not in str(caught.value)
 
 
-def test_who_may_only_read_is_told_so(tables, monkeypatch):
+def test_says_that_the_user_may_only_read(tables, monkeypatch):
     monkeypatch.setenv("FROSTLINE_CQL_PASSWORD", "reads")
     store = open_store(url(tables, "named").replace(USER, "reader", 1))
     list(store.list())

@@ -31,7 +31,7 @@ from frostline.stores.objects.obstore_errors import error_of_driver
 from frostline.stores.open import open_store
 
 
-def test_a_backslash_in_a_name_is_no_slash(tmp_path):
+def test_a_backslash_in_a_name_separates_no_folders(tmp_path):
     # Not asked of S3: SeaweedFS itself takes one for the other.
     for store in (open_store(str(tmp_path)), open_store(f"memory://{uuid.uuid4()}")):
         store.write("a\\b.jpg", b"x")
@@ -111,7 +111,7 @@ def test_links_in_a_folder_are_followed_but_never_in_a_circle(tmp_path):
     assert len(names) < 10
 
 
-def test_a_file_name_with_a_tab_is_listed_and_one_outside_utf8_is_named(tmp_path):
+def test_lists_a_file_name_with_a_tab_and_refuses_one_outside_utf8_by_name(tmp_path):
     (tmp_path / "a\tb").write_bytes(b"x")
     assert [entry.object for entry in open_store(str(tmp_path)).list()] == ["a\tb"]
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jpg")).write_bytes(b"x")
@@ -125,7 +125,7 @@ def test_a_pipe_in_a_folder_holds_up_no_reader(tmp_path):
         open_store(str(tmp_path)).read("pipe", 0, 1)
 
 
-def test_a_full_disk_is_said_and_leaves_nothing_half_written(tmp_path, monkeypatch):
+def test_reports_a_full_disk_and_leaves_nothing_half_written(tmp_path, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -138,7 +138,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_half_written(tmp_path, monkeypat
     assert (tmp_path / "x").read_bytes() == b"old"
 
 
-def test_a_really_full_disk_is_said(tmp_path):
+def test_reports_a_really_full_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, check=False)
@@ -163,7 +163,7 @@ def test_a_really_full_disk_is_said(tmp_path):
         (errno.EIO, StoreUnavailable),
     ],
 )
-def test_what_the_system_says_becomes_a_sentence(number, kind):
+def test_explains_errors_of_the_operating_system(number, kind):
     assert type(error_of_system(OSError(number, "x"), "photo.jpg")) is kind
 
 
@@ -214,7 +214,7 @@ def test_every_exception_of_the_driver_has_its_own_in_our_tree():
         ("error sending request for http://user:hunter2@host/", StoreUnavailable),
     ],
 )
-def test_the_drivers_general_error_is_told_apart_by_its_answer(text, kind):
+def test_tells_the_drivers_general_errors_apart_by_their_response(text, kind):
     made = error_of_driver(obstore.exceptions.GenericError(text), "s3://photos", "x")
     assert type(made) is kind
     assert "hunter2" not in str(made)

@@ -14,7 +14,7 @@ def read(plan):
 
 
 @given(ranges, st.integers(0, 100), st.integers(1, 400))
-def test_what_was_asked_for_is_cut_out_of_what_was_read(asked, gap, maximum):
+def test_cuts_requested_ranges_out_of_larger_reads(asked, gap, maximum):
     plan = plan_ranges(asked, max_gap_bytes=gap, max_bytes=maximum)
     apart = plan_ranges_apart(asked)
     wanted = [OBJECT[request.offset : request.stop] for request in asked]

@@ -91,7 +91,7 @@ def test_every_path_survives_its_url(path):
         "abfs://photos@shop.dfs.core.windows.net?account=other",
     ],
 )
-def test_what_is_no_url_of_a_store_is_refused_with_a_sentence(url):
+def test_refuses_a_url_of_no_store(url):
     with pytest.raises(SettingError) as caught:
         normalise_url(url)
     assert "\n" not in str(caught.value)
@@ -131,7 +131,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(url):
         ("s3://b/x?profile=root", "s3://b", False),
     ],
 )
-def test_a_url_lies_within_a_root_by_whole_names(url, root, answer):
+def test_matches_roots_by_whole_names_of_folders(url, root, answer):
     assert is_within(url, root) is answer
 
 

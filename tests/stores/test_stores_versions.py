@@ -20,10 +20,10 @@ from frostline.stores.base.protocols import is_other_version, version_of_time
         ("a", "modified-1", False),
     ],
 )
-def test_quotation_marks_tell_no_versions_apart_and_the_unknown_is_no_other(listed, found, is_other):
+def test_quotation_marks_do_not_distinguish_versions(listed, found, is_other):
     assert is_other_version(listed, found) is is_other
 
 
 @pytest.mark.parametrize(("changed_s", "version"), [(0.0, ""), (-5.0, ""), (7.9, "modified-7"), (7.1, "modified-7")])
-def test_a_time_is_a_version_to_the_second_where_one_is_known(changed_s, version):
+def test_takes_the_time_of_change_to_the_second_for_a_version(changed_s, version):
     assert version_of_time(changed_s) == version

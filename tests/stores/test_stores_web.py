@@ -123,7 +123,7 @@ def test_connections_are_used_again_and_never_a_parents(web):
 
 
 def test_an_answer_that_is_not_what_was_asked_for_is_refused(web):
-    store = cloud_store(f"{web.url}/photos", parse_url(f"{web.url}/photos"), patience_s=0.0)
+    store = cloud_store(f"{web.url}/photos", parse_url(f"{web.url}/photos"), retry_for_s=0.0)
     web.ranges = lambda first, last, size: f"bytes {first + 1}-{last}/{size}"
     with pytest.raises(StoreError, match="other ranges than it is asked for"):
         store.read("x.jpg", 0, 5)
@@ -136,7 +136,7 @@ def test_an_answer_that_is_not_what_was_asked_for_is_refused(web):
     "said",
     ["bytes 0-4/" + "9" * 5000, "bytes " + "0" * 5000 + "-4/10", "bytes -1-4/10", "bytes 0-4", "items 0-4/10", ""],
 )
-def test_a_range_that_makes_no_sense_is_refused(web, said):
+def test_refuses_an_invalid_range(web, said):
     web.ranges = lambda *_: said
     with pytest.raises(StoreError, match="other ranges than it is asked for"):
         open_store(f"{web.url}/photos").read("x.jpg", 0, 5)
@@ -145,7 +145,7 @@ def test_a_range_that_makes_no_sense_is_refused(web, said):
 @pytest.mark.parametrize(
     "date", ["Mon, 01 Jan 0001 00:00:00 +9999", "Mon, 01 Jan 2024 00:00:00 +" + "9" * 30, "never", "\x7f" * 50]
 )
-def test_a_date_that_makes_no_sense_is_no_version(web, date):
+def test_takes_an_invalid_date_for_no_version(web, date):
     web.versions["photos/x.jpg"] = {"Last-Modified": date}
     store = open_store(f"{web.url}/photos")
     assert bytes(store.read_version("x.jpg", 0, 5)[0]) == b"01234"
@@ -166,10 +166,10 @@ def listed(answer):
     with bucket_peer() as peer:
         peer.answers = lambda: (207, {}, answer)
         url = f"{peer.url}/photos"
-        return list(cloud_store(url, parse_url(url), patience_s=0.0).list())
+        return list(cloud_store(url, parse_url(url), retry_for_s=0.0).list())
 
 
-def test_a_listing_gives_what_lies_under_the_root_alone():
+def test_lists_nothing_outside_the_root():
     found = listed(listing(("/photos/", 0), ("/photos/a%20b.jpg", 3), ("/private/x.jpg", 3), ("http://h/photos/c", 4)))
     assert [(entry.object, entry.size) for entry in found] == [("a b.jpg", 3), ("c", 4)]
 
@@ -200,7 +200,7 @@ def test_a_server_that_would_be_left_alone_for_years_is_asked_again_soon():
     with bucket_peer() as peer:
         peer.answers = lambda: (429, {"Retry-After": "9" * 300}, b"")
         url = f"{peer.url}/photos"
-        store = cloud_store(url, parse_url(url), patience_s=0.0, wait=waited.append)
+        store = cloud_store(url, parse_url(url), retry_for_s=0.0, wait=waited.append)
         with pytest.raises(StoreThrottled) as caught:
             store.read("x", 0, 1)
         assert caught.value.retry_after_s <= 10

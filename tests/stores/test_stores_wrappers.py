@@ -106,7 +106,7 @@ class Time:
         self.now_s += seconds
 
 
-class Counted(Wrapped):
+class ProgressMade(Wrapped):
     """Counts what it is asked."""
 
     def __init__(self, store):
@@ -164,7 +164,7 @@ def test_the_same_seed_fails_the_same_calls():
     assert set(failures(0.1, 7)) < set(failures(0.3, 7))
 
 
-def test_a_limited_store_is_asked_so_often_a_second():
+def test_limits_requests_a_second_to_a_store():
     time = Time()
     store = Limited(memory(), 10, now=time.now, wait=time.wait)
     for _ in range(21):
@@ -172,7 +172,7 @@ def test_a_limited_store_is_asked_so_often_a_second():
     assert time.now_s == pytest.approx(2.0)
 
 
-def test_a_store_that_hangs_is_left_and_said():
+def test_gives_up_and_reports_a_hanging_store():
     hangs = threading.Event()
     store = Deadlined(Delayed(memory(), 0, wait=lambda _: hangs.wait()), 0.05)
     with pytest.raises(StoreUnavailable, match=r"memory://.* did not answer within 0\.05 s"):
@@ -182,7 +182,7 @@ def test_a_store_that_hangs_is_left_and_said():
         Deadlined(memory(), 60.0).read("x", 0, 1)
 
 
-def test_a_patient_store_settles_just_under_what_is_allowed_and_loses_nothing():
+def test_a_retrying_store_settles_just_under_the_allowed_rate_and_loses_nothing():
     time = Time()
     throttling = Throttling(memory(), 50, time)
     throttling.write("x", b"x")
@@ -197,7 +197,7 @@ def test_a_patient_store_settles_just_under_what_is_allowed_and_loses_nothing():
     assert 0.7 * 50 <= store.statistics().rate_per_s <= 1.3 * 50
 
 
-def test_a_patient_store_waits_as_long_as_it_is_told_to():
+def test_a_retrying_store_waits_as_long_as_the_server_says():
     time = Time()
     throttling = Throttling(memory(), 10, time, retry_after_s=7.0)
     throttling.write("x", b"x")
@@ -206,14 +206,14 @@ def test_a_patient_store_waits_as_long_as_it_is_told_to():
     assert time.now_s >= 7.0
 
 
-def test_patience_ends():
+def test_gives_up_once_the_retry_time_is_over():
     time = Time()
 
     def refuse():
         time.wait(1.0)
         return StoreThrottled("slow down")
 
-    store = Retrying(Faulty(memory(), share=1.0, seed=0, error=refuse), patience_s=5, now=time.now, wait=time.wait)
+    store = Retrying(Faulty(memory(), share=1.0, seed=0, error=refuse), retry_for_s=5, now=time.now, wait=time.wait)
     with pytest.raises(StoreThrottled, match="slow down"):
         store.read("x", 0, 1)
     assert 5 <= time.now_s <= 60
@@ -266,7 +266,7 @@ def test_a_store_is_asked_no_more_often_than_the_user_says():
 
 def test_the_wait_for_a_store_that_went_away_ends():
     time = Time()
-    store = Retrying(Away(memory(), time, 10, 1e9), patience_s=20, now=time.now, wait=time.wait)
+    store = Retrying(Away(memory(), time, 10, 1e9), retry_for_s=20, now=time.now, wait=time.wait)
     with pytest.raises(ObjectNotFound):
         store.read("x", 0, 1)  # which is an answer too
     time.wait(10)
@@ -275,7 +275,7 @@ def test_the_wait_for_a_store_that_went_away_ends():
     assert 30 <= time.now_s <= 36
 
 
-def test_a_patient_store_travels_without_what_it_learned(tmp_path):
+def test_a_pickled_retrying_store_forgets_its_learned_rate(tmp_path):
     store = pickle.loads(pickle.dumps(Retrying(open_store(str(tmp_path)))))
     store.write("x", b"x")
     assert not store.statistics().is_bounded
@@ -336,7 +336,7 @@ def test_joined_reads_give_what_single_ones_give(asked, gap, max_bytes, maximum)
     store = memory()
     for name in "ab":
         store.write(name, bytes(range(ord(name), ord(name) + 100)))
-    counted = Counted(store)
+    counted = ProgressMade(store)
     joined = BatchedReads(counted, max_gap_bytes=gap, max_bytes=max_bytes)
     found = dict(joined.read_many([Place(*request) for request in asked], maximum=maximum))
     assert sorted(found) == list(range(len(asked)))
@@ -350,7 +350,7 @@ def test_joined_reads_give_what_single_ones_give(asked, gap, max_bytes, maximum)
 
 
 def test_neighbours_are_read_by_one_request():
-    store = Counted(memory())
+    store = ProgressMade(memory())
     store.write("x", bytes(10_000))
     joined = BatchedReads(store, max_gap_bytes=10, max_bytes=5000)
     list(joined.read_many([Place("x", start, 95) for start in range(0, 10_000, 100)]))

@@ -33,7 +33,7 @@ def held(folder):
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def test_what_is_kept_is_found_again_by_its_name_and_by_no_other(tmp_path):
+def test_finds_kept_rows_by_their_key_alone(tmp_path):
     tier = LocalTier(tmp_path / "a" / "tier", budget_bytes=10_000)
     tier.put(name_of(1), b"x" * 100)
     for item in (tier, LocalTier(tmp_path / "a" / "tier", budget_bytes=10_000)):
@@ -56,10 +56,10 @@ def test_it_stays_within_its_bound_and_what_is_in_use_stays(tmp_path):
     first = [number for number in range(300) if tier.has(name_of(number))]
     assert first == list(range(len(first)))
     assert len(first) * 132 >= 8_000
-    assert tier.statistics().turned_away == 300 - len(first)
+    assert tier.statistics().rejected == 300 - len(first)
 
 
-def test_what_nobody_used_for_an_hour_makes_room_and_what_was_used_does_not(tmp_path):
+def test_evicts_what_was_unused_for_an_hour(tmp_path):
     clock = Clock()
     tier = LocalTier(tmp_path, budget_bytes=10_000, clock=clock)
     for number in range(60):
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_never_given(tmp_path, how):
     assert bytes(tier.get(name_of(1), 10)) == b"0123456789"
 
 
-def test_it_leaves_alone_what_is_not_its_own_and_removes_what_a_killed_one_had_begun(tmp_path):
+def test_removes_unfinished_files_of_killed_processes_and_no_others(tmp_path):
     (tmp_path / "mine.jpg").write_bytes(bytes(1000))
     (tmp_path / ".partial-0").write_bytes(b"of one that was killed")
     os.utime(tmp_path / ".partial-0", (0, 0))
@@ -126,10 +126,10 @@ def test_a_full_disk_and_a_folder_that_is_gone_cost_no_more_than_the_speed(tmp_p
     monkeypatch.setattr(module, "_LEFT_BYTES", 1 << 62)
     full = LocalTier(tmp_path / "full", budget_bytes=10_000)
     full.put(name_of(1), bytes(100))
-    assert (full.statistics().turned_away, full.has(name_of(1))) == (1, False)
+    assert (full.statistics().rejected, full.has(name_of(1))) == (1, False)
 
 
-def test_a_place_that_cannot_be_used_is_said(tmp_path):
+def test_reports_an_unusable_location(tmp_path):
     with pytest.raises(SettingError, match="budget_bytes"):
         LocalTier(tmp_path, budget_bytes=0)
     (tmp_path / "file").write_bytes(b"")

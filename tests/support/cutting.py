@@ -35,7 +35,7 @@ def sent(tensors):
 
 def finished(network, cut, tensors):
     """What crosses the frost line, made from what crossed an earlier cut, which stays as it was."""
-    rest = network.rest_of_prefix(cut)
+    rest = network.remaining_prefix(cut)
     before = [tensor.clone() for tensor in tensors]
     with torch.inference_mode():
         outputs = Runner(rest).run(tensors, leaf_values(rest, network.prefix.tensors))

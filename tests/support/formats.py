@@ -14,7 +14,7 @@ from frostline.core import Samples
 from frostline.datasets.formats.base import stable_ids
 from frostline.datasets.formats.ready_format import ReadyFormat
 from frostline.datasets.ready.layout import LAYOUT, TABLE, Layout, ReadyPart, masks_beside, object_name, table_file
-from frostline.datasets.ready.masks import MaskPlaces
+from frostline.datasets.ready.masks import MaskLocations
 from frostline.preprocess import Applied
 from frostline.stores.base.urls import object_url
 from frostline.stores.cql.writing import TableSample
@@ -150,7 +150,7 @@ def put_masked_ready(store, examples):
         samples=samples,
         names=names,
         skipped=(),
-        masks=MaskPlaces.of(masks) if any(masks) else None,
+        masks=MaskLocations.of(masks) if any(masks) else None,
         masks_sha256=hashlib.sha256(b"".join(masks)).hexdigest() if any(masks) else "",
     )
     store.write(LAYOUT, json.dumps(layout.to_json()).encode())

@@ -171,7 +171,7 @@ def is_idle(node):
     """Nothing is in work and nothing but weights is reserved."""
     statistics = node.statistics()
     reserved = [pool.reserved_bytes for name, pool in statistics.memory.items() if name != "weights"]
-    return statistics.requests_in_work == 0 and not any(reserved)
+    return statistics.requests_in_progress == 0 and not any(reserved)
 
 
 def within_budget(node):

@@ -30,8 +30,8 @@ def a_profile(cuts, *, slowness=1.0, read_s=0.0, **changes):
             spread_s=0.0002,
             fixed_bytes=3_000_000 + 600_000 * cut.number,
             bytes_per_sample=6_000_000,
-            rest_fixed_bytes=18_000_000 - 600_000 * cut.number,
-            rest_bytes_per_sample=6_000_000,
+            remaining_fixed_bytes=18_000_000 - 600_000 * cut.number,
+            remaining_bytes_per_sample=6_000_000,
         )
         for cut in cuts
     ]

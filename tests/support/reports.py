@@ -4,7 +4,7 @@ import math
 
 from frostline.core import Skipped
 from frostline.events import Replanned
-from frostline.training.report.report import Report, WayTaken, Whereabouts
+from frostline.training.report.report import Report, RouteUsage, WorkLocation
 from support.plans import a_plan
 
 
@@ -18,7 +18,7 @@ def a_report(**changes):
         "started": "2026-11-21 09:30 UTC",
         "seconds": 41.7,
         "epochs": epochs,
-        "kept_epoch": epochs,
+        "head_epoch": epochs,
         "samples": 833 * epochs,
         "train_samples": 833,
         "val_samples": 208,
@@ -32,8 +32,8 @@ def a_report(**changes):
         "baseline_wire_bytes": 611_202_300,
         "plan": a_plan(),
         "ways": (
-            WayTaken(cut=0, codec="exact", name="encoded image", samples=620),
-            WayTaken(cut=24, codec="sparse", name="blocks.24.bn2", samples=421),
+            RouteUsage(cut=0, codec="exact", name="encoded image", samples=620),
+            RouteUsage(cut=24, codec="sparse", name="blocks.24.bn2", samples=421),
         ),
         "accuracy": "int8",
         "codec_error": 0.0062,
@@ -48,7 +48,7 @@ def a_report(**changes):
         ),
         "predicted_samples_per_s": 73.8,
         "measured_samples_per_s": 70.1,
-        "stalls_s": 12.4,
+        "stall_s": 12.4,
         "stages": {
             "store: read": 0.9,
             "store: decode": 7.3,
@@ -59,9 +59,9 @@ def a_report(**changes):
             "waiting for batches": 12.4,
         },
         "where": (
-            Whereabouts(part="read, decode", where="node 127.0.0.1:7070"),
-            Whereabouts(part="features → avgpool", where="node 127.0.0.1:7070, CPU"),
-            Whereabouts(part="classifier", where="trainer, CPU"),
+            WorkLocation(part="read, decode", where="node 127.0.0.1:7070"),
+            WorkLocation(part="features → avgpool", where="node 127.0.0.1:7070, CPU"),
+            WorkLocation(part="classifier", where="trainer, CPU"),
         ),
         "skipped": (Skipped(id=1234567890123, object="glass/broken 7.jpg", reason="the image ends too early"),),
         "settings": {"batch size": 64, "seed": 0, "until": "features", "val share": 0.2, "near": None},

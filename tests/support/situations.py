@@ -37,7 +37,7 @@ def profile(seconds, *, hardware="cpu", per_sample=MB, rest=0, **changes):
             spread_s=0.0,
             fixed_bytes=MB,
             bytes_per_sample=per_sample,
-            rest_bytes_per_sample=rests[number],
+            remaining_bytes_per_sample=rests[number],
         )
         for number, second in enumerate(seconds)
     )

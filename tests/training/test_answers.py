@@ -46,7 +46,7 @@ def test_more_of_anything_is_never_slower_beyond_the_noise(what_if):
     ))  # fmt: skip
 
 
-def test_what_is_otherwise_is_said_beside_what_was_measured():
+def test_shows_assumed_figures_beside_measured_ones():
     what_if = WhatIf(bandwidth=125e6, store_speed=0.5, trainer_speed=2, nodes=4, epochs=1)
     assert ask(a_situation(), Question(what_if=what_if)).what_if == (
         "a link of 125 MB/s, measured were 5.00 MB/s",
@@ -64,7 +64,7 @@ def test_later_epochs_come_from_the_cache():
     assert relative(found.plan, found.as_measured) > 5
 
 
-def test_every_rule_stands_beside_the_best_one():
+def test_shows_every_rule_beside_the_best_one():
     found = ask(a_situation(), Question(policy=ALL_POLICIES))
     assert [rule.policy for rule in found.rules] == list(POLICIES)
     assert found.plan == found.rules[0]

@@ -17,7 +17,7 @@ import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE
 from frostline.errors import SettingError
-from frostline.events import Counted
+from frostline.events import ProgressMade
 from frostline.node.process.subprocess import start_node
 from frostline.training.extract.extract import extract
 from frostline.training.extract.feature_files import check_suffix
@@ -105,7 +105,7 @@ class Stopped(Exception):
 
 def stop_after(rows):
     def observe(event):
-        if isinstance(event, Counted) and event.total and event.done >= rows:  # a listing knows no total
+        if isinstance(event, ProgressMade) and event.total and event.done >= rows:  # a listing knows no total
             raise Stopped
 
     return observe
@@ -124,7 +124,7 @@ def stopped(folder, node, whole, tmp_path_factory):
 
 
 @pytest.mark.parametrize("damage", [None, "cut", "flipped", "gone"])
-def test_what_was_made_before_is_taken_up_if_it_is_whole(folder, node, whole, stopped, tmp_path, damage):
+def test_reuses_complete_files_of_an_earlier_run(folder, node, whole, stopped, tmp_path, damage):
     out = tmp_path / "f.parquet"
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     [folder_of_parts] = tmp_path.iterdir()
@@ -175,7 +175,7 @@ def test_samples_that_cannot_be_read_have_no_row_also_where_a_part_is_of_them_al
     assert np.array_equal(features(table), features(whole)[kept])
 
 
-def test_a_killed_extraction_goes_on_over_two_nodes_of_which_one_dies(folder, node, whole, tmp_path):
+def test_resumes_a_killed_extraction_over_two_nodes_though_one_dies(folder, node, whole, tmp_path):
     out = tmp_path / "f.parquet"
     size = 2 * features(whole)[0].nbytes
     verb = [sys.executable, "-c", "from frostline.cli import main; main()", "extract", "--data", str(folder)]
@@ -188,7 +188,7 @@ def test_a_killed_extraction_goes_on_over_two_nodes_of_which_one_dies(folder, no
     with start_node((fl.Dataset(folder).url,), NodeSettings(memory_bytes=512 << 20)) as dying:
 
         def observe(event):
-            if isinstance(event, Counted) and event.total:
+            if isinstance(event, ProgressMade) and event.total:
                 os.kill(dying.pid, signal.SIGKILL) if dying.pid else None
 
         small = {"samples_per_request": 8, "requests_in_flight": 2, "window_bytes": 1 << 16}

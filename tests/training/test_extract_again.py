@@ -10,7 +10,7 @@ from PIL import Image
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.events import Counted
+from frostline.events import ProgressMade
 from frostline.node.process.subprocess import start_node
 from frostline.training.extract.extract import extract
 from frostline.training.extract.previous import Previous
@@ -90,7 +90,7 @@ def test_a_run_that_was_stopped_is_taken_up_and_the_file_from_before_stays_until
         os.utime(path, ns=(1, 1))
 
     def stop(event):
-        if isinstance(event, Counted) and event.total and event.done > len(fl.Dataset(images)) - 6:
+        if isinstance(event, ProgressMade) and event.total and event.done > len(fl.Dataset(images)) - 6:
             raise Stopped
 
     few = {"samples_per_request": 1, "requests_in_flight": 1, "window_bytes": 1}

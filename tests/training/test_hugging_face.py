@@ -152,7 +152,7 @@ def test_without_a_network_and_a_cache_the_files_to_bring_are_named():
 
 
 @pytest.mark.parametrize("name", ["hf:nowhere", "hf:./not/here", "hf:a/b/c"])
-def test_what_is_neither_a_folder_nor_a_name_is_said_so(name):
+def test_explains_a_value_that_is_neither_a_folder_nor_a_name(name):
     with pytest.raises(UnknownModel, match="hf:OWNER/NAME"):
         load_model(name, classes=2)
 
@@ -163,7 +163,7 @@ def read(tmp_path, **says):
     return processor_of(file)
 
 
-def test_a_processor_is_said_in_steps(tmp_path):
+def test_reports_processor_time_in_steps(tmp_path):
     found = read(tmp_path)
     decode, resize, crop, normalise = found.preprocess.steps
     assert (decode, resize, crop) == (Decode(), Resize(shorter=36, filter="bicubic"), CenterCrop(size=SIDE))
@@ -193,7 +193,7 @@ def test_images_are_squeezed_where_the_processor_says_so(says, steps, tmp_path):
     assert found.otherwise == ()
 
 
-def test_a_filter_that_steps_do_not_have_is_said_in_a_sentence(tmp_path):
+def test_refuses_an_unknown_resampling_filter(tmp_path):
     [reason] = read(tmp_path, resample=1).otherwise
     assert "resized by filter 1" in reason
 

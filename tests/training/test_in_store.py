@@ -22,12 +22,12 @@ from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.errors import (
     BadRequest,
+    Forbidden,
     NodeUnreachable,
-    NotAllowed,
     OverBudget,
     Overloaded,
     SettingError,
-    Unidentified,
+    Unauthenticated,
     UnknownPrefix,
     UnknownTraining,
     UnsafeArtifact,
@@ -166,7 +166,7 @@ def test_on_photographs_the_head_of_a_pretrained_network_learns_the_same(photogr
     assert received < sum(tensor.nbytes for tensor in came.values()) + 20_000
 
 
-def test_a_loop_of_ones_own_is_told_where_to_go(folder, idle):
+def test_tells_a_custom_training_loop_what_to_call(folder, idle):
     with (
         fl.offload(
             frozen(), fl.Dataset(folder), preprocess=tiny_preprocess(), near=idle.url, policy="all_in_store"
@@ -190,13 +190,13 @@ def test_a_node_trains_only_where_its_operator_allows_it(folder, assignment):
     with (
         Node(NodeSettings(memory_bytes=1 << 28), (str(folder),)) as closed,
         served(closed) as url,
-        pytest.raises(NotAllowed, match="--allow-training"),
+        pytest.raises(Forbidden, match="--allow-training"),
         training(url, assignment),
     ):
         pass
 
 
-def test_a_second_training_is_told_to_wait_and_the_first_leaves_what_it_learned(assignment, idle):
+def test_a_second_training_waits_and_the_first_keeps_its_result(assignment, idle):
     endless = replace(assignment, recipe=ENDLESS)
     with training(idle.url, endless) as first:
         assert next(iter(first))["event"] != "failed"
@@ -351,7 +351,7 @@ def with_value(*path, value):
         (with_value("format", value=99), UnsafeArtifact, "format 99"),
     ],
 )
-def test_what_a_stranger_planted_is_refused_before_anything_runs(assignment, change, error, sentence):
+def test_refuses_planted_files_before_anything_runs(assignment, change, error, sentence):
     with pytest.raises(error, match=sentence):
         check_assignment(read_assignment(tampered(assignment, change)), 1 << 30)
 
@@ -365,7 +365,7 @@ def test_a_head_that_would_take_more_than_there_is_is_refused_with_the_figure(as
     until(lambda: not trainers_of(idle.pid))
 
 
-def test_the_copy_of_the_best_head_counts_as_memory_where_one_is_put_aside(assignment):
+def test_counts_the_copy_of_the_best_head_as_memory(assignment):
     def minimum(recipe):
         asked = replace(assignment, recipe=recipe)
         low, high = 0, 1 << 30
@@ -382,7 +382,7 @@ def test_the_copy_of_the_best_head_counts_as_memory_where_one_is_put_aside(assig
     assert minimum(Recipe(batch_size=6)) - minimum(Recipe(epochs=2, batch_size=6)) == copied > 0
 
 
-def test_what_is_no_training_is_refused(assignment, idle):
+def test_refuses_an_invalid_training(assignment, idle):
     with pytest.raises(UnsafeArtifact, match="safetensors"), training(idle.url, assignment, b"\x80\x04cos\nsystem\n"):
         pass
     with pytest.raises(UnknownPrefix), training(idle.url, replace(assignment, prefix="0" * 64)):
@@ -395,7 +395,7 @@ def test_a_training_is_its_tenants_own(folder, assignment):
     tenant = TenantSettings(name="vision", token_sha256=hashlib.sha256(b"open-sesame").hexdigest(), sees_all=True)
     settings = NodeSettings(memory_bytes=1 << 28, allow_training=True, tenants=(tenant,))
     with Node(settings, (str(folder),)) as node, served(node) as url:
-        with pytest.raises(Unidentified), closing(HttpTransport(url)) as nobody:
+        with pytest.raises(Unauthenticated), closing(HttpTransport(url)) as nobody:
             nobody.train(assignment.prefix, write_assignment(assignment)).__enter__()
         with training(url, assignment, settings=LoaderSettings(token="open-sesame")) as one:
             assert list(one)[-1]["event"] == "trained"

@@ -7,7 +7,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadKept, StepFinished
+from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadSelected, StepFinished
 from frostline.training.report.report import Record
 from frostline.wire.recipes import Recipe
 from support.loops import a_loop, digits, divided
@@ -45,7 +45,7 @@ def test_training_ends_when_held_out_loss_falls_no_more_and_the_best_head_is_kep
     loop.run()
     losses = [score.loss for score in record.scores]
     assert 5 < len(losses) < 100
-    assert record.kept == HeadKept(epoch=losses.index(min(losses)), epochs=len(losses))
+    assert record.kept == HeadSelected(epoch=losses.index(min(losses)), epochs=len(losses))
     assert len(losses) - 1 - record.kept.epoch == 5
     best = record.scores[record.kept.epoch]
     assert scored(head, held_out) == pytest.approx((best.loss, best.scores["accuracy"]), abs=1e-6)
@@ -74,7 +74,7 @@ def test_epochs_are_few_where_they_are_dear_and_nothing_is_chosen_by_a_test(reci
     assert isinstance(events[0], EpochsChosen)
     assert events[0].epochs == epochs
     assert sum(isinstance(event, Evaluated) for event in events) == epochs
-    assert not any(isinstance(event, HeadKept) for event in events)
+    assert not any(isinstance(event, HeadSelected) for event in events)
 
 
 @pytest.mark.parametrize("kind", [StepFinished, EpochTrained, Evaluated])
@@ -91,7 +91,7 @@ def test_whatever_ends_it_early_leaves_the_best_head_that_was_scored(kind):
     with pytest.raises(KeyboardInterrupt):
         loop.run()
     losses = [score.loss for score in record.scores]
-    assert record.kept == HeadKept(epoch=losses.index(min(losses)), epochs=len(losses))
+    assert record.kept == HeadSelected(epoch=losses.index(min(losses)), epochs=len(losses))
     assert scored(head, held_out)[0] == pytest.approx(min(losses), abs=1e-6)
 
 

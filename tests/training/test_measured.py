@@ -21,7 +21,7 @@ def a_job(**changes):
     return JobSettings(**{"data": "s3://photos/waste", "model": "timm:resnet18", "until": "features", **changes})
 
 
-def test_what_was_kept_is_found_and_gives_the_same_plan():
+def test_a_kept_measurement_gives_the_same_plan():
     measured = just_measured(a_job(), a_situation(accuracy=0.01), fallback="it branches on values")
     path = keep(measured)
     found = find(a_job())
@@ -59,7 +59,7 @@ def test_a_measurement_answers_only_for_what_it_was_made_for(changes):
     assert find(a_job(**changes)) is None
 
 
-def test_what_a_situation_does_not_depend_on_does_not_part_measurements():
+def test_shares_measurements_across_irrelevant_differences():
     near = "http://store-1:7070"
     keep(just_measured(a_job(near=near), a_situation()))
     asked = a_job(near=f"{near}/", cut=3, loader=LoaderSettings(skip_allowance=0.5), node=NodeSettings(device="cuda"))
@@ -67,7 +67,7 @@ def test_what_a_situation_does_not_depend_on_does_not_part_measurements():
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"situation": {}}', '{"situation": {"cuts": 3}}'])
-def test_a_file_that_cannot_be_read_is_none(text):
+def test_treats_an_unreadable_file_as_absent(text):
     path = keep(just_measured(a_job(), a_situation()))
     path.write_text(text)
     assert find(a_job()) is None

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
 
 from frostline.errors import BadRequest, SettingError
-from frostline.events import Evaluated, HeadKept
+from frostline.events import Evaluated, HeadSelected
 from frostline.ordering import Order
 from frostline.training.loop import Thawed
 from frostline.training.objective import objective_of
@@ -182,7 +182,7 @@ def test_patience_ends_epochs_that_were_asked_for_and_keeps_the_best_head():
     loop.run()
     losses = [score.loss for score in record.scores]
     assert len(losses) < 60
-    assert record.kept == HeadKept(epoch=losses.index(min(losses)), epochs=len(losses))
+    assert record.kept == HeadSelected(epoch=losses.index(min(losses)), epochs=len(losses))
     assert len(losses) - 1 - record.kept.epoch == 2
 
 

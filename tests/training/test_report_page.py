@@ -10,7 +10,7 @@ from frostline.core.units import in_percent
 from frostline.events import Replanned
 from frostline.profiles import Trial
 from frostline.training.report.page import render_page
-from frostline.training.report.report import WayTaken, Whereabouts
+from frostline.training.report.report import RouteUsage, WorkLocation
 from support.pages import (
     HOSTILE,
     asks_for_nothing,
@@ -31,7 +31,7 @@ def a_long_report(epochs=100, steps_per_epoch=400):
     return a_report(
         losses=losses,
         epochs=epochs,
-        kept_epoch=61,
+        head_epoch=61,
         epoch_losses=tuple(1 / (1 + epoch) + 0.6 for epoch in range(epochs)),
         val_losses=val_losses,
         val_accuracies=tuple(1.2 - loss for loss in val_losses),
@@ -49,10 +49,10 @@ def a_hostile_report():
         classes=(HOSTILE,),
         plan=a_plan(1, names={1: HOSTILE}, refused=HOSTILE),
         fallback=HOSTILE,
-        ways=(WayTaken(cut=1, codec=HOSTILE, name=HOSTILE, samples=1),),
+        ways=(RouteUsage(cut=1, codec=HOSTILE, name=HOSTILE, samples=1),),
         replans=(Replanned(at_s=1.0, samples=1, before=HOSTILE, after=HOSTILE, reason=HOSTILE),),
         stages={HOSTILE: 1.0},
-        where=(Whereabouts(part=HOSTILE, where=HOSTILE),),
+        where=(WorkLocation(part=HOSTILE, where=HOSTILE),),
         skipped=(Skipped(id=7, object=HOSTILE, reason=HOSTILE),),
         settings={HOSTILE: [HOSTILE]},
         versions={HOSTILE: HOSTILE},
@@ -119,7 +119,7 @@ def test_the_page_shows_the_engines_that_were_tried_what_they_lose_and_why_not()
     assert "Engines that the node tried" not in render_page(a_report())
 
 
-def test_a_hundred_epochs_draw_as_small_as_five_and_the_one_that_was_kept_stands_out():
+def test_draws_a_hundred_epochs_as_small_as_five_and_highlights_the_kept_one():
     long, short = render_page(a_long_report()), render_page(a_report())
     assert len(long) < len(short) + 100_000
     [table] = re.findall(r"<thead><tr><th scope=\"col\">epoch</th>.*?</table>", long, re.DOTALL)
@@ -133,7 +133,7 @@ def test_the_page_says_what_was_held_out_and_what_set_up_took():
     page = render_page(a_long_report())
     for words in ("which also chose the epoch", "The head of epoch 61 was kept", "3.20 s", "4.56 s", "100 epochs"):
         assert words in page
-    assert "was kept" not in render_page(a_report(kept_epoch=5))
+    assert "was kept" not in render_page(a_report(head_epoch=5))
 
 
 def test_a_browser_shows_the_figures_and_every_cut(tmp_path):

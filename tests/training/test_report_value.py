@@ -13,8 +13,8 @@ def test_a_report_is_plain_json_with_every_promised_field():
     value = json.loads(json.dumps(a_report().to_json(), allow_nan=False))
     promised = {
         "val_accuracy", "losses", "seconds", "samples", "epochs", "wire_bytes", "baseline_wire_bytes", "plan",
-        "stalls_s", "skipped", "bytes_ratio", "stall_share", "stages", "where", "interrupted", "ways", "accuracy",
-        "codec_error", "replans", "setup_s", "first_step_s", "kept_epoch", "held_out",
+        "stall_s", "skipped", "bytes_ratio", "stall_share", "stages", "where", "interrupted", "ways", "accuracy",
+        "codec_error", "replans", "setup_s", "first_step_s", "head_epoch", "held_out",
         "predicted_samples_per_s", "measured_samples_per_s", "fallback",
     }  # fmt: skip
     assert promised <= value.keys()
@@ -35,12 +35,12 @@ def test_the_ratio_is_how_many_times_fewer_bytes_crossed():
 
 
 def test_the_share_of_stalls_is_of_the_time_after_set_up():
-    assert a_report(seconds=45.0, setup_s=5.0, stalls_s=10.0).stall_share == 0.25
-    assert a_report(seconds=40.0, stalls_s=10.0).stall_share == 0.25
-    assert a_report(seconds=0.0, stalls_s=0.0).stall_share == 0
+    assert a_report(seconds=45.0, setup_s=5.0, stall_s=10.0).stall_share == 0.25
+    assert a_report(seconds=40.0, stall_s=10.0).stall_share == 0.25
+    assert a_report(seconds=0.0, stall_s=0.0).stall_share == 0
 
 
-def test_the_plan_is_told_whole_with_what_happened_to_it():
+def test_reports_the_whole_plan_and_its_changes():
     value = json.loads(json.dumps(a_report().to_json(), allow_nan=False))
     assert value["plan"] == a_plan().to_json()
     assert sum(item["share"] for item in value["plan"]["mixture"]) == pytest.approx(1)

@@ -23,7 +23,7 @@ def files_no_longer_than(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_a_sentence_and_leaves_the_old_file_as_it_was(tmp_path):
+def test_reports_a_full_disk_and_keeps_the_old_file(tmp_path):
     path = tmp_path / "report.json"
     write_text(path, "old")
     with files_no_longer_than(4096), pytest.raises(OutOfSpace, match=r"no space left to write .*report\.json"):

@@ -119,7 +119,7 @@ def test_it_asks_for_less_where_less_is_enough_later(before, after):
 
 @SIMULATED
 @given(seed=st.integers(0, 9), spread=st.sampled_from([0.0, 0.2]), **LINKS)
-def test_what_it_keeps_on_a_steady_link_stays_in_a_band(seed, spread, **link):
+def test_keeps_a_steady_number_of_requests_on_a_steady_link(seed, spread, **link):
     run = queues(seed=seed, spread=spread, **link).run(200)
     requests = [item.requests for item in kept(run, 60)]
     assert not requests or max(requests) <= 2.5 * min(requests)

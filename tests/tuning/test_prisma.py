@@ -44,7 +44,7 @@ def test_it_begins_with_one_producer_and_ten_slots():
 
 
 @pytest.mark.parametrize("percent", [0, 30, 60, 79])
-def test_a_buffer_that_is_empty_or_steady_gets_one_more_producer(percent):
+def test_adds_a_producer_where_the_buffer_is_empty_or_steady(percent):
     rule, first, changes = shown([percent] * 11)
     assert len(changes) == 1
     assert rule.setting == Setting(requests=2, window_bytes=first.window_bytes + REQUEST)
@@ -76,7 +76,7 @@ def test_it_latches_where_ours_follows():
 
 
 @pytest.mark.parametrize("round_trip_s", [0.02, 0.05])
-def test_what_was_set_stays(round_trip_s):
+def test_keeps_an_explicit_setting(round_trip_s):
     run = Queues(Steady(Setting(requests=4, window_bytes=1 << 20)), round_trip_s=round_trip_s).run(20)
     assert run.changes == []
     assert {setting for _, setting in run.settings} == {Setting(requests=4, window_bytes=1 << 20)}

@@ -85,7 +85,7 @@ def test_only_floats_that_become_shorter_are_narrowed():
 
 
 @pytest.mark.parametrize("accuracy", ["fp8", "", -0.1, float("nan"), float("inf"), True, None])
-def test_an_accuracy_that_makes_no_sense_is_refused(accuracy):
+def test_refuses_an_invalid_accuracy(accuracy):
     with pytest.raises(SettingError, match="accuracy is"):
         offered(accuracy, is_relu=False, dtypes=["float32"])
 
@@ -110,7 +110,7 @@ def test_minus_zero_and_every_kind_of_nan_stay(codec):
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("shape", [(7, 5, 5), (64, 56, 56), (9, 16), (70_000,), ()])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-def test_a_batch_is_what_its_rows_are_one_by_one(codec, shape, dtype):
+def test_a_batch_equals_its_rows_computed_singly(codec, shape, dtype):
     rows = relu_like(3, shape, dtype=dtype)
     whole, together = there_and_back(rows, codec)
     apart = [there_and_back(rows[row : row + 1], codec) for row in range(3)]
@@ -127,7 +127,7 @@ def test_packing_takes_no_more_than_it_says(codec, rows):
     assert sum(item.body.base is None or item.body.base.nbytes == item.body.nbytes for item in packed.packed) == 1
 
 
-def test_what_is_zero_or_alike_takes_little():
+def test_packs_zeros_and_equal_values_small():
     sizes = {codec: pack(batch(relu_like(8, (32, 14, 14))), codec).nbytes for codec in CODECS if codec != "exact"}
     assert 0.5 < sizes["sparse"] / (8 * 32 * 14 * 14 * 4) < 0.55
     assert sizes["sparse+zstd"] < sizes["sparse+lz4"] < sizes["sparse"]
@@ -201,7 +201,7 @@ def test_the_error_is_that_of_the_worst_sample(codec, size, shape):
 @given(
     hnp.arrays(np.float32, (2, 6), elements=st.floats(-(2**100), 2**100, width=32)), st.sampled_from(["bf16", "int8"])
 )
-def test_errors_are_told_at_any_scale(tensor, codec):
+def test_reports_errors_at_any_scale(tensor, codec):
     packed, got = there_and_back(tensor, codec)
     assert packed.error == pytest.approx(error_of(tensor, got), rel=1e-4)
 
@@ -217,7 +217,7 @@ def test_errors_of_samples_that_have_none():
 
 @pytest.mark.parametrize("codec", LOSSY)
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3.4e38])
-def test_what_a_lossy_codec_cannot_hold_travels_by_its_lossless_twin(codec, value):
+def test_sends_values_that_a_lossy_codec_cannot_hold_losslessly(codec, value):
     tensor = relu_like(3)
     tensor[1, 2, 3, 4] = value
     packed, got = there_and_back(tensor, codec)

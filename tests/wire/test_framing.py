@@ -147,7 +147,7 @@ def test_packed_batches_come_back_as_they_were(codec, rows):
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(["exact", "fp16", "int8", "sparse+zstd", "int8+lz4"], 2)))
-def test_batches_of_one_answer_may_be_packed_each_in_its_own_way(one, other):
+def test_packs_each_batch_of_a_response_by_its_own_codec(one, other):
     names = [one, other, other, one]
     sent = [features(relu(seed=place), codec=name, first=place) for place, name in enumerate(names)]
     got = list(decode(Bytes(stream(*sent))))
@@ -155,7 +155,7 @@ def test_batches_of_one_answer_may_be_packed_each_in_its_own_way(one, other):
         same(mine, its)
 
 
-def test_an_exact_answer_is_one_stream_that_any_reader_of_arrow_reads():
+def test_an_exact_response_is_one_stream_for_any_arrow_reader():
     whole = stream(batch(), batch(first=4))
     reader = pa.ipc.open_stream(whole)
     assert [field.name for field in reader.schema] == ["id", "features_0"]
@@ -273,7 +273,7 @@ def test_scales_that_do_not_fit_are_refused(scale):
 
 
 @pytest.mark.parametrize("error", [b"NaN", b"-1.0", b"Infinity", b"true", b'"a"', b"["])
-def test_an_error_that_makes_no_sense_is_refused(error):
+def test_refuses_an_invalid_error(error):
     sink = pa.BufferOutputStream()
     schema = pa.schema([pa.field("id", pa.int64()), pa.field("features_0", HALVES.type, metadata=says("fp16"))])
     with pa.ipc.new_stream(sink, schema) as writer:

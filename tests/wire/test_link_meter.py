@@ -80,7 +80,7 @@ def test_a_body_counts_from_its_first_byte_to_its_last(bench):
     assert bench.transfers.read() == (100 * KB, 3.0)
 
 
-def test_what_lay_in_the_buffer_before_is_not_counted(bench):
+def test_counts_nothing_that_was_in_the_buffer_before(bench):
     line = bench.line()
     line.come(50 * KB)
     with bench.body(line, 150 * KB):
@@ -118,7 +118,7 @@ def test_seconds_are_counted_once_for_all_connections(bench):
     assert bench.transfers.read() == (200 * KB, 3.0)
 
 
-def test_what_comes_for_a_busy_reader_is_counted_when_it_comes(bench):
+def test_counts_bytes_for_a_busy_reader_as_they_arrive(bench):
     one, busy = bench.line(), bench.line()
     with bench.body(one, 100 * KB):
         one.come(50 * KB)
@@ -132,7 +132,7 @@ def test_what_comes_for_a_busy_reader_is_counted_when_it_comes(bench):
     assert bench.transfers.read() == (100 * KB, 1.0)
 
 
-def test_a_body_under_way_is_told_while_it_is(bench):
+def test_reports_the_bytes_of_a_body_while_it_arrives(bench):
     line = bench.line()
     with bench.body(line, 400 * KB):
         line.come(100 * KB)

@@ -66,7 +66,7 @@ def test_an_unknown_reading_is_refused_naming_it(reading):
         FeatureRequest.from_json({**message().to_json(), "reading": reading})
 
 
-def test_a_profile_request_says_whether_its_job_stops_at_one_cut_which_that_of_an_older_client_does_not():
+def test_a_profile_request_says_whether_its_job_stops_at_a_single_cut():
     value = ProfileRequest(features=message(), only_here=True).to_json()
     assert ProfileRequest.from_json(value).only_here
     del value["only_here"]

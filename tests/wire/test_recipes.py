@@ -20,13 +20,13 @@ def test_the_pass_with_the_lowest_loss_is_kept_and_the_first_of_several(losses, 
 
 
 @given(losses=LOSSES, patience=st.integers(1, 5))
-def test_training_ends_after_so_many_passes_without_a_lower_loss_and_not_before(losses, patience):
+def test_stops_after_the_given_epochs_without_a_lower_loss(losses, patience):
     passes = Passes(maximum=100, patience=patience)
     best = passes.best(losses)
     assert passes.are_over(losses) == (len(losses) - 1 - best >= patience)
 
 
-def test_a_number_of_passes_that_somebody_gave_is_made_whatever_the_losses():
+def test_makes_the_asked_number_of_epochs_whatever_the_losses():
     for keeps in (True, False):
         passes = Recipe(epochs=3).passes(keeps_features=keeps, has_held_out=True)
         assert passes == Passes(maximum=3)
@@ -55,7 +55,7 @@ def test_a_recipe_comes_back_from_its_json(recipe):
 @pytest.mark.parametrize(
     ("name", "value"), [("epochs", 0), ("epochs", "many"), ("epochs", True), ("selects", 1), ("batch_size", None)]
 )
-def test_a_recipe_that_makes_no_sense_is_refused_by_its_field(name, value):
+def test_refuses_an_invalid_recipe_by_its_field(name, value):
     with pytest.raises(BadRequest, match=name):
         Recipe.from_json({**Recipe().to_json(), name: value})
     missing = Recipe().to_json()

@@ -41,7 +41,7 @@ def test_an_answer_that_no_node_wrote_is_judged_by_its_status(status, kind):
 @pytest.mark.parametrize(
     "body", [b"", b"[" * 100_000, b'{"error": "OSError", "message": "x"}', b'{"error": [], "message": 1}']
 )
-def test_a_strange_body_never_chooses_the_class(body):
+def test_an_unknown_body_never_chooses_the_exception_class(body):
     assert type(error_from_answer(400, body)) is Refused
 
 

@@ -15,13 +15,13 @@ from frostline.cli.predict import predict
 from frostline.cli.serve import serve
 from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN
 from frostline.cli.train import train
-from frostline.errors import AccessDenied, BadRequest, FrostlineError, NotAllowed, OverBudget, UserError
+from frostline.errors import AccessDenied, BadRequest, Forbidden, FrostlineError, OverBudget, UserError
 from frostline.version import __version__
 
 __all__ = ("run",)
 
 # What a node or a store refuses and its user can put right: too little --memory, other roots, wrong credentials.
-_USERS = (AccessDenied, BadRequest, NotAllowed, OverBudget)
+_USERS = (AccessDenied, BadRequest, Forbidden, OverBudget)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

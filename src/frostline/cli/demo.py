@@ -8,7 +8,7 @@ from frostline.cli.options import as_json, epochs_option
 from frostline.cli.progress import ProgressBar
 from frostline.cli.summary import finish
 from frostline.core.units import in_bytes
-from frostline.events import Counted, PhaseStarted
+from frostline.events import PhaseStarted, ProgressMade
 from frostline.training.settings import JobSettings, TrainSettings
 
 __all__ = ("demo",)
@@ -52,7 +52,7 @@ def _own_photographs(directory: Path, progress: ProgressBar) -> Path:
     from frostline.demo.photographs import make
 
     progress(PhaseStarted(name="making photographs"))
-    found = make(directory, progress=lambda done, total: progress(Counted(done=done, total=total)))
+    found = make(directory, progress=lambda done, total: progress(ProgressMade(done=done, total=total)))
     click.echo(
         f"{'Made' if found.made else 'Found'} {found.images} photographs in {directory}: seeded views (crop, scale, "
         f"slight rotation) of the {len(found.classes)} photographs that scikit-image and scikit-learn ship, one class "

@@ -168,4 +168,4 @@ def _totals(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "of them under way for another job", f"{cache['joined']:,}"
     yield "of them read", f"{cache['misses']:,}"
     yield "bytes read", f"{totals['bytes_read']:,}"
-    yield "bytes given to jobs", f"{totals['bytes_answered']:,}"
+    yield "bytes given to jobs", f"{totals['bytes_sent']:,}"

@@ -25,7 +25,7 @@ __all__ = (
     "epochs_option",
     "format_option",
     "job_options",
-    "list_here_option",
+    "list_locally_option",
     "list_option",
     "node_options",
     "policy_option",
@@ -60,8 +60,8 @@ list_option = click.option(
     show_default=True,
     help="List the data, or take the manifest that was built last as it is: at once, whatever the number of objects.",
 )
-list_here_option = click.option(
-    "--list-here",
+list_locally_option = click.option(
+    "--list-locally",
     is_flag=True,
     help="List the data with credentials of one's own. Else the node that --near names lists it, but for a folder that "
     "is on this machine as the node is.",
@@ -146,7 +146,7 @@ _DATA = (
         help="Node beside the data; may be repeated, to share the work. dns://SERVICE:PORT stands for all addresses of "
         "a name, file:///PATH for a JSON list; nodes may come and go. Without it one is started for the job.",
     ),
-    list_here_option,
+    list_locally_option,
     click.option(
         "--accuracy",
         type=ACCURACY,

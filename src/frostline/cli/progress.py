@@ -10,29 +10,29 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from frostline.core.units import METRICS, in_rate, in_score
 from frostline.events import (
-    BatchTaken,
-    ColumnsLeft,
-    Counted,
+    BatchDelivered,
+    ColumnsDropped,
     EngineChanged,
     EpochsChosen,
     EpochStarted,
     Evaluated,
     Event,
-    HeadKept,
+    HeadSelected,
     LayersUnfrozen,
-    MeasuringFailed,
+    MeasurementFailed,
+    NodeExcluded,
     NodeFull,
     NodeJoined,
     NodeLeft,
-    NodeLeftOut,
     NodeRestarted,
-    NotAsAsked,
     PhaseStarted,
+    ProgressMade,
     Replanned,
     RequestRetried,
     RunResumed,
     SampleSkipped,
-    SplitsTaken,
+    SetupWarning,
+    SplitsChosen,
     StepFinished,
     Tuned,
     WeightsLoaded,
@@ -92,10 +92,10 @@ class ProgressBar:
                 self._progress.update(self._task, description=event.name, completed=0, total=None)
             case EpochStarted():
                 self._started = time.monotonic() if self._started is None else self._started
-            case BatchTaken():
+            case BatchDelivered():
                 self._samples += event.samples
                 self._stall_s += event.stall_s
-            case Counted():
+            case ProgressMade():
                 self._progress.update(
                     self._task, completed=event.done, total=event.total or None, figures=self._figures()
                 )
@@ -106,22 +106,22 @@ class ProgressBar:
                 self._epoch(event)
             case (
                 EpochsChosen()
-                | HeadKept()
+                | HeadSelected()
                 | LayersUnfrozen()
-                | NotAsAsked()
+                | SetupWarning()
                 | RunResumed()
-                | SplitsTaken()
+                | SplitsChosen()
                 | WeightsLoaded()
             ):
                 self._say(_of_the_job(event))
             case Tuned() if event.is_trial or event.requests == event.requests_before:
                 pass  # what is tried, and bytes alone, would fill the screen
             case (
-                ColumnsLeft()
+                ColumnsDropped()
                 | NodeFull()
                 | NodeJoined()
                 | NodeLeft()
-                | NodeLeftOut()
+                | NodeExcluded()
                 | NodeRestarted()
                 | Replanned()
                 | RequestRetried()
@@ -132,7 +132,7 @@ class ProgressBar:
             case _:
                 self._measured(event)
 
-    def _line(self, event: Counted) -> None:
+    def _line(self, event: ProgressMade) -> None:
         """Say how far it is to whoever reads a log, for a copy may take hours."""
         now = time.monotonic()
         if not self._console.is_terminal and now >= self._line_at + self._line_every_s:
@@ -169,7 +169,7 @@ class ProgressBar:
                 rate = "" if event.samples_per_s is None else f" at {in_rate(event.samples_per_s)} samples/s"
                 error = f"error up to {event.error:.1g}"
                 self._say(f"the node runs the frozen layers by {event.after} from now on{rate} ({error})")
-            case MeasuringFailed():
+            case MeasurementFailed():
                 self._say(f"nothing could be measured for a better plan, and the job goes on: {event.reason}")
             case _:
                 pass
@@ -180,28 +180,28 @@ class ProgressBar:
 
 
 def _of_the_job(
-    event: EpochsChosen | HeadKept | LayersUnfrozen | NotAsAsked | RunResumed | SplitsTaken | WeightsLoaded,
+    event: EpochsChosen | HeadSelected | LayersUnfrozen | SetupWarning | RunResumed | SplitsChosen | WeightsLoaded,
 ) -> str:
     match event:
         case EpochsChosen():
             return f"at most {event.epochs} epochs: {event.reason} (--epochs takes another number)"
-        case HeadKept():
+        case HeadSelected():
             return f"the head of epoch {event.epoch + 1} of {event.epochs} is kept: its held-out loss was the lowest"
         case LayersUnfrozen():
             return (
                 f"{event.layers} is trained too from epoch {event.epoch + 1} on: the frost line is {event.frost_line}"
             )
-        case NotAsAsked():
+        case SetupWarning():
             return f"not as it was asked for: {event.reason}"
         case RunResumed():
             return f"going on after step {event.step:,}, in epoch {event.epoch + 1}"
-        case SplitsTaken():
+        case SplitsChosen():
             return _sides(event) if event.train or event.held_out else ""
         case WeightsLoaded():
             return f"weights of {event.model}: {event.source}"
 
 
-def _sides(event: SplitsTaken) -> str:
+def _sides(event: SplitsChosen) -> str:
     train = f"{f'the split {event.train}, ' if event.train else ''}{event.train_samples:,} samples"
     scored = f"the split {event.held_out}" if event.held_out else "a share of it"
     held_out = f"{scored}, {event.held_out_samples:,} samples" if event.held_out_samples else "nothing"
@@ -209,11 +209,11 @@ def _sides(event: SplitsTaken) -> str:
 
 
 def _in_words(
-    event: ColumnsLeft
+    event: ColumnsDropped
     | NodeFull
     | NodeJoined
     | NodeLeft
-    | NodeLeftOut
+    | NodeExcluded
     | NodeRestarted
     | Replanned
     | RequestRetried
@@ -221,14 +221,14 @@ def _in_words(
     | Tuned,
 ) -> str:
     match event:
-        case ColumnsLeft():
+        case ColumnsDropped():
             return f"there is no place for these columns, which stay with {event.url}: {', '.join(event.columns)}"
         case NodeFull():
             return f"the node is full, asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}"
         case NodeJoined() | NodeLeft():
             gone = "" if isinstance(event, NodeJoined) else f" no more: {event.reason}"
             return f"{event.url} takes part{gone}"
-        case NodeLeftOut():
+        case NodeExcluded():
             return f"{event.url} is left out of what {event.engine} computes: {event.reason}"
         case NodeRestarted():
             return f"the node had died; it was started again at {event.url}"

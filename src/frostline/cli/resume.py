@@ -20,7 +20,7 @@ _FREE = (
     "cache_size",
     "checkpoint_every",
     "device",
-    "list_here",
+    "list_locally",
     "local_tier",
     "local_tier_size",
     "memory",

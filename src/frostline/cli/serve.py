@@ -40,7 +40,7 @@ __all__ = ("serve",)
 )
 @click.option(
     "--open",
-    "open_to_all",
+    "allow_anonymous",
     is_flag=True,
     help="Listen beyond this machine without --tenants: whoever can reach the address may use the node.",
 )
@@ -146,7 +146,7 @@ def serve(
     roots: tuple[str, ...],
     listen: str,
     tenants: Path | None,
-    open_to_all: bool,
+    allow_anonymous: bool,
     batching: str,
     max_requests: int,
     min_upload_rate: int,
@@ -197,7 +197,7 @@ def serve(
         max_operation_s=max_operation,
         engines=None if engines is None else _engines(engines),
         tenants=known,
-        open_to_all=open_to_all,
+        allow_anonymous=allow_anonymous,
         cache_folder=cache_folder,
         cache_bytes=cache_size,
         shared_cache=shared_cache,
@@ -213,7 +213,7 @@ def serve(
     # The inspector first: it is a copy of this process, which has torch and no threads yet.
     with (
         Inspector(fork=True, kept=kept_inspections()) as inspector,
-        closing(take_port(host, port, for_others=bool(known) or open_to_all)) as listening,
+        closing(take_port(host, port, for_others=bool(known) or allow_anonymous)) as listening,
         Node(node, roots, inspector) as running,
     ):
         torch.set_num_threads(node.compute_threads)

@@ -9,7 +9,7 @@ from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table
 from frostline.core import EXACT
 from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_score, in_seconds, in_times
 from frostline.training.report.recipe_words import recipe_in_words
-from frostline.training.report.report import Report, WayTaken
+from frostline.training.report.report import Report, RouteUsage
 
 __all__ = ("finish",)
 
@@ -61,11 +61,11 @@ def _print_report(report: Report, out: Path | None) -> None:
 
 
 def _epochs(report: Report) -> str:
-    kept = "" if report.kept_epoch == report.epochs else f", of which the head of epoch {report.kept_epoch} is kept"
+    kept = "" if report.head_epoch == report.epochs else f", of which the head of epoch {report.head_epoch} is kept"
     return f"{report.epochs} epoch{'' if report.epochs == 1 else 's'}{kept}"
 
 
-def _way(one: WayTaken) -> str:
+def _way(one: RouteUsage) -> str:
     return f"cut {one.cut} ({one.name}{'' if one.codec == EXACT else f', {one.codec}'})"
 
 

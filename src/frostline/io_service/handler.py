@@ -13,7 +13,7 @@ from frostline.core import EXACT, REFERENCE, FeatureBatch
 from frostline.errors import FrostlineError
 from frostline.io_service.byte_limiter import ByteLimiter
 from frostline.io_service.row_cache import Row, RowCache, RowFetch
-from frostline.io_service.sessions import ClientGone
+from frostline.io_service.sessions import ClientDisconnected
 from frostline.transport.protocol import Transport
 from frostline.wire.blocks import Block, RowBlock, is_alike, lay_out
 from frostline.wire.messages import FeatureRequest
@@ -82,7 +82,7 @@ class RequestHandler:
         upstream: to the node.
         row_cache: row cache of all jobs.
         room: bytes under way.
-        deliver: lends and sends rows; raises ``ClientGone`` where nobody takes them.
+        deliver: lends and sends rows; raises ``ClientDisconnected`` where nobody takes them.
     """
 
     request: FeatureRequest
@@ -181,7 +181,7 @@ class RequestHandler:
         """Hand out what came; where nobody takes it any more, go on only for others."""
         try:
             self._hand_out()
-        except ClientGone:
+        except ClientDisconnected:
             self._is_gone.set()
             if not self.row_cache.orphan(flight):
                 raise
@@ -213,7 +213,7 @@ class RequestHandler:
 
     def _check_gone(self) -> None:
         if self._is_gone.is_set():
-            raise ClientGone
+            raise ClientDisconnected
 
 
 class _Fetching:

@@ -12,13 +12,13 @@ from dataclasses import asdict
 from typing import Any
 
 from frostline.config import IoSettings
-from frostline.errors import BadRequest, FrostlineError, NodeUnreachable, Unidentified
+from frostline.errors import BadRequest, FrostlineError, NodeUnreachable, Unauthenticated
 from frostline.io_service.budget import JobBytes
 from frostline.io_service.byte_limiter import ByteLimiter
 from frostline.io_service.handler import Delivered, RequestHandler
 from frostline.io_service.poller import Poller
 from frostline.io_service.row_cache import RowCache
-from frostline.io_service.sessions import ClientGone, Records, Session, hang_up, peer_of, watched_process
+from frostline.io_service.sessions import ClientDisconnected, Records, Session, hang_up, peer_of, watched_process
 from frostline.io_service.shared_memory import shared
 from frostline.transport.protocol import Cancellation, Transport
 from frostline.version import __version__
@@ -33,7 +33,7 @@ class Sender:
     """Lends and sends the blocks of one answer. For one thread.
 
     Attributes:
-        bytes_answered: sent so far.
+        bytes_sent: sent so far.
         bytes_read: bytes of these that were read for this answer.
     """
 
@@ -43,7 +43,7 @@ class Sender:
         self._answer = answer
         self._room = room
         self._block = 0
-        self.bytes_answered = 0
+        self.bytes_sent = 0
         self.bytes_read = 0
 
     def __call__(self, delivered: Delivered) -> None:
@@ -61,18 +61,18 @@ class Sender:
             send(self._socket, says, descriptor=descriptor)
         except OSError as error:
             self._session.back(self._answer, self._block)
-            raise ClientGone from error
+            raise ClientDisconnected from error
         finally:
             os.close(descriptor)
         self._block += 1
-        self.bytes_answered += block.nbytes
+        self.bytes_sent += block.nbytes
         self.bytes_read += delivered.read_bytes
 
     def _lend(self, ticket: int, nbytes: int) -> None:
         self._room.lend(ticket, nbytes)
         try:
             self._session.lend(self._answer, self._block, nbytes)
-        except ClientGone:
+        except ClientDisconnected:
             self._room.give_back(self._session.job, nbytes)
             raise
 
@@ -120,7 +120,7 @@ class IoService:
         self._requests = 0
         self._samples = 0
         self._bytes_read = 0
-        self._bytes_answered = 0
+        self._bytes_sent = 0
         self._started = time.monotonic()
 
     def __enter__(self) -> "IoService":
@@ -160,7 +160,7 @@ class IoService:
                 "requests": self._requests,
                 "samples": self._samples,
                 "bytes_read": self._bytes_read,
-                "bytes_answered": self._bytes_answered,
+                "bytes_sent": self._bytes_sent,
             }
         processes: dict[str, list[int]] = {}
         for session in sessions:
@@ -195,7 +195,7 @@ class IoService:
     def _serve(self, one: socket.socket) -> None:
         """In a thread of the connection."""
         try:
-            with one, suppress(ClientGone, OSError):
+            with one, suppress(ClientDisconnected, OSError):
                 one.settimeout(_HELLO_S)
                 self._greeted(one)
         finally:
@@ -207,7 +207,7 @@ class IoService:
         pid, user = peer_of(one)
         try:
             if user != os.geteuid():
-                raise Unidentified(
+                raise Unauthenticated(
                     f"this I/O service answers processes of user {os.geteuid()}, not of {user}: start one of your own"
                 )
             hello = _received(one)
@@ -318,7 +318,7 @@ class IoService:
                 answering.run()
         finally:
             with self._lock:
-                self._bytes_answered += sender.bytes_answered
+                self._bytes_sent += sender.bytes_sent
                 self._bytes_read += sender.bytes_read
         send(one, {"kind": "end", **self._transfers()})
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from frostline.wire.frames import BACK, CLOSED, RECORD
 
-__all__ = ("ClientGone", "Records", "Session", "hang_up", "peer_of", "watched_process")
+__all__ = ("ClientDisconnected", "Records", "Session", "hang_up", "peer_of", "watched_process")
 
 _CREDENTIALS = struct.Struct("3i")
 _PEER_PIDFD = 77  # SO_PEERPIDFD, from Linux 6.5 on; this Python has no name for it
 _MAX_RECORDS = 4096
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """Whoever asked is not there any more."""
 
 
@@ -53,7 +53,7 @@ class Session:
         """
         with self._lock:
             if self._has_ended:
-                raise ClientGone
+                raise ClientDisconnected
             self._open[one] = abandon
 
     def closed(self, one: socket.socket) -> None:
@@ -69,7 +69,7 @@ class Session:
         """
         with self._lock:
             if self._has_ended:
-                raise ClientGone
+                raise ClientDisconnected
             self._lent[answer, block] = nbytes
 
     def back(self, answer: int, block: int) -> None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from frostline.config import cache_folder
 from frostline.core import EXACT
-from frostline.events import MeasuringFailed, NotAsAsked, PhaseStarted
+from frostline.events import MeasurementFailed, PhaseStarted, SetupWarning
 from frostline.jobs.context import JobContext, asked_of, computed_in_all, keeps_features, shares_cores
-from frostline.jobs.measuring import KeptMeasurements, Measurements, Measuring
+from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring
 from frostline.loaders.epoch.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, fixed, make_plan
 from frostline.planning.whatif import is_worth_measuring, is_worth_trying
@@ -80,10 +80,10 @@ def begin(
     refused = network.refusal(context)
     if refused is not None:
         if context.shipment.refused is None:
-            context.asking.observe(NotAsAsked(reason=f"the node does not run the network: {refused}"))
+            context.asking.observe(SetupWarning(reason=f"the node does not run the network: {refused}"))
         return Beginning(engine=engine, refused=refused)
     health = context.asking(context.transport.health)
-    kept = KeptMeasurements(cache_folder() / "measurements", asked_of(context, health, len(nodes)))
+    kept = MeasurementCache(cache_folder() / "measurements", asked_of(context, health, len(nodes)))
     found, measuring = kept.get(), None
     if found is None:
         only_engine = len(nodes) < 2 and shares_cores(health, context.device)
@@ -105,7 +105,7 @@ def _soon(context: JobContext, measuring: Measuring) -> Measurements | None:
     match measuring.begin(wait_s=_SOON_S):
         case Measurements() as found:
             return found
-        case MeasuringFailed() as failed:
+        case MeasurementFailed() as failed:
             context.asking.observe(failed)
     return None
 
@@ -115,7 +115,7 @@ def _later(
     network: "PartitionedModel",
     nodes: Sequence[str],
     lacking: set[str],
-    kept: KeptMeasurements,
+    kept: MeasurementCache,
     *,
     only_engine: bool,
 ) -> Measuring:

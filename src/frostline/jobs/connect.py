@@ -13,7 +13,7 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
 from frostline.datasets.access import roots_of
 from frostline.errors import EngineNotReady, SettingError
-from frostline.events import Event, NodeJoined, NodeLeft, NotAsAsked, Observer
+from frostline.events import Event, NodeJoined, NodeLeft, Observer, SetupWarning
 from frostline.io_service.client.socket import SCHEME
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
@@ -72,7 +72,7 @@ def reach(
             store_deadline_s=deadline_s,
             follow_links=True,
             trial_niceness=0,
-            trials_here=True,
+            trials_in_process=True,
         )
         embedded = Node(own, roots_of(data))
         stack.callback(embedded.close)
@@ -95,7 +95,7 @@ def _watch(observe: Observer) -> NodeWatch:
     return NodeWatch(
         joined=lambda url: observe(NodeJoined(url=url)),
         left=lambda url, why: observe(NodeLeft(url=url, reason=why)),
-        refused=lambda url, why: observe(NotAsAsked(reason=f"a node is left out, {url}: {why}")),
+        refused=lambda url, why: observe(SetupWarning(reason=f"a node is left out, {url}: {why}")),
     )
 
 

@@ -15,7 +15,7 @@ from frostline.core import Cut, Route, Samples, TensorSpec
 from frostline.datasets import Dataset
 from frostline.datasets.access import steps_left_of
 from frostline.errors import SettingError
-from frostline.events import NotAsAsked
+from frostline.events import SetupWarning
 from frostline.jobs.explanation import Explanation, whereabouts
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
 from frostline.jobs.measuring import Measuring
@@ -358,7 +358,7 @@ class Job:
         options = checked_options({"batch_size": batch_size, **given, **more})
         batch_size = options.pop("batch_size")
         if options.get("data") is None and (mixed := mixed_splits(self._data)) is not None:
-            self._collector(NotAsAsked(reason=mixed))
+            self._collector(SetupWarning(reason=mixed))
         if options.get("map") is not None:
             options["map"] = TravellingFunction(function=options["map"])
         arrays = self._maker.arrays(batch_size, **options)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frostline.errors import FrostlineError
-from frostline.events import BatchTaken, EngineChanged, EpochStarted, Event, MeasuringFailed
+from frostline.events import BatchDelivered, EngineChanged, EpochStarted, Event, MeasurementFailed
 from frostline.file_cache import FileCache
 from frostline.jobs.router import Router
 from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
@@ -19,7 +19,7 @@ from frostline.profiles import Trial
 from frostline.transport.protocol import Cancellation
 from frostline.version import __version__
 
-__all__ = ("KeptMeasurements", "Measure", "Measurements", "Measuring")
+__all__ = ("Measure", "MeasurementCache", "Measurements", "Measuring")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Measurements:
     situation: Situation | None = None
 
 
-class KeptMeasurements:
+class MeasurementCache:
     """``Measurements`` as JSON files in a folder. Whatever cannot be read or written there is measured again.
 
     Args:
@@ -104,9 +104,9 @@ class Measuring:
         self._cancellation = Cancellation()
         self._thread: threading.Thread | None = None
         self._found: Measurements | None = None
-        self._failed: MeasuringFailed | None = None
+        self._failed: MeasurementFailed | None = None
 
-    def begin(self, *, wait_s: float) -> Measurements | MeasuringFailed | None:
+    def begin(self, *, wait_s: float) -> Measurements | MeasurementFailed | None:
         """Begin now, and give what is found if that comes soon; the rest is told later, as by ``found``.
 
         Args:
@@ -120,7 +120,7 @@ class Measuring:
         match event:
             case EpochStarted():
                 self._began, self._computed = self._clock(), 0
-            case BatchTaken() if self._thread is None and self._began is not None:
+            case BatchDelivered() if self._thread is None and self._began is not None:
                 computed = event.samples - event.from_cache
                 self._computed += computed
                 self._samples_left -= computed
@@ -128,7 +128,7 @@ class Measuring:
             case _:
                 pass
 
-    def found(self) -> Measurements | MeasuringFailed | None:
+    def found(self) -> Measurements | MeasurementFailed | None:
         """What was found since this was asked last; None where nothing was."""
         found, self._found = self._found, None
         if found is None:
@@ -174,7 +174,7 @@ class Measuring:
         try:
             self._found = self._measure(self._cancellation, samples_left)
         except FrostlineError as error:  # the job goes on as it is
-            self._failed = MeasuringFailed(reason=str(error))
+            self._failed = MeasurementFailed(reason=str(error))
 
 
 def _follow(found: Measurements, fetcher: Fetcher, router: Router) -> list[Event]:

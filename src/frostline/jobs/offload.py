@@ -15,7 +15,7 @@ from frostline.core import EXACT, FLOAT32, Route, read_as
 from frostline.datasets import Dataset
 from frostline.datasets.access import steps_left_of
 from frostline.errors import EngineNotReady, SettingError
-from frostline.events import NodeLeftOut, NotAsAsked, Observer, PhaseStarted
+from frostline.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
 from frostline.jobs.context import JobContext, tried
@@ -146,7 +146,7 @@ def offload(
 def _left_out(lacking: set[str], observe: Observer, url: str, engine: str, why: EngineNotReady) -> None:
     """Remember and tell of a node that cannot run the engine that was chosen."""
     lacking.add(url)
-    observe(NodeLeftOut(url=url, engine=engine, reason=str(why)))
+    observe(NodeExcluded(url=url, engine=engine, reason=str(why)))
 
 
 def _partitioned(
@@ -161,7 +161,7 @@ def _partitioned(
         model, preprocess, frozen_in_eval=frozen_in_eval, may_shorten=accuracy not in (EXACT, 0)
     )
     for reason in filter(None, (network.parts.fallback, network.not_averaged)):
-        observe(NotAsAsked(reason=reason))
+        observe(SetupWarning(reason=reason))
     return network
 
 

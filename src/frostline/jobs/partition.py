@@ -13,7 +13,7 @@ from frostline.core import Cut, Graph
 from frostline.engines.base.length_runner import LengthRunner
 from frostline.engines.base.runner import Runner, as_array, as_tensor, leaf_values
 from frostline.errors import OverBudget
-from frostline.events import NotAsAsked, Observer, PhaseStarted
+from frostline.events import Observer, PhaseStarted, SetupWarning
 from frostline.jobs.context import JobContext, request_of, some_of, tried
 from frostline.jobs.measuring import Measurements
 from frostline.jobs.situation import agreed, situate
@@ -161,7 +161,7 @@ class PartitionedModel:
         try:
             asking(lambda: transport.put_prefix(shipment.digest, shipment.artifact))
         except OverBudget as error:
-            observe(NotAsAsked(reason=f"the frozen layers run here: {error}"))
+            observe(SetupWarning(reason=f"the frozen layers run here: {error}"))
             return replace(shipment, refused=str(error))
         return shipment
 

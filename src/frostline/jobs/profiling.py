@@ -29,7 +29,7 @@ from frostline.transport.protocol import Transport
 from frostline.version import __version__
 from frostline.wire.messages import FeatureRequest
 
-__all__ = ("KeptProfiles", "LinkSample", "MeasuredPrefix", "ProfileKey", "TrainerProfiler", "measure_link")
+__all__ = ("LinkSample", "MeasuredPrefix", "ProfileCache", "ProfileKey", "TrainerProfiler", "measure_link")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class MeasuredPrefix:
     codecs: tuple[CodecCost, ...]
 
 
-class KeptProfiles:
+class ProfileCache:
     """Measurements as JSON files in a folder. Whatever cannot be read or written there is measured again.
 
     Args:
@@ -177,7 +177,7 @@ class TrainerProfiler:
     codecs: Sequence[str]
     encoded_bytes: float
     device_batch: int
-    kept: KeptProfiles
+    kept: ProfileCache
 
     def profile(self, preprocess: Preprocess, sample: FeatureBatch, samples: Samples, view: View | None) -> Profile:
         """The trainer's profile.
@@ -244,15 +244,15 @@ class TrainerProfiler:
 
 
 def _cost(cut: Cut, engine: TorchEngine, seconds: float, spread_s: float) -> CutCost:
-    here, rest = engine.footprint(cut.number), engine.rest_footprint(cut.number)
+    here, rest = engine.footprint(cut.number), engine.remaining_footprint(cut.number)
     return CutCost(
         number=cut.number,
         seconds=seconds,
         spread_s=spread_s,
         fixed_bytes=engine.weight_bytes + here.fixed_bytes,
         bytes_per_sample=here.bytes_per_sample,
-        rest_fixed_bytes=engine.weight_bytes + rest.fixed_bytes,
-        rest_bytes_per_sample=rest.bytes_per_sample,
+        remaining_fixed_bytes=engine.weight_bytes + rest.fixed_bytes,
+        remaining_bytes_per_sample=rest.bytes_per_sample,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from frostline.core import Cut, FeatureBatch, Route
 from frostline.errors import SettingError
-from frostline.events import BatchTaken, EpochFinished, EpochStarted, Event, Observer, Replanned, WaitingForRows
+from frostline.events import BatchDelivered, EpochFinished, EpochStarted, Event, Observer, Replanned, WaitingForRows
 from frostline.planning import Plan, Situation
 from frostline.planning.replanning import (
     SILENCE_S,
@@ -167,7 +167,7 @@ class Router:
                     self._is_fetching = False
                 case EpochFinished():
                     self._is_fetching = False
-                case BatchTaken():
+                case BatchDelivered():
                     self._taken(event)
                 case WaitingForRows():
                     self._since.waits += 1
@@ -177,7 +177,7 @@ class Router:
                 return self._look()
         return None
 
-    def _taken(self, event: BatchTaken) -> None:
+    def _taken(self, event: BatchDelivered) -> None:
         """The first batch of an epoch fills the pipe and says nothing about its rate: counting begins after it."""
         if not self._is_fetching:
             self._begin()

@@ -10,7 +10,7 @@ from frostline.core import REFERENCE
 from frostline.engines.machine.hardware import free_device_bytes, host_digest
 from frostline.errors import OverBudget
 from frostline.jobs.context import JobContext, computed_in_all, is_alike, keeps_features, request_of, some_of, tried
-from frostline.jobs.profiling import KeptProfiles, TrainerProfiler, measure_link
+from frostline.jobs.profiling import ProfileCache, TrainerProfiler, measure_link
 from frostline.planning import Situation
 from frostline.processors import usable_cores, usable_memory_bytes
 from frostline.profiles import Profile
@@ -53,7 +53,7 @@ def situate(context: JobContext) -> Situation:
             codecs=context.codecs,
             encoded_bytes=mean_bytes,
             device_batch=context.settings.device_batch,
-            kept=KeptProfiles(cache_folder() / "profiles"),
+            kept=ProfileCache(cache_folder() / "profiles"),
         )
         return profiler.profile(context.preprocess, encoded, few, context.view)
 

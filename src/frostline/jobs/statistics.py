@@ -22,15 +22,15 @@ from frostline.core import FeatureBatch, Route, Skipped
 from frostline.datasets.manifest.changes import refusal_of
 from frostline.errors import TooManySkipped
 from frostline.events import (
-    BatchTaken,
+    BatchDelivered,
     EpochFinished,
     Event,
-    NotAsAsked,
     Observer,
     Replanned,
     RequestHedged,
     RequestRetried,
     SampleSkipped,
+    SetupWarning,
     Tuned,
 )
 
@@ -254,7 +254,7 @@ class StatisticsCollector:
                 self._sums["retries"] += 1
             case RequestHedged():
                 self._sums["hedges"] += 1
-            case BatchTaken():
+            case BatchDelivered():
                 self._sums["samples"] += event.samples
                 self._sums["from_cache"] += event.from_cache
                 self._stall_s += event.stall_s
@@ -283,7 +283,7 @@ class StatisticsCollector:
 
 def warn_user(event: Event) -> None:
     """Warn, as Python does, where a job is not made as it was asked for: what happens to events without an observer."""
-    if isinstance(event, NotAsAsked):
+    if isinstance(event, SetupWarning):
         warnings.warn(event.reason, stacklevel=_level_of_caller())
 
 

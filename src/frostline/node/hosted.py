@@ -37,7 +37,9 @@ def main(argument: str) -> int:
 
 def _serve(wanted: dict[str, Any], settings: NodeSettings, inspector: Inspector) -> int:
     try:
-        listening = listen(wanted["host"], wanted["port"], for_others=bool(settings.tenants) or settings.open_to_all)
+        listening = listen(
+            wanted["host"], wanted["port"], for_others=bool(settings.tenants) or settings.allow_anonymous
+        )
         node = Node(settings, tuple(wanted["roots"]), inspector)
     except UserError as error:
         _say({"error": type(error).__name__, "message": str(error)})

@@ -12,7 +12,7 @@ from frostline.core import FeatureBatch
 from frostline.errors import FrostlineError, Unavailable
 from frostline.node import Node
 from frostline.node.request.pipeline import BatchStream
-from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.node.scheduling.memory_pool import Cancelled
 from frostline.node.service.direct_reads import FolderStream
 from frostline.preprocess import Preprocess
 from frostline.profiles import Profile
@@ -57,7 +57,7 @@ class LocalTransport:
         with self._exchange(), cancellation.ends(scope.cancel):
             try:
                 return self._node.profile(wanted, scope=scope)
-            except (Abandoned, CancelledError) as error:
+            except (Cancelled, CancelledError) as error:
                 raise Unavailable("the profile was cancelled, or the node is stopping") from error
 
     def features(self, request: FeatureRequest) -> "LocalResponse":

@@ -307,7 +307,7 @@ def _too_large_for_trainer(cut: Cut, job: _Job) -> str | None:
     budget_bytes, rows = situation.trainer_memory_bytes, situation.trainer_batch
     if budget_bytes is None or cut.number == situation.frost_line.number:
         return None
-    needed_bytes = cost.rest_fixed_bytes + rows * cost.rest_bytes_per_sample
+    needed_bytes = cost.remaining_fixed_bytes + rows * cost.remaining_bytes_per_sample
     if needed_bytes <= budget_bytes:
         return None
     return (

@@ -123,4 +123,4 @@ POLICIES = (BEST, *RULES)
 
 def _rest_memory(cost: CutCost) -> int:
     """Of the trainer, from a cut to the frost line at the training batch."""
-    return cost.rest_fixed_bytes + _BATCH * cost.rest_bytes_per_sample
+    return cost.remaining_fixed_bytes + _BATCH * cost.remaining_bytes_per_sample

@@ -333,7 +333,7 @@ class StateRefusalTests(LoaderTests):
         with pytest.raises(OrderMismatch, match=said):
             self.whole(self.make(job, BATCH, state, shuffle=True))
 
-    def test_what_is_no_state_is_refused(self, job: Job) -> None:
+    def test_refuses_an_invalid_state(self, job: Job) -> None:
         with pytest.raises(OrderMismatch, match="no state of a loader"):
             self.whole(self.make(job, BATCH, {"epoch": 0}, shuffle=True))
 

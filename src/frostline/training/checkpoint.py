@@ -8,7 +8,7 @@ import torch
 
 from frostline.events import Evaluated
 
-__all__ = ("Checkpoint", "Keeper", "random_state", "restore_random_state")
+__all__ = ("Checkpoint", "Checkpointer", "random_state", "restore_random_state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,7 +53,7 @@ class Checkpoint:
         return len(self.losses)
 
 
-class Keeper(Protocol):
+class Checkpointer(Protocol):
     """Keeps checkpoints, and says when one is wanted."""
 
     def is_due(self, step: int, *, ends_epoch: bool) -> bool:

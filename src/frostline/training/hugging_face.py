@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from frostline.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, WeightsMissing
-from frostline.events import NotAsAsked, Observer
+from frostline.events import Observer, SetupWarning
 from frostline.preprocess import Preprocess
 from frostline.preprocess.tokens import TextTokenizer
 from frostline.training.image_processors import processor_of
@@ -135,7 +135,7 @@ def _processed(name: str, folder: Path, observe: Observer) -> Preprocess:
         )
     processor = processor_of(folder / _PROCESSOR)
     for reason in processor.otherwise:
-        observe(NotAsAsked(reason=f"{name}: {reason}"))
+        observe(SetupWarning(reason=f"{name}: {reason}"))
     return processor.preprocess
 
 

@@ -10,9 +10,9 @@ import torch
 
 from frostline.engines.machine.first_calls import settle_kernels
 from frostline.errors import SettingError
-from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadKept, Observer, StepFinished
+from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadSelected, Observer, StepFinished
 from frostline.loaders import Batch
-from frostline.training.checkpoint import Checkpoint, Keeper, random_state, restore_random_state
+from frostline.training.checkpoint import Checkpoint, Checkpointer, random_state, restore_random_state
 from frostline.training.objective import Objective, objective_of
 from frostline.training.optimizers import load_optimizer_state, make_optimizer, make_scheduler, optimizer_state
 from frostline.wire.recipes import Recipe
@@ -79,7 +79,7 @@ class Loop:
         keeps_features: whether a later epoch takes its features from memory or disk.
         observe: told what happens.
         objective: loss and score of the head; those of the classes of the labels by default.
-        keeper: keeps checkpoints; None keeps none.
+        checkpointer: keeps checkpoints; None keeps none.
         thaw: the head of an epoch that has another one than the epoch before it, else None; None for a head that stays.
 
     Raises:
@@ -96,7 +96,7 @@ class Loop:
         keeps_features: bool = False,
         observe: Observer,
         objective: Objective | None = None,
-        keeper: Keeper | None = None,
+        checkpointer: Checkpointer | None = None,
         thaw: Callable[[int], Thawed | None] | None = None,
     ) -> None:
         self._objective = objective or objective_of(label_smoothing=recipe.label_smoothing)
@@ -109,7 +109,7 @@ class Loop:
         settle_kernels()  # an optimiser's first step computes too
         self._parameters = _trained(head)
         self._scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
-        self._keeper = keeper
+        self._checkpointer = checkpointer
         self._thaw = thaw
         self._steps = 0  # of the whole run, where it is known how many there are
         self._samples = 0
@@ -229,9 +229,9 @@ class Loop:
     ) -> None:
         """Keep a checkpoint where one is due: within an epoch with the state of its batches, else between epochs."""
         step = len(self._step_losses)
-        if self._keeper is None or not (is_over or self._keeper.is_due(step, ends_epoch=batches is None)):
+        if self._checkpointer is None or not (is_over or self._checkpointer.is_due(step, ends_epoch=batches is None)):
             return
-        self._keeper.keep(
+        self._checkpointer.keep(
             Checkpoint(
                 epoch=epoch,
                 epoch_steps=0 if batches is None else step - begun,
@@ -279,7 +279,7 @@ class Loop:
         own = self._head.state_dict()
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
-        self._observe(HeadKept(epoch=score.epoch, epochs=len(self._scores)))
+        self._observe(HeadSelected(epoch=score.epoch, epochs=len(self._scores)))
 
     @property
     def _losses(self) -> list[float]:

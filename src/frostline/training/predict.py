@@ -17,7 +17,7 @@ import torch
 
 from frostline.datasets import Dataset
 from frostline.errors import ModelError
-from frostline.events import Counted, Observer, PhaseStarted
+from frostline.events import Observer, PhaseStarted, ProgressMade
 from frostline.loaders import Loader
 from frostline.training.files import writing
 from frostline.training.run_config import RunConfig
@@ -99,7 +99,7 @@ def predict(
             write(table)
             counts.update(_named(table, job.learns))
             samples += len(table)
-            observe(Counted(done=samples, total=len(setup.data)))
+            observe(ProgressMade(done=samples, total=len(setup.data)))
         statistics = setup.job.statistics()
     return Predictions(
         run=str(run),

@@ -13,7 +13,7 @@ from torch import nn
 
 from frostline.datasets import Dataset
 from frostline.errors import FrostlineError, ModelError, SettingError
-from frostline.events import NotAsAsked, Observer, RunResumed
+from frostline.events import Observer, RunResumed, SetupWarning
 from frostline.jobs import Job
 from frostline.loaders import Loader
 from frostline.models.tracing.comparison import kept_buffers
@@ -25,7 +25,7 @@ from frostline.training.objective import Objective, objective_of
 from frostline.training.recipe.lora import merged_state
 from frostline.training.recipe.losses import file_digest
 from frostline.training.recipe.unfreezing import Unfreezing
-from frostline.training.report.report import Record, Report, Whereabouts, versions
+from frostline.training.report.report import Record, Report, WorkLocation, versions
 from frostline.training.run_config import RunConfig
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
@@ -118,7 +118,7 @@ class _Run:
             keeps_features=self._job.keeps_features,
             observe=self._record,
             objective=self._objective(),
-            keeper=self._checkpoints,
+            checkpointer=self._checkpoints,
             thaw=self._stages.thaw,
         )
 
@@ -171,7 +171,7 @@ class _Run:
 
     def _take_up(self, found: Checkpoint | None, damaged: Sequence[str]) -> None:
         if damaged:
-            self._record(NotAsAsked(reason=f"the run goes on from an older checkpoint: {', '.join(damaged)}"))
+            self._record(SetupWarning(reason=f"the run goes on from an older checkpoint: {', '.join(damaged)}"))
         if found is None:
             return
         self._resumed = found
@@ -240,7 +240,7 @@ class _Run:
             setup_s=self._setup_s,
             first_step_s=None if record.first_step_at is None else record.first_step_at - self._began_at,
             epochs=epochs,
-            kept_epoch=epochs if record.kept is None else record.kept.epoch + 1,
+            head_epoch=epochs if record.kept is None else record.kept.epoch + 1,
             held_out=in_words(
                 self._sides.val_split,
                 settings.held_out_share,
@@ -273,9 +273,9 @@ class _Run:
             tunings=statistics.tunings,
             predicted_samples_per_s=None if first_plan is None else _bound(first_plan.samples_per_s),
             measured_samples_per_s=statistics.fetched_per_s,
-            stalls_s=statistics.stall_s,
+            stall_s=statistics.stall_s,
             stages={**seconds, **self._head_stage(), "waiting for a batch": statistics.stall_s},
-            where=tuple(Whereabouts(part=part, where=where) for part, where in explained.where),
+            where=tuple(WorkLocation(part=part, where=where) for part, where in explained.where),
             skipped=statistics.skipped,
             interrupted=self._interrupted,
             resumed_steps=record.resumed_steps,

@@ -40,7 +40,7 @@ class JobSettings:
         until: the last frozen module, or ``features``: all but the classifier.
         near: URL of a node beside the data, or of a list of nodes; None starts one in a process of its own.
         also_near: URLs of further nodes beside the same data; the work is spread over all of them.
-        list_here: list the data with this process's own credentials, though a node could list it.
+        list_locally: list the data with this process's own credentials, though a node could list it.
         weights: safetensors file of the whole network; ``random`` for none; None takes the name's own.
         tokenizer: tokenizer of a network that takes texts (``training.networks.load_model``); None takes the
             network's own.
@@ -77,7 +77,7 @@ class JobSettings:
     split: str | None = None
     near: str | None = None
     also_near: tuple[str, ...] = ()
-    list_here: bool = False
+    list_locally: bool = False
     weights: str | None = None
     tokenizer: str | None = None
     max_length: int | None = None
@@ -104,7 +104,7 @@ class JobSettings:
         hosts, and where it is a folder of this machine beside a node of this machine.
         """
         near = tuple(url for url in (self.near, *self.also_near) if url is not None)
-        if self.list_here or self.format == URLS:
+        if self.list_locally or self.format == URLS:
             return ()
         nodes = listed_nodes(near)
         if any(not url.startswith("http:") for url in nodes):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from frostline.datasets import Dataset
 from frostline.datasets.formats.split_names import scored_among, trained_among
 from frostline.errors import SettingError
-from frostline.events import SplitsTaken
+from frostline.events import SplitsChosen
 from frostline.training.settings import TrainSettings
 from frostline.training.setup import Setup
 from frostline.training.start import chosen_of
@@ -31,9 +31,9 @@ class Sides:
     val_split: str | None = None
 
     @property
-    def taken(self) -> SplitsTaken:
+    def taken(self) -> SplitsChosen:
         """Both of them as an event."""
-        return SplitsTaken(
+        return SplitsChosen(
             train=self.train_split,
             train_samples=len(self.train),
             held_out=self.val_split,

@@ -14,7 +14,7 @@ from frostline.jobs.statistics import JobStatistics
 from frostline.models.freezing import layer_of, unfreeze, used_parameters
 from frostline.training.loop import Thawed
 from frostline.training.recipe.unfreezing import Unfreezing
-from frostline.training.report.report import WayTaken
+from frostline.training.report.report import RouteUsage
 from frostline.training.setup import Setup
 
 __all__ = ("Stages",)
@@ -28,7 +28,7 @@ class _Done:
     """What a job did."""
 
     statistics: JobStatistics
-    ways: tuple[WayTaken, ...]
+    ways: tuple[RouteUsage, ...]
     stages: Mapping[str, float]
 
 
@@ -85,7 +85,7 @@ class Stages:
         """The number of stages that were begun."""
         return len(self._past) + self._is_open
 
-    def done(self) -> tuple[JobStatistics, tuple[WayTaken, ...], Mapping[str, float]]:
+    def done(self) -> tuple[JobStatistics, tuple[RouteUsage, ...], Mapping[str, float]]:
         """What all jobs did: their statistics, the ways of their samples, and the seconds of each part."""
         # Where a stage could not begin, the job before it is closed, and was counted.
         done = [*self._past, _done(self.job)] if self._is_open else self._past
@@ -129,9 +129,9 @@ def _parts(job: Job) -> Mapping[str, float]:
         return {}
 
 
-def _ways(cuts: Sequence[Cut], statistics: JobStatistics) -> tuple[WayTaken, ...]:
+def _ways(cuts: Sequence[Cut], statistics: JobStatistics) -> tuple[RouteUsage, ...]:
     taken = (
-        WayTaken(cut=route.cut, codec=route.codec, name=cuts[route.cut].name, samples=samples)
+        RouteUsage(cut=route.cut, codec=route.codec, name=cuts[route.cut].name, samples=samples)
         for route, samples in statistics.routed
     )
     return tuple(sorted(taken, key=lambda item: -item.samples))

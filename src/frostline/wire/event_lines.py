@@ -8,14 +8,14 @@ from typing import Any
 
 from frostline.errors import BadRequest
 from frostline.events import (
-    BatchTaken,
+    BatchDelivered,
     EpochFinished,
     EpochsChosen,
     EpochStarted,
     EpochTrained,
     Evaluated,
     Event,
-    HeadKept,
+    HeadSelected,
     RequestRetried,
     SampleSkipped,
     StepFinished,
@@ -27,13 +27,13 @@ __all__ = ("event_from_json", "event_to_json", "line_of")
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        BatchTaken,
+        BatchDelivered,
         EpochFinished,
         EpochStarted,
         EpochsChosen,
         EpochTrained,
         Evaluated,
-        HeadKept,
+        HeadSelected,
         RequestRetried,
         SampleSkipped,
         StepFinished,

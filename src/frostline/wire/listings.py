@@ -17,7 +17,7 @@ from frostline.errors import (
     Unavailable,
     UserError,
 )
-from frostline.events import Counted, Event, PhaseStarted
+from frostline.events import Event, PhaseStarted, ProgressMade
 from frostline.wire.refusals import error_from_json, error_to_json
 
 __all__ = (
@@ -157,7 +157,7 @@ def line_of_event(event: Event) -> dict[str, Any] | None:
     match event:
         case PhaseStarted():
             return {"event": "phase", "name": event.name}
-        case Counted():
+        case ProgressMade():
             return {"event": "counted", "done": event.done, "total": event.total}
         case _:
             return None
@@ -169,7 +169,7 @@ def event_from_line(value: dict[str, Any]) -> Event | None:
         case {"event": "phase", "name": str(name)} if name.isprintable():
             return PhaseStarted(name=name[:_MAX_TEXT])
         case {"event": "counted", "done": int(done), "total": int(total)} if _is_count(done) and _is_count(total):
-            return Counted(done=done, total=total)
+            return ProgressMade(done=done, total=total)
         case _:
             return None
 

@@ -8,10 +8,10 @@ from frostline.errors import (
     AccessDenied,
     BadRequest,
     EngineNotReady,
-    EngineUnfit,
+    EngineUnsupported,
+    Forbidden,
     FrostlineError,
     NodeUnreachable,
-    NotAllowed,
     ObjectNotFound,
     OverBudget,
     Overloaded,
@@ -19,8 +19,8 @@ from frostline.errors import (
     StoreError,
     StoreThrottled,
     StoreUnavailable,
+    Unauthenticated,
     Unavailable,
-    Unidentified,
     UnknownPrefix,
     UnknownTraining,
     UnsafeArtifact,
@@ -38,15 +38,15 @@ __all__ = (
 
 TRAVELLING: dict[type[FrostlineError], int] = {
     BadRequest: 400,
-    Unidentified: 401,
+    Unauthenticated: 401,
     AccessDenied: 403,
-    NotAllowed: 403,
+    Forbidden: 403,
     ObjectNotFound: 404,
     UnknownPrefix: 404,
     UnknownTraining: 404,
     EngineNotReady: 409,
     OverBudget: 413,
-    EngineUnfit: 422,
+    EngineUnsupported: 422,
     UnsafeArtifact: 422,
     Overloaded: 429,
     StoreError: 502,
@@ -78,7 +78,7 @@ def error_to_json(error: FrostlineError) -> dict[str, Any]:
 
 def retry_after(error: FrostlineError) -> dict[str, str]:
     """The headers that tell a client what to do: ``Retry-After`` in whole seconds, or how to say who it is."""
-    if isinstance(error, Unidentified):
+    if isinstance(error, Unauthenticated):
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, Overloaded | StoreThrottled):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}

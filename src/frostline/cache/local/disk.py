@@ -48,10 +48,10 @@ class DiskStatistics:
         hits: rows found.
         misses: rows asked for and not found.
         kept: rows written.
-        turned_away: rows that found no room; if it grows, give the cache more bytes.
+        rejected: rows that found no room; if it grows, give the cache more bytes.
         cleared: rows dropped for others, because nobody had asked for their like for a while.
         damaged: rows whose bytes were not those that were written; each counts as a miss too, and is dropped.
-        started_anew: times that the file itself was damaged and left for a new one.
+        resets: times that the file itself was damaged and left for a new one.
         failed: reads and writes that the disk refused; look whether it is full.
     """
 
@@ -60,10 +60,10 @@ class DiskStatistics:
     hits: int = 0
     misses: int = 0
     kept: int = 0
-    turned_away: int = 0
+    rejected: int = 0
     cleared: int = 0
     damaged: int = 0
-    started_anew: int = 0
+    resets: int = 0
     failed: int = 0
 
 
@@ -165,7 +165,7 @@ class FeatureStore:
                 if written is None:
                     break
                 offered, added = offered + len(batch), added + written
-        self._count(turned_away=named - offered)
+        self._count(rejected=named - offered)
         return added
 
     def statistics(self) -> DiskStatistics:
@@ -202,7 +202,7 @@ class FeatureStore:
         if not is_written:
             return None
         self._noted[scope] = self._clock()
-        self._count(kept=added, turned_away=max(0, len(batch) - room), cleared=cleared)
+        self._count(kept=added, rejected=max(0, len(batch) - room), cleared=cleared)
         return added
 
     def _shelf(self, connection: sqlite3.Connection, scope: bytes, row_bytes: int) -> int:
@@ -285,7 +285,7 @@ class FeatureStore:
             self._database.start_anew(number)
         except (OutOfSpace, SettingError):
             self._count(failed=1)
-        self._count(started_anew=1)
+        self._count(resets=1)
 
     def _count(self, **amounts: int) -> None:
         with self._lock:

@@ -38,7 +38,7 @@ class CacheStatistics:
         budget_bytes: the most it may take.
         hits: rows that ``get`` found.
         misses: rows that ``get`` did not find.
-        turned_away: rows that did not fit.
+        rejected: rows that did not fit.
     """
 
     rows: int
@@ -46,7 +46,7 @@ class CacheStatistics:
     budget_bytes: int
     hits: int
     misses: int
-    turned_away: int
+    rejected: int
 
 
 class FeatureCache:
@@ -153,7 +153,7 @@ class FeatureCache:
                 budget_bytes=self._budget_bytes,
                 hits=self._hits,
                 misses=self._misses,
-                turned_away=self._turned_away,
+                rejected=self._turned_away,
             )
 
     def _fit(self, tensors: Tensors) -> None:
@@ -275,7 +275,7 @@ class TieredCache:
     @property
     def has_room(self) -> bool:
         """What is put now is likely to be kept: nothing was turned away yet, or there is a disk."""
-        return self._disk is not None or not self.memory.statistics().turned_away
+        return self._disk is not None or not self.memory.statistics().rejected
 
     def find(self, ids: _Ids) -> CachedIn:
         """Where each of them lies; one on disk may be gone, or found damaged, when it is read."""

@@ -44,14 +44,14 @@ class SharedStatistics:
     Attributes:
         bytes: under the URL, by all nodes, as far as this one knows.
         budget_bytes: most that there may be; what nobody used for long makes room.
-        rows_known: rows whose place is remembered.
+        indexed_rows: rows whose place is remembered.
         hits: rows found there.
         kept: rows written there.
         objects: written there.
         bytes_read: bytes read of values and of lists of keys.
         bytes_written: bytes written of whole objects.
         cleared: objects removed by this node, because nobody had used their like for long and others wanted room.
-        turned_away: rows that found no room there, or came faster than the store takes them.
+        rejected: rows that found no room there, or came faster than the store takes them.
         damaged: rows and lists of keys that are not what was written.
         late: rows for which a request waited in vain; if it grows, the store is too far away.
         failed: calls that the store refused or did not answer.
@@ -59,14 +59,14 @@ class SharedStatistics:
 
     bytes: int = 0
     budget_bytes: int = 0
-    rows_known: int = 0
+    indexed_rows: int = 0
     hits: int = 0
     kept: int = 0
     objects: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
     cleared: int = 0
-    turned_away: int = 0
+    rejected: int = 0
     damaged: int = 0
     late: int = 0
     failed: int = 0
@@ -177,7 +177,7 @@ class SharedStore:
             is_ready = self._known.is_looked_through(scope) and self._known.has_room(scope, len(named))
             known = dict(zip(named, self._known.find(scope, named), strict=True))
         if not is_ready:
-            self._count(turned_away=len(named))
+            self._count(rejected=len(named))
             return
         bodies = zip(keys, RowLayout.of(tensors).bodies(tensors), strict=True)
         new = [(key, sealed(scope + key, body)) for key, body in bodies if key is not None and known[key] is None]
@@ -189,7 +189,7 @@ class SharedStore:
             return SharedStatistics(
                 bytes=self._writer.bytes_there,
                 budget_bytes=self._budget_bytes,
-                rows_known=len(self._known),
+                indexed_rows=len(self._known),
                 **self._counts,
             )
 

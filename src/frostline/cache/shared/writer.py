@@ -88,7 +88,7 @@ class PackedObjectWriter:
             lost = len(rows) if refuses else self._write_buffer.add(scope, rows, self._clock())
             if len(rows) > lost:
                 self._wake()
-        self._count(turned_away=lost)
+        self._count(rejected=lost)
 
     def note(self, scope: bytes) -> None:
         """Have it noted that somebody uses rows of this scope, so that they stay."""
@@ -147,12 +147,12 @@ class PackedObjectWriter:
         packed, data = pack_rows(scope, rows)
         try:
             if self._clock() < self._rests_until_s or not self._has_room(scope, len(data)):
-                self._count(turned_away=len(rows))
+                self._count(rejected=len(rows))
                 return
             self._store.write(packed.name, data)
         except FrostlineError:
             self._failed()
-            self._count(turned_away=len(rows))
+            self._count(rejected=len(rows))
             return
         self._bytes_there += len(data)
         self._count(kept=len(rows), objects=1, bytes_written=len(data))

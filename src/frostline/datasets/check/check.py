@@ -22,7 +22,7 @@ from frostline.datasets.dataset import Dataset
 from frostline.datasets.open import open_samples
 from frostline.datasets.sequential import Workers
 from frostline.errors import ObjectNotFound, SampleError
-from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
+from frostline.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
 from frostline.preprocess import Applied
 from frostline.preprocess.masks import open_mask
 from frostline.preprocess.readable import check_readable
@@ -219,7 +219,7 @@ class _Check:
             self.unreadable.append(sample)
             observe(SampleSkipped(id=sample.id, object=sample.object, reason=sample.reason))
         self.done = piece.stop
-        observe(Counted(done=self.done, total=len(self._data)))
+        observe(ProgressMade(done=self.done, total=len(self._data)))
 
     def next_piece(self, threads: "Workers[Skipped | bytes | None]") -> CheckedRows:
         """Read some hundred samples more."""

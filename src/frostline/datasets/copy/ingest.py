@@ -33,7 +33,7 @@ from frostline.datasets.ready.layout import (
 )
 from frostline.datasets.sequential import Workers, masks_of
 from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
-from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
+from frostline.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
 from frostline.preprocess import Applied, Preprocess
 from frostline.preprocess.applied import steps_left
 from frostline.preprocess.apply import decode_applied
@@ -218,7 +218,7 @@ def _parts(
                 f"{skipped} of {maker.layout.samples} samples cannot be read, and at most {max_skipped} may be left "
                 "out: see which, or allow more with --skip-allowance"
             )
-        observe(Counted(done=maker.layout.rows(number).stop, total=maker.layout.samples))
+        observe(ProgressMade(done=maker.layout.rows(number).stop, total=maker.layout.samples))
     for one_written in written:
         one_written.result()
     return parts, made

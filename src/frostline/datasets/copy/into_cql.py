@@ -20,7 +20,7 @@ from frostline.datasets.copy.scaling import Scaling, check_side
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest.changes import refusing
 from frostline.errors import SettingError, TooManySkipped
-from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
+from frostline.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.cql.writing import TableSample, seal_of
 from frostline.stores.open import open_store
@@ -166,11 +166,11 @@ class _Reader:
             damaged = frozenset(self._table.damaged(asked.names, seals) if self._verify else ())
             unsure = [row for row in range(len(rows)) if row in damaged or not asked.is_there(row, seals[row])]
             self._count(asked, set(range(len(rows))) - set(unsure))
-            self._observe(Counted(done=start + len(rows) - len(unsure), total=total))
+            self._observe(ProgressMade(done=start + len(rows) - len(unsure), total=total))
             lengths = asked.lengths[unsure]
             for some in divided(lengths, max_bytes=_BYTES_AT_ONCE, max_rows=_ROWS_AT_ONCE):
                 yield from self._read(asked, unsure[some.start : some.stop], seals, damaged)
-                self._observe(Counted(done=start + len(rows) - len(unsure) + some.stop, total=total))
+                self._observe(ProgressMade(done=start + len(rows) - len(unsure) + some.stop, total=total))
 
     def _count(self, asked: "_Asked", rows: set[int]) -> None:
         self.samples += len(rows)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.tables import plain
-from frostline.events import ColumnsLeft, Observer
+from frostline.events import ColumnsDropped, Observer
 
 __all__ = ("Metadata", "metadata_in", "say_what_is_left")
 
@@ -31,7 +31,7 @@ def say_what_is_left(source: Dataset, observe: Observer, left: Sequence[str] | N
     """
     columns = metadata_in(source.columns) if left is None else tuple(left)
     if columns:
-        observe(ColumnsLeft(url=source.url, columns=columns))
+        observe(ColumnsDropped(url=source.url, columns=columns))
 
 
 class Metadata:

@@ -26,7 +26,7 @@ from frostline.datasets.dataset import Dataset
 from frostline.datasets.formats.split_names import SPLIT
 from frostline.datasets.manifest.changes import refusing
 from frostline.errors import DataError, ObjectNotFound, SettingError, TooManySkipped
-from frostline.events import Counted, Observer, PhaseStarted, SampleSkipped
+from frostline.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
 from frostline.stores.base.protocols import Entry, ObjectStore, is_other_version
 from frostline.stores.objects.local import FolderStore, is_partial
 from frostline.stores.open import open_store
@@ -200,7 +200,7 @@ class _Copier:
                     f"{skipped} of {len(self._source)} samples cannot be read, and at most {max_skipped} may be left "
                     "out: see which, or allow more with --skip-allowance"
                 )
-            observe(Counted(done=some.stop, total=len(self._source)))
+            observe(ProgressMade(done=some.stop, total=len(self._source)))
         return Repacked(
             url=self._store.url,
             format=self._format,

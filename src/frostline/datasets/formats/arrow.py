@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from frostline.datasets.formats.arrow_batches import ArrowStream, CellPlaces, StreamedBatch
+from frostline.datasets.formats.arrow_batches import ArrowStream, CellPositions, StreamedBatch
 from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
 from frostline.datasets.formats.column_roles import ColumnRoles, labels_said, roles_in
 from frostline.datasets.formats.labels import column_name, joined, labelled
@@ -124,7 +124,7 @@ def _schema_of(schema: pa.Schema, columns: ColumnRoles, entry: Entry) -> pa.Tabl
     """The table of a file without batches."""
     beside = pa.table({name: pa.chunked_array([], schema.field(name).type) for name in _beside(columns)})
     none = np.empty(0, np.int64)
-    places = CellPlaces(offsets=none, lengths=none, valid=none.astype(bool))
+    places = CellPositions(offsets=none, lengths=none, valid=none.astype(bool))
     return _columns(entry, columns, places, beside, 0)
 
 
@@ -147,7 +147,7 @@ def _table(
     return table.filter(pa.array(places.valid))
 
 
-def _columns(entry: Entry, columns: ColumnRoles, places: CellPlaces, beside: pa.Table, row: int) -> pa.Table:
+def _columns(entry: Entry, columns: ColumnRoles, places: CellPositions, beside: pa.Table, row: int) -> pa.Table:
     rows = len(places.offsets)
     said = labels_said(entry.object, columns, beside) if beside.num_columns else pa.nulls(rows, pa.string())
     lists = short_lists(beside, columns.lists)
@@ -166,7 +166,7 @@ def _columns(entry: Entry, columns: ColumnRoles, places: CellPlaces, beside: pa.
 
 
 def _targets(
-    store: Versioned, heads: ThreadPoolExecutor, entry: Entry, images: CellPlaces, masks: CellPlaces
+    store: Versioned, heads: ThreadPoolExecutor, entry: Entry, images: CellPositions, masks: CellPositions
 ) -> dict[str, pa.Array]:
     there = masks.valid & (masks.lengths > 0)
     found = [

@@ -13,7 +13,7 @@ import pyarrow as pa
 from frostline.datasets.formats.ranges import ObjectRanges
 from frostline.errors import DataError
 
-__all__ = ("ArrowStream", "CellPlaces", "StreamedBatch")
+__all__ = ("ArrowStream", "CellPositions", "StreamedBatch")
 
 _PREFIX_BYTES = 8
 # What stands before the stream in a file that can also be entered in its middle, such as Feather's.
@@ -26,7 +26,7 @@ _BODY_LENGTH = 4 + 2 * 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CellPlaces:
+class CellPositions:
     """Where the cells of one column of a batch lie in the file.
 
     Attributes:
@@ -162,7 +162,7 @@ class StreamedBatch:
             column.validate(full=True)
         return column
 
-    def cells(self, path: str) -> CellPlaces:
+    def cells(self, path: str) -> CellPositions:
         """Where the cells of a column of binary values lie.
 
         Args:
@@ -185,7 +185,7 @@ class StreamedBatch:
             raise DataError(_damaged(self._stream.name))
         first = self._start + (self._stream.place_in(self._memory, data) if size else 0)
         valid = np.asarray(column.is_valid()) & np.asarray(inner.is_valid())
-        return CellPlaces(offsets=first + ends[:-1], lengths=np.diff(ends), valid=valid)
+        return CellPositions(offsets=first + ends[:-1], lengths=np.diff(ends), valid=valid)
 
     def _read(self, buffers: Iterable[Any]) -> None:
         # Empty ones lie anywhere.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from frostline.events import Counted, Event, Observer, PhaseStarted
+from frostline.events import Event, Observer, PhaseStarted, ProgressMade
 from frostline.stores.base.listing import Entries
 from frostline.stores.base.protocols import Entry, Listable, Sectioned
 
@@ -41,7 +41,7 @@ def _by_folders(store: Sectioned, observe: Observer) -> list[Entries]:
                 asked.discard(future)  # which holds what it found
                 found.append(Entries.of(future.result()))
                 count += len(found[-1])
-                observe(Counted(done=count, total=0))
+                observe(ProgressMade(done=count, total=0))
         finally:
             threads.shutdown(cancel_futures=True)
     return found
@@ -55,7 +55,7 @@ def _counted(entries: Iterable[Entry], observe: Observer) -> Iterator[Entry]:
     for number, entry in enumerate(entries, 1):
         yield entry
         if number % _SAID_EVERY == 0:
-            observe(Counted(done=number, total=0))
+            observe(ProgressMade(done=number, total=0))
 
 
 def nobody(event: Event) -> None:

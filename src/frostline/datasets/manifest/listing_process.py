@@ -24,7 +24,7 @@ from frostline.datasets.manifest.manifest import Manifest, load_manifest
 from frostline.datasets.manifest.manifest_store import write_manifest
 from frostline.datasets.manifest.named_splits import NamedSplits
 from frostline.errors import FrostlineError, OutOfSpace, OverBudget
-from frostline.events import Counted, Event
+from frostline.events import Event, ProgressMade
 from frostline.ordering import Chosen
 from frostline.stores.base.limits import LinkBounds, StoreLimits
 from frostline.stores.open import ObjectStore, open_store
@@ -200,7 +200,7 @@ class _Teller:
         self._said_at = 0.0
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Counted):
+        if isinstance(event, ProgressMade):
             if event.done > _OBJECTS_A_SAMPLE * self._max:
                 raise _too_many(self._data, f"over {event.done:,} objects", self._max)
             if time.monotonic() < self._said_at + _SAID_EVERY_S:

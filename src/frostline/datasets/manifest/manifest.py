@@ -12,7 +12,7 @@ from frostline.datasets.formats.known import format_named, format_of
 from frostline.datasets.manifest.changes import NO_CHANGES, changes_elsewhere, changes_in_words, listed_elsewhere
 from frostline.datasets.manifest.listing import list_all, nobody
 from frostline.datasets.manifest.manifest_store import ManifestStore, StoredManifest, about_of, listed_in
-from frostline.errors import DataChanged, NotAllowed
+from frostline.errors import DataChanged, Forbidden
 from frostline.events import Observer, PhaseStarted
 from frostline.ordering import Chosen
 from frostline.preprocess import Applied
@@ -91,7 +91,7 @@ def load_manifest(
         observe: told how far the listing is, and what is built.
 
     Raises:
-        NotAllowed: the samples may lie elsewhere, and that is refused.
+        Forbidden: the samples may lie elsewhere, and that is refused.
         DataNotFound: nothing is at the store's URL, or no manifest was built for it where it is not to be listed.
         EmptyDataset: the data has no sample of that format.
         DataChanged: the listing differs from the last one, and that is refused.
@@ -177,7 +177,7 @@ def manifest_of(
 def _check_within(store: ObjectStore, *, is_refused: bool) -> None:
     if not is_refused:
         return
-    raise NotAllowed(
+    raise Forbidden(
         f"{store.url} holds lists of URLs, which may lead to other hosts, and a node asks no others: list this data "
-        "with credentials of your own (--list-here; in Python Dataset without near=)"
+        "with credentials of your own (--list-locally; in Python Dataset without near=)"
     )

@@ -212,7 +212,7 @@ def _refusal(status: int, body: bytes, url: str) -> FrostlineError:
     if status == 404 and b'"error":"Refused"' in body:
         return Refused(
             f"the node at {url} is of a version that does not list data: update it, or list the data with credentials "
-            "of your own (--list-here; in Python Dataset without near=)"
+            "of your own (--list-locally; in Python Dataset without near=)"
         )
     return error_from_answer(status, body)
 

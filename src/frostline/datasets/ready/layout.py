@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core import Samples, Skipped
-from frostline.datasets.ready.masks import MASK_COLUMNS, MaskPlaces
+from frostline.datasets.ready.masks import MASK_COLUMNS, MaskLocations
 from frostline.errors import DataError
 from frostline.preprocess import Applied
 from frostline.preprocess.records import record_bytes, record_stride
@@ -171,7 +171,7 @@ class ReadyPart:
     names: Sequence[str]
     skipped: tuple[Skipped, ...]
     about: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
-    masks: MaskPlaces | None = None
+    masks: MaskLocations | None = None
     masks_sha256: str = ""
 
     @classmethod
@@ -211,7 +211,7 @@ class ReadyPart:
             names=[names[place] for place in places.tolist()],
             skipped=skipped,
             about={name: column.take(pa.array(places)) for name, column in (about or {}).items()},
-            masks=None if masks is None else MaskPlaces.of(masks),
+            masks=None if masks is None else MaskLocations.of(masks),
             masks_sha256=hashlib.sha256(b"".join(masks)).hexdigest() if masks and any(masks) else "",
         )
 
@@ -251,7 +251,7 @@ class ReadyPart:
             names=names,
             skipped=skipped,
             about=_further(table),
-            masks=MaskPlaces.in_table(table),
+            masks=MaskLocations.in_table(table),
             masks_sha256=about.get("masks_sha256", ""),
         )
 
@@ -276,7 +276,7 @@ class ReadyTable:
     samples: Samples
     names: tuple[str, ...]
     about: Mapping[str, pa.ChunkedArray]
-    masks: MaskPlaces | None = None
+    masks: MaskLocations | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -307,7 +307,7 @@ class ReadyTable:
             samples=samples,
             names=tuple(names),
             about=_further(table),
-            masks=MaskPlaces.in_table(table),
+            masks=MaskLocations.in_table(table),
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ("MASK_COLUMNS", "MaskPlaces")
+__all__ = ("MASK_COLUMNS", "MaskLocations")
 
 _OFFSET, _LENGTH = "target_offset", "target_length"
 MASK_COLUMNS = (_OFFSET, _LENGTH)
@@ -16,7 +16,7 @@ MASK_COLUMNS = (_OFFSET, _LENGTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MaskPlaces:
+class MaskLocations:
     """Columns of equal length, one row a sample.
 
     Attributes:

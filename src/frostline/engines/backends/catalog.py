@@ -16,7 +16,7 @@ from frostline.engines.backends.torch_variants import COMPILER, TorchCompiled, T
 from frostline.engines.base.identity import Pixels, calibration_of, levels_of, offer_name
 from frostline.engines.base.protocols import Engine, Footprint
 from frostline.engines.machine.hardware import is_installed
-from frostline.errors import EngineUnfit, nearest
+from frostline.errors import EngineUnsupported, nearest
 from frostline.profiles import PRECISIONS
 
 __all__ = ("OFFERS", "Offer", "absence", "build", "offered")
@@ -84,7 +84,7 @@ def offered(name: str) -> Offer:
         name: name of an offer or an engine.
 
     Raises:
-        EngineUnfit: No offer has that name.
+        EngineUnsupported: No offer has that name.
     """
     return _entry(name).offer
 
@@ -97,7 +97,7 @@ def absence(name: str, device: str) -> str | None:
         device: in torch's words.
 
     Raises:
-        EngineUnfit: No offer has that name.
+        EngineUnsupported: No offer has that name.
     """
     entry = _entry(name)
     kind = torch.device(device).type
@@ -145,18 +145,18 @@ def build(
         checked: see ``EngineRecipe``.
 
     Raises:
-        EngineUnfit: There is no such offer, this machine cannot have it, or it cannot take the network.
+        EngineUnsupported: There is no such offer, this machine cannot have it, or it cannot take the network.
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
     why_not = absence(name, device)
     if why_not is not None:
-        raise EngineUnfit(why_not)
+        raise EngineUnsupported(why_not)
     if levels_of(name) and not _entry(name).offer.takes_pixels:
-        raise EngineUnfit(f"{offer_name(name)} takes no pixels as they are kept")
+        raise EngineUnsupported(f"{offer_name(name)} takes no pixels as they are kept")
     if levels_of(name) and (levels is None or levels.digest != levels_of(name)):
-        raise EngineUnfit(f"{name} takes pixels that mean something else than those of this preprocessing")
+        raise EngineUnsupported(f"{name} takes pixels that mean something else than those of this preprocessing")
     if not _entry(name).holds_16_bits and any(tensor.dtype in _16_BITS for tensor in tensors.values()):
-        raise EngineUnfit(f"{_entry(name).offer.title} computes networks of 16-bit weights in another precision")
+        raise EngineUnsupported(f"{_entry(name).offer.title} computes networks of 16-bit weights in another precision")
     order = EngineRecipe(
         graph=graph,
         cuts=cuts,
@@ -178,7 +178,7 @@ def _entry(name: str) -> _Entry:
     found = next((entry for entry in _ENTRIES if entry.offer.name == offer_name(name)), None)
     if found is None:
         names = [entry.offer.name for entry in _ENTRIES]
-        raise EngineUnfit(f"there is no engine {name!r}{nearest(name, names)}")
+        raise EngineUnsupported(f"there is no engine {name!r}{nearest(name, names)}")
     return found
 
 

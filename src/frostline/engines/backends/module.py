@@ -14,7 +14,7 @@ from frostline.core import Levels
 from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.operators import LOOKUPS, resolve_symbolic
 from frostline.engines.base.runner import Runner
-from frostline.errors import EngineUnfit
+from frostline.errors import EngineUnsupported
 
 __all__ = ("UNCONVERTED", "LevelsModule", "PrefixModule", "converting", "exported", "refuse_lookups")
 
@@ -101,7 +101,7 @@ def exported(order: EngineRecipe, *, dtype: torch.dtype | None = None) -> Export
         dtype: as for ``PrefixModule``.
 
     Raises:
-        EngineUnfit: It reads where its values say, which other engines do not check.
+        EngineUnsupported: It reads where its values say, which other engines do not check.
     """
     refuse_lookups(order)
     example = [
@@ -118,11 +118,11 @@ def refuse_lookups(order: EngineRecipe) -> None:
     """Do nothing if other engines may run the prefix.
 
     Raises:
-        EngineUnfit: It reads where its values say, which other engines do not check.
+        EngineUnsupported: It reads where its values say, which other engines do not check.
     """
     found = {node.op for node in order.graph.nodes[: order.last.after + 1]} & LOOKUPS
     if found:
-        raise EngineUnfit(f"the network uses {min(found)}, which is left to engines that check its indices")
+        raise EngineUnsupported(f"the network uses {min(found)}, which is left to engines that check its indices")
 
 
 @contextmanager
@@ -133,14 +133,14 @@ def converting(engine: str) -> Iterator[None]:
         engine: its title, for the error.
 
     Raises:
-        EngineUnfit: The converter cannot take the network.
+        EngineUnsupported: The converter cannot take the network.
     """
     try:
         with _quiet():
             yield
     except UNCONVERTED as error:
         why = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise EngineUnfit(f"{engine} cannot take this network: {why[:300]}") from error
+        raise EngineUnsupported(f"{engine} cannot take this network: {why[:300]}") from error
 
 
 @contextmanager

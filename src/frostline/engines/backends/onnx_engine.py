@@ -13,7 +13,7 @@ from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.protocols import Arrays
 from frostline.engines.machine.hardware import imported, versions
 from frostline.engines.machine.isolation import tracing
-from frostline.errors import EngineUnfit
+from frostline.errors import EngineUnsupported
 
 __all__ = ("OnnxEngine", "providers")
 
@@ -40,7 +40,7 @@ class OnnxEngine(Converted):
         variant: ``f32`` or ``int8`` on the CPU, narrowed on the order's pixels; ``cuda``; or ``tensorrt``, in 16 bits.
 
     Raises:
-        EngineUnfit: ONNX or ONNX Runtime cannot take the network.
+        EngineUnsupported: ONNX or ONNX Runtime cannot take the network.
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
@@ -54,13 +54,13 @@ class OnnxEngine(Converted):
 
         Raises:
             BadRequest: The inputs are not of the shapes and dtypes that the engine takes.
-            EngineUnfit: ONNX Runtime fails on them.
+            EngineUnsupported: ONNX Runtime fails on them.
         """
         batch = self._order.batch(inputs, cut)
         try:
             outputs = self._session.run(None, {_input(place): array for place, array in enumerate(batch)})
         except UNCONVERTED as error:
-            raise EngineUnfit(f"ONNX Runtime failed on these samples: {str(error)[:300]}") from error
+            raise EngineUnsupported(f"ONNX Runtime failed on these samples: {str(error)[:300]}") from error
         return tuple(np.ascontiguousarray(output) for output in outputs)
 
 
@@ -135,9 +135,9 @@ def _session(order: EngineRecipe, place: Path, variant: str) -> Any:
     try:
         session = runtime.InferenceSession(place / _FILE, options, providers=[*chosen, *beside])
     except UNCONVERTED as error:
-        raise EngineUnfit(f"ONNX Runtime cannot run this network: {str(error)[:300]}") from error
+        raise EngineUnsupported(f"ONNX Runtime cannot run this network: {str(error)[:300]}") from error
     if _PROVIDERS[variant] not in session.get_providers():
-        raise EngineUnfit(f"ONNX Runtime has {_PROVIDERS[variant]} and cannot start it: are its libraries there?")
+        raise EngineUnsupported(f"ONNX Runtime has {_PROVIDERS[variant]} and cannot start it: are its libraries there?")
     return session
 
 

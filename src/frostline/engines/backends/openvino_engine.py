@@ -17,7 +17,7 @@ from frostline.engines.backends.recipe import EngineRecipe
 from frostline.engines.base.protocols import Arrays
 from frostline.engines.machine.hardware import imported, versions
 from frostline.engines.machine.isolation import tracing
-from frostline.errors import EngineUnfit
+from frostline.errors import EngineUnsupported
 
 __all__ = ("OpenVinoEngine", "warm")
 
@@ -38,7 +38,7 @@ class OpenVinoEngine(Converted):
         variant: ``f32``; ``bf16``, the same file computed in 16 bits; or ``int8``, narrowed on the order's pixels.
 
     Raises:
-        EngineUnfit: OpenVINO cannot take the network.
+        EngineUnsupported: OpenVINO cannot take the network.
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
@@ -53,7 +53,7 @@ class OpenVinoEngine(Converted):
 
         Raises:
             BadRequest: The inputs are not of the shapes and dtypes that the engine takes.
-            EngineUnfit: OpenVINO fails on them.
+            EngineUnsupported: OpenVINO fails on them.
         """
         return self.begin(inputs, cut).outputs()
 
@@ -118,7 +118,9 @@ class _Pieces:
         self._wait(self._begun)  # for all that began, also where one failed: they read the batch
         try:
             if self._failure is not None:
-                raise EngineUnfit(f"OpenVINO failed on these samples: {str(self._failure)[:300]}") from self._failure
+                raise EngineUnsupported(
+                    f"OpenVINO failed on these samples: {str(self._failure)[:300]}"
+                ) from self._failure
             tensors = range(self._tensors)
             columns = [[request.get_output_tensor(place).data for request in self._requests] for place in tensors]
             return tuple(np.concatenate(column) for column in columns)
@@ -154,7 +156,7 @@ def _convert(order: EngineRecipe, place: Path) -> None:
     try:
         with _converting():
             model = convert(order)
-    except EngineUnfit:  # it has no rule for an operator as it is: then in more and smaller ones
+    except EngineUnsupported:  # it has no rule for an operator as it is: then in more and smaller ones
         with tracing(), _converting():
             model = ov.convert_model(exported(order))
             shapes = [ov.PartialShape([-1, *shape]) for shape, _ in order.taken]
@@ -173,7 +175,7 @@ def _converting() -> Iterator[None]:
         with converting("OpenVINO"):
             yield
     except failures as error:
-        raise EngineUnfit(f"OpenVINO cannot take this network: {str(error).strip()[-300:]}") from error
+        raise EngineUnsupported(f"OpenVINO cannot take this network: {str(error).strip()[-300:]}") from error
 
 
 def _narrow(order: EngineRecipe, place: Path) -> None:
@@ -226,4 +228,4 @@ def _compiled(order: EngineRecipe, place: Path, precision: str, streams: int) ->
     try:
         return core.compile_model(core.read_model(place / _FILE), "CPU", settings)
     except UNCONVERTED as error:
-        raise EngineUnfit(f"OpenVINO cannot run this network: {str(error)[:300]}") from error
+        raise EngineUnsupported(f"OpenVINO cannot run this network: {str(error)[:300]}") from error

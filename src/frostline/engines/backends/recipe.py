@@ -13,7 +13,7 @@ from frostline.engines.base.identity import Pixels
 from frostline.engines.base.protocols import Arrays, Footprint
 from frostline.engines.base.runner import leaf_values
 from frostline.engines.measure.footprint import dry_run
-from frostline.errors import BadRequest, EngineUnfit
+from frostline.errors import BadRequest, EngineUnsupported
 
 __all__ = ("EngineRecipe",)
 
@@ -59,7 +59,7 @@ class EngineRecipe:
         if self.max_rows < 1 or self.threads < 1:
             raise BadRequest("an engine needs room for one row and one thread at least")
         if self.levels is not None and not self._is_of_images:
-            raise EngineUnfit("the network takes no images of as many channels as its preprocessing gives")
+            raise EngineUnsupported("the network takes no images of as many channels as its preprocessing gives")
 
     @property
     def last(self) -> Cut:
@@ -99,12 +99,12 @@ class EngineRecipe:
         """What to calibrate on.
 
         Raises:
-            EngineUnfit: There is nothing, or the network takes something else.
+            EngineUnsupported: There is nothing, or the network takes something else.
         """
         if self.calibration is None or len(self.calibration) == 0:
-            raise EngineUnfit("8 bits need real samples to be calibrated on, and there are none")
+            raise EngineUnsupported("8 bits need real samples to be calibrated on, and there are none")
         if self.taken != [(self.calibration.shape[1:], str(self.calibration.dtype))]:
-            raise EngineUnfit("8 bits are calibrated on images, and this network takes something else")
+            raise EngineUnsupported("8 bits are calibrated on images, and this network takes something else")
         return self.calibration
 
     def file_name(self, versions: str) -> str:

@@ -80,7 +80,7 @@ class TorchEngine:
         more = self._cuts[cut].bytes_per_sample
         return replace(whole, bytes_per_sample=whole.bytes_per_sample + more)
 
-    def rest_footprint(self, cut: int) -> Footprint:
+    def remaining_footprint(self, cut: int) -> Footprint:
         """Memory of one run from this cut to the frost line, at its peak, without the weights."""
         return self._memory[cut].rest
 

@@ -20,7 +20,7 @@ from frostline.engines.base.protocols import Arrays
 from frostline.engines.base.runner import Runner, as_array, input_tensors
 from frostline.engines.machine.hardware import versions
 from frostline.engines.machine.isolation import tracing
-from frostline.errors import EngineUnfit
+from frostline.errors import EngineUnsupported
 
 __all__ = ("COMPILER", "TorchCompiled", "TorchVariant", "has_compiler")
 
@@ -65,7 +65,7 @@ class TorchVariant(Converted):
 
         Raises:
             BadRequest: The inputs are not of the shapes and dtypes that the engine takes.
-            EngineUnfit: The prefix does not run in this variant.
+            EngineUnsupported: The prefix does not run in this variant.
         """
         given = input_tensors(self._order.batch(inputs, cut), self._device)
         casting = torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not None)
@@ -79,7 +79,7 @@ class TorchVariant(Converted):
                 return tuple(as_array(tensor.to(getattr(torch, kind)).contiguous()) for tensor, kind in declared)
         except (LookupError, RuntimeError, TypeError, ValueError) as error:
             why = str(error).partition("\n")[0]
-            raise EngineUnfit(f"{self.name} cannot run this network: {why}") from error
+            raise EngineUnsupported(f"{self.name} cannot run this network: {why}") from error
 
 
 @contextmanager
@@ -163,7 +163,7 @@ class TorchCompiled(Converted):
         dtype: to compute in, where the operators allow it; None is fp32.
 
     Raises:
-        EngineUnfit: Inductor cannot take the network.
+        EngineUnsupported: Inductor cannot take the network.
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
@@ -180,14 +180,14 @@ class TorchCompiled(Converted):
 
         Raises:
             BadRequest: The inputs are not of the shapes and dtypes that the engine takes.
-            EngineUnfit: The compiled prefix fails on them.
+            EngineUnsupported: The compiled prefix fails on them.
         """
         batch = input_tensors(self._order.batch(inputs, cut), self._device)
         try:
             with torch.inference_mode():
                 tensors = self._call(*batch)
         except UNCONVERTED as error:
-            raise EngineUnfit(f"the compiled network failed on these samples: {str(error)[:300]}") from error
+            raise EngineUnsupported(f"the compiled network failed on these samples: {str(error)[:300]}") from error
         declared = zip(tensors, self._order.last.dtypes, strict=True)
         return tuple(as_array(tensor.to(getattr(torch, kind)).contiguous()) for tensor, kind in declared)
 

@@ -17,7 +17,7 @@ from frostline.engines.backends.catalog import build, offered
 from frostline.engines.base.identity import Pixels, calibrating, judging, levels_of
 from frostline.engines.base.protocols import Engine, Footprint
 from frostline.engines.machine.isolation import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
-from frostline.errors import EngineUnfit, UnsafeArtifact
+from frostline.errors import EngineUnsupported, UnsafeArtifact
 from frostline.profiles import Trial
 from frostline.wire.codecs import relative_error
 
@@ -133,7 +133,7 @@ def try_engine(
     trial = _empty(name, cut)
     try:
         return _tried(subject, trial, reference, clock)
-    except (EngineUnfit, UnsafeArtifact) as error:
+    except (EngineUnsupported, UnsafeArtifact) as error:
         return replace(trial, why_not=str(error))
 
 
@@ -157,7 +157,7 @@ def try_briefly(
     try:
         engine = subject.made(name, cut, trial.threads, pixels)
         trial = alone(partial(_brief, engine, pixels, trial, reference))
-    except (EngineUnfit, UnsafeArtifact) as error:
+    except (EngineUnsupported, UnsafeArtifact) as error:
         return replace(trial, why_not=str(error))
     grown = resident_bytes() - before if can_measure() else 0
     said = engine.footprint(cut)
@@ -191,7 +191,7 @@ def compare_engine(subject: Subject, name: str, cut: int, reference: Arrays) -> 
     try:
         engine = subject.made(name, cut, subject.threads[0])  # on what its name says it was calibrated on
         error = _error(features(engine, judging(pixels), cut), reference)
-    except (EngineUnfit, UnsafeArtifact) as unfit:
+    except (EngineUnsupported, UnsafeArtifact) as unfit:
         return replace(trial, why_not=str(unfit))
     return replace(trial, error=error) if np.isfinite(error) else replace(trial, why_not=_NOT_FINITE)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from frostline.errors import FrostlineError, NodeUnreachable, SettingError, Unidentified
+from frostline.errors import FrostlineError, NodeUnreachable, SettingError, Unauthenticated
 from frostline.wire.frames import PROTOCOL, RECORD, BrokenFrame, Frame, receive, send
 from frostline.wire.refusals import error_from_json
 
@@ -69,7 +69,7 @@ class ServiceSocket:
 
     Raises:
         OSError: No service listens there.
-        Unidentified: The service runs as another user.
+        Unauthenticated: The service runs as another user.
         FrostlineError: The service refuses this process.
     """
 
@@ -139,7 +139,7 @@ class ServiceSocket:
         found = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(found)
         if user != os.geteuid():
-            raise Unidentified(
+            raise Unauthenticated(
                 f"the I/O service at {self._url} is run by user {user}, not by {os.geteuid()}: what it gives cannot be "
                 "trusted; start one of your own with frostline io"
             )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from frostline.core import TensorSpec, View
 from frostline.datasets.select.target_columns import TargetColumns
 from frostline.errors import OrderMismatch, SettingError
-from frostline.events import BatchTaken, EpochFinished, EpochStarted
+from frostline.events import BatchDelivered, EpochFinished, EpochStarted
 from frostline.loaders.epoch.arguments import DatasetView
 from frostline.loaders.epoch.batch_filler import Arrivals, BatchFiller, FilledBatch
 from frostline.loaders.epoch.epochs import Epochs
@@ -369,7 +369,7 @@ class ArrayLoader:
                 batch = found.arrays
                 rows, cached = len(batch.ids), found.kept
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
-                observe(BatchTaken(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
+                observe(BatchDelivered(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
                 given = order.original(order.start + found.places)
                 handed.batches += 1
                 handed.progress.give(given, int(order.original(np.array([found.position]))[0]))

@@ -49,7 +49,7 @@ class CutNetwork:
         """The last cut: what comes after it is trained."""
         return self.cuts[-1]
 
-    def rest_of_prefix(self, cut: Cut) -> Graph:
+    def remaining_prefix(self, cut: Cut) -> Graph:
         """The frozen part from ``cut`` to the frost line, for the trainer to run."""
         if self.prefix is None:
             names = self.frost_line.tensors

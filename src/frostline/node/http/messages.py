@@ -14,7 +14,7 @@ from starlette.types import Receive
 
 from frostline.batching import readable_bytes
 from frostline.errors import BadRequest, FrostlineError, Unavailable
-from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.node.scheduling.memory_pool import Cancelled
 from frostline.wire.refusals import error_to_json, retry_after, status_of
 
 __all__ = ("BodyReader", "body_length", "error_response", "json_response", "run_while_connected")
@@ -145,5 +145,5 @@ def _outcome(call: Callable[[], T]) -> T | FrostlineError:
         return call()
     except FrostlineError as error:
         return error
-    except (Abandoned, CancelledError):
+    except (Cancelled, CancelledError):
         return Unavailable("this was cancelled: its deadline has passed, its client has gone, or the node is stopping")

@@ -26,7 +26,7 @@ class _Statistics(Collector):
     def collect(self) -> Iterator[Metric]:
         for name, value in asdict(self._statistics.totals).items():
             yield CounterMetricFamily(f"frostline_node_{_plain(name)}", f"{name} since the start", value=value)
-        for name in ("uptime_s", "requests_in_work", "prefixes", "waiting_for_device"):
+        for name in ("uptime_s", "requests_in_progress", "prefixes", "waiting_for_device"):
             value = getattr(self._statistics, name)
             yield GaugeMetricFamily(f"frostline_node_{_plain(name)}", f"{name} now", value=value)
         yield from self._memory()
@@ -40,7 +40,7 @@ class _Statistics(Collector):
             for tenant, statistics in tenants.items():
                 counter.add_metric([tenant], getattr(statistics.totals, field.name))
             yield counter
-        for name in ("weight", "requests_in_work", "work_bytes", "weight_bytes"):
+        for name in ("weight", "requests_in_progress", "work_bytes", "weight_bytes"):
             gauge = GaugeMetricFamily(f"frostline_node_tenant_{name}", f"{name} of a tenant", labels=["tenant"])
             for tenant, statistics in tenants.items():
                 gauge.add_metric([tenant], getattr(statistics, name))
@@ -55,7 +55,7 @@ class _Statistics(Collector):
         if (tier := self._statistics.local_tier) is not None:
             yield from _figures("local_tier", asdict(tier), gauges=("bytes", "budget_bytes"))
         if shared is not None:
-            yield from _figures("shared_cache", asdict(shared), gauges=("bytes", "budget_bytes", "rows_known"))
+            yield from _figures("shared_cache", asdict(shared), gauges=("bytes", "budget_bytes", "indexed_rows"))
 
     def _memory(self) -> Iterator[Metric]:
         for name in ("total_bytes", "reserved_bytes", "peak_bytes", "waiting"):

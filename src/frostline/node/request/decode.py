@@ -158,7 +158,7 @@ class SampleReader(StoredSamples):
             out: array that takes the sample.
 
         Raises:
-            Abandoned: if the request was cancelled.
+            Cancelled: if the request was cancelled.
             StoreError: if the store failed, not only for this sample.
         """
         try:
@@ -206,7 +206,7 @@ class SampleReader(StoredSamples):
                     self._decode_now(row, encoded, out)
                     self._guess = max(self._first_guess, min(needed, pixels))  # the next image often has a similar size
                     return
-            self._decoding.counters.add(decoded_again=1)
+            self._decoding.counters.add(decode_retries=1)
             pixels = needed
 
     def _check(self, nbytes: int) -> None:

@@ -19,7 +19,7 @@ from frostline.engines.machine.isolation import resting
 from frostline.node.request.pipeline import Slab
 from frostline.node.request.work_queue import ExclusiveCall, Outputs, QueuedRows, RowWork
 from frostline.node.scheduling.fair_queue import FairQueue
-from frostline.node.scheduling.memory_pool import Abandoned, Pool, Reservation
+from frostline.node.scheduling.memory_pool import Cancelled, Pool, Reservation
 from frostline.node.scheduling.statistics import Counters
 
 __all__ = ("Device",)
@@ -93,13 +93,13 @@ class Device:
         first if there is memory for both.
 
         Raises:
-            Abandoned: if all its requests were cancelled.
+            Cancelled: if all its requests were cancelled.
         """
         run, now = self._running[-1], time.perf_counter()
         if now - run.charged_at < _SLICE_S:
             return
         if all(map(_is_unwanted, run.entries)):
-            raise Abandoned
+            raise Cancelled
         self._pay(run, now)
         if len(self._running) == 1 and isinstance(self._rule, Merging):
             self._make_way(run)
@@ -170,7 +170,7 @@ class Device:
             run = self._chosen(before, dropped)
         for entry in dropped:  # outside the lock: callbacks of a future may ask for it
             if entry.has_begun:
-                entry.future.set_exception(Abandoned())
+                entry.future.set_exception(Cancelled())
         return run
 
     def _chosen(self, before: "_Run | None", dropped: list[Queued]) -> "_Run | None":

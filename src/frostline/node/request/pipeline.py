@@ -13,7 +13,7 @@ import numpy.typing as npt
 from frostline.core import FeatureBatch, Skipped
 from frostline.node.request.feature_cache import Found
 from frostline.node.scheduling.cancel_scope import CancelScope
-from frostline.node.scheduling.memory_pool import Abandoned, Lane, Reservation
+from frostline.node.scheduling.memory_pool import Cancelled, Lane, Reservation
 from frostline.stores.base.protocols import Buffer
 
 __all__ = ("BatchStream", "Ending", "Made", "PendingBatch", "RequestOutput", "Slab", "batches")
@@ -185,7 +185,7 @@ class BatchStream:
             except StopIteration:
                 ending = "finished"
                 raise
-            except (Abandoned, CancelledError):
+            except (Cancelled, CancelledError):
                 ending = self._given_up
                 raise StopIteration from None
             finally:

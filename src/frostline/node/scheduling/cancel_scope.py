@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import ParamSpec, Protocol, TypeVar
 
-from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.node.scheduling.memory_pool import Cancelled
 
 __all__ = ("CancelScope",)
 
@@ -46,7 +46,7 @@ class CancelScope:
         """Submit a call to an executor.
 
         Raises:
-            Abandoned: if the request was cancelled before.
+            Cancelled: if the request was cancelled before.
         """
         with self._lock:
             self._check()
@@ -59,7 +59,7 @@ class CancelScope:
         """Call ``begin``, which starts the work that ``future`` reports, and cancel the future with the scope.
 
         Raises:
-            Abandoned: if the request was cancelled before.
+            Cancelled: if the request was cancelled before.
         """
         with self._lock:
             self._check()
@@ -82,7 +82,7 @@ class CancelScope:
 
     def _check(self) -> None:
         if self._is_cancelled:
-            raise Abandoned
+            raise Cancelled
 
     def _done(self, future: "Future[T]") -> None:
         with self._lock:

@@ -9,14 +9,14 @@ from typing import Self
 
 from frostline.batching import ANYBODY, Claim, FairShares, MemoryBudget
 
-__all__ = ("Abandoned", "Lane", "Pool", "PoolStatistics", "Reservation", "Shares", "cells_bytes")
+__all__ = ("Cancelled", "Lane", "Pool", "PoolStatistics", "Reservation", "Shares", "cells_bytes")
 
 
 # One megabyte for each reading thread.
 _MAX_AHEAD = 32 << 20
 
 
-class Abandoned(Exception):
+class Cancelled(Exception):
     """The request was cancelled. It never leaves the node."""
 
 
@@ -156,7 +156,7 @@ class Pool:
 
         Raises:
             OverBudget: if the pool can never hold so much.
-            Abandoned: if the wait was cancelled or took too long.
+            Cancelled: if the wait was cancelled or took too long.
         """
         with self._lock:
             number = self._budget.ask(nbytes, claim)
@@ -167,7 +167,7 @@ class Pool:
             if is_abandoned() or not has_ended:
                 self._budget.release(number)
                 self._tell()
-                raise Abandoned
+                raise Cancelled
         return Reservation(self, number)
 
     def take(self, nbytes: int, claim: Claim = ANYBODY) -> Reservation | None:

@@ -27,9 +27,9 @@ class Totals:
         batches: answered batches.
         bytes_read: bytes read from the store; a repeated read counts once.
         tier_hits: samples that were read from the node's own disk instead of the store.
-        bytes_answered: packed payload of the answers, without framing.
-        decoded_again: samples that were read twice because their image was larger than expected.
-        read_again: slow reads that were repeated (hedged).
+        bytes_sent: packed payload of the answers, without framing.
+        decode_retries: samples that were read twice because their image was larger than expected.
+        hedged_reads: slow reads that were repeated (hedged).
         uploads: uploaded prefixes.
         evicted: prefixes evicted for others; if it grows, give the node more memory.
         cache_hits: samples whose features came from the cache, without reading, decoding or computing.
@@ -57,9 +57,9 @@ class Totals:
     batches: int = 0
     bytes_read: int = 0
     tier_hits: int = 0
-    bytes_answered: int = 0
-    decoded_again: int = 0
-    read_again: int = 0
+    bytes_sent: int = 0
+    decode_retries: int = 0
+    hedged_reads: int = 0
     uploads: int = 0
     evicted: int = 0
     cache_hits: int = 0
@@ -83,14 +83,14 @@ class TenantStatistics:
 
     Attributes:
         weight: weight of the tenant; its share of the device is proportional to it.
-        requests_in_work: admitted requests that are not yet answered completely.
+        requests_in_progress: admitted requests that are not yet answered completely.
         work_bytes: bytes that it holds of the memory for work.
         weight_bytes: bytes of its resident prefixes and of the engines made for it.
         totals: work done for it; a run with rows of several tenants is divided by rows in ``compute_s``.
     """
 
     weight: float
-    requests_in_work: int
+    requests_in_progress: int
     work_bytes: int
     weight_bytes: int
     totals: Totals
@@ -102,7 +102,7 @@ class NodeStatistics:
 
     Attributes:
         uptime_s: seconds since it started.
-        requests_in_work: admitted requests that are not yet answered completely.
+        requests_in_progress: admitted requests that are not yet answered completely.
         prefixes: number of resident prefixes.
         waiting_for_device: batches and measurements that wait for the device or run on it.
         memory: state of each memory share, by name.
@@ -114,7 +114,7 @@ class NodeStatistics:
     """
 
     uptime_s: float
-    requests_in_work: int
+    requests_in_progress: int
     prefixes: int
     waiting_for_device: int
     memory: dict[str, PoolStatistics]

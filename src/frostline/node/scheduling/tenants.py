@@ -11,7 +11,7 @@ from pathlib import Path
 
 from frostline.batching import Allowance, Claim, readable_bytes
 from frostline.config import TenantSettings
-from frostline.errors import Overloaded, SettingError, Unidentified
+from frostline.errors import Overloaded, SettingError, Unauthenticated
 from frostline.node.scheduling.statistics import Counters
 
 __all__ = ("EVERYBODY", "Account", "Tenants", "read_tenants")
@@ -188,16 +188,16 @@ class Tenants:
         """The account that a token belongs to.
 
         Raises:
-            Unidentified: if no tenant has this token. The message does not repeat it.
+            Unauthenticated: if no tenant has this token. The message does not repeat it.
         """
         if not self._by_token:
             return self._everybody
         if token is None:
-            raise Unidentified("this node serves its tenants only: set FROSTLINE_TOKEN to the token you were given")
+            raise Unauthenticated("this node serves its tenants only: set FROSTLINE_TOKEN to the token you were given")
         # The digest is looked up instead of the token, so that the time of the lookup reveals nothing about the tokens.
         account = self._by_token.get(hashlib.sha256(token.encode()).hexdigest())
         if account is None:
-            raise Unidentified("this node does not know that token: see FROSTLINE_TOKEN")
+            raise Unauthenticated("this node does not know that token: see FROSTLINE_TOKEN")
         return account
 
 

@@ -11,7 +11,7 @@ from frostline.config import NodeSettings
 from frostline.core import URLS
 from frostline.datasets.formats.base import Widespread
 from frostline.datasets.formats.known import format_named
-from frostline.errors import BadRequest, NotAllowed, Overloaded, Refused, SettingError, Unavailable
+from frostline.errors import BadRequest, Forbidden, Overloaded, Refused, SettingError, Unavailable
 from frostline.node.process.bounded import BoundedProcess
 from frostline.node.request.validation import Stores
 from frostline.node.scheduling.tenants import Account
@@ -103,7 +103,7 @@ class Listings:
 
         Raises:
             BadRequest: if the node does not serve the data to that account, or cannot list it.
-            NotAllowed: if its format may lead to other hosts.
+            Forbidden: if its format may lead to other hosts.
             Overloaded: if the account has a listing under way.
             Unavailable: if the node is stopping.
         """
@@ -173,7 +173,7 @@ def _check(url: str, request: ListingRequest) -> None:
     except SettingError as error:
         raise BadRequest(str(error)) from error
     if format is not None and isinstance(format, Widespread):
-        raise NotAllowed(
+        raise Forbidden(
             f"a node does not list data of the format {URLS}, which may lead to other hosts: list it with your own "
-            "credentials (--list-here; in Python Dataset without near=)"
+            "credentials (--list-locally; in Python Dataset without near=)"
         )

@@ -119,7 +119,7 @@ class Node:
         """The state of the node, with the tenants that the asker may see; an asker of None sees all."""
         return NodeStatistics(
             uptime_s=time.monotonic() - self._started,
-            requests_in_work=self._resources.gate.inside,
+            requests_in_progress=self._resources.gate.inside,
             prefixes=len(self._prefixes),
             waiting_for_device=self._resources.device.waiting,
             memory=self._memory(),
@@ -241,7 +241,7 @@ class Node:
             Overloaded: if too many requests are under way.
             Refused: if the request is not valid, or can never fit.
             StoreError: if the samples cannot be read.
-            Abandoned: if its scope was cancelled.
+            Cancelled: if its scope was cancelled.
         """
         scope = scope or self.cancel_scope()
         with ExitStack() as held:
@@ -334,7 +334,7 @@ class Node:
     ) -> Generator[FeatureBatch, None, None]:
         with closing(made):
             for batch in made:
-                counts = {"samples": len(batch), "skipped": len(batch.skipped), "bytes_answered": batch.nbytes}
+                counts = {"samples": len(batch), "skipped": len(batch.skipped), "bytes_sent": batch.nbytes}
                 account.counters.add(batches=1, **counts)
                 yield batch
                 del batch  # so that its memory is freed with the next step

@@ -229,7 +229,7 @@ class RequestOpener:
         with self._lock:
             late = self._late.setdefault(store, HedgedReads(self._settings.hedge_quantile))
         threads = self._waiters.lane(account.name, is_urgent=True)
-        return SecondReads(late=late, threads=threads, made=partial(counters.add, read_again=1))
+        return SecondReads(late=late, threads=threads, made=partial(counters.add, hedged_reads=1))
 
     def store(self, request: FeatureRequest, preprocess: Preprocess, account: Account) -> Versioned:
         """The store of the request's samples.

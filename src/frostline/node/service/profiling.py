@@ -227,7 +227,7 @@ def cut_costs(loaded: Loaded, network: NetworkProfile | None, resident: Resident
     low, high = np.percentile(network.seconds, (25, 75), axis=0)
     cuts = zip(resident.prefix.cuts, middle, (high - low).tolist(), strict=True)
     costs = [_cost(cut, loaded.decode_s + to_here_s, spread_s, resident) for cut, to_here_s, spread_s in cuts]
-    rest = costs[0].rest_fixed_bytes, costs[0].rest_bytes_per_sample
+    rest = costs[0].remaining_fixed_bytes, costs[0].remaining_bytes_per_sample
     return [_encoded(*rest), *costs]
 
 
@@ -264,15 +264,15 @@ def under_engine(
     return changed
 
 
-def _encoded(rest_fixed_bytes: int, rest_bytes_per_sample: int) -> CutCost:
+def _encoded(remaining_fixed_bytes: int, remaining_bytes_per_sample: int) -> CutCost:
     return CutCost(
         number=0,
         seconds=0.0,
         spread_s=0.0,
         fixed_bytes=0,
         bytes_per_sample=0,
-        rest_fixed_bytes=rest_fixed_bytes,
-        rest_bytes_per_sample=rest_bytes_per_sample,
+        remaining_fixed_bytes=remaining_fixed_bytes,
+        remaining_bytes_per_sample=remaining_bytes_per_sample,
     )
 
 
@@ -282,15 +282,15 @@ def _pixels(loaded: Loaded) -> CutCost:
 
 def _cost(cut: Cut, seconds: float, spread_s: float, resident: Resident) -> CutCost:
     engine = resident.reference
-    here, rest = engine.footprint(cut.number), engine.rest_footprint(cut.number)
+    here, rest = engine.footprint(cut.number), engine.remaining_footprint(cut.number)
     return CutCost(
         number=cut.number,
         seconds=seconds,
         spread_s=spread_s,
         fixed_bytes=engine.weight_bytes + int(here.fixed_bytes * HEADROOM),
         bytes_per_sample=int(here.bytes_per_sample * HEADROOM) + cut.bytes_per_sample,
-        rest_fixed_bytes=engine.weight_bytes + int(rest.fixed_bytes * HEADROOM),
-        rest_bytes_per_sample=int(rest.bytes_per_sample * HEADROOM),
+        remaining_fixed_bytes=engine.weight_bytes + int(rest.fixed_bytes * HEADROOM),
+        remaining_bytes_per_sample=int(rest.bytes_per_sample * HEADROOM),
     )
 
 

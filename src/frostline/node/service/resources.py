@@ -131,7 +131,7 @@ class Resources:
     def _standing(self, account: Account, weight_bytes: int) -> TenantStatistics:
         return TenantStatistics(
             weight=account.settings.weight,
-            requests_in_work=account.inside,
+            requests_in_progress=account.inside,
             work_bytes=self._work.held_bytes(account.name),
             weight_bytes=weight_bytes,
             totals=account.counters.totals(),

@@ -12,7 +12,7 @@ from typing import IO
 
 from frostline.batching import readable_bytes
 from frostline.config import NodeSettings
-from frostline.errors import BadRequest, NotAllowed, OverBudget, Overloaded, Unavailable, UnknownTraining
+from frostline.errors import BadRequest, Forbidden, OverBudget, Overloaded, Unavailable, UnknownTraining
 from frostline.node.process.bounded import BoundedProcess
 from frostline.node.scheduling.tenants import Account
 
@@ -173,10 +173,10 @@ class Trainings:
         """Check that this node trains.
 
         Raises:
-            NotAllowed: if it does not.
+            Forbidden: if it does not.
         """
         if not self._settings.allow_training:
-            raise NotAllowed("this node trains no heads: start it with --allow-training (allow_training)")
+            raise Forbidden("this node trains no heads: start it with --allow-training (allow_training)")
 
     def begin(self, prefix: str, length: int, account: Account) -> Training:
         """Take a slot for a training, before its body is read.
@@ -187,7 +187,7 @@ class Trainings:
             account: account that is charged.
 
         Raises:
-            NotAllowed: if this node does not train.
+            Forbidden: if this node does not train.
             OverBudget: if the assignment can never fit.
             Overloaded: if all slots are taken, or a quota of the tenant is used up.
             UnknownPrefix: if the prefix is not held.

@@ -83,7 +83,7 @@ class Trials:
         Raises:
             BadRequest: if there is no such cut.
             EngineNotReady: if the engine that it names cannot be used there.
-            Abandoned: if the request was cancelled.
+            Cancelled: if the request was cancelled.
             Overloaded: if the tenant has to wait before more is tried for it.
             Unavailable: if the node is stopping.
         """
@@ -166,7 +166,7 @@ class Trials:
             samples: number of samples that the job still has to compute; None if trials need not pay.
 
         Raises:
-            Abandoned: if the request was cancelled.
+            Cancelled: if the request was cancelled.
             Overloaded: if the tenant has to wait before more is tried for it.
             Unavailable: if the node is stopping.
         """
@@ -210,7 +210,7 @@ class Trials:
 
         Raises:
             BadRequest: if there is no such engine.
-            Abandoned: if the request was cancelled.
+            Cancelled: if the request was cancelled.
             EngineNotReady: if this node may not use it.
             Overloaded: if the tenant has to wait before more is tried for it.
             Unavailable: if the node is stopping.
@@ -259,7 +259,7 @@ class Trials:
             checked: memory of the reference up to the cut, if the graph was checked.
 
         Raises:
-            EngineUnfit: if the pixels of its name have other levels.
+            EngineUnsupported: if the pixels of its name have other levels.
         """
         return build(
             trial.engine,

@@ -83,7 +83,7 @@ def policy_of(settings: NodeSettings) -> TrialPolicy:
         keeps_freed=keeps_freed_memory(),
         max_bytes=max(settings.memory_bytes // 2, min(settings.memory_bytes, _TRIAL_BYTES)),
         niceness=settings.trial_niceness,
-        here=settings.trials_here,
+        here=settings.trials_in_process,
         max_run_s=settings.max_operation_s if _is_shared(settings) else math.inf,
     )
 
@@ -124,7 +124,7 @@ class EngineMemory:
 
 def _is_shared(settings: NodeSettings) -> bool:
     """Whether somebody else may wait for a tenant's run."""
-    return len(settings.tenants) > 1 or (not settings.tenants and settings.open_to_all)
+    return len(settings.tenants) > 1 or (not settings.tenants and settings.allow_anonymous)
 
 
 def _threads(settings: NodeSettings) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from frostline.engines.choice.trials import Subject, compare_engine, try_briefly
 from frostline.engines.machine.allocator import ENVIRONMENT
 from frostline.errors import Unavailable
 from frostline.models.files.artifact import Prefix, save_prefix
-from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.node.scheduling.memory_pool import Cancelled
 from frostline.node.trials.trial_policy import NOBODY, Requester, TrialPolicy
 from frostline.profiles import Trial
 
@@ -84,7 +84,7 @@ class TrialProcess:
         """Run a process to its end and return its status; None if it took too long.
 
         Raises:
-            Abandoned: if the request was cancelled.
+            Cancelled: if the request was cancelled.
             Unavailable: if the node is stopping.
         """
         with stderr.open("wb") as words, self._started(argument, environment, words.fileno(), is_abandoned) as child:
@@ -97,7 +97,7 @@ class TrialProcess:
         if self._is_closed:
             raise Unavailable("the node is stopping")
         if is_abandoned():
-            raise Abandoned
+            raise Cancelled
         return child.returncode
 
     def wake(self) -> None:
@@ -120,7 +120,7 @@ class TrialProcess:
             if self._is_closed:
                 raise Unavailable("the node is stopping")
             if is_abandoned():  # later cancellations are seen by ``wake``
-                raise Abandoned
+                raise Cancelled
             self._is_abandoned = is_abandoned
             # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away, and
             # lets compilers that the trial starts end with it.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 
-from frostline.node.scheduling.memory_pool import Abandoned
+from frostline.node.scheduling.memory_pool import Cancelled
 
 __all__ = ("TrialQueue",)
 
@@ -36,7 +36,7 @@ class TrialQueue:
             is_abandoned: checked after every change and ``wake``; True cancels the wait.
 
         Raises:
-            Abandoned: if the wait was cancelled.
+            Cancelled: if the wait was cancelled.
         """
         self._take(tenant, is_abandoned)
         began_s = self._clock()
@@ -65,7 +65,7 @@ class TrialQueue:
             try:
                 self._changed.wait_for(lambda: is_abandoned() or self._is_next(number))
                 if is_abandoned():
-                    raise Abandoned
+                    raise Cancelled
                 self._is_taken = True
             finally:
                 del self._waiting[number]

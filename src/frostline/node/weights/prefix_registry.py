@@ -109,7 +109,7 @@ class Prefixes:
         Raises:
             OverBudget: if its weights can never fit.
             Overloaded: if they do not fit beside those in use now.
-            Abandoned: if the wait was cancelled.
+            Cancelled: if the wait was cancelled.
         """
         nbytes = max(length, min(int(_EXPECTED * length) + _EXPECTED_BYTES, self._weights.total_bytes))
         return self._weights.room(

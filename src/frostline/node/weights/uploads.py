@@ -9,7 +9,7 @@ from frostline.batching import readable_bytes
 from frostline.errors import BadRequest, OverBudget, Overloaded
 from frostline.node.scheduling.admission import Admission
 from frostline.node.scheduling.cancel_scope import CancelScope
-from frostline.node.scheduling.memory_pool import Abandoned, Lane
+from frostline.node.scheduling.memory_pool import Cancelled, Lane
 from frostline.node.weights.prefix_registry import Prefixes, Resident
 from frostline.node.weights.weight_memory import WeightReservation
 
@@ -70,7 +70,7 @@ class Upload:
             self._held.enter_context(self._room)
             nbytes = int(self._length * _GROWN) + self._parsing
             self._held.enter_context(self._memory.reserve(nbytes, self._scope.is_cancelled, longest_s))
-        except Abandoned as error:
+        except Cancelled as error:
             why = "the node has no memory for the prefix beside the work under way: ask again later"
             raise Overloaded(why, retry_after_s=_RETRY_AFTER_S) from error
 

@@ -10,7 +10,7 @@ from typing import Generic, Self, TypeVar, cast
 from frostline.batching import Evictable, FairShares, Incoming, readable_bytes, to_evict
 from frostline.core import REFERENCE
 from frostline.errors import OverBudget, Overloaded
-from frostline.node.scheduling.memory_pool import Abandoned, Pool, Reservation
+from frostline.node.scheduling.memory_pool import Cancelled, Pool, Reservation
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
 from frostline.node.weights.resident import Key, ResidentWeights, Waiter, WaitQueue
@@ -148,7 +148,7 @@ class WeightMemory(Generic[T]):
         Raises:
             OverBudget: if they can never fit, or are more than the tenant may have.
             Overloaded: if they do not fit beside the weights in use; the place in the queue is kept for a while.
-            Abandoned: if the wait was cancelled.
+            Cancelled: if the wait was cancelled.
         """
         self._check(nbytes, counted_bytes, asker)
         until = self._clock() + longest_s
@@ -163,7 +163,7 @@ class WeightMemory(Generic[T]):
                         )
                         return room
                     if is_abandoned():
-                        raise Abandoned
+                        raise Cancelled
                     left_s = until - self._clock()
                     if left_s <= 0 or self._is_closed:
                         raise Overloaded(self._why(waiter), retry_after_s=_RETRY_AFTER_S)

@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote, urlencode
 from frostline.errors import SettingError
 from frostline.stores.base.url_options import named_values
 
-__all__ = ("CONSISTENCIES", "PORT", "CqlPlace", "parse_cql")
+__all__ = ("CONSISTENCIES", "PORT", "CqlLocation", "parse_cql")
 
 PORT = 9042
 """Where servers listen for CQL unless they are told otherwise."""
@@ -24,7 +24,7 @@ _HOST = re.compile(r"(?P<host>[a-z0-9._-]+|\[[0-9a-f:.]+\])(:(?P<port>\d{1,5}))?
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CqlPlace:
+class CqlLocation:
     """What a ``cql://`` URL says.
 
     Attributes:
@@ -127,12 +127,12 @@ class CqlPlace:
 _NOT_OPTIONS = ("user", "hosts", "port", "keyspace", "table")
 _OPTIONS: dict[str, str] = {
     field.name: str(field.default)
-    for field in sorted(fields(CqlPlace), key=lambda item: item.name)
+    for field in sorted(fields(CqlLocation), key=lambda item: item.name)
     if field.name not in _NOT_OPTIONS
 }
 
 
-def parse_cql(text: str) -> CqlPlace:
+def parse_cql(text: str) -> CqlLocation:
     """Take what follows ``cql://`` apart.
 
     Raises:
@@ -150,7 +150,7 @@ def parse_cql(text: str) -> CqlPlace:
     keyspace, table = names if len(names) == 2 else (names[0], "")
     servers, port = _servers(hosts.lower())
     options = _options(query) if has_options else {}
-    return CqlPlace(user=unquote(user), hosts=servers, port=port, keyspace=keyspace, table=table, **options)
+    return CqlLocation(user=unquote(user), hosts=servers, port=port, keyspace=keyspace, table=table, **options)
 
 
 def _servers(text: str) -> tuple[tuple[str, ...], int]:

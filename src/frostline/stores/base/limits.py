@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from frostline.errors import AccessDenied, SettingError
 
-__all__ = ("NO_LIMITS", "PATIENCE", "PREFIX", "REQUESTS", "TIMEOUT", "LinkBounds", "StoreLimits", "Waits")
+__all__ = ("NO_LIMITS", "PREFIX", "REQUESTS", "RETRY_FOR", "TIMEOUT", "LinkBounds", "StoreLimits", "Waits")
 
 
 class LinkBounds:
@@ -66,7 +66,7 @@ def _is_within(place: str, folders: tuple[str, ...]) -> bool:
 PREFIX = "FROSTLINE_STORE_"
 """What the names of these variables begin with."""
 TIMEOUT = f"{PREFIX}TIMEOUT_S"
-PATIENCE = f"{PREFIX}PATIENCE_S"
+RETRY_FOR = f"{PREFIX}RETRY_FOR_S"
 REQUESTS = f"{PREFIX}REQUESTS_PER_S"
 
 
@@ -76,17 +76,17 @@ class Waits:
 
     Attributes:
         timeout_s: without a byte from the store before a request is given up. What comes steadily may take any time.
-        patience_s: while it refuses for its rate, or does not answer though it did before, until its caller is told.
+        retry_for_s: while it refuses for its rate, or does not answer though it did before, until its caller is told.
         requests_per_s: largest number of requests a second that one process makes of one store, where a whole listing
             counts as one; infinite where only the store's refusals count.
     """
 
     timeout_s: float = 30.0
-    patience_s: float = 60.0
+    retry_for_s: float = 60.0
     requests_per_s: float = math.inf
 
     def __post_init__(self) -> None:
-        for name, value, minimum in ((TIMEOUT, self.timeout_s, 1e-3), (PATIENCE, self.patience_s, 0.0)):
+        for name, value, minimum in ((TIMEOUT, self.timeout_s, 1e-3), (RETRY_FOR, self.retry_for_s, 0.0)):
             if not minimum <= value < math.inf:
                 raise SettingError(f"{name} is a number of seconds, such as 30, not {value!r}")
         if not self.requests_per_s >= 1e-3:
@@ -95,7 +95,7 @@ class Waits:
     def within(self, deadline_s: float) -> "Waits":
         """The same for a caller who waits no longer than that for a store that says nothing, or fails."""
         deadline_s = max(deadline_s, 1e-3)
-        return replace(self, timeout_s=min(self.timeout_s, deadline_s), patience_s=min(self.patience_s, deadline_s))
+        return replace(self, timeout_s=min(self.timeout_s, deadline_s), retry_for_s=min(self.retry_for_s, deadline_s))
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Waits":
@@ -104,7 +104,7 @@ class Waits:
         Raises:
             SettingError: a variable is no such number.
         """
-        said = {"timeout_s": TIMEOUT, "patience_s": PATIENCE, "requests_per_s": REQUESTS}
+        said = {"timeout_s": TIMEOUT, "retry_for_s": RETRY_FOR, "requests_per_s": REQUESTS}
         return cls(**{field: _number(name, environment[name]) for field, name in said.items() if name in environment})
 
 

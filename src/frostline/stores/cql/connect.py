@@ -26,7 +26,7 @@ from cassandra.query import tuple_factory
 
 from frostline.errors import SettingError
 from frostline.processors import background
-from frostline.stores.base.cql_urls import CqlPlace
+from frostline.stores.base.cql_urls import CqlLocation
 from frostline.stores.cql.credentials import CqlAccess
 
 __all__ = ("ERRORS", "PendingStatements", "connect")
@@ -53,7 +53,7 @@ _ASKED_AGAIN_AFTER_S = 1.0
 _MAX_ASKED_AGAIN = 2
 
 
-def connect(place: CqlPlace, access: CqlAccess, deadline_s: float = math.inf) -> tuple[Cluster, Session]:
+def connect(place: CqlLocation, access: CqlAccess, deadline_s: float = math.inf) -> tuple[Cluster, Session]:
     """Make a session. Whoever asked for it shuts the cluster down.
 
     Args:
@@ -177,7 +177,7 @@ class _NearFirst(WrapperPolicy):  # type: ignore[misc]
                 yield host
 
 
-def _tls(place: CqlPlace, access: CqlAccess) -> ssl.SSLContext:
+def _tls(place: CqlLocation, access: CqlAccess) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=access.authority or None)
         if access.certificate:

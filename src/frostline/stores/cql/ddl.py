@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from frostline.errors import DataError
-from frostline.stores.base.cql_urls import CqlPlace
+from frostline.stores.base.cql_urls import CqlLocation
 from frostline.stores.cql.schema import CLASS_COLUMNS, SEAL, WHOLE, Shape, TableSchema, quoted
 
 __all__ = ("FURTHER", "additions", "creation", "free_names", "insertion")
@@ -14,7 +14,7 @@ FURTHER = ("bigint", "boolean", "double", "text", "timestamp")
 _ALIKE: Mapping[str, Collection[str]] = {"bigint": WHOLE, "text": ("ascii", "varchar"), "double": ("float",)}
 
 
-def free_names(place: CqlPlace, names: Sequence[str], *, has_masks: bool) -> list[str]:
+def free_names(place: CqlLocation, names: Sequence[str], *, has_masks: bool) -> list[str]:
     """What columns of metadata are called in a table: as they are, or with ``meta_`` before what samples' own have."""
     taken = {place.id, place.data, place.label, place.name, place.size, SEAL, *(CLASS_COLUMNS[:1] if has_masks else ())}
     free: list[str] = []
@@ -27,7 +27,7 @@ def free_names(place: CqlPlace, names: Sequence[str], *, has_masks: bool) -> lis
     return free
 
 
-def creation(place: CqlPlace, release: str, further: Mapping[str, str], *, has_masks: bool) -> str:
+def creation(place: CqlLocation, release: str, further: Mapping[str, str], *, has_masks: bool) -> str:
     """The statement that makes a table for samples where there is none.
 
     Args:
@@ -45,7 +45,7 @@ def creation(place: CqlPlace, release: str, further: Mapping[str, str], *, has_m
     return f"CREATE TABLE IF NOT EXISTS {table} ({key}, {said}) WITH compression = {plain}"
 
 
-def additions(place: CqlPlace, table: TableSchema, further: Mapping[str, str], *, has_masks: bool) -> dict[str, str]:
+def additions(place: CqlLocation, table: TableSchema, further: Mapping[str, str], *, has_masks: bool) -> dict[str, str]:
     """The statements that give a table the columns that it lacks, by the column: of seals, and of metadata.
 
     Raises:

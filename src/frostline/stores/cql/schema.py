@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from frostline.errors import BadRequest, DataError
-from frostline.stores.base.cql_urls import CqlPlace
+from frostline.stores.base.cql_urls import CqlLocation
 from frostline.stores.base.urls import check_name
 
 __all__ = (
@@ -138,7 +138,7 @@ class Shape:
     types: Mapping[str, str]
 
 
-def shape_of(place: CqlPlace, data: TableSchema, meta: TableSchema | None) -> Shape:
+def shape_of(place: CqlLocation, data: TableSchema, meta: TableSchema | None) -> Shape:
     """How to read a table of samples, and the one that is beside it.
 
     Raises:
@@ -243,7 +243,7 @@ def _writing(table: TableSchema, columns: list[str]) -> str:
     return f"INSERT INTO {table.full_name} ({names}) VALUES ({marks})"  # noqa: S608
 
 
-def _label_of(place: CqlPlace, columns: Sequence[str]) -> str:
+def _label_of(place: CqlLocation, columns: Sequence[str]) -> str:
     """The column of labels where the one called so holds masks, or stands in another table than they."""
     return next((name for name in (place.label, *CLASS_COLUMNS) if name in columns), place.label)
 

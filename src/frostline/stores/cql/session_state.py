@@ -11,7 +11,7 @@ from cassandra.metadata import Murmur3Token, TableMetadata, TokenMap
 from cassandra.query import PreparedStatement
 
 from frostline.errors import DataNotFound, nearest
-from frostline.stores.base.cql_urls import CqlPlace
+from frostline.stores.base.cql_urls import CqlLocation
 from frostline.stores.cql.connect import PendingStatements, connect
 from frostline.stores.cql.credentials import CqlAccess
 from frostline.stores.cql.ddl import additions, creation, insertion
@@ -42,7 +42,7 @@ class CqlSession:
     What the driver raises comes out as it is.
     """
 
-    def __init__(self, place: CqlPlace, access: CqlAccess, deadline_s: float = math.inf) -> None:
+    def __init__(self, place: CqlLocation, access: CqlAccess, deadline_s: float = math.inf) -> None:
         self._cluster, self._session = connect(place, access, deadline_s)
         try:
             self.shape = self._shape(place)
@@ -136,11 +136,11 @@ class CqlSession:
             if start < end:
                 yield (start, end), known.get_replicas(keyspace, token)
 
-    def _shape(self, place: CqlPlace) -> Shape:
+    def _shape(self, place: CqlLocation) -> Shape:
         meta = self._table(place, *place.meta_table) if place.meta else None
         return shape_of(place, self._table(place, place.keyspace, place.table), meta)
 
-    def _table(self, place: CqlPlace, keyspace: str, name: str) -> TableSchema:
+    def _table(self, place: CqlLocation, keyspace: str, name: str) -> TableSchema:
         keyspaces = self._cluster.metadata.keyspaces
         if keyspace not in keyspaces:
             known = nearest(keyspace, keyspaces)
@@ -152,7 +152,9 @@ class CqlSession:
         return _table_of(tables[name])
 
 
-def create_table(place: CqlPlace, access: CqlAccess, further: Mapping[str, str], *, has_masks: bool) -> Collection[str]:
+def create_table(
+    place: CqlLocation, access: CqlAccess, further: Mapping[str, str], *, has_masks: bool
+) -> Collection[str]:
     """Make the table that a place names, or add the columns to it that it lacks; see ``cql_making``.
 
     Returns:

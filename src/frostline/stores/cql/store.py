@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from frostline.config import environment
 from frostline.errors import AccessDenied, BadRequest, DataError, ObjectNotFound, SettingError, StoreError
-from frostline.stores.base.cql_urls import CqlPlace
+from frostline.stores.base.cql_urls import CqlLocation
 from frostline.stores.base.forks import Driver
 from frostline.stores.base.protocols import LABELS, MASKS, Buffer, Entry, Place
 from frostline.stores.base.urls import check_name
@@ -93,7 +93,7 @@ class CqlStore:
         SettingError: the place names a keyspace only.
     """
 
-    def __init__(self, place: CqlPlace, *, deadline_s: float = math.inf) -> None:
+    def __init__(self, place: CqlLocation, *, deadline_s: float = math.inf) -> None:
         if not place.table:
             raise SettingError(f"{place.url} names a keyspace: a data set is one of its tables, /keyspace/table")
         self._place = place

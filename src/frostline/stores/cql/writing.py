@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from frostline.errors import DataError
-from frostline.stores.base.cql_urls import CqlPlace
+from frostline.stores.base.cql_urls import CqlLocation
 from frostline.stores.base.protocols import Buffer
 from frostline.stores.cql.schema import WHOLE, Shape, key_from
 
@@ -65,7 +65,7 @@ def seal_of(data: Buffer, mask: Buffer | None, origin: bytes) -> bytes:
 
 
 def put_all(
-    link: "CqlSession", place: CqlPlace, samples: Iterable[TableSample], *, columns: Sequence[str], maximum: int
+    link: "CqlSession", place: CqlLocation, samples: Iterable[TableSample], *, columns: Sequence[str], maximum: int
 ) -> None:
     """Put samples, each of them read back and compared before its row is sealed.
 
@@ -144,7 +144,7 @@ def _is_sealed_with(row: Sequence[Any], seal: bytes) -> bool:
     return data is not None and seal.startswith(seal_of(data, masks[0] if masks else None, b""))
 
 
-def _go_on(link: "CqlSession", place: CqlPlace, flight: "PendingStatements[_UnderWay]") -> None:
+def _go_on(link: "CqlSession", place: CqlLocation, flight: "PendingStatements[_UnderWay]") -> None:
     """Wait for the next answer, and do what follows on it."""
     done, answer = flight.receive()
     if isinstance(answer, Exception):

@@ -142,7 +142,7 @@ def cloud_store(
     root: Root,
     *,
     deadline_s: float = math.inf,
-    patience_s: float | None = None,
+    retry_for_s: float | None = None,
     now: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> RetryingSections:
@@ -152,12 +152,12 @@ def cloud_store(
         url: canonical.
         root: the same taken apart.
         deadline_s: how long it may be silent, or be tried again, where the environment does not say less.
-        patience_s: how long a call may be refused before its caller is told; None for what the environment says.
+        retry_for_s: how long a call may be refused before its caller is told; None for what the environment says.
         now: clock.
         wait: lets time pass.
     """
     waits = Waits.of(environment(PREFIX)).within(deadline_s)
-    patience_s = waits.patience_s if patience_s is None else patience_s
+    retry_for_s = waits.retry_for_s if retry_for_s is None else retry_for_s
     # Redirects are judged where the web is read; the driver follows them wherever they lead.
     is_web = root.scheme in ("http", "https")
     store = (
@@ -165,7 +165,7 @@ def cloud_store(
         if is_web
         else DriverStore(url, partial(_client, root, waits.timeout_s), root.path)
     )
-    return RetryingSections(store, patience_s=patience_s, requests_per_s=waits.requests_per_s, now=now, wait=wait)
+    return RetryingSections(store, retry_for_s=retry_for_s, requests_per_s=waits.requests_per_s, now=now, wait=wait)
 
 
 def s3_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG001

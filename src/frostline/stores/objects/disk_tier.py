@@ -47,7 +47,7 @@ class TierStatistics:
         hits: samples found.
         misses: samples asked for and not found.
         kept: samples written.
-        turned_away: samples for which there was no room; give it more bytes if that grows.
+        rejected: samples for which there was no room; give it more bytes if that grows.
         removed: samples removed for others, because nobody had used them for an hour.
         damaged: files that were not what was written; each counts as a miss too, and is removed.
     """
@@ -57,7 +57,7 @@ class TierStatistics:
     hits: int = 0
     misses: int = 0
     kept: int = 0
-    turned_away: int = 0
+    rejected: int = 0
     removed: int = 0
     damaged: int = 0
 
@@ -138,7 +138,7 @@ class LocalTier:
         """Keep a sample, if there is room. A full disk, or a folder that is gone, costs the speed and no more."""
         nbytes = _DIGEST_BYTES + len(data)
         if not self._has_room(nbytes):
-            self._count(turned_away=1)
+            self._count(rejected=1)
             return
         partial = self._folder / f"{_PARTIAL}{secrets.token_hex(8)}"
         try:

@@ -209,7 +209,7 @@ class Retrying(Wrapped):
 
     Args:
         store: store that may refuse.
-        patience_s: how long a call is refused, or fails, before its caller is told.
+        retry_for_s: how long a call is refused, or fails, before its caller is told.
         requests_per_s: calls that are let through each second, a tenth of them at once; those made again count too.
         now: clock.
         wait: lets time pass.
@@ -219,13 +219,13 @@ class Retrying(Wrapped):
         self,
         store: ObjectStore,
         *,
-        patience_s: float = 60.0,
+        retry_for_s: float = 60.0,
         requests_per_s: float = math.inf,
         now: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(store)
-        self._patience_s = patience_s
+        self._retry_for_s = retry_for_s
         self._now = now
         self._wait = wait
         self._gate = threading.Lock()
@@ -238,7 +238,7 @@ class Retrying(Wrapped):
             self._bucket = TokenBucket.full(requests_per_s, maximum=max(1.0, requests_per_s / 10), now_s=now())
 
     def __reduce__(self) -> tuple[Callable[..., "Retrying"], tuple[ObjectStore]]:
-        made = partial(type(self), patience_s=self._patience_s, requests_per_s=self._requests_per_s)
+        made = partial(type(self), retry_for_s=self._retry_for_s, requests_per_s=self._requests_per_s)
         return made, (self._store,)
 
     def statistics(self) -> AdaptiveRate:
@@ -247,7 +247,7 @@ class Retrying(Wrapped):
             return self._rate
 
     def _call(self, call: Callable[[], T]) -> T:
-        give_up_s, failures = self._now() + self._patience_s, 0
+        give_up_s, failures = self._now() + self._retry_for_s, 0
         while True:
             sent_at_s = self._admitted()
             try:

@@ -18,7 +18,7 @@ from frostline.core.samples import taken
 from frostline.datasets import Dataset
 from frostline.engines.base.runner import as_array
 from frostline.errors import DataError, ModelError
-from frostline.events import Counted, Observer, PhaseStarted
+from frostline.events import Observer, PhaseStarted, ProgressMade
 from frostline.loaders import Batch
 from frostline.training.extract.feature_files import Contents, check_suffix, tensor_column, write_features
 from frostline.training.extract.parts import ExtractedPart, Parts, Ranges
@@ -208,7 +208,7 @@ class _Work:
             for number in np.unique(numbers).tolist():
                 yield _Piece(number=number, rows=here[numbers == number], features=_features(batch)[numbers == number])
             done += len(here)
-            observe(Counted(done=done, total=len(data)))
+            observe(ProgressMade(done=done, total=len(data)))
 
     def _write(self, number: int, pieces: Sequence["_Piece"]) -> ExtractedPart:
         """Keep a part; samples of its range that no piece has were skipped."""

@@ -46,12 +46,12 @@ def loss_plot(losses: Sequence[float], epoch_losses: Sequence[float], val_losses
         return svg(figure, name="loss", title="Loss at each optimisation step, with epoch means and held-out loss")
 
 
-def accuracy_plot(accuracies: Sequence[float], kept_epoch: int) -> str:
+def accuracy_plot(accuracies: Sequence[float], head_epoch: int) -> str:
     """Share of the held-out samples that were right, after each epoch; that of the head that was kept in figures."""
     with mpl.rc_context(STYLE):
         figure, axes = canvas(width=5.2, height=2.9)
         _epoch_line(axes, accuracies, steps=1, color=STORE, name="")
-        for epoch in sorted({0, min(max(kept_epoch, 1), len(accuracies)) - 1}) if accuracies else ():
+        for epoch in sorted({0, min(max(head_epoch, 1), len(accuracies)) - 1}) if accuracies else ():
             value = accuracies[epoch]
             # Of many epochs the first stands so near the axis that its figure would run into the ticks'.
             beside = "left" if epoch == 0 and len(accuracies) > _MAX_MARKS else "center"
@@ -109,7 +109,7 @@ def render_page(report: Report) -> str:
             "view": None if report.plan is None else PlanView.of(report.plan),
             "plots": {
                 "loss": loss_plot(report.losses, report.epoch_losses, report.val_losses),
-                "accuracy": accuracy_plot(report.val_accuracies, report.kept_epoch) if report.val_accuracies else "",
+                "accuracy": accuracy_plot(report.val_accuracies, report.head_epoch) if report.val_accuracies else "",
             },
         },
     )
@@ -185,14 +185,14 @@ def _epoch_rows(report: Report) -> list[_Epoch]:
     """The epochs, or of very many of them some at even distances, the last one, and the one whose head was kept."""
     metrics = _metrics(report)
     count = max(len(column) for column in (report.epoch_losses, report.val_losses, *metrics.values()))
-    shown = {*range(0, count, -(-count // _MAX_ROWS) or 1), count - 1, report.kept_epoch - 1}
+    shown = {*range(0, count, -(-count // _MAX_ROWS) or 1), count - 1, report.head_epoch - 1}
     return [
         _Epoch(
             number=row + 1,
             loss=_at(report.epoch_losses, row),
             val_loss=_at(report.val_losses, row),
             scores=tuple(in_score(name, _at(values, row)) for name, values in metrics.items()),
-            is_kept=row + 1 == report.kept_epoch,
+            is_kept=row + 1 == report.head_epoch,
         )
         for row in range(count)
         if row in shown

@@ -9,15 +9,15 @@ from importlib.metadata import version
 from typing import Any
 
 from frostline.core import FLOAT32, REFERENCE, Skipped
-from frostline.events import EpochTrained, Evaluated, Event, HeadKept, Observer, Replanned, StepFinished, Tuned
+from frostline.events import EpochTrained, Evaluated, Event, HeadSelected, Observer, Replanned, StepFinished, Tuned
 from frostline.planning import Plan
 from frostline.version import __version__
 
-__all__ = ("Record", "Report", "WayTaken", "Whereabouts", "versions")
+__all__ = ("Record", "Report", "RouteUsage", "WorkLocation", "versions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayTaken:
+class RouteUsage:
     """How many samples arrived at a trainer by one way: cut at ``name``, packed by ``codec``."""
 
     cut: int
@@ -27,7 +27,7 @@ class WayTaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
+class WorkLocation:
     """Where one part of the work ran, such as ``decode`` at ``node 127.0.0.1:7070``."""
 
     part: str
@@ -46,7 +46,7 @@ class Report:
         setup_s: those of them before the training loop: listing, building and cutting the network, planning.
         first_step_s: from the command to the end of the first optimiser step; None where there was none.
         epochs: finished; fewer than asked for where the run was interrupted.
-        kept_epoch: epoch whose head was kept: the last one, unless the loss of the held-out samples decided; 0 before
+        head_epoch: epoch whose head was kept: the last one, unless the loss of the held-out samples decided; 0 before
             any.
         held_out: the held-out samples, and whether they decided which head was kept, in words.
         samples: handed to the head, over all epochs.
@@ -79,7 +79,7 @@ class Report:
         predicted_samples_per_s: by the plan that the job began with, while features come from the store; None where
             it knew no bound.
         measured_samples_per_s: in the passes in which nothing came from the cache; None where there was none.
-        stalls_s: seconds in which the training loop waited for a batch.
+        stall_s: seconds in which the training loop waited for a batch.
         stages: seconds spent in each stage, over all epochs; stages overlap.
         where: pairs of a part of the work and where it ran.
         skipped: samples that could not be read.
@@ -97,7 +97,7 @@ class Report:
     setup_s: float = 0.0
     first_step_s: float | None = None
     epochs: int
-    kept_epoch: int = 0
+    head_epoch: int = 0
     held_out: str = ""
     samples: int
     train_samples: int
@@ -118,16 +118,16 @@ class Report:
     engine: str = REFERENCE
     engine_error: float = 0.0
     fallback: str | None = None
-    ways: tuple[WayTaken, ...] = ()
+    ways: tuple[RouteUsage, ...] = ()
     accuracy: str | float = FLOAT32
     codec_error: float = 0.0
     replans: tuple[Replanned, ...] = ()
     tunings: tuple[Tuned, ...] = ()
     predicted_samples_per_s: float | None = None
     measured_samples_per_s: float | None = None
-    stalls_s: float = 0.0
+    stall_s: float = 0.0
     stages: Mapping[str, float] = field(default_factory=dict)
-    where: tuple[Whereabouts, ...] = ()
+    where: tuple[WorkLocation, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     interrupted: bool = False
     resumed_steps: int = 0
@@ -143,7 +143,7 @@ class Report:
     def stall_share(self) -> float:
         """Share of the seconds after set-up in which the training loop waited for a batch."""
         training_s = self.seconds - self.setup_s
-        return self.stalls_s / training_s if training_s > 0 else 0.0
+        return self.stall_s / training_s if training_s > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values that JSON can hold: a loss that is not finite becomes None."""
@@ -190,7 +190,7 @@ class Record:
         self.scores: list[Evaluated] = []
         self.samples = 0
         self.first_step_at: float | None = None
-        self.kept: HeadKept | None = None
+        self.kept: HeadSelected | None = None
         self.resumed_steps = 0
         self.resumed_epochs = 0
 
@@ -225,7 +225,7 @@ class Record:
                 self.epoch_losses.append(event.loss)
             case Evaluated():
                 self.scores.append(event)
-            case HeadKept():
+            case HeadSelected():
                 self.kept = event
             case _:
                 pass

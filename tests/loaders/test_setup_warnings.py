@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 import frostline as fl
-from frostline.events import NotAsAsked
+from frostline.events import SetupWarning
 from support.networks import Small
 
 SHAPE = (3, 32, 32)
@@ -98,7 +98,7 @@ def test_a_job_whose_network_is_not_cut_as_asked_warns_when_it_is_made_and_names
     preprocess = fl.preprocess.imagenet(32)
     with fl.offload(model, data, preprocess=preprocess, observe=told.append) as job:
         fallback = job.fallback
-    [event] = [event for event in told if isinstance(event, NotAsAsked)]
+    [event] = [event for event in told if isinstance(event, SetupWarning)]
     assert sentence in event.reason
     assert mend in event.reason
     assert event.reason == fallback
