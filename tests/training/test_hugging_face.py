@@ -17,8 +17,8 @@ from frostline.models.cutting.cut import cut_network
 from frostline.models.freezing import freeze
 from frostline.node.process.subprocess import start_node
 from frostline.preprocess import CenterCrop, Decode, Normalize, Resize, Squeeze
-from frostline.training.image_processors import processor_of
 from frostline.training.networks import load_model
+from frostline.training.pretrained.image_processors import processor_of
 
 SIDE = 32
 NARROW = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 96}

@@ -16,10 +16,10 @@ from frostline.events import Event, Observer, WeightsLoaded
 from frostline.models.freezing import classifier_of, used_parameters
 from frostline.models.tracing.recording import Inputs
 from frostline.preprocess import Preprocess, RandomHorizontalFlip, RandomResizedCrop, efficientnet_lite, imagenet
-from frostline.training.hugging_face import from_hugging_face, tokenizer_named
-from frostline.training.libraries import Built, from_timm, from_torchvision, import_package
+from frostline.training.pretrained.hugging_face import from_hugging_face, tokenizer_named
+from frostline.training.pretrained.libraries import Built, from_timm, from_torchvision, import_package
+from frostline.training.pretrained.tokenizer_files import texts_for
 from frostline.training.settings import RANDOM
-from frostline.training.tokenizer_files import texts_for
 
 __all__ = ("Pretrained", "load_model")
 

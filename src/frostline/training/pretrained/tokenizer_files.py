@@ -7,7 +7,7 @@ from typing import Any
 from frostline.errors import SettingError, WeightsMissing
 from frostline.preprocess import Preprocess, text
 from frostline.preprocess.tokens import TextTokenizer
-from frostline.training.libraries import import_package, reading
+from frostline.training.pretrained.libraries import import_package, reading
 
 __all__ = ("TOKENIZER_FILES", "pad_id_of", "texts_for", "tokenizer_in")
 

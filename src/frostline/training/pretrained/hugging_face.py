@@ -12,10 +12,10 @@ from frostline.errors import ModelError, SettingError, UnknownModel, WeightsMism
 from frostline.events import Observer, SetupWarning
 from frostline.preprocess import Preprocess
 from frostline.preprocess.tokens import TextTokenizer
-from frostline.training.image_processors import processor_of
-from frostline.training.libraries import Built, fetching, import_package, no_bars, reading
+from frostline.training.pretrained.image_processors import processor_of
+from frostline.training.pretrained.libraries import Built, fetching, import_package, no_bars, reading
+from frostline.training.pretrained.tokenizer_files import TOKENIZER_FILES, pad_id_of, texts_for, tokenizer_in
 from frostline.training.settings import RANDOM
-from frostline.training.tokenizer_files import TOKENIZER_FILES, pad_id_of, texts_for, tokenizer_in
 
 __all__ = ("Scores", "TextScores", "from_hugging_face", "tokenizer_named")
 
