@@ -22,7 +22,7 @@ SMALL = NodeSettings(memory_bytes=1 << 29, device_batch=8)
 def records(data, parts=2):
     """The parts of every sample."""
     samples = data.samples
-    store = open_samples(data.url, data.reading)
+    store = open_samples(data.url, data.manifest.reading)
     cells = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
     return [[bytes(part) for part in unframed(store.read(*cell), parts)] for cell in cells]
 
