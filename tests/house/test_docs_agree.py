@@ -27,6 +27,25 @@ def test_every_module_says_what_it_is_and_what_it_gives():
             ), f"{path} has no __all__"
 
 
+def test_what_the_architecture_names_is_there():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Where does it happen?")[2].partition("\n## ")[0]
+    names = re.findall(r"`([a-z_]+(?:\.\w+)+)`", table)
+    assert len(names) > 30, "the table is found at all"
+    for name in names:
+        assert is_there(f"frostline.{name}"), f"docs/architecture.md names {name}"
+
+
+def is_there(name):
+    """Whether a dotted name is a module, or a class or function of one; nothing is imported."""
+    *folders, last = name.split(".")
+    module = ROOT / "src" / Path(*folders, last)
+    if module.is_dir() or module.with_suffix(".py").exists():
+        return True
+    source = (ROOT / "src" / Path(*folders)).with_suffix(".py")
+    return source.exists() and bool(re.search(rf"^(class|def) {last}\b", source.read_text(), re.MULTILINE))
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text(encoding="utf-8")):

@@ -267,7 +267,7 @@ class Hapi:
         self._round: deque[tuple[int, int]] = deque()
 
     def next(self, waiting: Sequence[QueuedRequest], tag: Callable[[str], float]) -> Turn:  # noqa: ARG002 (no shares)
-        """See ``Rule``."""
+        """See ``BatchingRule``."""
         present = {request.number: request for request in sorted(waiting, key=lambda item: item.number)}
         while self._round and self._round[0][0] not in present:
             self._round.popleft()

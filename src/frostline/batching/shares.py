@@ -69,7 +69,10 @@ class FairShares:
         self._tags[tenant] = self.tag(tenant) + (device_s + paid_s) / self.weight(tenant)
 
     def owe(self, tenant: str, device_s: float) -> None:
-        """It took so many seconds that it is to pay by instalments, at half of its share: minutes at once starve it."""
+        """Record device seconds as a debt of the tenant.
+
+        Until it is paid, the tenant gets half of its share. Charging minutes at once would lock it out.
+        """
         self._owed[tenant] += device_s
 
     def _floor(self, tenant: str) -> float:

@@ -64,7 +64,7 @@ def begin(
         context: the parts of the job.
         network: network of the job; None for a plain loader, which has nothing to measure.
         nodes: URLs of its nodes; none for one in this process.
-        lacking: told of by the transport: nodes that cannot run the engine that was chosen.
+        lacking: addresses of nodes that cannot run the chosen engine; the transport adds to them while the job runs.
         policy: the rule that chooses.
         codec: codec that the user chose for the cut of the job's context.
     """

@@ -268,7 +268,7 @@ class Progress:
 
         Args:
             positions: theirs.
-            missing: nothing below this position is still to come but what ``positions`` name.
+            missing: every position below this one was handed out, cannot be read, or is among ``positions``.
         """
         given = np.union1d(self._ahead, positions)
         position = max(self.position, missing)

@@ -19,7 +19,8 @@ _WAITS, _FULL = 0.03, 0.1
 _MORE, _MAX = 2.0, 256.0
 # What was too little is tried again after so long without waiting for it.
 _PATIENCE_S = 30.0
-# What is set is more than what is wanted, and stays while that is neither more nor so much less: changes are events.
+# Half as many bytes again are set as are wanted. They change where the wanted ones exceed them or fall below 40 % of
+# them, and not with every look, because each change is an event.
 _AMPLE, _MIN_USED = 1.5, 0.4
 
 
@@ -103,7 +104,7 @@ class Feedback:
         return Setting(requests=self._parallelism.requests, window_bytes=self._depth.nbytes)
 
     def look(self, look: Observation) -> NewBounds | None:
-        """See ``Rule``."""
+        """See ``TuningRule``."""
         before = replace(self.setting, requests=self._parallelism.kept)
         if look.failures:
             return self._moved(self._parallelism.refused(look.requests_in_flight + look.failures, look.now_s), before)

@@ -47,7 +47,7 @@ class Prisma:
         return Setting(requests=self._producers, window_bytes=min(max(1, nbytes), self._maximum.window_bytes))
 
     def look(self, look: Observation) -> NewBounds | None:
-        """See ``Rule``."""
+        """See ``TuningRule``."""
         if self._has_stopped:
             return None
         if not self._request_bytes:

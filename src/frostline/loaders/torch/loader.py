@@ -39,7 +39,7 @@ class PassOwner:
         self._renew()
 
     def __bool__(self) -> bool:
-        """The latest pass is that of a process which this one forked, or had multiprocessing start."""
+        """True where the latest pass began in a child of this process, forked or started by multiprocessing."""
         return self._process == os.getpid() and self._mark[0] != 0
 
     def begin(self) -> None:
