@@ -140,13 +140,13 @@ class Keeps:
 
 def test_a_schedule_goes_on_from_a_checkpoint_with_the_same_bits():
     recipe, (features, labels) = Recipe(epochs=4, schedule="cosine", warm_up=0.3), few_digits()
-    whole, keeper = Record(ignore), Keeps(2)
-    loop, _, _ = a_loop(recipe, whole, features=features, labels=labels, keeper=keeper)
+    whole, checkpointer = Record(ignore), Keeps(2)
+    loop, _, _ = a_loop(recipe, whole, features=features, labels=labels, checkpointer=checkpointer)
     loop.run()
     again = Record(ignore)
     loop, _, _ = a_loop(recipe, again, features=features, labels=labels)
-    loop.run(keeper.kept)
-    assert again.losses == whole.losses[len(keeper.kept.losses) :]
+    loop.run(checkpointer.kept)
+    assert again.losses == whole.losses[len(checkpointer.kept.losses) :]
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
@@ -166,13 +166,13 @@ def test_a_head_that_thaws_goes_on_from_a_checkpoint_between_epochs_also_where_i
 
         return a_loop(recipe, record, features=features, labels=labels, head=head, thaw=thaw, **how)[0], head
 
-    whole, keeper = Record(ignore), Keeps(epoch)
-    loop, first = a_run(whole, keeper=keeper)
+    whole, checkpointer = Record(ignore), Keeps(epoch)
+    loop, first = a_run(whole, checkpointer=checkpointer)
     loop.run()
     again = Record(ignore)
     loop, second = a_run(again)
-    loop.run(keeper.kept)
-    assert again.losses == whole.losses[len(keeper.kept.losses) :] != []
+    loop.run(checkpointer.kept)
+    assert again.losses == whole.losses[len(checkpointer.kept.losses) :] != []
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(first.parameters(), second.parameters(), strict=True))
 
 
@@ -187,14 +187,14 @@ def test_patience_ends_epochs_that_were_asked_for_and_keeps_the_best_head():
 
 
 def test_what_is_frozen_in_a_head_is_not_copied_with_the_best_one():
-    record, (features, labels), keeper = Record(ignore), few_digits(), Keeps(3)
+    record, (features, labels), checkpointer = Record(ignore), few_digits(), Keeps(3)
     head = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
     head[0].requires_grad_(False)
     recipe = Recipe(epochs=8, learning_rate=0.1, patience=7)
-    loop, _, held_out = a_loop(recipe, record, features=features, labels=labels, head=head, keeper=keeper)
+    loop, _, held_out = a_loop(recipe, record, features=features, labels=labels, head=head, checkpointer=checkpointer)
     loop.run()
-    assert {name.partition(".")[0] for name in keeper.kept.best} == {"1", "2"}
-    assert {"1.running_mean", "1.weight", "2.weight"} < keeper.kept.best.keys()
+    assert {name.partition(".")[0] for name in checkpointer.kept.best} == {"1", "2"}
+    assert {"1.running_mean", "1.weight", "2.weight"} < checkpointer.kept.best.keys()
     scores = head.eval()(held_out[0]).detach()
     best = min(score.loss for score in record.scores)
     assert float(nn.functional.cross_entropy(scores, held_out[1])) == pytest.approx(best, rel=1e-5)
