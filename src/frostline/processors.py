@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-__all__ = ("background", "collector_rests", "in_background", "usable_cores", "usable_memory_bytes")
+__all__ = (
+    "background",
+    "collector_rests",
+    "cores_busy_s",
+    "in_background",
+    "usable_cores",
+    "usable_memory_bytes",
+)
 
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 """What control groups of version 2 and of version 1 call the limit of a group."""
@@ -20,6 +27,26 @@ def usable_cores() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+def cores_busy_s(root: Path = Path("/")) -> tuple[float, float]:
+    """Seconds in which the cores of this process worked for anybody, and all their seconds, each the sum over cores.
+
+    Only differences between two readings mean anything. Where the system does not say, both are 0.
+
+    Args:
+        root: folder in which ``proc`` lies.
+    """
+    names = {f"cpu{core}" for core in usable_cores()}
+    idle = total = 0
+    for line in _lines(root / "proc/stat"):
+        name, *ticks = line.split()
+        if name in names:
+            # user, nice, system, idle, iowait, irq, softirq, steal (proc(5)); guests' are within the first two.
+            idle += int(ticks[3]) + int(ticks[4])
+            total += sum(map(int, ticks[:8]))
+    per_s = os.sysconf("SC_CLK_TCK")
+    return (total - idle) / per_s, total / per_s
 
 
 def usable_memory_bytes(root: Path = Path("/")) -> int:

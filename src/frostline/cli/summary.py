@@ -8,6 +8,7 @@ import click
 from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table
 from frostline.core import EXACT
 from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_score, in_seconds, in_times
+from frostline.planning.diagnosis import NOTHING_YET
 from frostline.training.report.recipe_words import recipe_in_words
 from frostline.training.report.report import Report, RouteUsage
 
@@ -53,6 +54,8 @@ def _print_report(report: Report, out: Path | None) -> None:
         )
     if report.skipped:
         rows.append(("skipped", f"{len(report.skipped)} unreadable samples, such as {report.skipped[0].object}"))
+    if report.diagnosis is not None and report.diagnosis.held_back_by != NOTHING_YET:
+        click.echo(f"{report.diagnosis}")
     if report.fallback:
         click.echo(f"not cut as it stands: {report.fallback}")
     print_table("Interrupted" if report.interrupted else "Done", ("", ""), rows)

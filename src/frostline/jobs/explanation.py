@@ -10,6 +10,7 @@ from frostline.events import Tuned
 from frostline.jobs.statistics import JobStatistics
 from frostline.loaders.epoch.fetch import EngineChoice
 from frostline.planning import Plan, Situation, explain
+from frostline.planning.diagnosis import Diagnosis, diagnose
 
 __all__ = ("Explanation", "whereabouts")
 
@@ -31,6 +32,7 @@ class Explanation:
         where: pairs of a part of the work and where it runs.
         engine: engine that runs the frozen layers at the node now.
         fallback: why the network was not cut as it stands; None where it was.
+        diagnosis: the part that holds the job back.
     """
 
     plan: Plan | None
@@ -40,9 +42,10 @@ class Explanation:
     where: tuple[tuple[str, str], ...]
     engine: EngineChoice = field(default_factory=EngineChoice)
     fallback: str | None = None
+    diagnosis: Diagnosis = field(default_factory=lambda: diagnose(None))
 
     def __str__(self) -> str:
-        lines = [_UNPLANNED if self.plan is None else explain(self.plan)]
+        lines = [str(self.diagnosis), _UNPLANNED if self.plan is None else explain(self.plan)]
         lines += [f"not cut as it stands: {self.fallback}"] if self.fallback else []
         lines += [f"{part}: {where}" for part, where in self.where]
         lines += [
@@ -55,6 +58,7 @@ class Explanation:
         """A dictionary of plain values."""
         done = self.statistics
         return {
+            "diagnosis": self.diagnosis.to_json(),
             "plan": None if self.plan is None else self.plan.to_json(),
             "fallback": self.fallback,
             "where": dict(self.where),

@@ -21,6 +21,7 @@ from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all,
 from frostline.jobs.measuring import Measuring
 from frostline.jobs.router import PlanFollower, Router
 from frostline.jobs.statistics import JobStatistics, StatisticsCollector
+from frostline.jobs.usage import UsageMeter
 from frostline.jobs.worker_setup import JobLoaderSpec, WorkerSetup
 from frostline.loaders.epoch.arguments import EpochOptions, check_names, checked_options, shows_options
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
@@ -28,6 +29,7 @@ from frostline.loaders.epoch.epochs import Epochs
 from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
 from frostline.loaders.epoch.sample_map import TravellingFunction
 from frostline.planning import Plan, Situation
+from frostline.planning.diagnosis import Diagnosis, diagnose
 from frostline.preprocess import Preprocess
 from frostline.transport.protocol import TrainsBeside
 from frostline.wire.recipes import Recipe
@@ -74,7 +76,10 @@ class Job:
         self._router = router
         self._collector = collector
         measured = None if measuring is None else partial(measuring.changes, fetcher=fetcher, router=router)
-        self._observe = PlanFollower(collector, router, measured)
+        self._usage = UsageMeter(
+            fetcher.transport, collector.statistics, cache_policy.rejected, has_own_process=near is not None
+        )
+        self._observe = PlanFollower(collector, router, measured, self._usage)
         self._cuts = tuple(cuts)
         self._head = head
         self.frost_line = self._cuts[-1]
@@ -315,7 +320,15 @@ class Job:
             where=self.where,
             engine=self.engine,
             fallback=self.fallback,
+            diagnosis=self.diagnosis(),
         )
+
+    def diagnosis(self) -> Diagnosis:
+        """What holds the job back, with its evidence, what to change, and the gain to expect; ``print`` it.
+
+        It is judged from what the job did since a second after its first batch, while batches came from the store side.
+        """
+        return diagnose(self._usage.usage())
 
     def statistics(self) -> JobStatistics:
         """What the job did so far."""

@@ -63,6 +63,10 @@ class CachePolicy:
         self._names = None if store is None else RowNames(samples)
         self._caches: dict[bytes, TieredCache] = {}
 
+    def rejected(self) -> int:
+        """The number of rows that no cache of the job had room for."""
+        return sum(cache.rejected for cache in self._caches.values())
+
     def view(self, preprocess: Preprocess, seed: int, epoch: int) -> View | None:
         """Which random view an epoch has; None where the preprocessing is not random.
 

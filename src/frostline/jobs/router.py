@@ -255,16 +255,22 @@ class PlanFollower:
         tell: told of each event, and of what it changes.
         router: router of the job.
         measured: gives what changes because of measurements beside the loop; None where nothing is measured there.
+        usage: measures how busy each part is; told of beginnings and ends of passes.
     """
 
-    def __init__(self, tell: Observer, router: Router, measured: Callable[[Event], list[Event]] | None) -> None:
+    def __init__(
+        self, tell: Observer, router: Router, measured: Callable[[Event], list[Event]] | None, usage: Observer
+    ) -> None:
         self._tell = tell
+        self._usage = usage
         self._router = router
         self._measured = measured
 
     def __call__(self, event: Event) -> None:
         """Take an event. For the loop's thread."""
         self._tell(event)
+        if isinstance(event, (EpochStarted, EpochFinished)):
+            self._usage(event)
         replanned = self._router.observe(event)
         measured = [] if self._measured is None else self._measured(event)
         for change in ([] if replanned is None else [replanned]) + measured:

@@ -27,6 +27,7 @@ from frostline.events import (
     Event,
     Observer,
     Replanned,
+    RequestFinished,
     RequestHedged,
     RequestRetried,
     SampleSkipped,
@@ -99,6 +100,8 @@ def _nowhere() -> None:
 _PACKAGE = str(Path(__file__).parents[1])
 # A job of days has many, and each costs memory.
 _TUNINGS = 100
+# How the refusal of a tenant's quota begins (``node.scheduling.tenants``).
+_QUOTA = "tenant "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +113,9 @@ class JobStatistics:
         requests: exchanges with the node.
         retries: requests made again, because they failed.
         hedges: requests made a second time, because they were late.
+        answered: requests whose answers came whole.
+        answering_s: seconds from sending those to the ends of their answers, summed.
+        quota_refusals: requests that a quota of the node refused.
         samples: handed to the training loop.
         from_cache: samples of these that did not cross the network.
         routed: samples that arrived, by the way that they took.
@@ -129,6 +135,9 @@ class JobStatistics:
     requests: int = 0
     retries: int = 0
     hedges: int = 0
+    answered: int = 0
+    answering_s: float = 0.0
+    quota_refusals: int = 0
     samples: int = 0
     from_cache: int = 0
     routed: tuple[tuple[Route, int], ...] = ()
@@ -171,7 +180,7 @@ class StatisticsCollector:
         self._skipped: dict[int, Skipped] = {}
         self._routed: Counter[Route] = Counter()
         self._sums: Counter[str] = Counter()
-        self._codec_error = self._stall_s = self._loading_s = self._fetching_s = 0.0
+        self._codec_error = self._stall_s = self._answering_s = self._loading_s = self._fetching_s = 0.0
         self._replans: list[Replanned] = []
         self._tunings: deque[Tuned] = deque(maxlen=_TUNINGS)
 
@@ -235,6 +244,7 @@ class StatisticsCollector:
                 **self._sums,
                 codec_error=self._codec_error,
                 stall_s=self._stall_s,
+                answering_s=self._answering_s,
                 loading_s=self._loading_s,
                 fetching_s=self._fetching_s,
                 routed=tuple(sorted(self._routed.items())),
@@ -250,10 +260,8 @@ class StatisticsCollector:
                 if self._shared is not None and event.id not in self._skipped:
                     self._shared.append(skipped)
                 self._skipped[event.id] = skipped
-            case RequestRetried():
-                self._sums["retries"] += 1
-            case RequestHedged():
-                self._sums["hedges"] += 1
+            case RequestRetried() | RequestFinished() | RequestHedged():
+                self._count_request(event)
             case BatchDelivered():
                 self._sums["samples"] += event.samples
                 self._sums["from_cache"] += event.from_cache
@@ -269,6 +277,17 @@ class StatisticsCollector:
                 self._tunings.append(event)
             case _:
                 pass
+
+    def _count_request(self, event: RequestRetried | RequestFinished | RequestHedged) -> None:
+        match event:
+            case RequestRetried():
+                self._sums["retries"] += 1
+                self._sums["quota_refusals"] += event.reason.startswith(_QUOTA)
+            case RequestFinished():
+                self._sums["answered"] += 1
+                self._answering_s += event.seconds
+            case RequestHedged():
+                self._sums["hedges"] += 1
 
     def _hear(self) -> None:
         """Count what other processes could not read since."""

@@ -262,6 +262,7 @@ class _Run:
             val_score=record.kept_scores,
             wire_bytes=statistics.wire_bytes,
             baseline_wire_bytes=self._baseline_bytes(epochs - record.resumed_epochs),
+            diagnosis=explained.diagnosis,
             plan=plan,
             fallback=explained.fallback,
             engine=explained.engine.engine,

@@ -19,7 +19,16 @@ from frostline.training.setup import Setup
 
 __all__ = ("Stages",)
 
-_SUMS = ("wire_bytes", "requests", "samples", "from_cache", "stall_s", "loading_s", "fetching_s", "fetched")
+_SUMS = (
+    "wire_bytes",
+    "requests",
+    "samples",
+    "from_cache",
+    "stall_s",
+    "loading_s",
+    "fetching_s",
+    "fetched",
+)
 _LISTS = ("skipped", "replans", "tunings")
 
 

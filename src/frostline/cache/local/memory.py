@@ -221,6 +221,11 @@ class DiskCache:
         self._layout = RowLayout(shapes=scope.shapes, dtypes=scope.dtypes)
         self._names = names
 
+    @property
+    def rejected(self) -> int:
+        """The number of rows that the cache on disk had no room for."""
+        return self._store.statistics().rejected
+
     def contains(self, ids: _Ids) -> _Mask:
         """Which of them are kept; one that is may be gone, or found damaged, when it is read."""
         return self._store.contains(self._scope, self._names.of(ids))
@@ -276,6 +281,12 @@ class TieredCache:
     def has_room(self) -> bool:
         """What is put now is likely to be kept: nothing was turned away yet, or there is a disk."""
         return self._disk is not None or not self.memory.statistics().rejected
+
+    @property
+    def rejected(self) -> int:
+        """The number of rows that were put and found no room, neither in memory nor on disk."""
+        rejected = self.memory.statistics().rejected
+        return rejected if self._disk is None else min(rejected, self._disk.rejected)
 
     def find(self, ids: _Ids) -> CachedIn:
         """Where each of them lies; one on disk may be gone, or found damaged, when it is read."""

@@ -102,6 +102,7 @@ class NodeStatistics:
 
     Attributes:
         uptime_s: seconds since it started.
+        cpu_s: processor seconds of the node's process, summed over cores.
         requests_in_progress: admitted requests that are not yet answered completely.
         prefixes: number of resident prefixes.
         waiting_for_device: batches and measurements that wait for the device or run on it.
@@ -114,6 +115,7 @@ class NodeStatistics:
     """
 
     uptime_s: float
+    cpu_s: float
     requests_in_progress: int
     prefixes: int
     waiting_for_device: int

@@ -119,6 +119,7 @@ class Node:
         """The state of the node, with the tenants that the asker may see; an asker of None sees all."""
         return NodeStatistics(
             uptime_s=time.monotonic() - self._started,
+            cpu_s=time.process_time(),
             requests_in_progress=self._resources.gate.inside,
             prefixes=len(self._prefixes),
             waiting_for_device=self._resources.device.waiting,

@@ -11,6 +11,7 @@ from typing import Any
 from frostline.core import FLOAT32, REFERENCE, Skipped
 from frostline.events import EpochTrained, Evaluated, Event, HeadSelected, Observer, Replanned, StepFinished, Tuned
 from frostline.planning import Plan
+from frostline.planning.diagnosis import Diagnosis
 from frostline.version import __version__
 
 __all__ = ("Record", "Report", "RouteUsage", "WorkLocation", "versions")
@@ -66,6 +67,7 @@ class Report:
         val_score: scores of the head that was kept, by the same names.
         wire_bytes: store side to trainer, bodies and headers.
         baseline_wire_bytes: the encoded images: once where features are kept between epochs, else in each epoch.
+        diagnosis: the part that held the run back, with the gain to expect without it; None where nobody looked.
         plan: in force at the end: which share of the samples takes which way, and what every other would cost; None
             where the job was too short for measuring to pay.
         engine: engine that ran the frozen layers at the node in the end.
@@ -114,6 +116,7 @@ class Report:
     val_score: Mapping[str, float] = field(default_factory=dict)
     wire_bytes: int
     baseline_wire_bytes: int
+    diagnosis: Diagnosis | None = None
     plan: Plan | None = None
     engine: str = REFERENCE
     engine_error: float = 0.0

@@ -1,0 +1,94 @@
+"""What holds a job back, named from how busy each part was, with the gain that the utilisation law gives."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.planning.diagnosis import (
+    CACHE,
+    LINK,
+    NODE,
+    NOTHING_YET,
+    PROCESSORS,
+    QUOTA,
+    ROUND_TRIP,
+    STORE,
+    TRAINER,
+    Usage,
+    diagnose,
+)
+
+
+def usage(**fields):
+    return Usage(**{"seconds": 10.0, "samples": 1000, "stall_s": 6.0, "requests": 40, "request_s": 0.2, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "part", "gain"),
+    [
+        ({"stall_s": 0.5}, TRAINER, 1.0),
+        ({"busy": {LINK: 0.97, NODE: 0.5, PROCESSORS: 0.3}}, LINK, 2.0),
+        ({"busy": {LINK: 0.4, NODE: 0.95, PROCESSORS: 0.3}}, NODE, 2.5),
+        ({"busy": {LINK: 0.1, NODE: 0.2, PROCESSORS: 0.99}, "own_cores": 0.95}, PROCESSORS, 2.5),
+        ({"busy": {NODE: 0.9, PROCESSORS: 1.0}, "own_cores": 0.5, "same_host": True}, PROCESSORS, 2.0),
+        ({"busy": {NODE: 0.9, PROCESSORS: 0.95}, "own_cores": 0.9, "same_host": True}, PROCESSORS, 1 / 0.9),
+        ({"busy": {LINK: 0.1, NODE: 0.2, PROCESSORS: 0.3}}, STORE, 2.5),
+        ({"busy": {LINK: 0.1, NODE: 0.2, PROCESSORS: 0.3}, "round_trip_s": 0.15}, ROUND_TRIP, 2.5),
+        ({"busy": {NODE: 0.5}, "refusals": 30}, QUOTA, 2.0),
+        ({"busy": {NODE: 0.95}, "fetched_again": 900}, CACHE, 2.5),
+    ],
+)
+def test_names_the_part_that_is_busy_all_the_time_and_the_gain_that_the_next_one_allows(fields, part, gain):
+    found = diagnose(usage(**fields))
+    assert found.held_back_by == part
+    assert found.gain == pytest.approx(gain)
+    assert found.mend
+
+
+def test_says_nothing_before_anything_was_measured():
+    for little in (None, usage(seconds=0.5), usage(samples=0)):
+        found = diagnose(little)
+        assert found.held_back_by == NOTHING_YET
+        assert found.mend is None
+        assert found.gain == 1.0
+
+
+def test_a_few_refusals_are_no_quota_and_few_samples_that_come_again_no_full_cache():
+    assert diagnose(usage(busy={LINK: 0.9}, refusals=1, fetched_again=100)).held_back_by == LINK
+
+
+def test_the_sentence_has_the_evidence_and_stands_alone():
+    said = str(diagnose(usage(busy={LINK: 0.97, NODE: 0.5})))
+    assert said.startswith("held back by the link (busy 97.0 % of the time): the loop waits 60.0 % of the time")
+    assert "up to 2.0 × as many" in said
+    assert "--accuracy" in said
+
+
+def test_json_has_plain_values():
+    found = diagnose(usage(busy={LINK: 0.97})).to_json()
+    assert json.loads(json.dumps(found))["held_back_by"] == LINK
+
+
+shares = st.floats(0.0, 1.0)
+
+
+@given(waiting=shares, link=shares, node=shares, processors=shares, own=shares, same_host=st.booleans())
+def test_whatever_was_measured_the_gain_is_finite_and_no_loss(waiting, link, node, processors, own, same_host):
+    found = diagnose(
+        usage(
+            stall_s=10 * waiting,
+            busy={LINK: link, NODE: node, PROCESSORS: processors},
+            own_cores=own,
+            same_host=same_host,
+        )
+    )
+    assert 1.0 <= found.gain <= 1000.0
+
+
+@given(link=st.floats(0.85, 1.0), node=st.floats(0.0, 0.8), noise=st.floats(-0.04, 0.04))
+def test_small_changes_of_what_is_measured_name_no_other_part(link, node, noise):
+    before = diagnose(usage(busy={LINK: link, NODE: node}))
+    after = diagnose(usage(busy={LINK: min(1.0, link + noise), NODE: max(0.0, node + noise)}))
+    assert before.held_back_by == after.held_back_by == LINK
