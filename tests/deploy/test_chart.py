@@ -55,7 +55,7 @@ def test_the_node_takes_the_options_and_they_say_what_the_values_say(case):
     assert served["listen"] == f"0.0.0.0:{values['port']}"
     assert served["allow_anonymous"] == values["open"]
     assert (served["tenants"] is None) == values["open"]
-    assert served["node"].device == values["node"]["device"] if "node" in served else True
+    assert served["device"] == values["node"]["device"]
     assert served["shared_cache"] == (values["cache"]["shared"] or None)
 
 
@@ -170,6 +170,7 @@ def test_refuses_values_that_make_no_sense(changes):
         {"environment": {"FROSTLINE_CQL_KEY": "/etc/frostline/tls/key.pem"}},
         {"environment": {"FROSTLINE_STORE_REQUESTS_PER_S": "100", "AWS_PROFILE": "photos"}},
         {"node.extraArgs": ["--allow-training", "--max-run=300"]},
+        {"node.device": "cuda:0,cuda:1"},
         {"podDisruptionBudget.maxUnavailable": "20%"},
         {"networkPolicy.from": [{"ipBlock": {"cidr": "10.0.0.0/24"}}]},
         {"tenants.existingSecret": "", "open": True},

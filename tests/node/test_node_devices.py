@@ -251,6 +251,7 @@ def test_features_of_a_node_with_two_devices_are_those_of_one_to_the_bit(images)
                 assert np.array_equal(tensor, other)
         assert is_idle(two)
         assert within_budget(two)
+        assert (one.statistics().devices_in_service, two.statistics().devices_in_service) == (1, 2)
 
 
 def test_devices_of_one_node_share_its_cache_its_memory_and_its_places(images, tmp_path):

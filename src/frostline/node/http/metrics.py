@@ -26,7 +26,7 @@ class _Statistics(Collector):
     def collect(self) -> Iterator[Metric]:
         for name, value in asdict(self._statistics.totals).items():
             yield CounterMetricFamily(f"frostline_node_{_plain(name)}", f"{name} since the start", value=value)
-        for name in ("uptime_s", "requests_in_progress", "prefixes", "waiting_for_device"):
+        for name in ("uptime_s", "requests_in_progress", "prefixes", "waiting_for_device", "devices_in_service"):
             value = getattr(self._statistics, name)
             yield GaugeMetricFamily(f"frostline_node_{_plain(name)}", f"{name} now", value=value)
         yield from self._memory()

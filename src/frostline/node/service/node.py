@@ -122,6 +122,7 @@ class Node:
             requests_in_progress=self._resources.gate.inside,
             prefixes=len(self._prefixes),
             waiting_for_device=self._resources.devices.waiting,
+            devices_in_service=len(self._resources.devices.in_service()),
             memory=self._memory(),
             totals=self._resources.counters.totals(),
             tenants=self._resources.statistics(asker, self._prefixes.owned_bytes),
