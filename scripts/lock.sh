@@ -2,8 +2,8 @@
 # Write requirements/*.txt: every package the project installs itself, with hashes, from pyproject.toml.
 #
 # torch and its accelerator packages stay out, since how torch is installed depends on the machine; what
-# else torch needs is in. The demo's set is the test set's subset at the same versions; the frameworks' set is what
-# they need beside it, so that both stand on one path.
+# else torch needs is in. The demo's set and that of a deployed node are subsets of the test set at the same versions;
+# the frameworks' set is what they need beside it, so that both stand on one path.
 # Run it as `make lock`; --upgrade takes the newest versions instead of keeping the locked ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ compile() { # compile NAME CONSTRAINTS APART OPTION...; APART is a pattern of pa
   local name=$1 constraints=$2 pattern=$3
   shift 3
   local common=(pip compile pyproject.toml --quiet --universal --python-version 3.11 --no-header --no-annotate
-    --extra demo --extra torch --group build --constraint "$constraints" --output-file "$work/$name.txt")
+    --extra torch --group build --constraint "$constraints" --output-file "$work/$name.txt")
   [ -f "requirements/$name.txt" ] && cp "requirements/$name.txt" "$work/$name.txt"
   "$uv" "${common[@]}" "$@"
   local apart=()
@@ -35,8 +35,9 @@ compile() { # compile NAME CONSTRAINTS APART OPTION...; APART is a pattern of pa
 upgrade=()
 [ "${1:-}" = "--upgrade" ] && upgrade=(--upgrade)
 torch_and_its='torch|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+'
-compile test "$work/torch.txt" "$torch_and_its" --group test "${upgrade[@]}"
+compile test "$work/torch.txt" "$torch_and_its" --extra demo --group test "${upgrade[@]}"
 sed -nE 's/^([a-z0-9][^ \\]*==[^ \\]+)( ;.*)? \\$/\1\2/p' requirements/test.txt | cat - "$work/torch.txt" >"$work/all.txt"
-compile demo "$work/all.txt" "$torch_and_its"
+compile demo "$work/all.txt" "$torch_and_its" --extra demo
+compile node "$work/all.txt" "$torch_and_its" --extra audio --extra aws --extra cassandra --extra text
 there=$(sed -nE 's/^([a-z0-9-]+)==.*/\1/p' requirements/test.txt | cat - "$work/test.apart" | paste --serial --delimiters='|')
-compile frameworks "$work/all.txt" "$there" --group frameworks "${upgrade[@]}"
+compile frameworks "$work/all.txt" "$there" --extra demo --group frameworks "${upgrade[@]}"

@@ -1,5 +1,6 @@
 """Refuses values of another type than their name asks for, in one sentence that names it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from numbers import Integral, Real
@@ -9,7 +10,15 @@ from typing import Any, get_args
 
 from frostline.errors import SettingError
 
-__all__ = ("check_fields", "check_minimums", "check_quantile", "check_type", "check_whole_eights", "checked")
+__all__ = (
+    "check_fields",
+    "check_minimums",
+    "check_quantile",
+    "check_type",
+    "check_whole_eights",
+    "checked",
+    "devices_of",
+)
 
 _MEANT: Mapping[type, tuple[type, ...]] = {int: (Integral,), float: (Real,), str: (str, PathLike)}
 _WORDS: Mapping[type, str] = {
@@ -103,3 +112,21 @@ def check_whole_eights(name: str, value: int) -> None:
     """
     if value < 8 or value % 8:
         raise SettingError(f"{name} must be a multiple of 8, not {value}")
+
+
+def devices_of(device: str) -> tuple[str, ...]:
+    """The devices that a setting names with commas, in torch's words; numbered parts of the processor are all ``cpu``.
+
+    Args:
+        device: such as ``cpu``, ``cuda`` or ``cuda:0,cuda:1``.
+
+    Raises:
+        SettingError: It names none, one twice, or devices of several kinds.
+    """
+    names = device.split(",")
+    kinds = {name.partition(":")[0] for name in names}
+    pattern = r"(cpu|cuda):\d+" if len(names) > 1 else r"cpu|cuda(:\d+)?"
+    is_clear = all(re.fullmatch(pattern, name) for name in names) and len(kinds) == 1 and len(set(names)) == len(names)
+    if not is_clear:
+        raise SettingError(f"device must be cpu, cuda or cuda:N, or several such as cuda:0,cuda:1; not {device!r}")
+    return ("cpu",) * len(names) if kinds == {"cpu"} else tuple(names)

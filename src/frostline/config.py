@@ -10,7 +10,7 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from frostline.checks import check_fields, check_minimums, check_quantile, check_whole_eights
+from frostline.checks import check_fields, check_minimums, check_quantile, check_whole_eights, devices_of
 from frostline.errors import SettingError
 from frostline.processors import usable_cores, usable_memory_bytes
 
@@ -123,7 +123,7 @@ class NodeSettings:
             before it that were as large, is made a second time; 1 makes none twice. Of a job with a node in its
             process the larger of this and the job's own counts.
         compute_threads: threads of the engine inside one operation.
-        device: where prefixes run, in torch's words.
+        device: where prefixes run, in torch's words; several with commas, such as ``cuda:0,cuda:1``, share the work.
         device_batch: samples in one run of the network, a multiple of 8.
         max_requests: requests in work or waiting, uploads too; one more is refused with 429.
         min_bytes_per_s: a body that takes a minute longer than it would at this rate is given up, and its place and
@@ -218,8 +218,7 @@ class NodeSettings:
         check_minimums(self, local_tier_bytes=0, shared_cache_bytes=1, shared_cache_wait_s=0)
         check_minimums(self, training_memory_bytes=512 * _MIB, trainings=1)
         check_minimums(self, listing_memory_bytes=256 * _MIB, max_listed=1, max_manifest_bytes=1)
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
-            raise SettingError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
+        devices_of(self.device)
         check_quantile("hedge_quantile", self.hedge_quantile)
         check_whole_eights("device_batch", self.device_batch)
         if self.batching not in BATCHING:

@@ -53,8 +53,9 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_the_locks_pin_each_package_with_hashes_and_leave_torch_out():
-    pinned = {name: locked(name) for name in ("demo", "test")}
+    pinned = {name: locked(name) for name in ("demo", "node", "test")}
     assert pinned["demo"].items() <= pinned["test"].items()
+    assert pinned["node"].items() <= pinned["test"].items()
     for packages in pinned.values():
         assert not [name for name in packages if re.match(r"torch$|triton$|nvidia-|cuda-", name)]
         assert {"sympy", "filelock", "networkx", "jinja2"} <= packages.keys()

@@ -109,7 +109,7 @@ def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
         (found,) = [trial for trial in choice.trials if trial.engine == OTHER]
         assert trials.ready(DIGEST, OTHER, LAST) == found
-        made = trials.made(DIGEST, NETWORK.prefix, found)
+        made = trials.made(DIGEST, NETWORK.prefix, found, None, None, "cpu")
     (apart,) = [trial for trial in chosen.trials if trial.engine == OTHER and trial.cut == LAST]
     assert found.error == pytest.approx(apart.error, rel=1e-3)
     assert found.samples_per_s > 0

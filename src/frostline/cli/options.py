@@ -96,7 +96,7 @@ _NODE = (
         "--device",
         default="cpu",
         show_default=True,
-        help="Device on which the node runs networks, such as cpu or cuda.",
+        help="Device on which the node runs networks, such as cpu or cuda; several, such as cuda:0,cuda:1, share them.",
     ),
     click.option(
         "--read-threads",

@@ -104,7 +104,7 @@ class TorchEngine:
 
     def run_divided(self, inputs: Arrays, cut: int, between: Between) -> tuple[npt.NDArray[np.generic], ...]:
         """See ``engines.base.protocols.Dividing``."""
-        return self._run(inputs, cut, _Paced(between) if self._device.type == "cuda" else between)
+        return self._run(inputs, cut, _Paced(between, self._device) if self._device.type == "cuda" else between)
 
     def _run(self, inputs: Arrays, cut: int, between: Between | None) -> tuple[npt.NDArray[np.generic], ...]:
         batch = input_tensors(inputs, self._device)
@@ -148,8 +148,9 @@ class TorchEngine:
 class _Paced:
     """Calls something between operations that an accelerator has done, which are otherwise queued far ahead."""
 
-    def __init__(self, between: Between) -> None:
+    def __init__(self, between: Between, device: torch.device) -> None:
         self._between = between
+        self._device = device
         self._count = 0
         self._marks: deque[torch.cuda.Event] = deque()
 
@@ -157,7 +158,7 @@ class _Paced:
         self._count += 1
         if self._count % _QUEUED == 0:
             mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            mark.record()
+            mark.record(torch.cuda.current_stream(self._device))
             self._marks.append(mark)
             if len(self._marks) > 1:
                 self._marks.popleft().synchronize()

@@ -36,15 +36,15 @@ _QUICK: Mapping[str, frozenset[str]] = {
 
 
 def hardware_name(device: str) -> str:
-    """The processor with the threads that this process may use, or the accelerator.
+    """The processor with the threads that this process may use, or the accelerators, each kind once.
 
     Args:
-        device: in torch's words.
+        device: in torch's words; several with commas.
     """
     if is_accelerator(device):
         from frostline.engines.machine.accelerator import accelerator_name
 
-        return accelerator_name(device)
+        return " and ".join(dict.fromkeys(map(accelerator_name, device.split(","))))
     return f"{_processor()}, {len(usable_cores())} threads"
 
 

@@ -19,6 +19,9 @@ def metrics_text(statistics: NodeStatistics) -> bytes:
     return generate_latest(registry)
 
 
+_GAUGES = ("uptime_s", "cpu_s", "requests_in_progress", "prefixes", "waiting_for_device", "devices_in_service")
+
+
 class _Statistics(Collector):
     def __init__(self, statistics: NodeStatistics) -> None:
         self._statistics = statistics
@@ -26,7 +29,7 @@ class _Statistics(Collector):
     def collect(self) -> Iterator[Metric]:
         for name, value in asdict(self._statistics.totals).items():
             yield CounterMetricFamily(f"frostline_node_{_plain(name)}", f"{name} since the start", value=value)
-        for name in ("uptime_s", "cpu_s", "requests_in_progress", "prefixes", "waiting_for_device"):
+        for name in _GAUGES:
             value = getattr(self._statistics, name)
             yield GaugeMetricFamily(f"frostline_node_{_plain(name)}", f"{name} now", value=value)
         yield from self._memory()

@@ -72,6 +72,11 @@ class Device:
         with self._lock:
             return self._expected_s(work)
 
+    def known_s(self, work: RowWork) -> float | None:
+        """The measured seconds of a run; None before the first one."""
+        with self._lock:
+            return self._run_s.get(work.engine, {}).get((work.cut, work.run_rows))
+
     def _expected_s(self, work: RowWork) -> float:
         return self._run_s.get(work.engine, {}).get((work.cut, work.run_rows), _UNKNOWN_S)
 

@@ -130,6 +130,10 @@ class QueuedRows:
         self.account.used(device_s)
         self.served(device_s / self.account.settings.weight)
 
+    def begin_again(self) -> None:
+        """Wait once more with the rows that have not run, after they have failed on a device."""
+        self.future, self.has_begun = Future(), False
+
     def finish(self) -> None:
         """Resolve the future: all rows have run."""
         self.future.set_result(self._made)

@@ -106,6 +106,7 @@ class NodeStatistics:
         requests_in_progress: admitted requests that are not yet answered completely.
         prefixes: number of resident prefixes.
         waiting_for_device: batches and measurements that wait for the device or run on it.
+        devices_in_service: number of devices that are given work; fewer than it was started with if some failed.
         memory: state of each memory share, by name.
         totals: work done so far.
         tenants: state of the tenants that the asker may see, by name.
@@ -119,6 +120,7 @@ class NodeStatistics:
     requests_in_progress: int
     prefixes: int
     waiting_for_device: int
+    devices_in_service: int
     memory: dict[str, PoolStatistics]
     totals: Totals
     tenants: dict[str, TenantStatistics] = field(default_factory=dict)

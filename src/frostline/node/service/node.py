@@ -81,7 +81,7 @@ class Node:
         )
         self._resources = Resources(settings)
         self._pools = self._resources.pools
-        run_bytes = int(self._pools["device"].total_bytes / HEADROOM)
+        run_bytes = int(self._resources.devices.memory.total_bytes / HEADROOM)
         room = EngineMemory(weights_bytes=self._pools["weights"].total_bytes, run_bytes=run_bytes)
         self._bridge = TorchBridge(settings, room, inspector)
         self._weights: WeightMemory[Resident] = self._resources.weight_memory()
@@ -122,7 +122,8 @@ class Node:
             cpu_s=time.process_time(),
             requests_in_progress=self._resources.gate.inside,
             prefixes=len(self._prefixes),
-            waiting_for_device=self._resources.device.waiting,
+            waiting_for_device=self._resources.devices.waiting,
+            devices_in_service=len(self._resources.devices.in_service()),
             memory=self._memory(),
             totals=self._resources.counters.totals(),
             tenants=self._resources.statistics(asker, self._prefixes.owned_bytes),
@@ -266,7 +267,7 @@ class Node:
             answer.close()
         self._resources.readers.close()
         self._resources.waiters.close()
-        self._resources.device.close()
+        self._resources.devices.close()
         self._cache.close()
 
     def __enter__(self) -> Self:
@@ -280,6 +281,7 @@ class Node:
     def _memory(self) -> dict[str, PoolStatistics]:
         """The state of each memory share; requests wait for weights in a queue of their own."""
         shares = {name: pool.statistics() for name, pool in self._pools.items()}
+        shares["device"] = self._resources.devices.memory_statistics()
         return {**shares, "weights": replace(shares["weights"], waiting=self._weights.waiting)}
 
     def _output(
@@ -299,7 +301,7 @@ class Node:
             return EncodedOutput(request.samples, reader, lane, _ENCODED_ROWS)
         is_run = request.cut > 1
         resident = self._opener.resident(request, preprocess, account, held, request.engine) if is_run else None
-        run = PrefixRun(resident, request.cut, self._resources.device, scope, account) if resident else None
+        run = PrefixRun(resident, request.cut, self._resources.devices, scope, account) if resident else None
         packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=counters)
         maximum = self._settings.device_batch if resident is None else resident.rows
         fewest = maximum if self._settings.batching == "fixed" else ROWS

@@ -28,6 +28,7 @@ from frostline.node.service.profiling import (
     PrefixMeasurement,
     cut_costs,
     load,
+    sped_up_choice,
     under_engine,
 )
 from frostline.node.service.resources import Resources
@@ -75,7 +76,9 @@ class Profiler:
         reader = self._opener.reader(request, preprocess, account, counters, scope, held, is_measured=True)
         resident = self._opener.resident(request, preprocess, account, held)
         run = (
-            PrefixRun(resident, len(resident.prefix.cuts), self._resources.device, scope, account) if resident else None
+            PrefixRun(resident, len(resident.prefix.cuts), self._resources.devices, scope, account)
+            if resident
+            else None
         )
         if wanted.only_engine:
             return self._engine(wanted, preprocess, resident, reader, account, scope, held)
@@ -102,8 +105,10 @@ class Profiler:
         if network is not None:
             self._networks.put(key, network)
         codecs = [] if network is None else [codec for codec in network.codecs.values() if codec.codec in wanted.codecs]
-        costs = cut_costs(loaded, network, resident)
-        if network is None or resident is None or run is None:
+        speed = self._resources.devices.speed
+        shared = None if network is None else network.sped_up(speed)
+        costs = cut_costs(loaded, shared, resident)
+        if network is None or shared is None or resident is None or run is None:
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
         reference = MeasuredReference(run, network, resident.prefix.cuts)
         if not _can_be_tried(preprocess) or not self._bridge.trials.are_wanted(
@@ -117,7 +122,7 @@ class Profiler:
         choice = self._bridge.trials.wanted(wanted, resident.prefix, pixels, reference, requester, preprocess.levels)
         if choice.engine != REFERENCE:
             decode_s = (kept if levels_of(choice.engine) else loaded).decode_s
-            costs = under_engine(costs, network, resident.prefix.cuts, decode_s, choice)
+            costs = under_engine(costs, shared, resident.prefix.cuts, decode_s, sped_up_choice(choice, speed))
         return self._profile_of(loaded, costs, codecs, choice)
 
     def _engine(
@@ -134,7 +139,7 @@ class Profiler:
         lane, choice = self._resources.lane(account), Choice(engine=REFERENCE, trials=())
         if resident is None:
             return self._profile_of(_NOTHING, (), (), choice)
-        run = PrefixRun(resident, len(resident.prefix.cuts), self._resources.device, scope, account)
+        run = PrefixRun(resident, len(resident.prefix.cuts), self._resources.devices, scope, account)
         run.check()
         shape = _shape_of_tried(wanted, preprocess, lane.total_bytes // _PART)
         some = np.zeros((ROWS, *preprocess.shape), np.float32)

@@ -79,6 +79,10 @@ class NetworkProfile:
     seconds: npt.NDArray[np.float64]
     codecs: Mapping[Pair, CodecCost] = field(default_factory=dict)
 
+    def sped_up(self, speed: float) -> "NetworkProfile":
+        """The cost on several devices that are together so many times as fast."""
+        return replace(self, seconds=self.seconds / speed)
+
 
 class MeasuredReference:
     """A ``trial_processes.Reference``: the prefix in the node's own process, run when it is this request's turn.
@@ -229,6 +233,11 @@ def cut_costs(loaded: Loaded, network: NetworkProfile | None, resident: Resident
     costs = [_cost(cut, loaded.decode_s + to_here_s, spread_s, resident) for cut, to_here_s, spread_s in cuts]
     rest = costs[0].remaining_fixed_bytes, costs[0].remaining_bytes_per_sample
     return [_encoded(*rest), *costs]
+
+
+def sped_up_choice(choice: Choice, speed: float) -> Choice:
+    """A choice whose trials cost what they do on several devices that are together so many times as fast."""
+    return replace(choice, trials=tuple(replace(trial, seconds=trial.seconds / speed) for trial in choice.trials))
 
 
 def under_engine(

@@ -1,13 +1,15 @@
 """The resources that a node's tenants share: memory, threads and the device, and the order in which they get them."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import TypeVar
 
 from frostline.batching import BatchingRule, FairMerging, FirstCome, Hapi
+from frostline.checks import devices_of
 from frostline.config import NodeSettings
 from frostline.core import FeatureBatch
-from frostline.engines.machine.hardware import free_device_bytes
+from frostline.engines.machine.hardware import free_device_bytes, is_accelerator
+from frostline.node.request.devices import Devices
 from frostline.node.request.executor import Device
 from frostline.node.request.feature_cache import shared_bytes
 from frostline.node.scheduling.admission import Gate
@@ -35,7 +37,7 @@ class Resources:
         counters: counters of the node.
         tenants: tenants of the node.
         pools: memory pools by name.
-        device: device that runs prefixes.
+        devices: devices that run prefixes.
         readers: threads that read and decode samples.
         waiters: threads that only wait for stores, for reading ahead.
         gate: admits requests.
@@ -49,15 +51,23 @@ class Resources:
         self._fair_shares = LockedFairShares(self.tenants.weights)
         # The other rules serve as baselines and know no tenants: memory too is given in order of arrival.
         self._memory_shares = fair_shares = self._fair_shares if settings.batching == "fair" else None
-        device_bytes = free_device_bytes(settings.device)
+        named = devices_of(settings.device)
+        free = [nbytes for nbytes in map(free_device_bytes, named) if nbytes is not None]
+        device_bytes = min(free, default=None)
         self.pools = Shares.of(settings.memory_bytes - shared_bytes(settings), device_bytes).pools(fair_shares)
         self._work = self.pools["work"]
-        self.device = Device(
-            name=settings.device,
-            memory=self.pools["device"],
-            rule=_rule(settings, self.pools),
-            fair_shares=self._fair_shares,
-            counters=self.counters,
+        rooms = _device_pools(self.pools["device"], named)
+        self.devices = Devices(
+            [
+                Device(
+                    name=name,
+                    memory=memory,
+                    rule=_rule(settings, self.pools),
+                    fair_shares=self._fair_shares,
+                    counters=self.counters,
+                )
+                for name, memory in zip(settings.device.split(","), rooms, strict=True)
+            ]
         )
         self.readers = _readers(max(_READERS, settings.decode_threads), settings)
         self.waiters = _readers(settings.read_threads, settings)
@@ -141,6 +151,14 @@ class Resources:
 def _readers(threads: int, settings: NodeSettings) -> Readers:
     # With several tenants, no tenant gets more than half of the threads, in case its store is slow.
     return Readers(threads, threads if len(settings.tenants) <= 1 else max(1, threads // 2))
+
+
+def _device_pools(pool: Pool, named: Sequence[str]) -> Sequence[Pool]:
+    """The memory for activations of each device: accelerators have their own, parts of a processor share the node's."""
+    if len(named) == 1:
+        return [pool]
+    each_bytes = pool.total_bytes if is_accelerator(named[0]) else pool.total_bytes // len(named)
+    return [Pool(each_bytes) for _ in named]
 
 
 def _rule(settings: NodeSettings, pools: dict[str, Pool]) -> BatchingRule:

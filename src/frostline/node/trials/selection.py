@@ -242,12 +242,7 @@ class Trials:
         return None if found.samples_per_s is None else found
 
     def made(
-        self,
-        digest: str,
-        prefix: Prefix,
-        trial: Trial,
-        levels: Levels | None = None,
-        checked: Footprint | None = None,
+        self, digest: str, prefix: Prefix, trial: Trial, levels: Levels | None, checked: Footprint | None, device: str
     ) -> Engine:
         """Make an engine from the files that its trial has kept.
 
@@ -257,6 +252,7 @@ class Trials:
             trial: trial of the engine.
             levels: meaning of pixels, if the engine's name says that it takes them.
             checked: memory of the reference up to the cut, if the graph was checked.
+            device: device that runs it, of the same kind as that of the trial.
 
         Raises:
             EngineUnsupported: if the pixels of its name have other levels.
@@ -267,7 +263,7 @@ class Trials:
             prefix.cuts,
             prefix.tensors,
             cut=trial.cut,
-            device=self._policy.device,
+            device=device,
             max_rows=max(self._policy.rows),
             threads=trial.threads,
             levels=levels,

@@ -39,17 +39,27 @@ class Resident:
 
     Attributes:
         prefix: prefix as it was uploaded.
-        reference: engine that runs it up to every cut, as the user's own network does.
-        engine: engine for this request; it runs up to the request's own cut if it is not the reference.
+        references: engine of each device that runs it up to every cut, as the user's own network does.
+        engines: engine of each device for this request; up to the request's own cut if it is not the reference.
         rows: maximum rows of a run, at which the engine is fastest.
         served: called with the device seconds of each use, divided by its tenant's weight.
     """
 
     prefix: "Prefix"
-    reference: "TorchEngine"
-    engine: Engine
+    references: "tuple[TorchEngine, ...]"
+    engines: tuple[Engine, ...]
     rows: int
     served: Callable[[float], None]
+
+    @property
+    def reference(self) -> "TorchEngine":
+        """The reference of the first device."""
+        return self.references[0]
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the first device."""
+        return self.engines[0]
 
     def cut(self, number: int) -> Cut:
         """The cut of that number.
@@ -141,8 +151,8 @@ class Prefixes:
         inspection = self._bridge.inspect(body, tenant)
         prefix = self._bridge.read(body)
         room.resize(len(body) + len(prefix.graph.nodes) * _NODE_BYTES)
-        engine = self._bridge.reference(prefix, inspection)
-        room.keep(self._resident(digest, prefix, engine, engine, min(self._bridge.rows(inspection), self._max_rows)))
+        engines = self._bridge.references(prefix, inspection)
+        room.keep(self._resident(digest, prefix, engines, engines, min(self._bridge.rows(inspection), self._max_rows)))
         self._counters.add(uploads=1)
 
     def wake(self) -> None:
@@ -217,16 +227,23 @@ class Prefixes:
         if room is not None:
             with room, self._making, self._using(digest, asker.name) as reference:
                 checked = reference.reference.footprint(number)
-                engine_made = self._bridge.trials.made(digest, reference.prefix, trial, levels, checked)
-                made = _Measured(engine=engine_made, trial=trial)
+                make = partial(self._bridge.trials.made, digest, reference.prefix, trial, levels, checked)
+                made = tuple(_Measured(engine=engine, trial=trial) for engine in self._bridge.for_each_device(make))
                 room.resize(trial.weight_bytes)
                 rows = min(trial.rows, self._max_rows)
-                room.keep(self._resident(digest, reference.prefix, reference.reference, made, rows))
+                room.keep(self._resident(digest, reference.prefix, reference.references, made, rows))
         return number
 
-    def _resident(self, digest: str, prefix: "Prefix", reference: "TorchEngine", engine: Engine, rows: int) -> Resident:
+    def _resident(
+        self,
+        digest: str,
+        prefix: "Prefix",
+        references: "tuple[TorchEngine, ...]",
+        engines: tuple[Engine, ...],
+        rows: int,
+    ) -> Resident:
         served = partial(self._weights.served, digest)
-        return Resident(prefix=prefix, reference=reference, engine=engine, rows=rows, served=served)
+        return Resident(prefix=prefix, references=references, engines=engines, rows=rows, served=served)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)

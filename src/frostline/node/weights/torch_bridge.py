@@ -1,12 +1,15 @@
 """Everything that a node needs from torch, imported with the first network: reading and decoding do not need torch."""
 
 import threading
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from frostline.batching import ROWS
+from frostline.checks import devices_of
 from frostline.config import NodeSettings, cache_folder
+from frostline.engines.machine.hardware import is_accelerator
 from frostline.node.trials.trial_policy import EngineMemory, policy_of
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from frostline.node.weights.inspection import Inspector
 
 __all__ = ("TorchBridge",)
+
+T = TypeVar("T")
 
 _NEEDED = (
     "frostline.engines.backends.torch_eager",
@@ -45,6 +50,10 @@ class TorchBridge:
         self._lock = threading.Lock()
         self._trials: Trials | None = None
         self._is_closed = False
+        self._devices = devices_of(settings.device)
+        # Parts of one processor share engines, and of the others some run one batch at a time.
+        is_divided = len(self._devices) > 1 and not is_accelerator(settings.device)
+        self._engines = () if is_divided else settings.engines
 
     @property
     def trials(self) -> "Trials":
@@ -58,7 +67,7 @@ class TorchBridge:
                     policy_of(self._settings),
                     self._room,
                     longest_s=self._settings.trial_s,
-                    engines=self._settings.engines,
+                    engines=self._engines,
                 )
                 self._trials.tidy()
                 if self._is_closed:
@@ -69,7 +78,7 @@ class TorchBridge:
         """Import what the first network and the usual engine need, which takes seconds, before a request waits."""
         for module in _NEEDED:
             import_module(module)
-        if self._settings.device == "cpu" and find_spec("openvino"):
+        if not is_accelerator(self._settings.device) and find_spec("openvino"):
             import_module("frostline.engines.backends.openvino_engine").warm()
 
     def digest_of(self, body: bytes) -> str:
@@ -103,8 +112,8 @@ class TorchBridge:
             tokenizer=tokenizer_of(body),
         )
 
-    def reference(self, prefix: "Prefix", inspection: "Inspection | None" = None) -> "TorchEngine":
-        """Make the engine that runs a prefix as the user's own network does; see ``TorchEngine`` for the errors.
+    def references(self, prefix: "Prefix", inspection: "Inspection | None" = None) -> "tuple[TorchEngine, ...]":
+        """Make what runs a prefix as the user's own network does, for each device; see ``TorchEngine`` for the errors.
 
         Args:
             prefix: prefix to be run.
@@ -112,15 +121,23 @@ class TorchBridge:
         """
         from frostline.engines.backends.torch_eager import TorchEngine
 
-        return TorchEngine(
-            prefix.graph,
-            prefix.cuts,
-            prefix.tensors,
-            device=self._settings.device,
-            max_rows=self._settings.device_batch,
-            memory=None if inspection is None else inspection.memory,
-            lengths=prefix.lengths,
-        )
+        def made(device: str) -> TorchEngine:
+            return TorchEngine(
+                prefix.graph,
+                prefix.cuts,
+                prefix.tensors,
+                device=device,
+                max_rows=self._settings.device_batch,
+                memory=None if inspection is None else inspection.memory,
+                lengths=prefix.lengths,
+            )
+
+        return self.for_each_device(made)
+
+    def for_each_device(self, make: Callable[[str], T]) -> tuple[T, ...]:
+        """What is made for each device of the node; parts of one processor share it."""
+        made = {device: make(device) for device in dict.fromkeys(self._devices)}
+        return tuple(made[device] for device in self._devices)
 
     def rows(self, inspection: "Inspection | None") -> int:
         """The rows of a run: fewer than the node's if one operation on so many would take too long."""
@@ -156,10 +173,10 @@ def _limits(settings: NodeSettings) -> "GraphLimits":
         max_run_s=settings.max_run_s,
         max_operation_s=settings.max_operation_s,
         operations_per_s=_operations_per_s(settings),
-        cores=settings.compute_threads if settings.device == "cpu" else 1,
+        cores=1 if is_accelerator(settings.device) else settings.compute_threads,
         quick_dtypes=quick_dtypes(abilities(settings.device)),
     )
 
 
 def _operations_per_s(settings: NodeSettings) -> float:
-    return settings.compute_threads * _CORE_PER_S if settings.device == "cpu" else _ACCELERATOR_PER_S
+    return _ACCELERATOR_PER_S if is_accelerator(settings.device) else settings.compute_threads * _CORE_PER_S
