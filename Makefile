@@ -41,8 +41,7 @@ frameworks: $(STAMPS)/venv
 check:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	@MAKE="$(MAKE)" scripts/check.sh \
-		$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@scripts/check.sh $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 static: types layers site
 

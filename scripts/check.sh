@@ -8,7 +8,7 @@ set -u
 
 said=$(mktemp)
 trap 'rm -f "$said"' EXIT
-"$MAKE" --no-print-directory --keep-going static >"$said" 2>&1 &
+"${MAKE:-make}" --no-print-directory --keep-going static >"$said" 2>&1 &
 checks=$!
 trap 'kill "$checks" 2>/dev/null; exit 130' INT TERM
 
