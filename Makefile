@@ -19,7 +19,8 @@ COSMIC_RAY_VERSION := 8.7.0
 # Tests start some hundred processes, which would each compile Frostline and TensorFlow anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long check fuzz mutation browser cassandra frameworks install install-test docs map lock clean
+.PHONY: demo test test-long check static types layers site fuzz mutation browser cassandra frameworks install \
+	install-test docs map lock clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -36,14 +37,22 @@ browser cassandra:
 frameworks: $(STAMPS)/venv
 	@PYTHON=$(BIN)/python scripts/frameworks.sh
 
-# What `make test` runs once everything is installed.
+# What `make test` runs once everything is installed. What takes longer than a moment runs beside the tests.
 check:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	@scripts/check.sh $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+static: types layers site
+
+types:
 	$(BIN)/mypy
+
+layers:
 	$(BIN)/lint-imports --no-cache
+
+site:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # What is too long for every change: the rest of the matrices of which `make check` runs a sample, and graphs at random.
 test-long: test

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from frostline.config import NodeSettings
 from frostline.engines.machine.allocator import keep_freed_memory
 from frostline.engines.machine.isolation import give_back_freed
+from frostline.node.process.subprocess import start_node
 from support.azurite import azurite as run_azurite
 from support.azurite import find_azurite
 from support.cassandra import cassandra, why_no_cassandra
@@ -28,7 +30,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 keep_freed_memory()
 
 SHIM = str(Path(sitecustomize.__file__).parent)
-LONGEST = ("models", "frameworks", "training", "node", "cli", "loaders", "stores")
+LONGEST = ("frameworks", "engines", "models", "training", "node", "cli", "loaders", "stores", "docs")
 """Rooms that are begun first, so that the processes of a run on several cores end at about the same time."""
 
 
@@ -71,6 +73,21 @@ def _a_cache_folder_of_its_own(tmp_path_factory):
 def photographs(tmp_path_factory):
     """A folder of real photographs in class folders; read it, don't write to it."""
     return photographs_folder(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def shared_node(tmp_path_factory):
+    """A node in a process of its own, for whatever folder a test makes: to start one takes six seconds of a core.
+
+    It tries no engines. What it counts and keeps is everybody's: a test that looks at that, stops it or gives it
+    credentials starts its own.
+    """
+    settings = NodeSettings(memory_bytes=1 << 30, device_batch=8, trial_s=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache-of-a-node")))
+        node = start_node(("file:///",), settings)
+    with node:
+        yield node
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,7 @@
-"""What the tests of commands share: a folder of images, and a node that they ask, so that not each starts its own."""
+"""What the tests of commands share: a folder of images, and the options that name the shared node."""
 
 import pytest
 
-from frostline.config import NodeSettings
-from frostline.node.process.subprocess import start_node
 from support.images import image_folder
 
 
@@ -21,7 +19,6 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def near():
+def near(shared_node):
     """Options that name a node for whatever folder a test makes."""
-    with start_node(("file:///",), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-        yield "--near", node.url
+    return "--near", shared_node.url

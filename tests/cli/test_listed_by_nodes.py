@@ -3,8 +3,7 @@
 import pytest
 
 from frostline.cli import main
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.node.process.subprocess import start_node
+from frostline.config import LoaderSettings
 from frostline.training.settings import JobSettings
 from support.images import image_folder
 
@@ -38,15 +37,14 @@ def test_lists_of_urls_and_what_is_asked_for_are_listed_here():
     assert job("s3://bucket", loader=LoaderSettings(io="unix:///run/io.sock")).listed_by == ()
 
 
-def test_index_has_a_node_list_and_says_what_it_cannot_do(tmp_path, capsys):
+def test_index_has_a_node_list_and_says_what_it_cannot_do(tmp_path, capsys, shared_node):
     folder = image_folder(tmp_path / "photos", per_class=2)
-    with start_node((folder.as_uri(),), NodeSettings(memory_bytes=1 << 28, trial_s=0)) as node:
-        for more, code, said in (
-            (["--split", "train=0.5,val=0.5"], 0, "splits: train 3, val 3"),
-            (["--check"], 2, "was listed by the node at"),
-            (["--beside"], 2, "beside"),
-        ):
-            with pytest.raises(SystemExit) as ended:
-                main(["index", "--data", str(folder), "--near", node.url, *more])
-            captured = capsys.readouterr()
-            assert (ended.value.code, said in captured.out + captured.err) == (code, True), captured
+    for more, code, said in (
+        (["--split", "train=0.5,val=0.5"], 0, "splits: train 3, val 3"),
+        (["--check"], 2, "was listed by the node at"),
+        (["--beside"], 2, "beside"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["index", "--data", str(folder), "--near", shared_node.url, *more])
+        captured = capsys.readouterr()
+        assert (ended.value.code, said in captured.out + captured.err) == (code, True), captured

@@ -11,10 +11,8 @@ from torch import nn
 
 import frostline as fl
 from frostline.cli import main
-from frostline.config import NodeSettings
 from frostline.errors import SettingError
 from frostline.events import StepFinished
-from frostline.node.process.subprocess import start_node
 from frostline.training.networks import load_model
 from frostline.training.recipe.unfreezing import ThawStep, Unfreezing
 from frostline.training.report.report import Record
@@ -38,9 +36,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def near(folder, _cache_of_its_own):
-    with start_node((folder.as_uri(),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-        yield node.url
+def near(shared_node):
+    return shared_node.url
 
 
 def run(capsys, *arguments):

@@ -9,8 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from frostline.cli import main
-from frostline.config import NodeSettings
-from frostline.node.process.subprocess import start_node
 from support.images import image_folder
 
 MODEL = ("--model", "support.networks:Small", "--until", "stem", "--accuracy", "exact")
@@ -36,12 +34,6 @@ def _cache_of_its_own(tmp_path_factory):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return image_folder(tmp_path_factory.mktemp("images"), per_class=6)
-
-
-@pytest.fixture(scope="module")
-def near(folder, _cache_of_its_own):
-    with start_node((folder.as_uri(),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-        yield "--near", node.url
 
 
 def run(capsys, *arguments):

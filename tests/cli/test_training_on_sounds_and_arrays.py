@@ -13,11 +13,9 @@ from safetensors.torch import load_file
 
 import frostline as fl
 from frostline.cli import main
-from frostline.config import NodeSettings
 from frostline.core import CELLS
 from frostline.datasets.open import open_samples
 from frostline.errors import DataError, SettingError
-from frostline.node.process.subprocess import start_node
 from frostline.preprocess.apply import decode_into
 from frostline.training.samples import described, preprocess_of
 from support.signals import array_bytes, signal_network, some_arrays, spectrogram_network, write_arrays
@@ -43,14 +41,6 @@ def data(tmp_path_factory):
     table = pa.table({"flat": flat, "tensor": tensors, "label": labels})
     pq.write_table(table, root / "lists" / "x.parquet", row_group_size=5)
     return root
-
-
-@pytest.fixture(scope="module")
-def near(data, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        with start_node((str(data),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-            yield "--near", node.url
 
 
 def run(capsys, verb, *options):

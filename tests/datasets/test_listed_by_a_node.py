@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import frostline as fl
-from frostline.config import NodeSettings
 from frostline.core.samples import taken
 from frostline.datasets.access import roots_of
 from frostline.datasets.check.check import check
@@ -25,7 +24,6 @@ from frostline.errors import (
     Unauthenticated,
 )
 from frostline.events import PhaseStarted, ProgressMade
-from frostline.node.process.subprocess import start_node
 from frostline.preprocess import Applied
 from frostline.stores.open import open_store
 from support.formats import put_masked_pairs, put_parquet, put_ready, put_urls, put_webdataset
@@ -262,6 +260,5 @@ def test_an_empty_place_is_the_same_error_as_here(tmp_path, listed):
         len(listed(tmp_path / "empty"))
 
 
-def test_a_node_in_a_process_of_its_own_lists_too(photos, tmp_path):
-    with start_node((photos.as_uri(),), NodeSettings(memory_bytes=1 << 28)) as node:
-        same(fl.Dataset(photos, near=node.url, cache=tmp_path), fl.Dataset(photos))
+def test_a_node_in_a_process_of_its_own_lists_too(photos, shared_node, tmp_path):
+    same(fl.Dataset(photos, near=shared_node.url, cache=tmp_path), fl.Dataset(photos))

@@ -12,17 +12,14 @@ import torch
 from torch.nn import functional
 
 import frostline as fl
-from frostline.config import IoSettings, NodeSettings
+from frostline.config import IoSettings
 from frostline.errors import NodeUnreachable
 from frostline.io_service.process import start_io
 from frostline.io_service.upstream import Upstream
-from frostline.node.process.subprocess import start_node
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.nodes import until
 from support.services import python
-
-NODE = NodeSettings(memory_bytes=1 << 29, trial_s=0)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +28,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def node(folder):
-    with start_node((folder.as_uri(),), NODE) as node:
-        yield node
+def node(shared_node):
+    return shared_node
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +75,8 @@ JOB = """
         print("ready", flush=True)
         sys.stdin.readline()
         rows = {}
-        for batch in job.loader(8, shuffle=True, seed=int(seed)):
-            for id, row in zip(batch.ids.tolist(), batch.features.numpy()):
+        for batch in job.arrays(8, shuffle=True, seed=int(seed)):
+            for id, row in zip(batch.ids.tolist(), batch.features):
                 rows[id] = float(np.abs(row).sum())
     print(json.dumps(sorted(rows.items())), flush=True)
 """

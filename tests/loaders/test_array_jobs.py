@@ -6,7 +6,6 @@ import torch
 
 from frostline import Dataset, LoaderSettings, NodeSettings, freeze, loader, offload, preprocess
 from frostline.events import SampleSkipped
-from frostline.node.process.subprocess import start_node
 from support.signals import (
     UNTIL,
     job_losses,
@@ -44,13 +43,12 @@ def test_losses_of_the_head_are_those_of_a_plain_loop(tmp_path, kind, cut):
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory):
+def node(shared_node, tmp_path_factory):
     """A node in a process of its own, the folder that it serves, and what lies there."""
     folder = tmp_path_factory.mktemp("served")
     arrays, labels = some_arrays(shape=SHAPE)
     write_arrays(folder, "folders", arrays, labels)
-    with start_node((str(folder),), SMALL) as process:
-        yield process.url, folder, arrays, labels
+    return shared_node.url, folder, arrays, labels
 
 
 @pytest.mark.parametrize("cut", [None, 1, -1])

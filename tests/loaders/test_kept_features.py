@@ -7,11 +7,10 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.config import LoaderSettings
 from frostline.errors import SettingError
 from frostline.events import BatchDelivered, RequestFinished
 from frostline.models import freeze
-from frostline.node.process.subprocess import start_node
 from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
@@ -20,11 +19,9 @@ COUNT = 48
 BATCH = 8
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    root = tmp_path_factory.getbasetemp()
-    with start_node((str(root),), NodeSettings(memory_bytes=1 << 28, device_batch=8, trial_s=0)) as process:
-        yield process
+@pytest.fixture
+def node(shared_node):
+    return shared_node
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from frostline.config import IoSettings, NodeSettings
 from frostline.io_service.process import start_io
 from frostline.io_service.upstream import Upstream
 from support.images import image_folder, tiny_preprocess
+from support.matrices import sampled
 from support.nodes import until
 from support.services import descriptors, of_sessions, python, shared_memory
 
@@ -20,25 +21,29 @@ NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 GONE_S = 60  # a worker looks for its parent every 5 s
 
 # Says each batch and the state after it. After some it says who its workers are, and waits for a line. Without a start
-# method it has no workers.
+# method it has no workers and no torch, which takes seconds to import.
 TRAINER = """
     import json, multiprocessing, os, signal, sys
     import frostline as fl
     from frostline.errors import Unavailable
-    from frostline.loaders import WorkerLoader
     from support.images import tiny_preprocess
 
     def say(**what):
         print(json.dumps(what), flush=True)
 
     os.setsid()
-    multiprocessing.set_forkserver_preload(["torch", "frostline.loaders.torch.loader", "frostline.jobs.worker_setup"])
+    preloaded = ["torch", "frostline.loaders.torch.loader", "frostline.jobs.worker_setup"]
+    multiprocessing.set_forkserver_preload(preloaded)
     folder, near, start, seed, state = sys.argv[1:]
     settings = fl.LoaderSettings(samples_per_request=4, requests_in_flight=2, cache_bytes=0, retry_for_s=60)
     with fl.offload(None, fl.Dataset(folder), preprocess=tiny_preprocess(), near=near, settings=settings) as job:
-        loader = job.loader(2, shuffle=True, seed=int(seed))
         if start:
+            from frostline.loaders import WorkerLoader
+
+            loader = job.loader(2, shuffle=True, seed=int(seed))
             loader = WorkerLoader(loader, 2 if start == "fork" else 1, start=start)
+        else:
+            loader = job.arrays(2, shuffle=True, seed=int(seed))
         loader.load_state_dict(json.loads(state) or loader.state_dict())
         taken, failed = 0, True
         while failed:
@@ -115,11 +120,8 @@ def kill(killed, service, trainers, gone):
 
 STARTS = ("fork", "spawn", "forkserver")
 EVERYBODY = ("a worker", "the service", "a trainer")
-OFTEN = {*zip(STARTS, EVERYBODY, strict=True), ("fork", "both trainers")}
-CASES = [
-    pytest.param(*case, marks=() if case in OFTEN else pytest.mark.long)
-    for case in (*itertools.product(STARTS, EVERYBODY), ("fork", "both trainers"))
-]
+OFTEN = {*zip(STARTS, EVERYBODY, strict=True)}
+CASES = sampled((*itertools.product(STARTS, EVERYBODY), ("fork", "both trainers")), OFTEN, name=lambda case: case)
 
 
 @pytest.mark.parametrize(("start", "killed"), CASES)

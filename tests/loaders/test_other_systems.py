@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from frostline.config import NodeSettings
-from frostline.node.process.subprocess import start_node
 from support.images import image_folder
 
 WITHOUT = """
@@ -33,30 +31,25 @@ from frostline.errors import SettingError
 from frostline.loaders import WorkerLoader
 from support.images import tiny_preprocess
 
-data, near = fl.Dataset(sys.argv[1]), sys.argv[2] or None
+data, near = fl.Dataset(sys.argv[1]), sys.argv[2]
 settings = LoaderSettings(samples_per_request=8, skip_allowance=0.1)
-"""
-
-PLAIN = """
 said = {}
-with fl.offload(None, data, preprocess=tiny_preprocess(), near=near, settings=settings) as job:
-    said["arrays"] = sum(map(len, job.arrays(8)))
-    said["loader"] = sum(map(len, job.loader(8, shuffle=True)))
-    said["workers"] = sum(map(len, WorkerLoader(job.loader(8, epoch=1), 2, start="fork")))
-    said["skipped"] = [sample.object for sample in job.statistics().skipped]
-print(json.dumps(said))
-"""
 
-NETWORK = """
+for place in ("", near):
+    with fl.offload(None, data, preprocess=tiny_preprocess(), near=place or None, settings=settings) as job:
+        said["over a node" if place else "here"] = {
+            "arrays": sum(map(len, job.arrays(8))),
+            "loader": sum(map(len, job.loader(8, shuffle=True))),
+            "workers": sum(map(len, WorkerLoader(job.loader(8, epoch=1), 2, start="fork"))),
+            "skipped": [sample.object for sample in job.statistics().skipped],
+        }
+
 from support.networks import Small
 
 model = fl.freeze(Small().train(), "stem", input_shape=(3, 32, 32))
 with fl.offload(model, data, preprocess=tiny_preprocess(), near=near, settings=settings) as job:
-    print(json.dumps({"trained on": sum(len(job.head(batch.features)) for batch in job.loader(8))}))
-"""
+    said["trained on"] = sum(len(job.head(batch.features)) for batch in job.loader(8))
 
-SENTENCES = """
-said = {}
 for name, ask in {
     "lock": lambda: fl.stores.objects.local.FolderStore(sys.argv[1]).alone().__enter__(),
     "service": lambda: fl.offload(None, data, near="unix:///run/frostline/io.sock"),
@@ -71,36 +64,25 @@ print(json.dumps(said))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def said(shared_node, tmp_path_factory):
+    """What one process found: a new one imports torch, which takes most of its time."""
     folder = image_folder(tmp_path_factory.mktemp("images"), per_class=8)
     (folder / "noise" / "003.jpg").write_bytes(b"no image")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def node(folder):
-    with start_node((str(folder),), NodeSettings(memory_bytes=1 << 28, device_batch=8)) as process:
-        yield process
-
-
-def said_without(code, folder, near=""):
-    command = [sys.executable, "-c", WITHOUT + code, str(folder), near]
+    command = [sys.executable, "-c", WITHOUT, str(folder), shared_node.url]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("near", ["a node", ""])
-def test_a_plain_loader_reads_and_its_workers_and_their_skipped_samples_are_counted(folder, node, near):
-    said = said_without(PLAIN, folder, near and node.url)
-    assert said == {"arrays": 23, "loader": 23, "workers": 23, "skipped": ["noise/003.jpg"]}
+@pytest.mark.parametrize("place", ["over a node", "here"])
+def test_a_plain_loader_reads_and_its_workers_and_their_skipped_samples_are_counted(said, place):
+    assert said[place] == {"arrays": 23, "loader": 23, "workers": 23, "skipped": ["noise/003.jpg"]}
 
 
-def test_a_network_is_cut_and_its_head_trained_over_a_node(folder, node):
-    assert said_without(NETWORK, folder, node.url) == {"trained on": 23}
+def test_a_network_is_cut_and_its_head_trained_over_a_node(said):
+    assert said["trained on"] == 23
 
 
-def test_explains_what_the_operating_system_lacks(folder):
-    said = said_without(SENTENCES, folder)
+def test_explains_what_the_operating_system_lacks(said):
     assert "no locks of files" in said["lock"]
     assert "only Linux has" in said["service"]

@@ -6,7 +6,6 @@ import torch
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import SettingError
-from frostline.node.process.subprocess import start_node
 from support.images import image_folder, tiny_preprocess
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
@@ -42,8 +41,8 @@ def test_decoding_at_the_node_equals_decoding_in_this_process(folder):
         assert other.stages()["trainer: decode"] > 0
 
 
-def test_a_node_elsewhere_sends_samples_as_they_are_stored(folder):
-    with start_node((str(folder),), NODE) as node, job_for(folder, near=node.url) as job:
+def test_a_node_elsewhere_sends_samples_as_they_are_stored(folder, shared_node):
+    with job_for(folder, near=shared_node.url) as job:
         assert ("decoding", "trainer") in job.where
         assert len(taken(job)[0]) == 29
 

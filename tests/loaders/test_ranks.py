@@ -9,37 +9,34 @@ from pathlib import Path
 import pytest
 
 import frostline as fl
-from frostline.config import NodeSettings
 from frostline.errors import SettingError
-from frostline.node.process.subprocess import start_node
 from support.images import image_folder
 
 WORLD = 3
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
+def seen(shared_node, tmp_path_factory):
     """What each of three ranks saw."""
     place = tmp_path_factory.mktemp("ranks")
     folder, other = image_folder(place / "images", per_class=10), image_folder(place / "other", per_class=11)
-    with start_node((str(place),), NodeSettings(memory_bytes=1 << 28, device_batch=8)) as node:
-        command = [sys.executable, "-m", "support.ranks"]
-        ranks = [
-            subprocess.Popen(
-                [*command, str(rank), str(WORLD), str(folder), str(other), node.url, str(place)],
-                cwd=Path(__file__).parents[1],
-                env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(WORLD)
-        ]
-        try:
-            return [json.loads(rank.communicate(timeout=100)[0]) for rank in ranks], fl.Dataset(folder)
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+    command = [sys.executable, "-m", "support.ranks"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(WORLD), str(folder), str(other), shared_node.url, str(place)],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        return [json.loads(rank.communicate(timeout=100)[0]) for rank in ranks], fl.Dataset(folder)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 def test_ranks_of_a_process_group_share_an_epoch_without_being_told(seen):

@@ -7,22 +7,17 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 import frostline as fl
-from frostline.config import NodeSettings
-from frostline.node.process.subprocess import start_node
 from frostline.training.networks import load_model
 from support import plain
 
 
-def test_the_losses_on_photographs_are_those_of_the_plain_loop(photographs):
+def test_the_losses_on_photographs_are_those_of_the_plain_loop(photographs, shared_node):
     data = fl.Dataset(photographs)
     data = data.take(np.linspace(0, len(data) - 1, 32).astype(np.int64))
     network = load_model("demo:efficientnet_lite0", classes=len(data.classes))
     model = fl.freeze(network.model, until="_blocks.13")
     twin = copy.deepcopy(model)
-    with (
-        start_node((data.url,), NodeSettings(memory_bytes=1 << 30)) as node,
-        fl.offload(model, data, preprocess=network.preprocess, near=node.url) as job,
-    ):
+    with fl.offload(model, data, preprocess=network.preprocess, near=shared_node.url) as job:
         ours = plain.through(job, batch_size=16, epochs=2)
         received = job.statistics().wire_bytes
     folder = Path(unquote(urlsplit(data.url).path))

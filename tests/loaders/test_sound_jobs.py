@@ -8,7 +8,6 @@ import torch
 
 from frostline import Dataset, LoaderSettings, NodeSettings, freeze, loader, offload, preprocess
 from frostline.events import SampleSkipped, SetupWarning
-from frostline.node.process.subprocess import start_node
 from frostline.node.service import open as opener
 from frostline.preprocess.apply import decode_into
 from support.signals import UNTIL, job_losses, plain_losses, rows_by_id, small_network
@@ -74,12 +73,11 @@ def test_losses_of_the_head_are_those_of_a_plain_loop(folder, tmp_path, features
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory):
+def node(shared_node, tmp_path_factory):
     """A node in a process of its own, and the folder that it serves."""
     made = tmp_path_factory.mktemp("served")
     write_sounds(made, *some_waves(rate=RATE), "FLAC", RATE)
-    with start_node((str(made),), SMALL) as process:
-        yield process.url, made
+    return shared_node.url, made
 
 
 @pytest.mark.parametrize("features", [MEL, "waveform"])

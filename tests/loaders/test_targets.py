@@ -38,11 +38,10 @@ def trained(model, url, preprocess, near=None, epochs=2, settings=None):
 
 
 @pytest.mark.parametrize("preprocess", [masks.MIDDLE, masks.RANDOM], ids=["middle", "random"])
-def test_a_decoder_learns_through_a_node_what_it_learns_from_files(folder, segmenter, preprocess):
+def test_a_decoder_learns_through_a_node_what_it_learns_from_files(folder, segmenter, preprocess, shared_node):
     data = fl.Dataset(folder)
     twin = copy.deepcopy(segmenter)
-    with start_node((data.url,), NODE) as node:
-        ours = trained(segmenter, folder, preprocess, node.url)
+    ours = trained(segmenter, folder, preprocess, shared_node.url)
     plain = masks.losses(twin, folder, data, preprocess, epochs=2)
     assert len(ours) == 6
     assert ours == plain

@@ -13,10 +13,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from torch.utils.data import DataLoader
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.config import LoaderSettings
 from frostline.errors import DataError, SettingError
 from frostline.loaders import WorkerLoader
-from frostline.node.process.subprocess import start_node
 from support.images import tiny_preprocess
 
 ROWS, BATCH = 22, 4
@@ -225,11 +224,10 @@ def test_refuses_a_map_that_is_no_function_and_passes_on_its_errors(folder):
         assert len(list(DataLoader(lambdas, batch_size=None, num_workers=1, multiprocessing_context="fork"))) == 6
 
 
-def test_a_node_lists_the_targets_and_they_are_those_of_the_table(folder):
-    with start_node((folder.as_uri(),), NodeSettings(memory_bytes=256 << 20)) as node:
-        data = fl.Dataset(folder, targets=ALL, near=node.url)
-        with fl.offload(None, data, preprocess=PIXELS, near=node.url) as job:
-            assert check(job, job.loader(BATCH, shuffle=True)) == ROWS
+def test_a_node_lists_the_targets_and_they_are_those_of_the_table(folder, shared_node):
+    data = fl.Dataset(folder, targets=ALL, near=shared_node.url)
+    with fl.offload(None, data, preprocess=PIXELS, near=shared_node.url) as job:
+        assert check(job, job.loader(BATCH, shuffle=True)) == ROWS
 
 
 def test_values_that_are_missing_are_refused_before_anything_is_read(folder, tmp_path):

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 from frostline import Dataset, LoaderSettings, NodeSettings, freeze, loader, offload, preprocess
 from frostline.errors import BadRequest
 from frostline.events import SetupWarning
-from frostline.node.process.subprocess import start_node
 from frostline.node.service import open as opener
 from support.signals import job_losses, rows_by_id
 from support.texts import plain_losses, small_distilbert, tokenizer_of_words, write_reviews
@@ -57,12 +56,11 @@ def test_losses_of_the_head_are_those_of_a_plain_loop(reviews, cut):
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory):
+def node(shared_node, tmp_path_factory):
     """A node in a process of its own, and the folder that it serves."""
     folder = tmp_path_factory.mktemp("served")
     texts = write_reviews(folder / "train.parquet")
-    with start_node((str(folder),), NodeSettings(memory_bytes=1 << 29, device_batch=8)) as process:
-        yield process.url, folder, texts
+    return shared_node.url, folder, texts
 
 
 @pytest.mark.parametrize("cut", [None, 1, -1])

@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from frostline import Dataset, LoaderSettings, NodeSettings, loader, offload, preprocess
-from frostline.node.process.subprocess import start_node
 from frostline.node.service import open as opener
 from support.pairs import COLUMNS, SIDE, TOKENS, encoded_image, frozen_clip, pair_inputs, write_pairs
 from support.texts import tokenizer_of_words
@@ -100,11 +99,10 @@ def test_losses_of_clip_with_two_frozen_towers_are_those_of_a_plain_loop(folder,
         torch.testing.assert_close(value, meant, atol=1e-6, rtol=1e-5, msg=name)
 
 
-@pytest.fixture(scope="module")
-def node(folder):
-    """A node in a process of its own."""
-    with start_node((str(folder),), SMALL) as process:
-        yield process.url
+@pytest.fixture
+def node(shared_node):
+    """Address of a node in a process of its own."""
+    return shared_node.url
 
 
 @pytest.mark.parametrize("cut", [None, 1])

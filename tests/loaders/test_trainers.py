@@ -16,7 +16,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import frostline as fl
 from frostline.config import LoaderSettings, NodeSettings
-from frostline.node.process.subprocess import start_node
 from support.images import image_folder, tiny_preprocess
 from support.servers import free_ports
 
@@ -85,28 +84,27 @@ def test_lightning_goes_on_from_its_checkpoint_with_the_next_sample(job, tmp_pat
     assert first.seen + second.seen == epoch_of(job, 0) + epoch_of(job, 1)
 
 
-def test_processes_of_accelerate_share_an_epoch_once(folder):
+def test_processes_of_accelerate_share_an_epoch_once(folder, shared_node):
     (port,) = free_ports(1)
-    with start_node((str(folder),), NODE) as node:
-        command = [sys.executable, "-m", "support.accelerated", str(folder), node.url]
-        shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
-        ranks = [
-            subprocess.Popen(
-                command,
-                cwd=Path(__file__).parents[1],
-                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        try:
-            found = [json.loads(rank.communicate(timeout=100)[0].splitlines()[-1]) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+    command = [sys.executable, "-m", "support.accelerated", str(folder), shared_node.url]
+    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=Path(__file__).parents[1],
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        found = [json.loads(rank.communicate(timeout=100)[0].splitlines()[-1]) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
     ids = [id for rank in found for batch in rank["ids"] for id in batch]
     assert sorted(ids) == sorted(fl.Dataset(folder).samples.ids.tolist())
     assert len(found[0]["ids"]) == len(found[1]["ids"]) == 4

@@ -24,6 +24,7 @@ from frostline.models import freeze
 from frostline.node.process.subprocess import start_node
 from frostline.ordering import Order
 from support.images import image_folder, tiny_preprocess
+from support.matrices import sampled
 from support.networks import Small
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
@@ -37,10 +38,9 @@ def folder(tmp_path_factory):
     return image_folder(tmp_path_factory.mktemp("images"), per_class=16)
 
 
-@pytest.fixture(scope="module")
-def node(folder):
-    with start_node((str(folder),), NODE) as process:
-        yield process
+@pytest.fixture
+def node(shared_node):
+    return shared_node
 
 
 def job_for(folder, model=None, **options):
@@ -191,7 +191,7 @@ def broken_folder(place):
     return folder, set(names)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("start", sampled(["fork", "spawn", "forkserver"], usual=("fork", "forkserver")))
 def test_workers_of_a_job_share_one_limit_of_unreadable_samples(tmp_path, start):
     folder, _ = broken_folder(tmp_path)
     settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.04)

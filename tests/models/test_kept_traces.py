@@ -35,6 +35,13 @@ class Other(Small):
         return {"scores": super().forward(x)["scores"] + torch.arange(4)}
 
 
+class Casts(Small):
+    """Changes a value's type, before which torch.export asserts what it was, as in most networks of transformers."""
+
+    def forward(self, x):
+        return {"scores": super().forward(x)["scores"].to(torch.float64)}
+
+
 def flags(model):
     return {path: module.training for path, module in model.named_modules()}
 
@@ -66,7 +73,7 @@ def exports(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("kind", [Small, Other])
+@pytest.mark.parametrize("kind", [Small, Other, Casts])
 def test_the_same_network_is_traced_once_and_its_trace_is_whole(kind, exports):
     first, again = traced(kind()), traced(kind())
     assert len(exports) == 1

@@ -8,6 +8,7 @@ import torch
 
 from frostline.models import cut_network, freeze
 from support.cutting import crossed, finished, sent, shipped_engine
+from support.matrices import sampled
 from support.networks import NETWORKS, UNTIL, batch_of, build, inputs_of
 
 IMAGES = (
@@ -19,6 +20,8 @@ IMAGES = (
     "resnet18",
     "vit_small",
 )
+USUAL = ("efficientnet_lite0", "resnet18", "vit_small")
+"""Separable convolutions, residual blocks with BatchNorm, and attention; the others are alike."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def earlier_cuts(network, count=3):
     return [network.cuts[place] for place in reversed(places)]
 
 
-@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("name", sampled(IMAGES, usual=("resnet18", "vit_small")))
 def test_every_cut_of_the_whole_network_gives_the_uncut_answer_to_the_bit(name):
     side = 64 if name in ("alexnet", "vit_small") else 32
     model = build(name, side=side).eval().requires_grad_(False)
@@ -59,7 +62,7 @@ def test_every_cut_of_the_whole_network_gives_the_uncut_answer_to_the_bit(name):
     assert wrong == []
 
 
-@pytest.mark.parametrize("frozen", IMAGES, indirect=True)
+@pytest.mark.parametrize("frozen", sampled(IMAGES, USUAL), indirect=True)
 def test_a_samples_answer_does_not_depend_on_its_company_or_place_in_the_device_batch(frozen):
     name, _, _, network = frozen
     engine = shipped_engine(network)
@@ -71,7 +74,7 @@ def test_a_samples_answer_does_not_depend_on_its_company_or_place_in_the_device_
     assert (padded[:8] == second[:8]).all()
 
 
-@pytest.mark.parametrize("frozen", NETWORKS, indirect=True)
+@pytest.mark.parametrize("frozen", sampled(NETWORKS, (*USUAL, "bert")), indirect=True)
 def test_a_network_that_is_cut_shipped_and_trained_is_the_network(frozen):
     """Features over the wire, losses, gradients, BatchNorm statistics and dropout, in train and in eval mode."""
     name, plain, model, network = frozen

@@ -23,14 +23,20 @@ READS = 3000
 pytestmark = pytest.mark.skipif(why_no_cassandra() is not None, reason=str(why_no_cassandra()))
 
 
-@pytest.fixture
-def ring(tmp_path):
-    with cassandra(tmp_path, nodes=3, replicas=2) as ring:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("photos"), per_class=20)
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory, folder):
+    """Three servers with every photograph as a row that all of its replicas have."""
+    with cassandra(tmp_path_factory.mktemp("ring"), nodes=3, replicas=2) as ring:
+        put(ring, folder)
         yield ring
 
 
 def put(ring, folder):
-    """Every photograph as a row that all of its replicas have."""
     with ring.session() as session:
         session.execute(f"CREATE TABLE {KEYSPACE}.waste (id uuid PRIMARY KEY, label text, name text, data blob)")
         insert = session.prepare(f"INSERT INTO {KEYSPACE}.waste (id, label, name, data) VALUES (?, ?, ?, ?)")
@@ -41,10 +47,23 @@ def put(ring, folder):
             session.execute(insert, row)
 
 
-def test_a_replica_that_is_killed_costs_no_sample_and_doubles_none(ring, tmp_path):
-    (tmp_path / "photos").mkdir()
-    folder = image_folder(tmp_path / "photos", per_class=20)
-    put(ring, folder)
+def test_a_replica_that_answers_late_doubles_no_read(ring):
+    """Its reads are asked of the other replica too, and then both answer."""
+    store = open_store(f"cql://{ring.place}/{KEYSPACE}/waste?protocol=3")
+    rows = [entry.object for entry in store.list() if entry.object != LABELS]
+    places = [Place(name, 0, 1) for name in rows] * (READS // len(rows))
+    late = ring.processes[ring.hosts[1]]
+    late.send_signal(signal.SIGSTOP)
+    goes_on = threading.Timer(3.0, late.send_signal, [signal.SIGCONT])
+    goes_on.start()
+    reads = store.read_many(places, maximum=256)
+    seen = [index for index, _ in reads]
+    goes_on.join()
+    assert sorted(seen) == list(range(len(places)))
+
+
+def test_a_replica_that_is_killed_costs_no_sample_and_doubles_none(ring, folder, tmp_path):
+    """The last test of this ring, which has two servers afterwards."""
     url = f"cql://{ring.place}/{KEYSPACE}/waste?protocol=3"
     data = fl.Dataset(url, cache=tmp_path)
     wanted = {name: (folder / name).read_bytes() for name in data.names}
@@ -63,22 +82,6 @@ def test_a_replica_that_is_killed_costs_no_sample_and_doubles_none(ring, tmp_pat
     assert sorted(index for index, _ in seen) == list(range(len(names)))
     assert all(bytes(found[0]) == contents[names[index]] for index, found in seen)
     assert {entry.object for entry in store.list() if entry.object != LABELS} == set(contents)
-
-
-def test_a_replica_that_answers_late_doubles_no_read(ring, tmp_path):
-    """Its reads are asked of the other replica too, and then both answer."""
-    put(ring, image_folder(tmp_path / "photos", per_class=20))
-    store = open_store(f"cql://{ring.place}/{KEYSPACE}/waste?protocol=3")
-    rows = [entry.object for entry in store.list() if entry.object != LABELS]
-    places = [Place(name, 0, 1) for name in rows] * (READS // len(rows))
-    late = ring.processes[ring.hosts[1]]
-    late.send_signal(signal.SIGSTOP)
-    goes_on = threading.Timer(3.0, late.send_signal, [signal.SIGCONT])
-    goes_on.start()
-    reads = store.read_many(places, maximum=256)
-    seen = [index for index, _ in reads]
-    goes_on.join()
-    assert sorted(seen) == list(range(len(places)))
 
 
 def epochs(url, data, *, preprocess, kill):

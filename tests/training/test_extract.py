@@ -33,9 +33,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    with start_node((str(tmp_path_factory.getbasetemp()),), NodeSettings(memory_bytes=512 << 20)) as process:
-        yield process
+def node(shared_node):
+    return shared_node
 
 
 def quiet(_):

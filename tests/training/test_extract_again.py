@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.config import LoaderSettings
 from frostline.events import ProgressMade
-from frostline.node.process.subprocess import start_node
 from frostline.training.extract.extract import extract
 from frostline.training.extract.previous import Previous
 from frostline.training.settings import ExtractSettings, JobSettings
@@ -28,10 +27,9 @@ def quiet(_):
     pass
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    with start_node((str(tmp_path_factory.getbasetemp()),), NodeSettings(memory_bytes=512 << 20, trial_s=0)) as process:
-        yield process
+@pytest.fixture
+def node(shared_node):
+    return shared_node
 
 
 @pytest.fixture

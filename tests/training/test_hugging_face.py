@@ -11,11 +11,9 @@ from huggingface_hub import constants
 from PIL import Image
 
 from frostline.cli import main
-from frostline.config import NodeSettings
 from frostline.errors import ModelError, UnknownModel, WeightsMismatch, WeightsMissing
 from frostline.models.cutting.cut import cut_network
 from frostline.models.freezing import freeze
-from frostline.node.process.subprocess import start_node
 from frostline.preprocess import CenterCrop, Decode, Normalize, Resize, Squeeze
 from frostline.training.networks import load_model
 from frostline.training.pretrained.image_processors import processor_of
@@ -212,7 +210,7 @@ def test_a_processor_that_cannot_be_followed_is_refused_by_the_files_name(says, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_frostline_trains_and_plans_with_a_folder(dtype, tmp_path, capsys):
+def test_frostline_trains_and_plans_with_a_folder(dtype, tmp_path, capsys, shared_node):
     model, data = tmp_path / "model", tmp_path / "data"
     model.mkdir()
     saved(model, "vit", dtype)
@@ -222,8 +220,7 @@ def test_frostline_trains_and_plans_with_a_folder(dtype, tmp_path, capsys):
         for number in range(12):
             Image.fromarray(draw.integers(0, 255, (40, 40, 3), np.uint8)).save(data / label / f"{number}.png")
     common = ["--data", str(data), "--model", f"hf:{model}", "--until", "vit.layers.1"]
-    with start_node((data.as_uri(),), NodeSettings(memory_bytes=1 << 29, trial_s=0)) as node:
-        for verb in (["plan"], ["train", "--epochs", "1", "--batch-size", "8"]):
-            with pytest.raises(SystemExit) as ended:
-                main([*verb, *common, "--near", node.url])
-            assert not ended.value.code, capsys.readouterr()
+    for verb in (["plan"], ["train", "--epochs", "1", "--batch-size", "8"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*verb, *common, "--near", shared_node.url])
+        assert not ended.value.code, capsys.readouterr()

@@ -66,6 +66,8 @@ def tensor_of(model: nn.Module, traced: Trace, path: str) -> torch.Tensor:
 
 # Any batch does, since its size is traced as a symbol; two or more keeps torch from fixing it as one.
 _EXAMPLE_BATCH = 8
+# What torch.export asserts of a value's type before a cast: it gives nothing, and no file of a graph may hold it.
+_ASSERTION = "aten._assert_tensor_metadata.default"
 
 
 def export(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[str, bool]) -> Trace:
@@ -146,7 +148,9 @@ class _Reader:
         graph = Graph(
             inputs=inputs,
             leaves=tuple(self._leaves.items()),
-            nodes=tuple(self._node(node) for node in nodes if node.op == "call_function"),
+            nodes=tuple(
+                self._node(node) for node in nodes if node.op == "call_function" and str(node.target) != _ASSERTION
+            ),
             outputs=tuple(_argument(item) for item in nodes[-1].args[0]),
         )
         constants = {
