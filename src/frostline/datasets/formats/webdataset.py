@@ -101,7 +101,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 5"
+_RULE = "frostline webdataset 6"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 
@@ -129,7 +129,8 @@ class ShardSample(NamedTuple):
 class WebDataset:
     """Tars of ``key.jpg``, ``key.cls`` and ``key.json``; what is before the first dot of a member's name is its key.
 
-    The image may also be called ``key.image.jpg``. A member such as ``key.mask.png`` or ``key.seg.npy`` is its mask.
+    The image may also be called ``key.image.jpg``, and the only others of their kind ``key.label.cls`` and
+    ``key.meta.json``. A member such as ``key.mask.png`` or ``key.seg.npy`` is its mask.
     Where a key has no image, its sound is the sample.
 
     A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
@@ -231,10 +232,11 @@ def _sample(shard: str, key: str, group: dict[str, Member]) -> ShardSample | Non
     found = _encoded(shard, key, group)
     if found is None:
         return None
-    about = _json(shard, group["json"]) if "json" in group else {}
+    said_beside, description = _called(group, "cls"), _called(group, "json")
+    about = _json(shard, description) if description else {}
     # A copy that Frostline made has the number of the class for others, and its name in the JSON.
-    field = None if "cls" in group and SOURCE not in about else _label_field(about)
-    said = _label(shard, key, group, about, field)
+    field = None if said_beside and SOURCE not in about else _label_field(about)
+    said = _label(shard, key, said_beside, about, field)
     # What says the label is no metadata, else a copy of a copy would have it as a column.
     about = {name: value for name, value in about.items() if name != field}
     return ShardSample(f"{shard}/{found.name}", found.offset, found.size, said, about, _mask(shard, key, group))
@@ -256,6 +258,12 @@ def _of_a_kind(shard: str, key: str, group: dict[str, Member], suffixes: frozens
     return next(iter(found), None)
 
 
+def _called(group: dict[str, Member], suffix: str) -> Member | None:
+    """The member ``key.cls``, else the only one such as ``key.label.cls``."""
+    longer = [member for kind, member in group.items() if kind.endswith(f".{suffix}")]
+    return group.get(suffix) or (longer[0] if len(longer) == 1 else None)
+
+
 def _mask(shard: str, key: str, group: dict[str, Member]) -> Member | None:
     for field in MASK_FIELDS:
         found = [member for kind, member in group.items() if _is_mask(kind, field)]
@@ -267,8 +275,8 @@ def _mask(shard: str, key: str, group: dict[str, Member]) -> Member | None:
 
 
 def _is_mask(kind: str, field: str) -> bool:
-    name, _, suffix = kind.partition(".")
-    return name == field and f".{suffix}" in IMAGE_SUFFIXES
+    name, _, suffix = kind.rpartition(".")
+    return name.rpartition(".")[2] == field and f".{suffix}" in IMAGE_SUFFIXES
 
 
 def _label_field(about: dict[str, Any]) -> str | None:
@@ -276,12 +284,12 @@ def _label_field(about: dict[str, Any]) -> str | None:
     return "label" if "label" in about else next(iter(names), None)
 
 
-def _label(shard: str, key: str, group: dict[str, Member], about: dict[str, Any], field: str | None) -> str | None:
+def _label(shard: str, key: str, beside: Member | None, about: dict[str, Any], field: str | None) -> str | None:
     try:
         if field is not None:
             return said_by(about[field])
-        if "cls" in group:
-            return said_by((group["cls"].contents or b"").decode())
+        if beside is not None:
+            return said_by((beside.contents or b"").decode())
     except DataError as error:
         raise DataError(f"the label of {key!r} in {shard}: {error}") from error
     except UnicodeDecodeError as error:
