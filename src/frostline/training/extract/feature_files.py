@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from frostline.errors import SettingError
 from frostline.training.extract.lance_folders import check_lance, write_lance
-from frostline.training.files import writing
+from frostline.training.files import atomic_file
 
 __all__ = ("LANCE", "SUFFIXES", "Contents", "check_suffix", "tensor_column", "write_features")
 
@@ -79,7 +79,7 @@ def write_features(out: Path, tables: Iterable[pa.Table], contents: Contents) ->
     if out.suffix == LANCE:
         write_lance(out, tables, contents.shape)
         return
-    with writing(out) as file:
+    with atomic_file(out) as file:
         SUFFIXES[out.suffix](file, tables, contents)
 
 
