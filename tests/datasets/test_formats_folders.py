@@ -51,8 +51,8 @@ def test_skips_hidden_names_and_files_that_are_no_images(name):
 
 
 def test_archives_are_named_with_what_to_do_about_them():
-    entries = [Entry("shards/train-0.tar.gz", 1, ""), Entry("readme.txt", 1, "")]
-    with pytest.raises(EmptyDataset, match=r"shards/train-0\.tar\.gz is compressed as a whole"):
+    entries = [Entry("shards/train-0.tar.xz", 1, ""), Entry("readme.txt", 1, "")]
+    with pytest.raises(EmptyDataset, match=r"shards/train-0\.tar\.xz is compressed as a whole"):
         listed(entries)
 
 

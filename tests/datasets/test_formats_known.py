@@ -60,6 +60,7 @@ def test_a_format_is_found_by_its_name():
         (("index.json", "shard.00003.mds.zstd"), "MDS shards of MosaicML"),
         (("index.json", "chunk-0-0.bin"), "chunk-0-0.bin is one of the chunks of LitData"),
         (("index.json", "chunk-0-12.zstd.bin"), "chunks of LitData"),
+        (("x.lance/_versions/1.manifest", "x.lance/data/0f.lance"), "0f.lance is one of the files of a Lance data set"),
     ],
 )
 def test_shards_of_other_libraries_are_named_with_what_to_do(names, words):

@@ -11,7 +11,7 @@ from frostline.datasets.formats.masks import MaskPairs
 from frostline.datasets.formats.parquet import Parquet
 from frostline.datasets.formats.ready_format import ReadyFormat
 from frostline.datasets.formats.url_lists import UrlLists
-from frostline.datasets.formats.webdataset import WebDataset
+from frostline.datasets.formats.webdataset import CompressedTars, WebDataset
 from frostline.stores.open import open_store
 from frostline.testing.formats import ODD_EXAMPLES, FormatTests, MaskTests
 from support import formats
@@ -50,6 +50,16 @@ class TestWebDataset(Stores, FormatTests, MaskTests):
 
     def put_masked(self, store, examples):
         formats.put_masked_webdataset(store, examples)
+
+
+class TestCompressedTars(Stores, FormatTests, MaskTests):
+    format = CompressedTars()
+
+    def put(self, store, examples, part=0):
+        formats.put_compressed(store, examples, part)
+
+    def put_masked(self, store, examples):
+        formats.put_masked_compressed(store, examples)
 
 
 class TestMaskPairs(Stores, FormatTests, MaskTests):

@@ -214,3 +214,18 @@ def test_refuses_two_images_of_one_key_without_an_order(store):
     store.write("0.tar", tar_of([("1.left.jpg", b"one"), ("1.right.jpg", b"two")]))
     with pytest.raises(DataError, match="both be the sample of '1'"):
         WebDataset().read(store, list(store.list()))
+
+
+def test_names_with_several_dots_say_what_those_with_one_say(store):
+    listed = read(
+        store,
+        ("1.image.jpg", b"1"), ("1.label.cls", b"owl"),
+        ("2.v1.image.jpg", b"2"), ("2.v1.meta.json", b'{"label": "cat", "score": 3}'),
+        ("3.jpg", b"3"), ("3.cls", b"owl"), ("3.other.cls", b"cat"),
+        ("4.jpg", b"4"), ("4.a.cls", b"owl"), ("4.b.cls", b"cat"),
+    )  # fmt: skip
+    assert labels(listed) == {"1.image.jpg": "owl", "2.v1.image.jpg": "cat", "3.jpg": "owl", "4.jpg": None}
+    assert listed.table["score"].to_pylist() == [None, 3, None, None]
+    listed = read(store, ("1.v1.image.pgm", b"P5 1 1 255\n\0"), ("1.v1.mask.pgm", b"P5 1 1 255\n\0"))
+    assert listed.table["target_length"].to_pylist() == [12]
+    assert listed.table["name"].to_pylist() == ["x.tar/1.v1.image.pgm"]

@@ -1,5 +1,6 @@
 """A file that is a data set by its name, on disk and in a bucket; and images that lie in no folder."""
 
+import gzip
 import os
 import shutil
 import uuid
@@ -29,12 +30,18 @@ def _files():
     table = {"image": list(IMAGES.values()), "label": [row % 2 for row in range(len(names))]}
     pq.write_table(pa.table(table), sink)
     lines = ["path,label", *(f"images/{name},{'ab'[row % 2]}" for row, name in enumerate(names))]
-    files = {"x.tar": tar, "x.parquet": sink.getvalue().to_pybytes(), "x.csv": "\n".join(lines).encode()}
+    files = {
+        "x.tar": tar,
+        "x.tar.gz": gzip.compress(tar),
+        "x.tgz": gzip.compress(tar),
+        "x.parquet": sink.getvalue().to_pybytes(),
+        "x.csv": "\n".join(lines).encode(),
+    }
     return {**files, **{f"images/{name}": data for name, data in IMAGES.items()}}
 
 
 FILES = _files()
-NAMES = ("x.tar", "x.parquet", "x.csv")
+NAMES = ("x.tar", "x.tar.gz", "x.tgz", "x.parquet", "x.csv")
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +134,8 @@ def test_a_node_serves_the_file_alone(folder):
     ("name", "sentence"),
     [
         ("nothing.tar", "there is no file"),
-        ("x.tar.gz", "compressed as a whole"),
-        ("x.txt", r"of single files those that end in \.arrow, \.csv, \.parquet, \.tar are data sets"),
+        ("x.tar.xz", "compressed as a whole"),
+        ("x.txt", r"those that end in \.arrow, \.csv, \.parquet, \.tar, \.tar\.gz, \.tgz are data sets"),
     ],
 )
 def test_a_file_that_is_none_is_refused_with_one_sentence(tmp_path, name, sentence):

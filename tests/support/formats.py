@@ -1,6 +1,7 @@
 """Writes samples in every format there is, to any store; some of them broken on purpose."""
 
 import csv
+import gzip
 import hashlib
 import io
 import json
@@ -69,12 +70,20 @@ def put_masked_pairs(store, examples):
 
 
 def put_masked_webdataset(store, examples):
+    store.write("shards/0.tar", masked_tar(examples))
+
+
+def put_masked_compressed(store, examples):
+    store.write("shards/0.tgz", gzip.compress(masked_tar(examples), mtime=0))
+
+
+def masked_tar(examples):
     members = []
     for example in examples:
         key = f"{example.label}/{example.key}"
         members += [(f"{key}.pgm", example.data), (f"{key}.cls", example.label.encode())]
         members += [(f"{key}.mask.pgm", example.mask)] if example.mask else []
-    store.write("shards/0.tar", tar_of(members))
+    return tar_of(members)
 
 
 def put_masked_parquet(store, examples):
@@ -217,6 +226,11 @@ def _ready_records(store):
 
 def put_webdataset(store, examples, part=0, **options):
     store.write(f"shards/train-{part:06}.tar", tar_of(webdataset_files(examples, **options)))
+
+
+def put_compressed(store, examples, part=0):
+    data = gzip.compress(tar_of(webdataset_files(examples)), mtime=0)
+    store.write(f"shards/train-{part:06}.{('tar.gz', 'TGZ')[part % 2]}", data)
 
 
 def parquet_of(examples, *, nested=True, names=None, group=5, **options):

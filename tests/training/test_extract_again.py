@@ -1,15 +1,19 @@
 """Extraction into a file that is there: what did not change is kept, and the file is that of a run from scratch."""
 
+import json
 import os
 import shutil
 from pathlib import Path
 
+import lance
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 import frostline as fl
 from frostline.config import LoaderSettings
+from frostline.errors import SettingError
 from frostline.events import ProgressMade
 from frostline.training.extract.extract import extract
 from frostline.training.extract.previous import Previous
@@ -60,23 +64,28 @@ def change(images):
     shutil.copy(names[1], names[-1].with_name("zzz.jpg"))
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".safetensors"])
+def contents_of(out):
+    """The bytes of a file; of a Lance data set, whose files are called at random, its table."""
+    return lance.dataset(str(out)).to_table() if out.suffix == ".lance" else out.read_bytes()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".safetensors", ".lance"])
 def test_computes_what_changed_alone_and_gives_the_bytes_of_a_run_from_scratch(images, node, tmp_path, suffix):
     out, fresh = tmp_path / f"f{suffix}", tmp_path / f"fresh{suffix}"
     first = made(images, out, node)
     assert (first.computed, first.kept) == (first.samples, 0)
-    bytes_then = out.read_bytes()
+    bytes_then = contents_of(out)
     same = made(images, out, node)
     assert (same.computed, same.kept, same.samples) == (0, first.samples, first.samples)
-    assert out.read_bytes() == bytes_then
+    assert contents_of(out) == bytes_then
     change(images)
     again = made(images, out, node)
     assert (again.computed, again.kept, again.samples) == (3, first.samples - 2, first.samples + 1)
     assert again.to_json()["kept"] == again.kept
     scratch = made(images, fresh, node)
     assert scratch.kept == 0
-    assert out.read_bytes() == fresh.read_bytes()
-    assert out.read_bytes() != bytes_then
+    assert contents_of(out) == contents_of(fresh)
+    assert contents_of(out) != bytes_then
     assert made(images, out, node).computed == 0
 
 
@@ -124,3 +133,43 @@ def test_a_sample_whose_store_tells_no_version_is_always_computed():
     rows = before.rows_of(np.array([3, 4, 5, 5]), np.array([0, 1, 7, 8], np.uint64))
     assert rows.tolist() == [-1, -1, 0, -1]
     assert Previous.found(Path("nothing"), {}).rows_of(np.array([1]), np.array([1], np.uint64)).tolist() == [-1]
+
+
+def test_a_lance_data_set_has_the_rows_of_the_parquet_file(images, node, tmp_path):
+    for name in ("f.lance", "f.parquet"):
+        made(images, tmp_path / name, node)
+    found, expected = lance.dataset(str(tmp_path / "f.lance")).to_table(), pq.read_table(tmp_path / "f.parquet")
+    for column in ("id", "object", "label", "class"):
+        assert found[column].to_pylist() == expected[column].to_pylist()
+    features = expected["features"].combine_chunks().to_numpy_ndarray()
+    lists = found["features"].combine_chunks()
+    assert np.array_equal(np.asarray(lists.flatten()), features.reshape(-1))
+    assert json.loads(found.schema.field("features").metadata[b"shape"]) == list(features.shape[1:])
+    names = {path.name for path in tmp_path.iterdir()} - {"images"}
+    assert names == {"f.lance", ".f.lance.state", "f.parquet", ".f.parquet.state"}, "nothing half-written is left"
+
+
+def test_a_damaged_lance_data_set_is_made_anew(images, node, tmp_path):
+    out = tmp_path / "f.lance"
+    made(images, out, node)
+    before = contents_of(out)
+    (data,) = (out / "data").iterdir()
+    data.write_bytes(data.read_bytes()[:-9])
+    again = made(images, out, node)
+    assert (again.computed, again.kept) == (again.samples, 0)
+    assert contents_of(out) == before
+
+
+def test_what_else_lies_at_the_name_is_left_alone(images, node, tmp_path, monkeypatch):
+    for name in ("f.lance", "g.parquet"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.txt").write_text("-")
+        with pytest.raises(SettingError, match="is a folder that holds something else"):
+            made(images, tmp_path / name, node)
+    (tmp_path / "h.lance").write_text("-")
+    with pytest.raises(SettingError, match="is a file, and a Lance data set is a folder"):
+        made(images, tmp_path / "h.lance", node)
+    monkeypatch.setattr("frostline.training.extract.lance_folders.find_spec", lambda _: None)
+    with pytest.raises(SettingError, match="needs the package pylance, which is not installed"):
+        made(images, tmp_path / "i.lance", node)
+    assert (tmp_path / "f.lance" / "mine.txt").read_text() == "-"

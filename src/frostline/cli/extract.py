@@ -1,4 +1,4 @@
-"""The verb ``extract``: the features of a whole data set, to Parquet or safetensors."""
+"""The verb ``extract``: the features of a whole data set, to Parquet, safetensors or Lance."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,19 +24,20 @@ __all__ = ("extract",)
 @click.option(
     "--out",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
     metavar="FILE",
-    help=".parquet or .safetensors.",
+    help=".parquet, .safetensors or .lance.",
 )
 @click.option("--part-size", type=BYTES, default="64MiB", show_default=True, help="Features kept at once meanwhile.")
 @as_json
 def extract(job: JobSettings, out: Path, part_size: int, as_json: bool) -> None:
-    """Write the features of every sample to a file that ends in .parquet or .safetensors.
+    """Write the features of every sample to a name that ends in .parquet, .safetensors or .lance.
 
     Parquet has the columns id, object, label, class, and features as a fixed-shape tensor; safetensors the tensors
-    features, ids and labels. The file appears when it is whole. Parts are kept beside it until then: after a kill,
-    run the same again, and it goes on where it was. Over data that changed since, only samples that came or changed
-    are computed, and the file is that of a run from scratch. With --near several times the nodes share the work.
+    features, ids and labels; a Lance data set, which is a folder, has the columns of Parquet, with features as lists of
+    one length. It appears when it is whole. Parts are kept beside it until then: after a kill, run the same again, and
+    it goes on where it was. Over data that changed since, only samples that came or changed are computed, and the
+    result is that of a run from scratch. With --near several times the nodes share the work.
     """
     from frostline.training.extract.feature_files import check_suffix
     from frostline.training.start import begin

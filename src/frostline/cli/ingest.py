@@ -43,7 +43,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     "--from",
     "source_format",
     metavar="FORMAT",
-    help="Format of SRC, where several lie there: folders, masks, webdataset, parquet, arrow, urls or cql.",
+    help="Format of SRC, where several lie there: folders, masks, webdataset, parquet, arrow, urls, cql or tar.gz.",
 )
 @where_option
 @click.option(

@@ -44,7 +44,7 @@ format_option = click.option(
     "--format",
     metavar="NAME",
     help="Format of the data, where several lie there: folders, masks, webdataset, parquet (parquet:COLUMN for texts), "
-    "arrow, urls, cql or ready.",
+    "arrow, urls, cql, ready or tar.gz.",
 )
 changed_option = click.option(
     "--changed",

@@ -12,7 +12,18 @@ from frostline.core.features import (
     Skipped,
 )
 from frostline.core.graph import Cut, Dim, Graph, GraphNode, Ref, TensorSpec, Token
-from frostline.core.samples import CELLS, OBJECTS, READINGS, URLS, Samples, SampleTable, Targets, View, read_as
+from frostline.core.samples import (
+    CELLS,
+    OBJECTS,
+    READINGS,
+    UNPACKED,
+    URLS,
+    Samples,
+    SampleTable,
+    Targets,
+    View,
+    read_as,
+)
 
 __all__ = (
     "CELLS",
@@ -22,6 +33,7 @@ __all__ = (
     "OBJECTS",
     "READINGS",
     "REFERENCE",
+    "UNPACKED",
     "URLS",
     "Cut",
     "Dim",

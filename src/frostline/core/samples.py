@@ -12,6 +12,7 @@ __all__ = (
     "CELLS",
     "OBJECTS",
     "READINGS",
+    "UNPACKED",
     "URLS",
     "SampleTable",
     "Samples",
@@ -257,7 +258,9 @@ CELLS = "cells"
 """A cell of a Parquet file: the object names file and column, the offset is the row."""
 URLS = "urls"
 """The object is a URL of its own, within a root that the node serves."""
-READINGS = (OBJECTS, CELLS, URLS)
+UNPACKED = "unpacked"
+"""Bytes of a compressed tar, which the object names with its version, as they lie in it unpacked."""
+READINGS = (OBJECTS, CELLS, URLS, UNPACKED)
 
 
 def read_as(url: str, reading: str) -> str:

@@ -54,8 +54,9 @@ class Dataset:
             so that its first epoch has it as it is then; what changes after that is left out. ``refuse`` takes the data
             only as the manifest that was built last has it, and ends a job at the first sample that has changed.
         targets: column whose values a loader gives as ``batch.targets``, of whole numbers, floats, texts, lists of
-            these or lists of lists of numbers, or a ``MultiLabel``; several of them come as a dict by name, and ``()``
-            gives none. By default they are the samples' masks, where the data has some, and labels are classes.
+            these or lists of lists of numbers, or a ``MultiLabel``; ``mask`` stands for the samples' masks. Several
+            come as a dict by name, and ``()`` gives none. By default they are the samples' masks, where the data has
+            some, and labels are classes.
         near: address of a node beside the data, or of several: the first that serves it lists it, so that nobody here
             needs credentials for the store. A job on these samples runs near the same nodes unless it is given others.
         token: secret with which to ask that node; ``FROSTLINE_TOKEN`` by default. Never shown or logged.

@@ -1,6 +1,8 @@
 """Opens what a sample's address is read from: the one function that knows the readings."""
 
-from frostline.core import CELLS, OBJECTS, URLS
+from frostline.core import CELLS, OBJECTS, UNPACKED, URLS
+from frostline.datasets.archives.copies import CompressedTar
+from frostline.datasets.archives.reader import tar_reader
 from frostline.datasets.formats.url_reader import UrlReader
 from frostline.datasets.parquet.cells import Cell, CellCache, CellReader
 from frostline.errors import BadRequest
@@ -45,6 +47,8 @@ def open_samples(
             return CellReader(store, cells or CellCache(), store.url)
         case _ if reading == URLS:
             return UrlReader((store.url,) if roots is None else roots, limits)
+        case _ if reading == UNPACKED:
+            return tar_reader(store)
         case _:
             raise BadRequest(f"reading: there is no {reading[:50]!r}")
 
@@ -56,4 +60,10 @@ def check_object(object: str, reading: str) -> None:
         BadRequest: the name makes no sense, or leads out of the data.
     """
     if reading != URLS:  # of those the reader knows what they may be
-        check_name(Cell.parse(object).file if reading == CELLS else object)
+        check_name(_file_of(object, reading))
+
+
+def _file_of(object: str, reading: str) -> str:
+    if reading == UNPACKED:
+        return CompressedTar.parse(object).file
+    return Cell.parse(object).file if reading == CELLS else object

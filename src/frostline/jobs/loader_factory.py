@@ -151,10 +151,10 @@ class LoaderFactory:
         fetcher = self.fetcher
         if preprocess is not None:
             fetcher = replace(fetcher, preprocess=steps_left_of(preprocess, data))
-        has_targets = not encoded and with_targets(data, targets)
         declared = declared_targets(data, targets)
+        has_targets = not encoded and with_targets(data, declared, targets)
         if encoded:
-            refuse_encoded(fetcher, targets=targets and not data.declares_targets)
+            refuse_encoded(fetcher, targets=targets if declared is None else declared.has_masks)
         make = self._encoded if encoded else self._source
         ranks = Ranks.current() if ranks is None else ranks
         order = order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, num_samples=num_samples)

@@ -214,13 +214,13 @@ _UNREAD = (
     (re.compile(r"(^|/)shard\.\d+\.mds(\.\w+)?$"), "MDS shards of MosaicML's streaming"),
     (re.compile(r"(^|/)chunk-\d+-\d+\.bin$|(^|/)chunk-\d+-\d+\.[\w.]+\.bin$"), "chunks of LitData"),
 )
+_LANCE = (re.compile(r"(^|/)data/[^/]+\.lance$"), "files of a Lance data set")
 
 
 def _unread(entries: Sequence[Entry]) -> str:
     """What is said of shards that other libraries wrote; empty where there are none."""
-    if not any(entry.object.rpartition("/")[2] == _SHARD_INDEX for entry in entries):
-        return ""
-    for pattern, kind in _UNREAD:
+    has_index = any(entry.object.rpartition("/")[2] == _SHARD_INDEX for entry in entries)
+    for pattern, kind in (*(_UNREAD if has_index else ()), _LANCE):
         found = next((entry.object for entry in entries if pattern.search(entry.object)), None)
         if found is not None:
             return (

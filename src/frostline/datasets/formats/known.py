@@ -12,7 +12,7 @@ from frostline.datasets.formats.masks import MaskPairs
 from frostline.datasets.formats.parquet import Parquet
 from frostline.datasets.formats.ready_format import ReadyFormat
 from frostline.datasets.formats.url_lists import UrlLists
-from frostline.datasets.formats.webdataset import WebDataset
+from frostline.datasets.formats.webdataset import CompressedTars, WebDataset
 from frostline.errors import SettingError, nearest
 from frostline.preprocess import Preprocess
 from frostline.stores.base.protocols import Entry
@@ -28,6 +28,7 @@ FORMATS: tuple[Format, ...] = (
     Parquet(),
     ArrowFiles(),
     UrlLists(),
+    CompressedTars(),
 )
 """In the order in which they are asked."""
 

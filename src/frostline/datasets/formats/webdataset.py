@@ -2,15 +2,19 @@
 
 import json
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import IO, Any, NamedTuple, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
+from frostline.core import OBJECTS, UNPACKED
+from frostline.datasets.archives.copies import CompressedTar
+from frostline.datasets.archives.reader import TarReader, tar_reader
+from frostline.datasets.formats.base import TARGET_COLUMNS, ListedSamples, digest_of, is_hidden
 from frostline.datasets.formats.folders import IMAGE_SUFFIXES, KINDS
 from frostline.datasets.formats.labels import LABEL_FIELDS, SOURCE, columns_of, joined, labelled, said_by
 from frostline.datasets.formats.ranges import ObjectRanges
@@ -19,8 +23,9 @@ from frostline.datasets.formats.tables import SAID, Parts, finished, known_parts
 from frostline.datasets.formats.targets import MASK_FIELDS, NO_MASK, Mask, size_at, target_columns
 from frostline.errors import DataError, EmptyDataset
 from frostline.stores.base.protocols import Entry, ObjectStore, Versioned
+from frostline.stores.base.urls import TAR_GZ
 
-__all__ = ("Member", "WebDataset", "members", "samples_of")
+__all__ = ("CompressedTars", "Member", "WebDataset", "members", "samples_of")
 
 
 class Member(NamedTuple):
@@ -96,7 +101,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 5"
+_RULE = "frostline webdataset 6"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 
@@ -124,7 +129,8 @@ class ShardSample(NamedTuple):
 class WebDataset:
     """Tars of ``key.jpg``, ``key.cls`` and ``key.json``; what is before the first dot of a member's name is its key.
 
-    The image may also be called ``key.image.jpg``. A member such as ``key.mask.png`` or ``key.seg.npy`` is its mask.
+    The image may also be called ``key.image.jpg``, and the only others of their kind ``key.label.cls`` and
+    ``key.meta.json``. A member such as ``key.mask.png`` or ``key.seg.npy`` is its mask.
     Where a key has no image, its sound is the sample.
 
     A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
@@ -152,19 +158,58 @@ class WebDataset:
         shards = sorted(filter(_is_shard, entries))
         if not shards:
             raise EmptyDataset(f"{store.url} holds no WebDataset shards (such as train-000000.tar)")
-        known = known_parts(before)
-        with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
-            tables = list(threads.map(partial(_table, store, known, heads), shards))
-        table, is_divided = with_splits(joined(tables), [shard.object for shard in shards], list(map(len, tables)))
-        if not len(table):
-            raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images or sounds")
-        said = labelled(table[SAID].to_pylist())
-        return ListedSamples(
-            table=finished(table, said),
-            classes=said.classes,
-            digest=self.digest(entries),
-            divided_by_names=is_divided,
-        )
+        return _listed(store, shards, partial(_table, store, known_parts(before)), self.digest(entries))
+
+
+class CompressedTars:
+    """The same shards, compressed as a whole: ``.tar.gz`` or ``.tgz``.
+
+    Nothing in them has a place to read at, so that each is unpacked once, into the user's cache folder of the machine
+    that reads it. Where plain tars lie beside them, those are the data.
+    """
+
+    name = "tar.gz"
+    is_incremental = True
+
+    def claims(self, entries: Sequence[Entry]) -> bool:
+        """See ``Format.claims``: one is enough."""
+        return any(_is_compressed(entry) for entry in entries)
+
+    def digest(self, entries: Sequence[Entry]) -> str:
+        """See ``Format.digest``."""
+        return digest_of(f"{_RULE} tar.gz", filter(_is_compressed, entries))
+
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
+        """See ``Format.read``; shards that are new or have changed are unpacked."""
+        shards = sorted(filter(_is_compressed, entries))
+        if not shards:
+            raise EmptyDataset(f"{store.url} holds no compressed shards (such as train-000000.tar.gz)")
+        known = known_parts(before, lambda object: CompressedTar.parse(object).file)
+        table_of = partial(_compressed_table, tar_reader(store), known)
+        return _listed(store, shards, table_of, self.digest(entries), UNPACKED)
+
+
+def _listed(
+    store: ObjectStore,
+    shards: Sequence[Entry],
+    table_of: Callable[[ThreadPoolExecutor, Entry], pa.Table],
+    digest: str,
+    reading: str = OBJECTS,
+) -> ListedSamples:
+    """The samples of all shards, of which several are looked into at once."""
+    with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
+        tables = list(threads.map(partial(table_of, heads), shards))
+    table, is_divided = with_splits(joined(tables), [shard.object for shard in shards], list(map(len, tables)))
+    if not len(table):
+        raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images or sounds")
+    said = labelled(table[SAID].to_pylist())
+    return ListedSamples(
+        table=finished(table, said),
+        classes=said.classes,
+        digest=digest,
+        reading=reading,
+        divided_by_names=is_divided,
+    )
 
 
 def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
@@ -187,10 +232,11 @@ def _sample(shard: str, key: str, group: dict[str, Member]) -> ShardSample | Non
     found = _encoded(shard, key, group)
     if found is None:
         return None
-    about = _json(shard, group["json"]) if "json" in group else {}
+    said_beside, description = _called(group, "cls"), _called(group, "json")
+    about = _json(shard, description) if description else {}
     # A copy that Frostline made has the number of the class for others, and its name in the JSON.
-    field = None if "cls" in group and SOURCE not in about else _label_field(about)
-    said = _label(shard, key, group, about, field)
+    field = None if said_beside and SOURCE not in about else _label_field(about)
+    said = _label(shard, key, said_beside, about, field)
     # What says the label is no metadata, else a copy of a copy would have it as a column.
     about = {name: value for name, value in about.items() if name != field}
     return ShardSample(f"{shard}/{found.name}", found.offset, found.size, said, about, _mask(shard, key, group))
@@ -212,6 +258,12 @@ def _of_a_kind(shard: str, key: str, group: dict[str, Member], suffixes: frozens
     return next(iter(found), None)
 
 
+def _called(group: dict[str, Member], suffix: str) -> Member | None:
+    """The member ``key.cls``, else the only one such as ``key.label.cls``."""
+    longer = [member for kind, member in group.items() if kind.endswith(f".{suffix}")]
+    return group.get(suffix) or (longer[0] if len(longer) == 1 else None)
+
+
 def _mask(shard: str, key: str, group: dict[str, Member]) -> Member | None:
     for field in MASK_FIELDS:
         found = [member for kind, member in group.items() if _is_mask(kind, field)]
@@ -223,8 +275,8 @@ def _mask(shard: str, key: str, group: dict[str, Member]) -> Member | None:
 
 
 def _is_mask(kind: str, field: str) -> bool:
-    name, _, suffix = kind.partition(".")
-    return name == field and f".{suffix}" in IMAGE_SUFFIXES
+    name, _, suffix = kind.rpartition(".")
+    return name.rpartition(".")[2] == field and f".{suffix}" in IMAGE_SUFFIXES
 
 
 def _label_field(about: dict[str, Any]) -> str | None:
@@ -232,12 +284,12 @@ def _label_field(about: dict[str, Any]) -> str | None:
     return "label" if "label" in about else next(iter(names), None)
 
 
-def _label(shard: str, key: str, group: dict[str, Member], about: dict[str, Any], field: str | None) -> str | None:
+def _label(shard: str, key: str, beside: Member | None, about: dict[str, Any], field: str | None) -> str | None:
     try:
         if field is not None:
             return said_by(about[field])
-        if "cls" in group:
-            return said_by((group["cls"].contents or b"").decode())
+        if beside is not None:
+            return said_by((beside.contents or b"").decode())
     except DataError as error:
         raise DataError(f"the label of {key!r} in {shard}: {error}") from error
     except UnicodeDecodeError as error:
@@ -278,6 +330,18 @@ def _table(store: Versioned, known: Parts, heads: ThreadPoolExecutor, shard: Ent
     )
 
 
+def _compressed_table(reader: TarReader, known: Parts, heads: ThreadPoolExecutor, shard: Entry) -> pa.Table:
+    if shard.etag and (shard.object, shard.etag) in known:
+        return known[shard.object, shard.etag]
+    tar = CompressedTar.of(shard)
+    table = _table(reader.within(tar), {}, heads, reader.entry_of(tar))
+    for column in {"object", TARGET_COLUMNS.names[0]}.intersection(table.schema.names):
+        place = table.schema.get_field_index(column)
+        named = pc.if_else(pc.not_equal(table[column], ""), str(tar), "")
+        table = table.set_column(place, column, named)
+    return table
+
+
 def _targets(
     store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: Sequence[ShardSample]
 ) -> dict[str, pa.Array]:
@@ -292,6 +356,10 @@ def _targets(
         lambda sample: size_at(store, shard.object, sample.offset, sample.length) if sample.mask else (0, 0), samples
     )
     return target_columns(masks, list(found))
+
+
+def _is_compressed(entry: Entry) -> bool:
+    return entry.object.lower().endswith(TAR_GZ) and not is_hidden(entry.object)
 
 
 def _is_shard(entry: Entry) -> bool:

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from frostline.core import CELLS, URLS
+from frostline.core import CELLS, UNPACKED, URLS
+from frostline.datasets.archives.copies import CompressedTar
 from frostline.datasets.parquet.cells import Cell
 from frostline.errors import DataChanged
 from frostline.events import Event, Observer, SampleSkipped
@@ -129,7 +130,7 @@ def _by_address(entries: Sequence[Entry], reading: str, url: str) -> Mapping[str
 
 def _listed(table: pa.Table, reading: str) -> dict[str, str]:
     """Version by object, as the manifest has them."""
-    object_of: Callable[[str], str] = _file_of if reading == CELLS else str
+    object_of = _FILES.get(reading, str)
     found: dict[str, str] = {}
     for objects, etags in _COLUMNS:
         if objects in table.schema.names:
@@ -147,5 +148,7 @@ def _entries_of(table: pa.Table) -> Iterator[Entry]:
             yield from (Entry(*row) for row in zip(*columns, strict=True) if row[0])
 
 
-def _file_of(object: str) -> str:
-    return Cell.parse(object).file
+_FILES: Mapping[str, Callable[[str], str]] = {
+    CELLS: lambda object: Cell.parse(object).file,
+    UNPACKED: lambda object: CompressedTar.parse(object).file,
+}

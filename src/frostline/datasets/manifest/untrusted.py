@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from frostline.core import CELLS, OBJECTS
+from frostline.core import CELLS, OBJECTS, UNPACKED
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.manifest.manifest import IN_MEMORY_BYTES
 from frostline.datasets.manifest.manifest_store import StoredManifest, read_manifest
@@ -113,7 +113,7 @@ def _about_in(schema: pa.Schema, head: ManifestHead) -> Mapping[str, Any]:
         isinstance(about, dict)
         and about.get("digest") == head.digest
         # What lies elsewhere is listed by no node.
-        and about.get("reading") in (OBJECTS, CELLS)
+        and about.get("reading") in (OBJECTS, CELLS, UNPACKED)
         and all(_are_texts(about.get(name)) for name in ("classes", "splits"))
     )
     if not is_right:

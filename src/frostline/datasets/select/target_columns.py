@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from frostline.datasets.formats.columns import ManifestColumns, SelectedRows
 from frostline.datasets.select.selection import values_of
 from frostline.datasets.select.target_specs import (
+    MASK,
     MULTI_LABEL,
     NUMBER,
     TEXT,
@@ -58,17 +59,28 @@ class TargetColumns:
         for spec in specs:
             self._check_values(spec)
 
-    def at(self, rows: _Rows) -> TargetValues:
+    @property
+    def has_masks(self) -> bool:
+        """The samples' masks are among them."""
+        return any(spec.kind == MASK for spec in self.specs)
+
+    def at(self, rows: _Rows, masks: TargetValue | None = None) -> TargetValues:
         """The targets of some samples.
 
         Args:
             rows: rows of the data set's own samples, ``int64[n]``.
+            masks: their masks, which are in no column; None where none are declared.
 
         Raises:
             DataError: a value does not have the shape that its column has.
         """
         places = pa.array(rows if self._rows is None else self._rows.at(rows))
-        found = {spec.name: _values(spec, self._taken(spec, places)) for spec in self.specs}
+        found: dict[str, TargetValue] = {}
+        for spec in self.specs:
+            if spec.kind != MASK:
+                found[spec.name] = _values(spec, self._taken(spec, places))
+            elif masks is not None:
+                found[spec.name] = masks
         return found[self.specs[0].name] if self.is_single else found
 
     def _taken(self, spec: TargetSpec, places: pa.Array) -> pa.Array:

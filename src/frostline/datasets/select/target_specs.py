@@ -8,10 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frostline.datasets.formats.base import TARGET_COLUMNS
 from frostline.datasets.formats.labels import LABEL_FIELDS, OTHER_LABELS, TAKEN, no_class
 from frostline.errors import DataError, SettingError, nearest
 
 __all__ = (
+    "MASK",
     "MULTI_LABEL",
     "NUMBER",
     "RAGGED",
@@ -28,7 +30,11 @@ __all__ = (
 )
 
 NUMBER, VECTOR, RAGGED, TEXT, TEXTS, MULTI_LABEL = "number", "vector", "ragged", "text", "texts", "multi_label"
+MASK = "mask"
+"""The kind of masks, and the name by which they are declared beside columns."""
+
 _INT, _FLOAT, _OBJECT = "int64", "float32", "object"
+_MASKS = TARGET_COLUMNS.names[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +61,8 @@ class TargetSpec:
     Attributes:
         name: name by which it was declared.
         column: name of the manifest's column.
-        kind: ``number``, ``vector``, ``ragged`` (lists of any length), ``text``, ``texts`` (lists of them) or
-            ``multi_label``.
+        kind: ``number``, ``vector``, ``ragged`` (lists of any length), ``text``, ``texts`` (lists of them),
+            ``multi_label``, or ``mask``: the class of each pixel of the network's input.
         dtype: ``int64`` or ``float32``; ``object`` for texts.
         shape: shape of a sample's value; None stands for a length that differs from sample to sample.
         classes: names of the classes of ``multi_label``, where they have names.
@@ -132,6 +138,8 @@ def specs_of(declared: Declared, table: pa.Table, url: str) -> tuple[TargetSpec,
 
 def _spec(declared: str | MultiLabel, table: pa.Table, url: str) -> TargetSpec:
     name = _name(declared)
+    if declared == MASK and MASK not in table.column_names and _MASKS in table.column_names:
+        return TargetSpec(name=MASK, column=_MASKS, kind=MASK, dtype=_INT, shape=(None, None))
     column = _column_called(name, table.column_names, url)
     spec = _kind_of(name, column, table[column])
     return _multi_label(declared, spec, table[column]) if isinstance(declared, MultiLabel) else spec

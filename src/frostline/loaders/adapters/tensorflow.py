@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from frostline.datasets import TargetSpec
+from frostline.datasets.select.target_specs import MASK
 from frostline.errors import SettingError
 from frostline.loaders.adapters.base import Fed, FrameworkIterator, Parts
 from frostline.loaders.epoch.ranks import Ranks
@@ -170,7 +171,7 @@ class TensorFlowLoader:
 
 def _spec_of(spec: TargetSpec, rows: int | None) -> Any:
     dtype = tf.string if spec.dtype == "object" else tf.as_dtype(spec.dtype)
-    if None in spec.shape:
+    if None in spec.shape and spec.kind != MASK:
         return tf.RaggedTensorSpec((rows, *spec.shape), dtype, ragged_rank=1)
     return tf.TensorSpec((rows, *spec.shape), dtype)
 

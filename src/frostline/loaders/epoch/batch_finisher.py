@@ -55,7 +55,9 @@ class BatchFinisher:
 
     def _finish(self, threads: ThreadPoolExecutor | None, arrays: Arrays, rows: npt.NDArray[np.int64]) -> Arrays:
         if self.targets is not None:
-            arrays = replace(arrays, targets=self.targets.at(rows))
+            masks = arrays.targets  # which are there where they are declared, and no dict yet
+            assert not isinstance(masks, dict)
+            arrays = replace(arrays, targets=self.targets.at(rows, masks))
         return arrays if self.sample_map is None else _mapped(arrays, self.sample_map, threads)
 
 

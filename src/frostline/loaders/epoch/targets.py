@@ -20,14 +20,19 @@ from frostline.preprocess.masks import MASK_DTYPE, mask_into
 __all__ = ("Masked", "MaskedDealer", "declared_targets", "fetch_of", "mask_bytes", "with_targets")
 
 
-def with_targets(data: Dataset, targets: bool | None) -> bool:
+def with_targets(data: Dataset, declared: TargetColumns | None, targets: bool | None) -> bool:
     """Whether a loader gives masks: where it is asked to, or the data set has them.
+
+    Args:
+        data: data set.
+        declared: declared targets that the loader gives.
+        targets: see ``Job.loader``.
 
     Raises:
         SettingError: masks are asked for, and the data set has none.
     """
     if data.declares_targets:
-        return False
+        return declared is not None and declared.has_masks
     if targets and not data.has_targets:
         raise SettingError(
             f"{data.url} has no masks: targets need data that has some, such as images/1.jpg and masks/1.png, members "

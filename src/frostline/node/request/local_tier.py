@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from frostline.config import NodeSettings, cache_folder
-from frostline.core import URLS, Samples
+from frostline.core import UNPACKED, URLS, Samples
 from frostline.errors import SettingError
 from frostline.stores.base.protocols import Buffer, Place, is_other_version
 from frostline.stores.objects.disk_tier import LocalTier, TierStatistics, tier_name
@@ -81,7 +81,7 @@ class NodeTier:
     def of(self, url: str, reading: str, samples: Samples) -> LocalSamples | None:
         """The kept samples of a request; None if its samples are not kept."""
         tier = self._for(samples.objects if reading == URLS else (url,))
-        return None if tier is None else LocalSamples(tier, url, samples)
+        return None if tier is None or reading == UNPACKED else LocalSamples(tier, url, samples)
 
     def has(self, url: str, place: Place, version: str) -> bool:
         """Whether a sample that is an object of its own is kept; ``url`` is the root of its data."""

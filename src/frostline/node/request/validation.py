@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 from cachetools import LRUCache
 
-from frostline.core import CELLS, OBJECTS, URLS, Samples
+from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, Samples
 from frostline.datasets.formats.url_reader import UrlReader
 from frostline.datasets.open import check_object, open_samples
 from frostline.datasets.parquet.cells import CELLS_BYTES, CellCache
@@ -183,8 +183,8 @@ def read_ahead(
         scope: cancel scope of the request, which also wakes threads that wait for a read.
         held: closed when the request ends.
     """
-    # Parquet cells are read by whole row groups.
-    if request.reading == CELLS:
+    # Parquet cells are read by whole row groups, and unpacked tars lie on this machine.
+    if request.reading in (CELLS, UNPACKED):
         return store
 
     def room(nbytes: int) -> Reservation | None:

@@ -13,6 +13,7 @@ from frostline.stores.base.url_options import Options, options_text, parse_optio
 __all__ = (
     "COMPRESSED",
     "FILE_SUFFIXES",
+    "TAR_GZ",
     "Root",
     "check_name",
     "is_within",
@@ -23,11 +24,14 @@ __all__ = (
     "root_url",
 )
 
-FILE_SUFFIXES = (".arrow", ".csv", ".parquet", ".tar")
+TAR_GZ = (".tar.gz", ".tgz")
+"""Ends of the names of tars that are compressed as a whole and unpacked once."""
+
+FILE_SUFFIXES = (".arrow", ".csv", ".parquet", ".tar", *TAR_GZ)
 """Ends of the names of files that are data sets by themselves."""
 
-COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".csv.gz")
-"""Ends of the names of files that are compressed as a whole, so that nothing in them has a place to read at."""
+COMPRESSED = (".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".csv.gz")
+"""Ends of the names of other files that are compressed as a whole, in which nothing has a place to read at."""
 
 _SCHEMES = ("file", "memory", "s3", "gs", "az", "http", "https", "cql")
 _AZURE = ("az", "azure", "abfs", "abfss")

@@ -1,4 +1,4 @@
-"""Writes the features of a data set as one file, Parquet or safetensors, from tables that come one at a time."""
+"""Writes the features of a data set in one step, as Parquet, safetensors or Lance, from tables one at a time."""
 
 import json
 import math
@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.errors import SettingError
+from frostline.training.extract.lance_folders import check_lance, write_lance
 from frostline.training.files import atomic_file
 
-__all__ = ("SUFFIXES", "Contents", "check_suffix", "tensor_column", "write_features")
+__all__ = ("LANCE", "SUFFIXES", "Contents", "check_suffix", "tensor_column", "write_features")
 
 # What the format calls them, and the bytes of one number.
 _DTYPES = {
@@ -50,10 +51,17 @@ def check_suffix(out: Path) -> None:
     """Make sure that a file's name says what it shall be.
 
     Raises:
-        SettingError: the file's name ends in neither of the known suffixes.
+        SettingError: the name ends in none of the known suffixes, a package is missing, or something else lies there.
     """
-    if out.suffix not in SUFFIXES:
-        raise SettingError(f"{out.name} must end in {' or '.join(SUFFIXES)}, which says what to write")
+    if out.suffix not in (*SUFFIXES, LANCE):
+        raise SettingError(f"{out.name} must end in {', '.join(SUFFIXES)} or {LANCE}, which says what to write")
+    if out.suffix == LANCE:
+        check_lance()
+    is_lance = out.suffix == LANCE and (out / "_versions").is_dir()
+    if out.is_dir() and any(out.iterdir()) and not is_lance:
+        raise SettingError(f"{out} is a folder that holds something else: choose another name")
+    if out.suffix == LANCE and out.is_file():
+        raise SettingError(f"{out} is a file, and a Lance data set is a folder: choose another name")
 
 
 def write_features(out: Path, tables: Iterable[pa.Table], contents: Contents) -> None:
@@ -68,6 +76,9 @@ def write_features(out: Path, tables: Iterable[pa.Table], contents: Contents) ->
         OutOfSpace: the disk is full.
         SettingError: the folder cannot be written.
     """
+    if out.suffix == LANCE:
+        write_lance(out, tables, contents.shape)
+        return
     with atomic_file(out) as file:
         SUFFIXES[out.suffix](file, tables, contents)
 
@@ -124,5 +135,8 @@ def _header(contents: Contents) -> bytes:
     return text + b" " * (-len(text) % 8)
 
 
+LANCE = ".lance"
+"""The suffix of a Lance data set, which is a folder."""
+
 SUFFIXES = {".parquet": _write_parquet, ".safetensors": _write_safetensors}
-"""Writers, by the suffix that asks for them."""
+"""Writers of files, by the suffix that asks for them."""

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core import Samples
+from frostline.training.extract.feature_files import LANCE
+from frostline.training.extract.lance_folders import lance_reader
 from frostline.training.files import atomic_file
 
 __all__ = ("Previous", "keep_state", "keys_of")
@@ -106,11 +108,17 @@ def _plain(identity: Mapping[str, Any]) -> Any:
 
 
 def _sha256(path: Path) -> str:
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        names = [f"{file.relative_to(path)} {_sha256(file)}" for file in files]
+        return hashlib.sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _reader(out: Path) -> FeaturesOf:
+    if out.suffix == LANCE:
+        return lance_reader(out)
     return _safetensors_reader(out) if out.suffix == ".safetensors" else _ParquetReader(out).at
 
 
