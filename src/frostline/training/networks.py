@@ -80,7 +80,7 @@ def load_model(
             takes that of the folder of an ``hf:`` name.
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
         samples: preprocessing of sounds or arrays; None takes what the network's library says of images or texts.
-        parts: what each input is, in words of ``training.samples``, where the network takes several by name.
+        parts: kind of each input, in words of ``training.samples``, where the network takes several by name.
         observe: told when weights are fetched, and where they came from.
 
     Raises:

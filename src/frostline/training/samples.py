@@ -125,7 +125,7 @@ def described_parts(data: Dataset, names: Sequence[str], said: str | None, *, lo
     Args:
         data: data set whose samples have several parts.
         names: inputs that are made of these parts.
-        said: what the user says of some; None says nothing.
+        said: the user's words on some of them; None says nothing.
         looks: read the first sample; False where the network's library knows what it takes.
 
     Raises:

@@ -105,7 +105,7 @@ def from_hugging_face(
         pretrained: load the weights; else they are random.
         tokenizer: tokenizer of texts, see ``tokenizer_named``; None takes that of the folder.
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
-        parts: what each input is, in words of ``training.samples``; None where samples are one image or text.
+        parts: kind of each input, in words of ``training.samples``; None where samples are one image or text.
 
     Raises:
         UnknownModel: The name is neither a folder nor an owner with a name.
