@@ -79,7 +79,9 @@ def test_each_part_is_decoded_as_it_is_alone():
     ids, mask = made(tokens, b"the film was good")
     np.testing.assert_array_equal(found["input_ids"][0], ids)
     np.testing.assert_array_equal(found["attention_mask"][0], mask)
-    assert declared.inputs == (TensorSpec((3, SIDE, SIDE)), *(TensorSpec((TOKENS,), "int64"),) * 2)
+    tokens = TensorSpec((TOKENS,), "int64")
+    pixels = TensorSpec((3, SIDE, SIDE))
+    assert declared.inputs == {"pixel_values": pixels, "input_ids": tokens, "attention_mask": tokens}
     assert pixels_needed(declared, record) == max(map(pixels_needed, declared.parts, (image, b"the film was good")))
 
 

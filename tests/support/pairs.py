@@ -1,6 +1,7 @@
 """Images with captions in Parquet files, and small networks that take both."""
 
 import io
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,18 @@ from PIL import Image
 from frostline import preprocess
 from support.texts import TEXTS, tokenizer_of_words
 
-__all__ = ("COLUMNS", "SIDE", "TOKENS", "frozen_clip", "pair_inputs", "small_clip", "write_pairs")
+__all__ = (
+    "COLUMNS",
+    "SIDE",
+    "TOKENS",
+    "encoded_array",
+    "encoded_image",
+    "frozen_clip",
+    "pair_inputs",
+    "small_clip",
+    "write_pairs",
+    "write_processor",
+)
 
 SIDE, TOKENS = 16, 8
 COLUMNS = {"pixel_values": "image", "input_ids": "caption"}
@@ -28,6 +40,26 @@ def encoded_image(draw):
     file = io.BytesIO()
     Image.fromarray(draw.integers(0, 256, (height, width, 3), np.uint8)).save(file, "PNG")
     return file.getvalue()
+
+
+def encoded_array(array):
+    """An array as ``.npy`` bytes."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def write_processor(folder):
+    """The file that says how the images of ``small_clip`` are prepared."""
+    says = {
+        "do_center_crop": True,
+        "crop_size": {"height": SIDE, "width": SIDE},
+        "size": {"shortest_edge": SIDE},
+        "resample": 3,
+        "image_mean": [0.48, 0.46, 0.41],
+        "image_std": [0.27, 0.26, 0.28],
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(says))
 
 
 def write_pairs(path, rows=24, seed=0):

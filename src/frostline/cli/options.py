@@ -130,8 +130,9 @@ _DATA = (
     format_option,
     click.option(
         "--column",
-        metavar="NAME",
-        help="Column of Parquet files that has the samples: texts, lists of numbers, or encoded images or sounds.",
+        metavar="NAME|INPUT=NAME,...",
+        help="Column of Parquet files that has the samples: texts, lists of numbers, or encoded images or sounds. Or a "
+        "column for each input that the network takes by name: pixel_values=image,input_ids=caption.",
     ),
     list_option,
     changed_option,
@@ -173,7 +174,10 @@ _JOB = (
         help="torchvision:NAME, timm:NAME, hf:OWNER/NAME or FOLDER, package.module:factory or demo:efficientnet_lite0.",
     ),
     click.option(
-        "--until", required=True, metavar="LAYER", help="Last frozen module, or 'features': all but the classifier."
+        "--until",
+        required=True,
+        metavar="LAYER",
+        help="Last frozen module, or 'features': all but the classifier. Of several encoders join theirs by +.",
     ),
     click.option(
         "--weights",
@@ -198,7 +202,8 @@ _JOB = (
         metavar="KIND",
         help="What samples are: images, sounds:SECONDS (log-mel spectrograms), waves:SECONDS (both with @RATE if it is "
         "not 16000) or arrays:SHAPE, such as arrays:12x5000. By default sounds and arrays are known by their files' "
-        "suffixes, sounds as long as the longest of some, up to 10 seconds.",
+        "suffixes, sounds as long as the longest of some, up to 10 seconds. Of several inputs, those that are named: "
+        "signal=arrays:12,input_ids=texts.",
     ),
     click.option("--seed", default=0, show_default=True, help="Seed of order, split, fresh layers and augmentation."),
     click.option("--cut", type=int, metavar="N", help="Use this cut instead of the planned ones (see: plan)."),

@@ -1,17 +1,18 @@
 """Freeze a network up to a layer: whatever runs before the layer's output stops training and goes into eval mode."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from frostline.checks import check_type
 from frostline.errors import ModelError, UnknownLayer, nearest
 from frostline.models.modes import all_in_eval, modes
 from frostline.models.tracing.border import fed
-from frostline.models.tracing.recording import Inputs, input_specs, zeros
+from frostline.models.tracing.recording import AnyInputs, input_specs, zeros
 from frostline.models.wrappers import resolved_path, unwrapped
 
 __all__ = (
@@ -32,20 +33,22 @@ _ASKED = "frostline_until"
 M = TypeVar("M", bound=nn.Module)
 
 
-def freeze(model: M, until: str, *, input_shape: Inputs = (3, 224, 224)) -> M:
+def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3, 224, 224)) -> M:
     """Freeze ``model`` up to the output of the layer ``until``; the rest stays as it is.
 
     Every parameter that is used before the layer's output is ready no longer requires a gradient, nor does one of the
-    layer that is not used in eval mode. Modules that are frozen whole, and those without parameters that run nowhere
-    behind them, are put into eval mode, so that BatchNorm uses its stored statistics and dropout is off.
+    layer that is not used in eval mode. Of several layers, as of a network with several encoders, all parameters that
+    the layers' outputs are computed from no longer do. Modules that are frozen whole, and those without parameters that
+    run nowhere behind them, are put into eval mode, so that BatchNorm uses its stored statistics and dropout is off.
     The network is run once, on one sample of zeros, to see the order in which its layers are used.
 
     Args:
         model: changed in place; also a compiled one, or one for several devices (see ``models.wrappers``).
         until: dotted path of the last frozen module, as in ``named_modules()`` of the network or of what is wrapped in
             it; or ``"features"``, all but the classifier (the last layer that has parameters), where the network has no
-            module of that name.
-        input_shape: shape of one sample, without the batch; or a ``TensorSpec`` for each input, as for ``cut_network``.
+            module of that name. Of several encoders the last frozen module of each, in a list.
+        input_shape: shape of one sample, without the batch; or a ``TensorSpec`` for each input, as for ``cut_network``;
+            or these by the names by which the network takes them, as ``inputs`` of a preprocessing has them.
 
     Returns:
         The same ``model``.
@@ -56,17 +59,77 @@ def freeze(model: M, until: str, *, input_shape: Inputs = (3, 224, 224)) -> M:
         ModelError: The network does not run on a sample of that shape.
     """
     check_type("model", model, nn.Module)
-    check_type("until", until, str)
-    _freeze(unwrapped(model), resolved_path(model, until), input_shape)
+    paths: list[Any] = list(until) if isinstance(until, list | tuple) else [until]
+    for path in paths:
+        check_type("until", path, str)
+    inner, paths = unwrapped(model), [resolved_path(model, path) for path in paths]
+    if len(paths) == 1:
+        _freeze(inner, paths[0], input_shape)
+    else:
+        _freeze_several(inner, paths, input_shape)
     return model
 
 
-def _freeze(model: nn.Module, until: str, inputs: Inputs) -> None:
+def _freeze(model: nn.Module, until: str, inputs: AnyInputs) -> None:
     used = used_parameters(model, inputs)
     for parameter in _up_to(model, until, used):
         parameter.requires_grad_(False)
     setattr(model, _ASKED, until)
     _in_eval(model, used)
+
+
+def _freeze_several(model: nn.Module, paths: Sequence[str], inputs: AnyInputs) -> None:
+    layers = {path: layer_of(model, path) for path in paths}
+    if not layers:
+        raise UnknownLayer("no layer is named up to which the network should be frozen (until)")
+    found = _computed_from(model, layers, inputs)
+    for parameter in [*found, *(parameter for layer in layers.values() for parameter in layer.parameters())]:
+        parameter.requires_grad_(False)
+    vars(model).pop(_ASKED, None)  # the line lies where the outputs of all of them have been computed
+    _in_eval(model, used_parameters(model, inputs))
+
+
+def _computed_from(model: nn.Module, layers: Mapping[str, nn.Module], inputs: AnyInputs) -> list[nn.Parameter]:
+    """The parameters that the outputs of layers depend on, as autograd has it: other branches run in between."""
+    outputs: dict[str, list[torch.Tensor]] = {}
+    needed = {parameter: parameter.requires_grad for parameter in model.parameters() if parameter.is_floating_point()}
+
+    def ended(path: str) -> Callable[..., None]:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+            outputs.setdefault(path, []).extend(leaves)
+
+        return hook
+
+    hooks = [layer.register_forward_hook(ended(path)) for path, layer in layers.items()]
+    try:
+        for parameter in needed:
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            _run_on_zeros(model, inputs)
+    finally:
+        for handle in hooks:
+            handle.remove()
+        for parameter, was_needed in needed.items():
+            parameter.requires_grad_(was_needed)
+    for path in layers:
+        if path not in outputs:
+            raise _never_run(path)
+    return _leaves_of([tensor for tensors in outputs.values() for tensor in tensors])
+
+
+def _leaves_of(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The parameters at the leaves of what autograd recorded."""
+    waiting, seen, found = [tensor.grad_fn for tensor in tensors], set(), []
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting.extend(before for before, _ in node.next_functions)
+    return found
 
 
 def _in_eval(model: nn.Module, used: list[tuple[str, nn.Parameter | None]]) -> None:
@@ -77,7 +140,7 @@ def _in_eval(model: nn.Module, used: list[tuple[str, nn.Parameter | None]]) -> N
         module.training = False
 
 
-def unfreeze(model: nn.Module, layers: Sequence[str], *, input_shape: Inputs = (3, 224, 224)) -> list[nn.Parameter]:
+def unfreeze(model: nn.Module, layers: Sequence[str], *, input_shape: AnyInputs = (3, 224, 224)) -> list[nn.Parameter]:
     """Train these layers too: their parameters require gradients, and all but what stays frozen is in train mode.
 
     Args:
@@ -157,7 +220,7 @@ def before_the_line(model: nn.Module, used: list[tuple[str, nn.Parameter | None]
             yield path, module
 
 
-def used_parameters(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Parameter | None]]:
+def used_parameters(model: nn.Module, inputs: AnyInputs) -> list[tuple[str, nn.Parameter | None]]:
     """What one forward pass uses, in order: ``(module path, parameter)``; None stands for a module's output.
 
     A module that runs several times is listed each time. The model is left as it was.
@@ -165,20 +228,36 @@ def used_parameters(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Para
     Raises:
         ModelError: The network does not run on such a sample.
     """
-    specs = input_specs(inputs)
     recorder = _Recorder(model)
-    parameter = next(model.parameters(), None)
-    device = torch.device("cpu") if parameter is None else parameter.device
     try:
-        with modes(model, all_in_eval(model)), torch.no_grad(), recorder:
-            model(*fed(model, zeros(specs, 1, device)))
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        why = str(error).partition("\n")[0] or type(error).__name__
-        shapes = " and ".join(str(list(spec.shape)) for spec in specs)
-        raise ModelError(f"the network does not run on an input of shape {shapes}: {why}") from error
+        with torch.no_grad(), recorder:
+            _run_on_zeros(model, inputs)
     finally:
         recorder.remove()
     return recorder.seen
+
+
+def _run_on_zeros(model: nn.Module, inputs: AnyInputs) -> None:
+    """Run the network in eval mode on one sample of zeros.
+
+    Raises:
+        ModelError: It does not run on such a sample.
+    """
+    specs = input_specs(inputs)
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    try:
+        with modes(model, all_in_eval(model)):
+            sample = fed(model, zeros(specs, 1, device))
+            if isinstance(inputs, Mapping):
+                model(**dict(zip(inputs, sample, strict=True)))
+            else:
+                model(*sample)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        shapes = " and ".join(str(list(spec.shape)) for spec in specs)
+        named = f", called {', '.join(inputs)}" if isinstance(inputs, Mapping) else ""
+        raise ModelError(f"the network does not run on an input of shape {shapes}{named}: {why}") from error
 
 
 def _up_to(model: nn.Module, until: str, used: list[tuple[str, nn.Parameter | None]]) -> list[nn.Parameter]:
@@ -186,7 +265,7 @@ def _up_to(model: nn.Module, until: str, used: list[tuple[str, nn.Parameter | No
     if until in paths:
         ends = [place for place, (path, parameter) in enumerate(used) if path == until and parameter is None]
         if not ends:
-            raise UnknownLayer(f"layer {until!r} is never run by the network, so nothing can be frozen up to it")
+            raise _never_run(until)
         known = {id(parameter) for _, parameter in used}
         # What the layer has for train mode alone, such as the filling of masked places, would keep it in train mode.
         idle = [parameter for parameter in model.get_submodule(until).parameters() if id(parameter) not in known]
@@ -195,6 +274,10 @@ def _up_to(model: nn.Module, until: str, used: list[tuple[str, nn.Parameter | No
         raise UnknownLayer(f"the network has no layer {until!r}{nearest(until, [*paths, _ALL_BUT_THE_CLASSIFIER])}")
     kept = {id(parameter) for parameter in classifier_of(model, used)[1].parameters()}
     return [parameter for parameter in model.parameters() if id(parameter) not in kept]
+
+
+def _never_run(path: str) -> UnknownLayer:
+    return UnknownLayer(f"layer {path!r} is never run by the network, so nothing can be frozen up to it")
 
 
 def classifier_of(model: nn.Module, used: list[tuple[str, nn.Parameter | None]]) -> tuple[str, nn.Module]:

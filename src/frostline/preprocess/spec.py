@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
@@ -114,13 +114,13 @@ class Preprocess:
         return 2 if self.tokens is None else 1
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """Inputs of a network that takes such samples, as ``freeze`` takes them: one image, or token ids and mask."""
+    def inputs(self) -> tuple[TensorSpec, ...] | Mapping[str, TensorSpec]:
+        """Inputs of a network that takes such samples, as ``freeze`` takes them: one, or token ids and mask by name."""
         match self.steps[0]:
             case Tokenize() as tokens:
-                return (TensorSpec((tokens.max_length,), "int64"),) * len(tokens.names)
+                return dict.fromkeys(tokens.names, TensorSpec((tokens.max_length,), "int64"))
             case NamedInputs():
-                return tuple(place.spec for place in self.places)
+                return {place.name: place.spec for place in self.places}
         return (self.sample,)
 
     @cached_property
@@ -153,7 +153,7 @@ class Preprocess:
         if not isinstance(self.steps[0], NamedInputs):
             return ()
         named = zip(self.steps[0].names, self.parts, strict=True)
-        return laid_out(pair for name, part in named for pair in zip(_arguments(name, part), part.inputs, strict=True))
+        return laid_out(pair for name, part in named for pair in _arguments(name, part).items())
 
     @property
     def are_images(self) -> bool:
@@ -322,13 +322,14 @@ def _check_alone(steps: tuple[Step, ...], content: bytes) -> None:
         checked_content(content, first.tokenizer)
 
 
-def _arguments(name: str, part: Preprocess) -> tuple[str, ...]:
+def _arguments(name: str, part: Preprocess) -> Mapping[str, TensorSpec]:
     """The arguments that take a part."""
-    if part.tokens is None:
-        return (name,)
-    if part.tokens.names[0] != name:
-        raise SettingError(f"the text is called {name}, and its token ids {part.tokens.names[0]}: give both one name")
-    return part.tokens.names
+    if not isinstance(part.inputs, Mapping):
+        return {name: part.sample}
+    first = next(iter(part.inputs))
+    if first != name:
+        raise SettingError(f"the text is called {name}, and its token ids {first}: give both one name")
+    return part.inputs
 
 
 def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:

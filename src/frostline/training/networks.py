@@ -14,11 +14,19 @@ from torch import nn
 from frostline.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, nearest
 from frostline.events import Event, Observer, WeightsLoaded
 from frostline.models.freezing import classifier_of, used_parameters
-from frostline.models.tracing.recording import Inputs
-from frostline.preprocess import Preprocess, RandomHorizontalFlip, RandomResizedCrop, efficientnet_lite, imagenet
+from frostline.models.tracing.recording import AnyInputs
+from frostline.preprocess import (
+    Preprocess,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    efficientnet_lite,
+    imagenet,
+    named_inputs,
+)
 from frostline.training.pretrained.hugging_face import from_hugging_face, tokenizer_named
 from frostline.training.pretrained.libraries import Built, from_timm, from_torchvision, import_package
 from frostline.training.pretrained.tokenizer_files import texts_for
+from frostline.training.samples import TEXTS, preprocess_of
 from frostline.training.settings import RANDOM
 
 __all__ = ("Pretrained", "load_model")
@@ -54,6 +62,7 @@ def load_model(
     tokenizer: str | None = None,
     max_length: int | None = None,
     samples: Preprocess | None = None,
+    parts: Mapping[str, str] | None = None,
     observe: Observer | None = None,
 ) -> Pretrained:
     """Build a network by name, for this many classes.
@@ -71,6 +80,7 @@ def load_model(
             takes that of the folder of an ``hf:`` name.
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
         samples: preprocessing of sounds or arrays; None takes what the network's library says of images or texts.
+        parts: kind of each input, in words of ``training.samples``, where the network takes several by name.
         observe: told when weights are fetched, and where they came from.
 
     Raises:
@@ -86,7 +96,10 @@ def load_model(
         raise UnknownModel(f"model {name!r} names no family: write one of {known}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        found = _built(name, weights, observe, tokenizer, max_length, samples)
+        if parts:
+            found = _of_parts(name, weights, observe, tokenizer, max_length, parts)
+        else:
+            found = _built(name, weights, observe, tokenizer, max_length, samples)
         source = found.weights
         if weights is not None and weights != RANDOM:
             _load_weights(found.model, weights, found.preprocess.inputs)
@@ -105,6 +118,9 @@ def _ignore(_: Event) -> None:
 
 def _augmented(preprocess: Preprocess) -> Preprocess:
     """The same decoding and scale of numbers, on random crops and flips."""
+    if preprocess.places and any(part.are_images for part in preprocess.parts):
+        parts = [_augmented(part) if part.are_images else part for part in preprocess.parts]
+        return named_inputs(**dict(zip(preprocess.part_names, parts, strict=True)))
     if not preprocess.are_images:
         kind = "arrays or sounds" if preprocess.tokens is None else "texts"
         raise SettingError(f"--augment crops and flips images: leave it out where samples are {kind}")
@@ -136,6 +152,36 @@ def _built(
     if tokenizer is None:
         return found
     return replace(found, preprocess=texts_for(tokenizer_named(tokenizer, observe), max_length))
+
+
+def _of_parts(
+    name: str,
+    weights: str | None,
+    observe: Observer,
+    tokenizer: str | None,
+    max_length: int | None,
+    parts: Mapping[str, str],
+) -> Built:
+    """A network that takes several inputs by name."""
+    if name.startswith("hf:"):
+        is_trained = weights is None
+        return from_hugging_face(
+            name, observe, pretrained=is_trained, tokenizer=tokenizer, max_length=max_length, parts=parts
+        )
+    if name.partition(":")[0] in _FAMILIES:
+        raise SettingError(f"{name} takes one input, and --column names {len(parts)}: name one column")
+    texts = [part for part, word in parts.items() if word == TEXTS]
+    if bool(texts) is (tokenizer is None):
+        wrong = f"{texts[0]} is a text: name its tokenizer" if texts else "no input is a text: leave it out"
+        raise SettingError(f"{wrong} (--tokenizer), or say what inputs are (--samples)")
+    found = _of_images(name, weights, observe)
+    made = {
+        part: texts_for(tokenizer_named(str(tokenizer), observe), max_length)
+        if word == TEXTS
+        else preprocess_of(word) or found.preprocess
+        for part, word in parts.items()
+    }
+    return replace(found, preprocess=named_inputs(**made))
 
 
 def _of_images(name: str, weights: str | None, observe: Observer) -> Built:
@@ -184,7 +230,7 @@ def _from_factory(name: str) -> Built:
     return Built(model=model, preprocess=imagenet(224), weights=f"as {name} made them")
 
 
-def _load_weights(model: nn.Module, path: str, inputs: Inputs) -> None:
+def _load_weights(model: nn.Module, path: str, inputs: AnyInputs) -> None:
     tensors = _read_weights(path)
     _fit_to_file(model, tensors, inputs)
     expected = model.state_dict()
@@ -213,7 +259,7 @@ def _misfit(missing: list[str], extra: list[str], shapes: list[str]) -> str:
     return ", ".join(parts)
 
 
-def _fit_to_file(model: nn.Module, tensors: Mapping[str, torch.Tensor], inputs: Inputs) -> None:
+def _fit_to_file(model: nn.Module, tensors: Mapping[str, torch.Tensor], inputs: AnyInputs) -> None:
     """Give the classifier the size that it has in the file, so that weights of a tuned network load too."""
     path, classifier = classifier_of(model, used_parameters(model, inputs))
     weight = tensors.get(f"{path}.weight")
@@ -221,7 +267,7 @@ def _fit_to_file(model: nn.Module, tensors: Mapping[str, torch.Tensor], inputs: 
         _replace_classifier(model, path, classifier, weight.shape[0])
 
 
-def _fit_classifier(model: nn.Module, classes: int, inputs: Inputs) -> None:
+def _fit_classifier(model: nn.Module, classes: int, inputs: AnyInputs) -> None:
     path, classifier = classifier_of(model, used_parameters(model, inputs))
     if not isinstance(classifier, nn.Linear):
         if getattr(classifier, "out_channels", None) == classes:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -15,12 +16,16 @@ from frostline.datasets.open import open_samples
 from frostline.errors import SampleError, SettingError
 from frostline.preprocess import Preprocess, array, audio
 from frostline.preprocess.arrays import header_of
+from frostline.preprocess.named_inputs import is_argument, unframed
 from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages, is_sound, seconds_of
 
-__all__ = ("IMAGES", "described", "preprocess_of")
+__all__ = ("IMAGES", "TEXTS", "by_input", "described", "described_parts", "preprocess_of")
 
 IMAGES = "images"
 """The word for samples that a network's own preprocessing takes."""
+
+TEXTS = "texts"
+"""The word for a part of samples that a tokenizer takes."""
 
 _SOUNDS = re.compile(r"(?P<kind>sounds|waves):(?P<seconds>\d+(?:\.\d+)?)(?:@(?P<rate>\d+))?")
 _ARRAYS = re.compile(r"arrays:(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>float32|int64))?")
@@ -86,17 +91,82 @@ def described(data: Dataset, *, is_column_named: bool = False) -> str:
         return IMAGES
     first = _read(data, 0, _HEAD_BYTES if data.manifest.reading != CELLS else None)
     if is_sound(first):
-        return f"sounds:{_longest(data):g}"
+        return f"sounds:{_longest(data, lambda row: _read(data, row, None)):g}"
     return _array_words(first) if first.startswith(npy.MAGIC_PREFIX) else IMAGES
 
 
-def _longest(data: Dataset) -> float:
+def by_input(said: str | None, option: str) -> dict[str, str]:
+    """What an option says of each input, as in ``pixel_values=image,input_ids=caption``; none where it names no input.
+
+    Args:
+        said: the option's value; None says nothing.
+        option: name of the option, for the sentence.
+
+    Raises:
+        SettingError: an input has no name, or two have one, or nothing is said of it.
+    """
+    if said is None or "=" not in said:
+        return {}
+    pairs = [part.partition("=") for part in said.split(",")]
+    found = {name.strip(): value.strip() for name, _, value in pairs}
+    if len(found) != len(pairs) or not all(is_argument(name) and value for name, value in found.items()):
+        raise SettingError(
+            f"{option} says NAME=VALUE once for each input of the network, joined by commas, as in "
+            f"pixel_values=image,input_ids=caption; not {said!r}"
+        )
+    return found
+
+
+def described_parts(data: Dataset, names: Sequence[str], said: str | None, *, looks: bool) -> str:
+    """What the parts of samples are, in words that ``by_input`` takes apart: ``pixel_values=images,input_ids=texts``.
+
+    What ``input_ids`` is made of is a text. Arrays and sounds are known by the first sample, and all else is an image.
+
+    Args:
+        data: data set whose samples have several parts.
+        names: inputs that are made of these parts.
+        said: the user's words on some of them; None says nothing.
+        looks: read the first sample; False where the network's library knows what it takes.
+
+    Raises:
+        SettingError: it says something of another input, or makes no sense.
+        StoreError: the store failed.
+    """
+    asked = by_input(said, "--samples")
+    unknown = [name for name in asked if name not in names]
+    if unknown or (said is not None and not asked):
+        raise SettingError(
+            f"--samples says what inputs are by their names, as in {names[-1]}=arrays:12; --column names "
+            f"{', '.join(names)}, and it is {said!r}"
+        )
+    for word in asked.values():
+        if word != TEXTS:
+            preprocess_of(word)  # which refuses what makes no sense before a node is started
+    looks = looks and not data.source.near
+    found = {name: TEXTS if name == "input_ids" else IMAGES for name in names}
+    for place, name in enumerate(names):
+        if looks and name not in asked and found[name] == IMAGES:
+            found[name] = _part_words(data, place, len(names))
+    return ",".join(f"{name}={word}" for name, word in {**found, **asked}.items())
+
+
+def _part_words(data: Dataset, place: int, parts: int) -> str:
+    def part(row: int) -> bytes:
+        return bytes(unframed(_read(data, row, None), parts)[place])
+
+    first = part(0)
+    if is_sound(first):
+        return f"sounds:{_longest(data, part):g}"
+    return _array_words(first) if first.startswith(npy.MAGIC_PREFIX) else IMAGES
+
+
+def _longest(data: Dataset, read: Callable[[int], bytes]) -> float:
     """The length of the longest of some sounds in seconds, in tenths."""
     rows = np.unique(np.linspace(0, len(data) - 1, min(len(data), _LISTENED_TO)).astype(np.int64))
     lengths = []
     for row in rows.tolist():
         with suppress(SampleError):  # it is skipped and named later
-            lengths.append(seconds_of(_read(data, row, None)))
+            lengths.append(seconds_of(read(row)))
     if not lengths:
         raise SettingError(f"none of {len(rows)} sounds of {data.url} can be read: say how long they are (--samples)")
     return min(_MAX_SECONDS, max(0.1, math.ceil(10 * max(lengths)) / 10))

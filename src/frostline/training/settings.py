@@ -31,13 +31,15 @@ class JobSettings:
     Attributes:
         data: folder or URL of the data.
         format: name of the format that it has (``datasets.formats``); None takes what it looks like.
-        column: name of the column of Parquet files that has the samples, such as texts (``datasets.Dataset``).
+        column: name of the column of Parquet files that has the samples, such as texts (``datasets.Dataset``); or the
+            columns of several inputs, as in ``pixel_values=image,input_ids=caption``.
         relist: list the data; False takes the manifest that was built last (``datasets.Dataset``).
         changed: policy for objects that changed since they were listed (``datasets.Dataset``).
         where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.
         split: name of a split: of it alone; None takes all, and a training the split for that which the data brings.
         model: name of the network (``training.networks.load_model``).
-        until: the last frozen module, or ``features``: all but the classifier.
+        until: the last frozen module, or ``features``: all but the classifier. Of several encoders the last frozen
+            modules, joined by ``+``.
         near: URL of a node beside the data, or of a list of nodes; None starts one in a process of its own.
         also_near: URLs of further nodes beside the same data; the work is spread over all of them.
         list_locally: list the data with this process's own credentials, though a node could list it.

@@ -12,7 +12,7 @@ from frostline.models import freeze
 from frostline.training.networks import Pretrained, load_model
 from frostline.training.recipe.adapters import LowRank
 from frostline.training.recipe.lora import add_adapters, check_trained
-from frostline.training.samples import preprocess_of
+from frostline.training.samples import by_input, preprocess_of
 from frostline.training.settings import JobSettings
 from frostline.training.start import StartedJob, begin, outputs_of
 
@@ -68,6 +68,7 @@ def set_up(
         if begun is None:
             begun = stack.enter_context(begin(settings, observe, min_classes=min_classes))
         observe(PhaseStarted(name="building the network"))
+        parts = by_input(begun.samples, "--samples")
         network = load_model(
             settings.model,
             classes=outputs_of(begun.data, settings),
@@ -76,7 +77,8 @@ def set_up(
             augment=settings.augment,
             tokenizer=settings.tokenizer,
             max_length=settings.max_length,
-            samples=preprocess_of(begun.samples),
+            samples=None if parts else preprocess_of(begun.samples),
+            parts=parts,
             observe=observe,
         )
         _freeze(network, settings)
@@ -115,12 +117,12 @@ def _job(
 
 
 def _freeze(network: Pretrained, settings: JobSettings) -> None:
+    inputs, until = network.preprocess.inputs, [layer.strip() for layer in settings.until.split("+")]
     if settings.lora is None:
-        freeze(network.model, settings.until, input_shape=network.preprocess.inputs)
+        freeze(network.model, until, input_shape=inputs)
         return
-    inputs = network.preprocess.inputs
     add_adapters(network.model, LowRank.parse(settings.lora), inputs, seed=settings.seed)
-    freeze(network.model, settings.until, input_shape=inputs)
+    freeze(network.model, until, input_shape=inputs)
     check_trained(network.model, settings.until)
 
 

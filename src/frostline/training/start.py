@@ -10,12 +10,13 @@ import pyarrow.compute as pc
 from frostline.config import LoaderSettings
 from frostline.datasets import Dataset, MultiLabel
 from frostline.datasets.access import roots_of
+from frostline.datasets.formats.known import part_names
 from frostline.datasets.select.target_specs import NUMBER, TargetSpec
 from frostline.errors import DataError, EmptyDataset
 from frostline.events import Observer, PhaseStarted
 from frostline.node.process.subprocess import NodeProcess
 from frostline.planning import ALL_IN_STORE
-from frostline.training.samples import IMAGES, described, preprocess_of
+from frostline.training.samples import IMAGES, by_input, described, described_parts, preprocess_of
 from frostline.training.settings import JobSettings
 
 __all__ = ("StartedJob", "begin", "chosen_of", "declared_of", "outputs_of", "samples_of")
@@ -59,7 +60,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
     whole = Dataset(
         settings.data,
         format=settings.format,
-        column=settings.column,
+        column=by_input(settings.column, "--column") or settings.column,
         relist=settings.relist,
         changed=settings.changed,
         targets=declared_of(settings),
@@ -92,6 +93,10 @@ def samples_of(data: Dataset, settings: JobSettings) -> str:
     Raises:
         SettingError: what was said makes no sense, or nobody here can tell.
     """
+    parts = part_names(data.source.format)
+    if parts:
+        looks = not settings.model.startswith("hf:")
+        return described_parts(data, parts, settings.samples, looks=looks)
     if settings.samples is None:
         takes_texts = settings.tokenizer is not None or settings.max_length is not None
         return (

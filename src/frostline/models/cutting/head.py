@@ -171,7 +171,8 @@ class TracedHead(Head):
         flags = {**part.traced.training, **{path: module.training for path, module in self._modules_run.items()}}
         if flags == part.traced.training and device_of(model) == self._traced_on:
             return _Ready.of(model, part.traced, part.frost_line, part.frost_line)
-        traced = trace(model, self._inputs, training=flags)
+        with torch.enable_grad():  # as the part was traced: elsewhere transformers asks other things of sizes
+            traced = trace(model, self._inputs, training=flags)
         traced = replace(traced, graph=straightened(ordered(model, traced.graph)[0], part.turned))
         cut = moved(part.frost_line, part.traced.graph, traced.graph)
         if cut is None or not self._is_made_alike(traced, cut):

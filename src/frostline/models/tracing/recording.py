@@ -1,6 +1,6 @@
 """Records a forward pass: which modules it runs, one in another and in order, and what each takes and gives."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from frostline.engines.measure.footprint import version_of
 from frostline.errors import ModelError
 from frostline.models.graph.frontiers import DTYPE_BYTES
 
-__all__ = ("Inputs", "ModuleCall", "input_specs", "random", "record", "zeros")
+__all__ = ("AnyInputs", "Inputs", "ModuleCall", "input_specs", "random", "record", "zeros")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -90,14 +90,17 @@ def _hooked(
 Inputs = Sequence[int] | Sequence[TensorSpec]
 """The per-sample shape of one float32 input, such as (3, 224, 224), or one ``TensorSpec`` for each input."""
 
+AnyInputs = Inputs | Mapping[str, TensorSpec]
+"""The same, or a ``TensorSpec`` for each input that the network takes by name."""
 
-def input_specs(inputs: Inputs) -> tuple[TensorSpec, ...]:
+
+def input_specs(inputs: AnyInputs) -> tuple[TensorSpec, ...]:
     """One spec for each input.
 
     Raises:
         ModelError: A dtype that cannot be carried, or no input at all.
     """
-    given = tuple(inputs)
+    given = tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
     specs = tuple(spec for spec in given if isinstance(spec, TensorSpec))
     if not specs and given:
         return (TensorSpec(tuple(size for size in given if isinstance(size, int))),)

@@ -1,6 +1,6 @@
-"""Builds classifiers of transformers, of images or texts, from a folder or the Hugging Face hub, out of safetensors."""
+"""Builds classifiers of transformers, of images, texts or both, from a folder or the hub, out of safetensors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,25 @@ from torch import nn
 
 from frostline.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, WeightsMissing
 from frostline.events import Observer, SetupWarning
-from frostline.preprocess import Preprocess
+from frostline.models.modes import all_in_eval, modes
+from frostline.models.tracing.border import fed
+from frostline.models.tracing.recording import zeros
+from frostline.preprocess import Preprocess, named_inputs
 from frostline.preprocess.tokens import TextTokenizer
 from frostline.training.pretrained.image_processors import processor_of
 from frostline.training.pretrained.libraries import Built, fetching, import_package, no_bars, reading
 from frostline.training.pretrained.tokenizer_files import TOKENIZER_FILES, pad_id_of, texts_for, tokenizer_in
+from frostline.training.samples import IMAGES, TEXTS
 from frostline.training.settings import RANDOM
 
-__all__ = ("Scores", "TextScores", "from_hugging_face", "tokenizer_named")
+__all__ = ("PairScores", "Scores", "TextScores", "from_hugging_face", "tokenizer_named")
 
-_CONFIG, _PROCESSOR, _WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
-_PATTERNS = (_CONFIG, _PROCESSOR, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json")
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_PROCESSOR, _PROCESSORS = "preprocessor_config.json", "processor_config.json"
+_PATTERNS = (_CONFIG, _PROCESSOR, _PROCESSORS, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json")
 _IMAGES, _TEXTS = "AutoModelForImageClassification", "AutoModelForSequenceClassification"
+_PAIRS = "AutoModel"
+_PAIR = ("pixel_values", "input_ids")
 
 
 class Scores(nn.Module):
@@ -56,12 +63,40 @@ class TextScores(Scores):
         return scores
 
 
+class PairScores(Scores):
+    """A classifier of images with a text each, by the embeddings that a network such as CLIP gives of both.
+
+    Args:
+        network: network whose output has ``image_embeds`` and ``text_embeds``.
+        embeddings: both of them, for a sample or more.
+    """
+
+    def __init__(self, network: nn.Module, embeddings: torch.Tensor) -> None:
+        super().__init__(network)
+        self.classifier = nn.Linear(embeddings.shape[1], 1, dtype=embeddings.dtype)
+
+    def forward(  # type: ignore[override]
+        self, pixel_values: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """The scores ``[batch, classes]`` for images, and for ids and mask ``[batch, tokens]``."""
+        inputs = {"pixel_values": pixel_values, "input_ids": input_ids, "attention_mask": attention_mask}
+        scores: torch.Tensor = self.classifier(_embeddings(self.network, inputs))
+        return scores
+
+
 def from_hugging_face(
-    name: str, observe: Observer, *, pretrained: bool, tokenizer: str | None = None, max_length: int | None = None
+    name: str,
+    observe: Observer,
+    *,
+    pretrained: bool,
+    tokenizer: str | None = None,
+    max_length: int | None = None,
+    parts: Mapping[str, str] | None = None,
 ) -> Built:
     """Build ``hf:OWNER/NAME`` of the hub, or ``hf:FOLDER`` that ``save_pretrained`` wrote.
 
-    It is a classifier of images where transformers makes one of its configuration, else of texts. No code that comes
+    It is a classifier of images where transformers makes one of its configuration, else of texts; of samples that have
+    an image and a text, one on the embeddings of both. No code that comes
     with a network is run, and weights are read from safetensors alone, in the precision in which they were saved.
 
     Args:
@@ -70,6 +105,7 @@ def from_hugging_face(
         pretrained: load the weights; else they are random.
         tokenizer: tokenizer of texts, see ``tokenizer_named``; None takes that of the folder.
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
+        parts: kind of each input, in words of ``training.samples``; None where samples are one image or text.
 
     Raises:
         UnknownModel: The name is neither a folder nor an owner with a name.
@@ -83,21 +119,26 @@ def from_hugging_face(
     _check_config(name, folder)
     with _quiet(hf), reading(name, folder):
         config = hf.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    takes_texts = _takes_texts(config)
-    if takes_texts:
-        found = tokenizer_in(name, folder) if tokenizer is None else tokenizer_named(tokenizer, observe)
-        preprocess = texts_for(found, max_length, config)
-    elif tokenizer is not None or max_length is not None:
-        raise SettingError(f"{name} classifies images: leave out --tokenizer and --max-length")
+    if parts:
+        _check_pair(name, config, parts)
+        kind, text_config = _PAIRS, getattr(config, "text_config", config)
     else:
-        preprocess = _processed(name, folder, observe)
+        kind, text_config = _TEXTS if _takes_texts(config) else _IMAGES, config
+    if kind == _IMAGES and (tokenizer is not None or max_length is not None):
+        raise SettingError(f"{name} classifies images: leave out --tokenizer and --max-length")
+    made = {}
+    if kind != _TEXTS:
+        made["pixel_values"] = _processed(name, folder, observe)
+    if kind != _IMAGES:
+        found = tokenizer_in(name, folder) if tokenizer is None else tokenizer_named(tokenizer, observe)
+        made["input_ids"] = texts_for(found, max_length, text_config)
+    preprocess = named_inputs(**{part: made[part] for part in parts}) if parts else next(iter(made.values()))
     _check_weights(name, folder, pretrained=pretrained)
-    maker = getattr(hf, _TEXTS if takes_texts else _IMAGES)
+    maker = getattr(hf, kind)
     with _quiet(hf), reading(name, folder):
-        model = _loaded(maker, folder) if pretrained else maker.from_config(config)
+        model = _loaded(maker, folder, is_whole=kind == _PAIRS) if pretrained else maker.from_config(config)
     source = f"{_WEIGHTS} of {folder}" if pretrained else RANDOM
-    scores = _text_scores(model, preprocess) if takes_texts else Scores(model)
-    return Built(model=scores, preprocess=preprocess, weights=source)
+    return Built(model=_scoring(name, kind, model, preprocess), preprocess=preprocess, weights=source)
 
 
 def tokenizer_named(name: str, observe: Observer) -> TextTokenizer:
@@ -120,6 +161,50 @@ def _takes_texts(config: Any) -> bool:
     return type(config) not in images and type(config) in texts
 
 
+def _check_pair(name: str, config: Any, parts: Mapping[str, str]) -> None:
+    """Do nothing if a network embeds an image and a text, and these are what it is given.
+
+    Raises:
+        ModelError: It does not.
+        SettingError: Other inputs are named.
+    """
+    kinds = import_package("transformers.models.auto.modeling_auto", "transformers")
+    if type(config) not in kinds.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING:
+        raise ModelError(
+            f"{name} embeds no images with texts, as CLIP does: name the one column that it takes (--column), or write "
+            "a function that returns a network of these inputs (--model package.module:factory)"
+        )
+    if set(parts) != set(_PAIR) or parts[_PAIR[0]] != IMAGES or parts[_PAIR[1]] != TEXTS:
+        raise SettingError(
+            f"{name} takes an image as pixel_values and a text as input_ids: name a column for each (--column "
+            f"pixel_values=image,input_ids=caption), and leave out --samples; it is given {', '.join(parts)}"
+        )
+
+
+def _scoring(name: str, kind: str, model: Any, preprocess: Preprocess) -> Scores:
+    if kind == _IMAGES:
+        return Scores(model)
+    if kind == _TEXTS:
+        return _text_scores(model, preprocess)
+    return _pair_scores(name, model, preprocess)
+
+
+def _pair_scores(name: str, model: nn.Module, preprocess: Preprocess) -> Scores:
+    sample = zip(preprocess.places, fed(model, zeros([place.spec for place in preprocess.places], 1)), strict=True)
+    with modes(model, all_in_eval(model)), torch.no_grad():
+        try:
+            embeddings = _embeddings(model, {place.name: tensor for place, tensor in sample})
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            why = str(error).partition("\n")[0]
+            raise ModelError(f"{name} gives no embeddings of an image and a text, as CLIP does: {why}") from error
+    return PairScores(model, embeddings)
+
+
+def _embeddings(network: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    given = network(**inputs)
+    return torch.cat([given.image_embeds, given.text_embeds], dim=1)
+
+
 def _text_scores(model: Any, texts: Preprocess) -> Scores:
     # A decoder finds the last token of a text by it, and refuses batches where it is not said.
     if model.config.pad_token_id is None:
@@ -129,11 +214,13 @@ def _text_scores(model: Any, texts: Preprocess) -> Scores:
 
 def _processed(name: str, folder: Path, observe: Observer) -> Preprocess:
     """How the network's images are prepared."""
-    if not (folder / _PROCESSOR).is_file():
+    files = [folder / _PROCESSOR, folder / _PROCESSORS]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
         raise WeightsMissing(
             f"{name}: {folder} holds no {_PROCESSOR}, which says how the network's images are prepared: bring it there"
         )
-    processor = processor_of(folder / _PROCESSOR)
+    processor = processor_of(file)
     for reason in processor.otherwise:
         observe(SetupWarning(reason=f"{name}: {reason}"))
     return processor.preprocess
@@ -166,7 +253,7 @@ def _in_hub_cache(name: str, repository: str, observe: Observer) -> Path:
 
 def _has_inputs(folder: Path) -> bool:
     """Whether files are there that say how inputs are made: whoever fetched a network alone has none of them."""
-    return any((folder / file).is_file() for file in (_PROCESSOR, *TOKENIZER_FILES))
+    return any((folder / file).is_file() for file in (_PROCESSOR, _PROCESSORS, *TOKENIZER_FILES))
 
 
 def _check_config(name: str, folder: Path) -> None:
@@ -182,7 +269,7 @@ def _check_weights(name: str, folder: Path, *, pretrained: bool) -> None:
         )
 
 
-def _loaded(maker: Any, folder: Path) -> nn.Module:
+def _loaded(maker: Any, folder: Path, *, is_whole: bool) -> nn.Module:
     model, about = maker.from_pretrained(
         folder,
         trust_remote_code=False,
@@ -192,7 +279,7 @@ def _loaded(maker: Any, folder: Path) -> nn.Module:
         output_loading_info=True,
     )
     # A classifier may be missing, as it is trained; nothing that is frozen may.
-    inside = f"{model.base_model_prefix}."
+    inside = "" if is_whole else f"{model.base_model_prefix}."
     lacking = sorted(key for key in about["missing_keys"] if str(key).startswith(inside))
     if lacking:
         raise WeightsMismatch(f"{folder} lacks {len(lacking)} of the network's tensors, such as {lacking[0]}")

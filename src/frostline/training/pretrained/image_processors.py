@@ -37,7 +37,9 @@ def processor_of(file: Path) -> Processor:
         ModelError: It is none, or says nothing that steps can say.
     """
     try:
-        return _processor(json.loads(file.read_text()))
+        says = json.loads(file.read_text())
+        # Where images and texts have one file, what is said of images stands in an object of its own.
+        return _processor(says.get("image_processor", says))
     except _BROKEN as error:
         raise ModelError(f"{file} says no preparation of images that can be followed: {error}") from error
 

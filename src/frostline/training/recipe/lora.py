@@ -8,7 +8,7 @@ from torch import nn
 
 from frostline.errors import SettingError
 from frostline.models.freezing import classifier_of, used_parameters
-from frostline.models.tracing.recording import Inputs
+from frostline.models.tracing.recording import AnyInputs
 from frostline.training.recipe.adapters import LowRank
 
 __all__ = ("add_adapters", "check_trained", "merged_state")
@@ -17,7 +17,7 @@ _OWN = "lora_"
 _SHOWN = 6
 
 
-def add_adapters(model: nn.Module, lora: LowRank, inputs: Inputs, *, seed: int) -> None:
+def add_adapters(model: nn.Module, lora: LowRank, inputs: AnyInputs, *, seed: int) -> None:
     """Give the linear layers and convolutions at the places adapters, in place; these and the classifier are trained.
 
     Args:
