@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from frostline.cluster.settings import ClusterSettings, name_of, number_of
+from frostline.cluster.supervisor import is_ours
 from frostline.config import NodeSettings
 from frostline.errors import SettingError
 
@@ -42,6 +43,9 @@ def test_names_of_nodes_are_told_from_others():
     assert [number_of(name_of(number)) for number in (0, 12)] == [0, 12]
     assert number_of("frostline-supervisor") is None
     assert number_of("frostline-node-x") is None
+    assert is_ours("frostline-supervisor")
+    assert is_ours(name_of(3))
+    assert not is_ours("AutoscalingCoordinator")
 
 
 def test_a_label_selects_hosts():

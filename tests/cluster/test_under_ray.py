@@ -34,7 +34,7 @@ def here(folder):
         assert said["ray"] == here.address
         yield here
         ended = here.cluster("down")
-        assert ended["ray"], "nothing else is left in it"
+        assert ended["ray"], "no nodes are left in it"
         assert not here.is_running()
 
 

@@ -1,6 +1,8 @@
 """The verb ``cluster``: nodes under Ray, which places them and starts them again."""
 
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,10 +123,11 @@ def up(
         label=label,
         port=port,
     )
-    ray, started = reach_or_start(address, cpus=len(usable_cores()), object_bytes=ray_memory)
-    if label is not None and nodes is None and max_nodes is None:
-        wanted = _on_all(wanted, hosts_with(ray, label))
-    state = Cluster(ray, namespace).up(wanted, timeout)
+    with _ray_elsewhere():
+        ray, started = reach_or_start(address, cpus=len(usable_cores()), object_bytes=ray_memory)
+        if label is not None and nodes is None and max_nodes is None:
+            wanted = _on_all(wanted, hosts_with(ray, label))
+        state = Cluster(ray, namespace).up(wanted, timeout)
     if as_json:
         print_json({**state.to_json(), "ray": started})
         return
@@ -148,7 +151,8 @@ up.params.extend(
 @as_json
 def status(address: str | None, namespace: str, as_json: bool) -> None:
     """Say which nodes there are, and how they are."""
-    state = _joined(address, namespace).state()
+    with _ray_elsewhere():
+        state = _joined(address, namespace).state()
     if as_json:
         print_json(state.to_json())
         return
@@ -162,7 +166,8 @@ def status(address: str | None, namespace: str, as_json: bool) -> None:
 @as_json
 def scale(address: str | None, namespace: str, nodes: int, timeout: float, as_json: bool) -> None:
     """Have N nodes, whatever the demand."""
-    state = _joined(address, namespace).scale(nodes, timeout)
+    with _ray_elsewhere():
+        state = _joined(address, namespace).scale(nodes, timeout)
     if as_json:
         print_json(state.to_json())
         return
@@ -173,15 +178,21 @@ def scale(address: str | None, namespace: str, nodes: int, timeout: float, as_js
 @_where
 @as_json
 def down(address: str | None, namespace: str, as_json: bool) -> None:
-    """End the nodes, and the Ray that frostline cluster up has started if nothing else is left in it."""
+    """End the nodes, and the Ray that frostline cluster up has started once no nodes are left in it."""
     from frostline.cluster import control
 
-    ended = _joined(address, namespace).down()
-    ended_ray = control.end_own_ray(address)
+    with _ray_elsewhere():
+        ended = _joined(address, namespace).down()
+        ended_ray = control.end_own_ray(address)
     if as_json:
         print_json({"nodes": ended, "ray": ended_ray})
         return
     click.echo(f"{ended} nodes ended" + (", and the Ray that was started for them" if ended_ray else ""))
+
+
+def _ray_elsewhere() -> AbstractContextManager[object]:
+    """Have Ray print what dies on stderr: stdout is for the result alone."""
+    return redirect_stdout(sys.stderr)
 
 
 def _joined(address: str | None, namespace: str) -> "Cluster":

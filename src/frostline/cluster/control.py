@@ -8,7 +8,7 @@ from typing import Any
 from frostline.cluster import local
 from frostline.cluster.connect import address_of_ray, join
 from frostline.cluster.settings import NAMESPACE, ClusterSettings
-from frostline.cluster.supervisor import ClusterState, Supervisor, node_actors, stop_node
+from frostline.cluster.supervisor import ClusterState, Supervisor, is_ours, node_actors, stop_node
 from frostline.errors import NodeUnreachable, SettingError
 from frostline.wire.http.ray_list import SUPERVISOR
 
@@ -151,7 +151,7 @@ class Cluster:
 
 
 def end_own_ray(address: str | None) -> bool:
-    """End the Ray that was started here, where that is the one at an address and nothing is left in it.
+    """End the Ray that was started here, where that is the one at an address and no nodes are left in it.
 
     Args:
         address: as ``--address`` says it.
@@ -163,7 +163,7 @@ def end_own_ray(address: str | None) -> bool:
     if own is None or address_of_ray(address) != own:
         return False
     ray = join(own)
-    if ray.util.list_named_actors(all_namespaces=True):
+    if any(map(is_ours, (actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)))):
         return False
     ray.shutdown()
     local.end()

@@ -29,6 +29,8 @@ _OPTIONS = (
 )
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's workers give way to all else; nodes are asked by those who wait for them.
+    "RAY_worker_niceness": "0",
     # Else Ray listens on all addresses of the machine, and runs what it is sent.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }

@@ -10,8 +10,9 @@ from frostline.cluster.demand import KEPT_S, Load, nodes_for
 from frostline.cluster.node_actor import NodeActor, NodeState
 from frostline.cluster.settings import ClusterSettings, name_of, number_of
 from frostline.cluster.steps import NodeView, next_steps
+from frostline.wire.http.ray_list import SUPERVISOR
 
-__all__ = ("ClusterState", "Supervisor", "node_actors", "stop_node")
+__all__ = ("ClusterState", "Supervisor", "is_ours", "node_actors", "stop_node")
 
 _EVERY_S = 0.5
 _ASK_S = 2.0
@@ -30,7 +31,7 @@ class ClusterState:
         digest: digest of the settings that nodes should have.
         nodes: state of each node by its number; None for one that does not answer.
         draining: numbers of nodes that nobody should ask any more.
-        trouble: what went wrong last; empty for nothing.
+        trouble: failure of the last look; empty for none.
     """
 
     namespace: str
@@ -198,6 +199,11 @@ def node_actors(ray: Any, namespace: str) -> dict[int, Any]:
         if known["namespace"] == namespace and number is not None:
             found[number] = ray.get_actor(known["name"], namespace=namespace)
     return found
+
+
+def is_ours(name: str) -> bool:
+    """Whether an actor with this name is a node, or the supervisor of some."""
+    return name == SUPERVISOR or number_of(name) is not None
 
 
 def stop_node(ray: Any, actor: Any) -> None:
