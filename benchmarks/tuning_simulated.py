@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from frostline.tuning import Feedback, Setting, Steady
+from frostline.tuning import AutoTuning, Setting, Steady
 from support.shared_line import hundred_mbit
 
 MAX = Setting(requests=64, window_bytes=256 << 20)
@@ -57,7 +57,7 @@ def rate(run):
     """Bytes a second on the line; by the rule where no number is fixed."""
     (photographs, round_trip_ms), fixed, seed, seconds = run
     rule = (
-        Feedback(MAX, requests=8) if fixed is None else Steady(Setting(requests=fixed, window_bytes=MAX.window_bytes))
+        AutoTuning(MAX, requests=8) if fixed is None else Steady(Setting(requests=fixed, window_bytes=MAX.window_bytes))
     )
     line = hundred_mbit(rule, photographs, round_trip_ms, seed)
     line.run(seconds)

@@ -4,7 +4,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.batching import FairShares, FirstCome, Hapi, Merging, QueuedRequest
+from frostline.batching import FairMerging, FairShares, FirstCome, Hapi, QueuedRequest
 
 RUN_ROWS = {"a": 32, "b": 32, "c": 8}
 
@@ -47,7 +47,7 @@ def after(waiting, turn):
 @given(queues(), TAGS)
 def test_a_run_holds_one_kind_of_request_and_at_most_its_rows(waiting, tags):
     by_number = {item.number: item for item in waiting}
-    for rule in (Merging(), FirstCome(), Hapi(100_000)):
+    for rule in (FairMerging(), FirstCome(), Hapi(100_000)):
         turn = rule.next(waiting, tags.get)
         lead = by_number[turn.parts[0].number]
         assert turn.rows <= lead.run_rows
@@ -61,7 +61,7 @@ def test_a_run_holds_one_kind_of_request_and_at_most_its_rows(waiting, tags):
 
 @given(queues(), TAGS)
 def test_a_run_has_room_to_spare_only_where_nothing_else_could_fill_it(waiting, tags):
-    turn = Merging().next(waiting, tags.get)
+    turn = FairMerging().next(waiting, tags.get)
     ran = Counter({part.number: part.rows for part in turn.parts})
     lead = next(item for item in waiting if item.number == turn.parts[0].number)
     if sum(ran.values()) < turn.rows and not lead.is_apart:
@@ -71,7 +71,7 @@ def test_a_run_has_room_to_spare_only_where_nothing_else_could_fill_it(waiting, 
 
 @given(queues(), TAGS)
 def test_the_tenant_whose_turn_it_is_goes_first_and_loses_nothing_by_merging(waiting, tags):
-    turn = Merging().next(waiting, tags.get)
+    turn = FairMerging().next(waiting, tags.get)
     lead = next(item for item in waiting if item.number == turn.parts[0].number)
     assert tags[lead.tenant] == min(tags[item.tenant] for item in waiting)
     assert turn.parts[0].rows == lead.rows
@@ -80,7 +80,7 @@ def test_the_tenant_whose_turn_it_is_goes_first_and_loses_nothing_by_merging(wai
 @given(queues(), TAGS)
 def test_merging_never_takes_more_runs_than_a_fixed_batch(waiting, tags):
     runs = []
-    for rule in (Merging(), FirstCome()):
+    for rule in (FairMerging(), FirstCome()):
         left, count = waiting, 0
         while left:
             left, count = after(left, rule.next(left, tags.get)), count + 1
@@ -92,7 +92,7 @@ def test_rows_of_other_requests_fill_a_run_up():
     waiting = [QueuedRequest(number=number, tenant=str(number), kind="a", rows=20, run_rows=32) for number in range(8)]
     count = 0
     while waiting:
-        waiting = after(waiting, Merging().next(waiting, lambda _: 0.0))
+        waiting = after(waiting, FairMerging().next(waiting, lambda _: 0.0))
         count += 1
     assert count == 5  # 160 rows, 32 a run
 
@@ -112,7 +112,7 @@ def test_device_seconds_stay_fair_where_rows_are_merged_and_pieces_differ():
                 rows = draw.randint(5, 32)
                 waiting.append(QueuedRequest(number=number, tenant=name, kind=kind, rows=rows, run_rows=32))
                 number += 1
-        turn = Merging().next(waiting, shares.tag)
+        turn = FairMerging().next(waiting, shares.tag)
         by_number = {item.number: item for item in waiting}
         lead = by_number[turn.parts[0].number]
         shares.begin(lead.tenant)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.client.load_balancer import BalancedTransport
+from frostline.client.balanced_transport import BalancedTransport
 from frostline.client.membership import Membership, NodeWatch, balanced, can_talk, changes, watching
 from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import NodeUnreachable, Refused, SettingError

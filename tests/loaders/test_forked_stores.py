@@ -23,7 +23,7 @@ from frostline.io_service.client.socket import socket_address
 from frostline.io_service.process import start_io
 from frostline.io_service.upstream import Upstream
 from frostline.loaders import WorkerLoader
-from frostline.loaders.torch.forked import serve_forked
+from frostline.loaders.torch.forked_workers import serve_forked
 from frostline.models import freeze
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport

@@ -13,7 +13,7 @@ import frostline as fl
 from frostline.config import NodeSettings
 from frostline.errors import AccessDenied, StoreError
 from frostline.node.process.subprocess import start_node
-from frostline.stores.cql.writing import TableSample
+from frostline.stores.cql.row_writer import TableSample
 from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.formats import tar_of

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from frostline.batching import FirstCome, Hapi, Merging
+from frostline.batching import FairMerging, FirstCome, Hapi
 from frostline.config import TenantSettings
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.errors import UnsafeArtifact
 from frostline.node.request import executor as device_module
 from frostline.node.request.executor import Device
 from frostline.node.request.work_queue import ExclusiveCall, QueuedRows, RowWork
-from frostline.node.scheduling.fair_queue import FairQueue
+from frostline.node.scheduling.fair_shares import LockedFairShares
 from frostline.node.scheduling.memory_pool import Cancelled, Pool
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Tenants
@@ -41,7 +41,9 @@ class Bench:
         self.counters = Counters()
         self.account = Tenants((), self.counters).everybody
         self.pool = Pool(int(runs_at_once * self.work.nbytes(RUN_ROWS)))
-        self.device = Device(name="cpu", memory=self.pool, rule=rule, fair_shares=FairQueue({}), counters=self.counters)
+        self.device = Device(
+            name="cpu", memory=self.pool, rule=rule, fair_shares=LockedFairShares({}), counters=self.counters
+        )
 
     def batch(self, rows, seed=0, is_abandoned=lambda: False):
         slab = np.zeros((RUN_ROWS, 3, SIDE, SIDE), np.float32)
@@ -79,7 +81,7 @@ class Bench:
 
 @contextmanager
 def bench(network, rule=None, kind=TorchEngine, runs_at_once=9):
-    made = Bench(engine_of(network, kind), network.cuts[-1].number, rule or Merging(), runs_at_once)
+    made = Bench(engine_of(network, kind), network.cuts[-1].number, rule or FairMerging(), runs_at_once)
     try:
         yield made
     finally:

@@ -4,7 +4,7 @@ from concurrent.futures import wait
 import pytest
 
 from frostline.errors import Unavailable
-from frostline.node.scheduling.fair_queue import Readers
+from frostline.node.scheduling.fair_shares import Readers
 
 
 def held(lane, count, go):

@@ -147,7 +147,7 @@ def test_an_engine_that_does_not_fit_the_network_is_refused_in_the_nodes_own_pro
     def unfit(*_, **__):
         raise EngineUnsupported("it has no such layer")
 
-    monkeypatch.setattr("frostline.engines.choice.trials.build", unfit)
+    monkeypatch.setattr("frostline.engines.choice.engine_trials.build", unfit)
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     assert choice.engine == REFERENCE

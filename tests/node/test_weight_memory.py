@@ -9,7 +9,7 @@ import pytest
 from frostline.batching import FairShares
 from frostline.config import TenantSettings
 from frostline.errors import OverBudget, Overloaded
-from frostline.node.scheduling.fair_queue import FairQueue
+from frostline.node.scheduling.fair_shares import LockedFairShares
 from frostline.node.scheduling.memory_pool import Cancelled, Pool
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
@@ -139,7 +139,7 @@ def test_never_evicts_weights_in_long_use_by_a_training():
 
 
 def test_the_wait_queue_is_ordered_by_device_time_and_nobody_overtakes():
-    shares = FairQueue({})
+    shares = LockedFairShares({})
     shares.charge("rich", 5.0)
     bench = Bench(shares)
     bench.bring("a", 80, "ann")

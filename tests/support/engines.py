@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.engines.choice.trials import features
+from frostline.engines.choice.engine_trials import features
 
 INSTRUCTIONS = frozenset({"avx512_bf16", "avx512_vnni"})
 

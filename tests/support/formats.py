@@ -17,7 +17,7 @@ from frostline.datasets.ready.layout import LAYOUT, TABLE, Layout, ReadyPart, ma
 from frostline.datasets.ready.masks import MaskLocations
 from frostline.preprocess import Applied
 from frostline.stores.base.urls import object_url
-from frostline.stores.cql.writing import TableSample
+from frostline.stores.cql.row_writer import TableSample
 from support.images import tiny_preprocess
 
 ENCODED = pa.struct({"bytes": pa.binary(), "path": pa.string()})

@@ -128,6 +128,18 @@ def adapted_blocks() -> nn.Module:
     return inject_adapter_in_model(LoraConfig(target_modules=["2.linear", "3.linear"], r=2), Blocks())
 
 
+class Wide(nn.Module):
+    """A body of 64 MiB of weights, more than a small node has memory for."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4096), nn.Linear(4096, 4096))
+        self.fc = nn.Linear(4096, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(x))
+
+
 class Small(nn.Module):
     """Convolution, BatchNorm, ReLU in place, pooling and a classifier with dropout: 32 x 32 pixels, traced in 0.1 s."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frostline.tuning import Feedback, Observation, Prisma, Setting, Steady
+from frostline.tuning import AutoTuning, Observation, Prisma, Setting, Steady
 from support.queues import Queues
 
 MAX = Setting(requests=64, window_bytes=256 << 20)
@@ -72,7 +72,7 @@ def test_it_latches_where_ours_follows():
         held.run(30)
         return held.run(40, loop_bytes_per_s=1e9).rate(55, 70)
 
-    assert over(Prisma(MAX, rows_per_request=32)) < 0.2 * over(Feedback(MAX, requests=8))
+    assert over(Prisma(MAX, rows_per_request=32)) < 0.2 * over(AutoTuning(MAX, requests=8))
 
 
 @pytest.mark.parametrize("round_trip_s", [0.02, 0.05])

@@ -10,10 +10,10 @@ import numpy as np
 __all__ = (
     "ROWS",
     "BatchingRule",
+    "FairMerging",
     "FirstCome",
     "Hapi",
     "Limit",
-    "Merging",
     "QueueHead",
     "QueuedRequest",
     "Turn",
@@ -170,7 +170,7 @@ class BatchingRule(Protocol):
         """
 
 
-class Merging:
+class FairMerging:
     """The least tag is next, and rows of the same kind fill its run up, in the order of their own turns.
 
     Those that fill up are charged for it, so that they have had part of their share and not more of it. A piece of
@@ -191,7 +191,7 @@ class Merging:
 
 
 class FirstCome:
-    """A fixed batch of one request after another: what ``Merging`` and ``Hapi`` have to be better than."""
+    """A fixed batch of one request after another: what ``FairMerging`` and ``Hapi`` have to be better than."""
 
     def next(self, waiting: Sequence[QueuedRequest], tag: Callable[[str], float]) -> Turn:  # noqa: ARG002 (no order but one)
         """See ``BatchingRule``."""

@@ -7,6 +7,7 @@ import click
 
 from frostline.cli.cluster import cluster
 from frostline.cli.demo import demo
+from frostline.cli.doctor import doctor
 from frostline.cli.extract import extract
 from frostline.cli.index import index
 from frostline.cli.ingest import ingest
@@ -35,7 +36,7 @@ def verbs() -> None:
     """
 
 
-for _verb in (cluster, demo, extract, index, ingest, io, plan, predict, serve, train):
+for _verb in (cluster, demo, doctor, extract, index, ingest, io, plan, predict, serve, train):
     verbs.add_command(_verb)
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from frostline.client.load_balancer import BalancedTransport
+from frostline.client.balanced_transport import BalancedTransport
 from frostline.errors import EngineNotReady, FrostlineError, NodeUnreachable, Refused, SettingError, Unavailable
 from frostline.transport.protocol import Transport
 from frostline.version import __version__

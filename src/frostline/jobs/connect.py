@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+from frostline.client.balanced_transport import BalancedTransport
 from frostline.client.http import HttpTransport
-from frostline.client.load_balancer import BalancedTransport
 from frostline.client.membership import NodeWatch, balanced
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset

@@ -27,7 +27,7 @@ from frostline.jobs.worker_setup import WorkerSetup
 from frostline.loaders.epoch.fetch import Fetcher, NodeEngine
 from frostline.loaders.epoch.local_stage import LocalStage
 from frostline.loaders.epoch.retry import RetryPolicy
-from frostline.loaders.torch.forked import serve_forked
+from frostline.loaders.torch.forked_workers import serve_forked
 from frostline.models.graph.cuts import input_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, imagenet

@@ -21,7 +21,7 @@ from frostline.loaders.epoch.epoch_loader import ArrayLoader
 from frostline.loaders.epoch.fetch import Fetcher, NodeEngine, Shipment
 from frostline.loaders.epoch.local_stage import LocalStage
 from frostline.loaders.epoch.ranks import Ranks
-from frostline.loaders.torch.forked import ForkedWorkers
+from frostline.loaders.torch.forked_workers import ForkedWorkers
 from frostline.preprocess import Preprocess
 from frostline.processors import usable_cores
 from frostline.wire.messages import FeatureRequest

@@ -15,7 +15,7 @@ from frostline.private import make_private_folder, open_private
 if TYPE_CHECKING:
     import torch
 
-__all__ = ("make_folder", "write_bytes", "write_tensors", "write_text", "writing")
+__all__ = ("atomic_file", "make_folder", "write_bytes", "write_tensors", "write_text")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCKED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
@@ -44,7 +44,7 @@ def make_folder(path: Path, *, is_private: bool = False) -> None:
 
 def write_text(path: Path, text: str, *, is_private: bool = False) -> None:
     """Write UTF-8 text, as ``writing`` does."""
-    with writing(path, is_private=is_private) as file:
+    with atomic_file(path, is_private=is_private) as file:
         file.write(text.encode())
 
 
@@ -72,12 +72,12 @@ def write_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"], metadata: M
 
 def write_bytes(path: Path, payload: bytes) -> None:
     """Put ``payload`` at ``path`` in one step, as ``writing`` does."""
-    with writing(path) as file:
+    with atomic_file(path) as file:
         file.write(payload)
 
 
 @contextmanager
-def writing(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
     """A file to write to that takes its place at ``path`` in one step, on the disk when the block ends.
 
     What was at ``path`` stays as it is until then, whatever happens on the way; if the block raises, it stays.

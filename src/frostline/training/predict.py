@@ -19,7 +19,7 @@ from frostline.datasets import Dataset
 from frostline.errors import ModelError
 from frostline.events import Observer, PhaseStarted, ProgressMade
 from frostline.loaders import Loader
-from frostline.training.files import writing
+from frostline.training.files import atomic_file
 from frostline.training.run_config import RunConfig
 from frostline.training.settings import JobSettings
 from frostline.training.setup import Setup, set_up
@@ -199,5 +199,5 @@ def _table(out: Path | None, stdout: BinaryIO, task: str) -> Iterator[Callable[[
             yield writer.write_table
         return
     kind = pq.ParquetWriter if out.suffix == ".parquet" else pyarrow.csv.CSVWriter
-    with writing(out) as file, kind(file, schema) as writer:
+    with atomic_file(out) as file, kind(file, schema) as writer:
         yield writer.write_table

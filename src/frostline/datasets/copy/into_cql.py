@@ -21,8 +21,8 @@ from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest.changes import refusing
 from frostline.errors import SettingError, TooManySkipped
 from frostline.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
+from frostline.stores.cql.row_writer import TableSample, seal_of
 from frostline.stores.cql.store import CqlStore
-from frostline.stores.cql.writing import TableSample, seal_of
 from frostline.stores.open import open_store
 
 __all__ = ("Put", "put_into_table")

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from frostline.batching import BatchingRule, Merging, QueueHead, Turn
+from frostline.batching import BatchingRule, FairMerging, QueueHead, Turn
 from frostline.engines.base.protocols import Between, Dividing, Engine, Queueing, RunningBatch
 from frostline.engines.machine.isolation import resting
 from frostline.node.request.pipeline import Slab
 from frostline.node.request.work_queue import ExclusiveCall, Outputs, QueuedRows, RowWork
-from frostline.node.scheduling.fair_queue import FairQueue
+from frostline.node.scheduling.fair_shares import LockedFairShares
 from frostline.node.scheduling.memory_pool import Cancelled, Pool, Reservation
 from frostline.node.scheduling.statistics import Counters
 
@@ -46,7 +46,7 @@ class Device:
     """
 
     def __init__(
-        self, *, name: str, memory: Pool, rule: BatchingRule, fair_shares: FairQueue, counters: Counters
+        self, *, name: str, memory: Pool, rule: BatchingRule, fair_shares: LockedFairShares, counters: Counters
     ) -> None:
         self.name = name
         self.memory = memory
@@ -101,7 +101,7 @@ class Device:
         if all(map(_is_unwanted, run.entries)):
             raise Cancelled
         self._pay(run, now)
-        if len(self._running) == 1 and isinstance(self._rule, Merging):
+        if len(self._running) == 1 and isinstance(self._rule, FairMerging):
             self._make_way(run)
 
     def _make_way(self, run: "_Run") -> None:

@@ -4,14 +4,14 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import TypeVar
 
-from frostline.batching import BatchingRule, FirstCome, Hapi, Merging
+from frostline.batching import BatchingRule, FairMerging, FirstCome, Hapi
 from frostline.config import NodeSettings
 from frostline.core import FeatureBatch
 from frostline.engines.machine.hardware import free_device_bytes
 from frostline.node.request.executor import Device
 from frostline.node.request.feature_cache import shared_bytes
 from frostline.node.scheduling.admission import Gate
-from frostline.node.scheduling.fair_queue import FairQueue, Readers
+from frostline.node.scheduling.fair_shares import LockedFairShares, Readers
 from frostline.node.scheduling.memory_pool import Lane, Pool, Shares
 from frostline.node.scheduling.statistics import Counters, TenantStatistics
 from frostline.node.scheduling.tenants import Account, Tenants
@@ -46,7 +46,7 @@ class Resources:
         self._compute_threads = settings.compute_threads
         self.counters = Counters()
         self.tenants = Tenants(settings.tenants, self.counters)
-        self._fair_shares = FairQueue(self.tenants.weights)
+        self._fair_shares = LockedFairShares(self.tenants.weights)
         # The other rules serve as baselines and know no tenants: memory too is given in order of arrival.
         self._memory_shares = fair_shares = self._fair_shares if settings.batching == "fair" else None
         device_bytes = free_device_bytes(settings.device)
@@ -146,4 +146,4 @@ def _readers(threads: int, settings: NodeSettings) -> Readers:
 def _rule(settings: NodeSettings, pools: dict[str, Pool]) -> BatchingRule:
     if settings.batching == "hapi":
         return Hapi(pools["device"].total_bytes + pools["weights"].total_bytes)
-    return Merging() if settings.batching == "fair" else FirstCome()
+    return FairMerging() if settings.batching == "fair" else FirstCome()

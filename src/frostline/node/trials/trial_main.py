@@ -13,7 +13,7 @@ import torch
 
 from frostline.core import Levels
 from frostline.engines.base.protocols import Footprint
-from frostline.engines.choice.trials import Arrays, Subject, compare_engine, try_engine
+from frostline.engines.choice.engine_trials import Arrays, Subject, compare_engine, try_engine
 from frostline.engines.machine.isolation import end_at_once, limit_memory
 from frostline.models.files.artifact import read_prefix
 from frostline.profiles import Trial
@@ -27,8 +27,8 @@ def main(argument: str) -> int:
     Its fields are: ``folder`` with ``prefix.safetensors``, ``pixels.npy`` and the reference's features, to which
     trials are written, one per line of ``trials.jsonl``; ``levels``, the ``mean`` and ``std`` of the pixels, or null;
     ``engine``; ``cuts`` to try it at; ``device``, ``rows``, ``threads`` and ``converted`` as in
-    ``engines.choice.trials.Subject``; ``footprints`` of the reference, each the cut and its two numbers; ``max_bytes``,
-    its memory limit; and ``only_error``, whether its speed and memory are known.
+    ``engines.choice.engine_trials.Subject``; ``footprints`` of the reference, each the cut and its two numbers;
+    ``max_bytes``, its memory limit; and ``only_error``, whether its speed and memory are known.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     wanted = json.loads(argument)

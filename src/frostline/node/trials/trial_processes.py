@@ -24,8 +24,8 @@ from frostline.core.units import in_bytes, in_seconds
 from frostline.engines.backends.catalog import offered
 from frostline.engines.base.identity import Pixels, judging, offer_name
 from frostline.engines.base.protocols import Footprint
+from frostline.engines.choice.engine_trials import Subject, compare_engine, try_briefly
 from frostline.engines.choice.prospects import is_prompt
-from frostline.engines.choice.trials import Subject, compare_engine, try_briefly
 from frostline.engines.machine.allocator import ENVIRONMENT
 from frostline.errors import Unavailable
 from frostline.models.files.artifact import Prefix, save_prefix
@@ -142,7 +142,7 @@ class TrialRunner:
     Args:
         prefix: prefix to be run.
         pixels: real samples.
-        levels: meaning of the pixels if they are unprocessed (``engines.choice.trials.Subject``).
+        levels: meaning of the pixels if they are unprocessed (``engines.choice.engine_trials.Subject``).
         policy: how engines are tried.
         reference: gives the features with which others are compared.
         converted: folder for converted files of this prefix.

@@ -24,8 +24,8 @@ from frostline.stores.base.urls import check_name
 from frostline.stores.cql.credentials import CqlAccess
 from frostline.stores.cql.ddl import free_names
 from frostline.stores.cql.errors import error_of_cql, translated
+from frostline.stores.cql.row_writer import TableSample, damaged_of, put_all, seals_of
 from frostline.stores.cql.schema import TEXTS, WHOLE, Shape, key_of
-from frostline.stores.cql.writing import TableSample, damaged_of, put_all, seals_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

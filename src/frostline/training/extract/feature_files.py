@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.errors import SettingError
-from frostline.training.files import writing
+from frostline.training.files import atomic_file
 
 __all__ = ("SUFFIXES", "Contents", "check_suffix", "tensor_column", "write_features")
 
@@ -68,7 +68,7 @@ def write_features(out: Path, tables: Iterable[pa.Table], contents: Contents) ->
         OutOfSpace: the disk is full.
         SettingError: the folder cannot be written.
     """
-    with writing(out) as file:
+    with atomic_file(out) as file:
         SUFFIXES[out.suffix](file, tables, contents)
 
 

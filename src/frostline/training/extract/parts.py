@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core import Skipped
-from frostline.training.files import make_folder, write_text, writing
+from frostline.training.files import atomic_file, make_folder, write_text
 
 __all__ = ("ExtractedPart", "Parts", "Ranges")
 
@@ -92,7 +92,7 @@ class Parts:
         """Put a part in its place, whole; raises as ``files.writing`` does."""
         about = json.dumps({"number": number, "skipped": [asdict(sample) for sample in skipped]})
         table = table.replace_schema_metadata({_KEY: about})
-        with writing(self._path(number)) as file:
+        with atomic_file(self._path(number)) as file:
             pq.write_table(table, file, write_page_checksum=True)
 
     def tables(self) -> Iterator[pa.Table]:

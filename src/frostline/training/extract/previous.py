@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core import Samples
-from frostline.training.files import writing
+from frostline.training.files import atomic_file
 
 __all__ = ("Previous", "keep_state", "keys_of")
 
@@ -93,7 +93,7 @@ def keep_state(out: Path, identity: Mapping[str, Any], ids: Iterable[npt.NDArray
     """
     columns = {"id": np.concatenate([*ids]), "key": np.concatenate([*keys])}
     about = json.dumps({"identity": _plain(identity), "sha256": _sha256(out)})
-    with writing(_place(out)) as file:
+    with atomic_file(_place(out)) as file:
         pq.write_table(pa.table(columns, metadata={_ABOUT: about}), file, write_page_checksum=True)
 
 

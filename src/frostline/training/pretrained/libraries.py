@@ -94,8 +94,9 @@ def import_package(module: str, package: str) -> Any:
     """
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise ModelError(f"this model needs the package {package}, which cannot be imported: {error}") from error
+    except (ImportError, OSError, RuntimeError) as error:  # the latter two where it was built for another PyTorch
+        mend = "" if isinstance(error, ImportError) else f"; install the {package} that belongs to this PyTorch"
+        raise ModelError(f"this model needs the package {package}, which cannot be imported: {error}{mend}") from error
 
 
 _LEARNED_NOTHING = f"--weights {RANDOM}, which freezes layers that have learned nothing"

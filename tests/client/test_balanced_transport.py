@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frostline.client.balanced_transport import BalancedTransport
 from frostline.client.http import HttpTransport
-from frostline.client.load_balancer import BalancedTransport
-from frostline.client.turns import LoadBalancer
+from frostline.client.node_choice import LoadBalancer
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import BadRequest, NodeUnreachable, Overloaded, Unavailable, UnknownPrefix

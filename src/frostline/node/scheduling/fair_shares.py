@@ -14,10 +14,10 @@ from frostline.batching import FairShares
 from frostline.errors import Unavailable
 from frostline.processors import in_background
 
-__all__ = ("FairQueue", "Readers")
+__all__ = ("LockedFairShares", "Readers")
 
 
-class FairQueue(FairShares):
+class LockedFairShares(FairShares):
     """``FairShares`` behind a lock. The lock is always taken last, and no other is taken while it is held."""
 
     def __init__(self, weights: dict[str, float]) -> None:

@@ -8,7 +8,7 @@ from frostline.tuning.parallelism import Move, Parallelism
 from frostline.tuning.periods import NewBounds, Observation, Period, Periods, Setting, Steady, TuningRule
 from frostline.tuning.prisma import Prisma
 
-__all__ = ("Depth", "Feedback", "rule_of")
+__all__ = ("AutoTuning", "Depth", "rule_of")
 
 # Of the requests' own bytes: one is under way while its row is handed out and the next one is asked for.
 _REQUESTS_TIMES = 2.0
@@ -81,7 +81,7 @@ def _spread(period: Period) -> str:
     return f"which take {in_seconds(period.median_s)}, one in twenty {in_seconds(period.late_s)}"
 
 
-class Feedback:
+class AutoTuning:
     """Frostline's own rule: ``Parallelism`` for the requests, ``Depth`` for the bytes.
 
     Every change says why. It never stops for good, and never leaves ``maximum``.
@@ -139,7 +139,7 @@ def rule_of(settings: LoaderSettings, *, window_bytes: int | None = None) -> Tun
     """
     maximum = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
     if settings.is_followed:
-        return Feedback(maximum, requests=settings.first_requests, window_bytes=window_bytes)
+        return AutoTuning(maximum, requests=settings.first_requests, window_bytes=window_bytes)
     if settings.requests_in_flight is None and settings.tuning == "prisma":
         return Prisma(maximum, rows_per_request=settings.samples_per_request)
     return Steady(maximum)

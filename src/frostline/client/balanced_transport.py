@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, Self, TypeVar
 
+from frostline.client.node_choice import LoadBalancer
 from frostline.client.owner_tables import OwnerTables
 from frostline.client.owners import BlockOwners, Blocks, as_steps
-from frostline.client.turns import LoadBalancer
 from frostline.core import REFERENCE, FeatureBatch
 from frostline.errors import EngineNotReady, Overloaded, Unavailable
 from frostline.profiles import Profile

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.tuning import Feedback, Observation, Setting
+from frostline.tuning import AutoTuning, Observation, Setting
 from support.queues import Queues
 
 REQUEST = 160_000
@@ -17,7 +17,7 @@ SIMULATED = settings(max_examples=8, deadline=None)
 
 
 def queues(start=8, **figures):
-    return Queues(Feedback(MAX, requests=start), **figures)
+    return Queues(AutoTuning(MAX, requests=start), **figures)
 
 
 def ideal(round_trip_s, bytes_per_s, **_):
@@ -63,7 +63,7 @@ def test_it_stays_within_its_bounds_whatever_happens(start, seed, data, **link):
     maximum = Setting(
         requests=data.draw(st.integers(1, 40)), window_bytes=REQUEST * data.draw(st.sampled_from([1, 3, 10, 50]))
     )
-    held = Queues(Feedback(maximum, requests=start), seed=seed, **link)
+    held = Queues(AutoTuning(maximum, requests=start), seed=seed, **link)
     for _ in range(3):
         run = held.run(
             10,
@@ -137,7 +137,7 @@ def test_a_store_that_refuses_is_asked_for_less_and_only_rarely_for_more():
 
 
 def test_a_loop_that_takes_much_at_once_gets_a_deeper_window():
-    shallow = Queues(Feedback(Setting(requests=16, window_bytes=64 << 20), requests=16), round_trip_s=0.05)
+    shallow = Queues(AutoTuning(Setting(requests=16, window_bytes=64 << 20), requests=16), round_trip_s=0.05)
     run = shallow.run(20)
     before = run.settings[-1][1].window_bytes
     assert before < 32 << 20
@@ -148,7 +148,7 @@ def test_a_loop_that_takes_much_at_once_gets_a_deeper_window():
 @pytest.mark.parametrize("round_trip_s", [0.0, 0.15])
 def test_a_window_that_begins_small_grows_to_what_the_requests_need(round_trip_s):
     def after(first):
-        held = Queues(Feedback(MAX, requests=8, window_bytes=first), round_trip_s=round_trip_s, bytes_per_s=125e6)
+        held = Queues(AutoTuning(MAX, requests=8, window_bytes=first), round_trip_s=round_trip_s, bytes_per_s=125e6)
         return held.run(30)
 
     small, whole = after(10 * REQUEST), after(None)
@@ -174,10 +174,10 @@ def test_answers_without_bytes_ramps_failures_and_ends_say_nothing():
         "is_ending": False,
     }
     for nothing in ({"bytes_arrived": 0}, {"requests_allowed": 7}, {"failures": 1}, {"is_ending": True}):
-        rule = Feedback(MAX, requests=8)
+        rule = AutoTuning(MAX, requests=8)
         answers = [rule.look(Observation(**{**said, **nothing}, now_s=0.1 * number)) for number in range(50)]
         assert all(answer is None or "failed" in answer.reason for answer in answers), nothing
-    rule = Feedback(MAX, requests=8)
+    rule = AutoTuning(MAX, requests=8)
     assert any(rule.look(Observation(**said, now_s=0.1 * number)) for number in range(50))
 
 

@@ -1,0 +1,100 @@
+"""The verb ``doctor``: examine a set-up and say what to change."""
+
+import os
+
+import click
+
+from frostline.cli.options import as_json, format_option
+from frostline.cli.progress import ProgressBar
+from frostline.cli.show import DONE, MISTAKEN, print_json
+from frostline.doctor import FINE, PROBLEM, WARNING, Finding, worst
+from frostline.doctor.examine import ExaminedSetup, examine
+from frostline.errors import SettingError
+from frostline.stores.base.limits import RETRY_FOR, TIMEOUT
+from frostline.training.settings import JobSettings
+
+__all__ = ("doctor",)
+
+_SIGNS = {FINE: ("ok", "green"), WARNING: ("look", "yellow"), PROBLEM: ("MEND", "red")}
+# A store that does not answer is to be said, not waited for as a job of hours would.
+_HASTE = {RETRY_FOR: "5", TIMEOUT: "15"}
+
+
+@click.command(epilog="Example: frostline doctor --data s3://photos --near http://store:7070 --model timm:resnet18")
+@click.option("--data", metavar="URL", help="Folder or URL of the data.")
+@format_option
+@click.option("--column", metavar="NAME", help="Column of Parquet files that has the samples.")
+@click.option("--targets", metavar="COLUMN", help="Column of targets to learn.")
+@click.option("--near", multiple=True, metavar="URL", help="Node beside the data; may be repeated.")
+@click.option("--model", metavar="NAME", help="Network to train, as train takes it.")
+@click.option(
+    "--until", default="features", show_default=True, metavar="LAYER", help="Last frozen module, as train takes it."
+)
+@click.option("--weights", metavar="FILE|random", help="Weights of the network, as train takes them.")
+@click.option("--tokenizer", metavar="FILE|hf:NAME", help="Tokenizer of a network that takes texts.")
+@click.option("--samples", metavar="KIND", help="What samples are, as train takes it.")
+@as_json
+def doctor(
+    data: str | None,
+    format: str | None,
+    column: str | None,
+    targets: str | None,
+    near: tuple[str, ...],
+    model: str | None,
+    until: str,
+    weights: str | None,
+    tokenizer: str | None,
+    samples: str | None,
+    as_json: bool,
+) -> int:
+    """Examine a set-up before a job: this machine, the nodes, the data, the network, the link; say what to change.
+
+    Looks at as much as it is given: nothing but this machine, or a node, or data too; with --data and --model it makes
+    the job and measures it. Exits with 0 where a job can run, and with 2 where something is to be changed first.
+    """
+    if model is not None and data is None:
+        raise SettingError("a network is examined on samples: name some (--data URL)")
+    for name, seconds in _HASTE.items():
+        os.environ.setdefault(name, seconds)
+    job = None
+    if data is not None:
+        job = JobSettings(
+            data=data,
+            format=format,
+            column=column,
+            targets=targets,
+            near=next(iter(near), None),
+            also_near=near[1:],
+            model=model or "",
+            until=until,
+            weights=weights,
+            tokenizer=tokenizer,
+            samples=samples,
+        )
+    findings = []
+    with ProgressBar() as progress:
+        for finding in examine(ExaminedSetup(nodes=near, data=job, has_network=model is not None), progress):
+            findings.append(finding)
+            if not as_json:
+                _print(finding)
+    verdict = worst(findings)
+    if as_json:
+        print_json({"verdict": verdict, "findings": [finding.to_json() for finding in findings]})
+    else:
+        _print_verdict(findings)
+    return MISTAKEN if verdict == PROBLEM else DONE
+
+
+def _print(finding: Finding) -> None:
+    sign, colour = _SIGNS[finding.level]
+    click.echo(f"{click.style(f'{sign:>4}', fg=colour)}  {finding.part}: {finding.says}")
+    if finding.mend is not None:
+        click.echo(f"      -> {finding.mend}")
+
+
+def _print_verdict(findings: list[Finding]) -> None:
+    count = sum(finding.level == PROBLEM for finding in findings)
+    if count:
+        click.echo(f"{count} of {len(findings)} checks found something to change before a job can run")
+    else:
+        click.echo("a job can run")

@@ -1,0 +1,270 @@
+"""Set-ups that cannot work, each made for real: the examination names what is broken, and what to change."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.doctor import PROBLEM, WARNING
+from frostline.doctor.examine import ExaminedSetup, examine
+from frostline.node import Node
+from frostline.stores.base.limits import RETRY_FOR, TIMEOUT
+from frostline.training.settings import JobSettings
+from frostline.version import __version__
+from support.commands import run, run_json
+from support.images import image_folder
+from support.nodes import served
+from support.servers import free_ports
+from support.tenants import tenant, token_of
+
+SMALL = "support.networks:Small"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=4)
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch):
+    monkeypatch.setenv(RETRY_FOR, "0.2")
+    monkeypatch.setenv(TIMEOUT, "5")
+
+
+def job(data, **fields):
+    return JobSettings(**{"data": str(data), "model": SMALL, "until": "stem", **fields})
+
+
+def found(data=None, *, nodes=(), network=False, token=None, **fields):
+    """Findings that are not fine, of an examination."""
+    subject = ExaminedSetup(
+        nodes=nodes,
+        data=None if data is None else job(data, near=next(iter(nodes), None), also_near=tuple(nodes[1:]), **fields),
+        has_network=network,
+        loader=LoaderSettings(token=token),
+    )
+    return [finding for finding in examine(subject, lambda _: None) if finding.level in (WARNING, PROBLEM)]
+
+
+def the_one(findings, part):
+    (finding,) = [finding for finding in findings if finding.part.startswith(part)]
+    return finding
+
+
+@contextmanager
+def answering(health, date=None):
+    """A server that answers as a node does, of which one thing is wrong."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            body = json.dumps(health if self.path == "/v1/health" else {}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def date_time_string(self, timestamp=None):
+            return date or super().date_time_string(timestamp)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+HEALTH = {"version": __version__, "host": "x", "hardware": "cpu", "memory_bytes": 1 << 30, "roots": [], "cores": []}
+
+
+def test_finds_nothing_wrong_with_a_set_up_that_works(folder):
+    node = Node(NodeSettings(memory_bytes=1 << 28, trial_s=0), (str(folder),))
+    with node, served(node) as url:
+        findings = list(
+            examine(ExaminedSetup(nodes=(url,), data=job(folder, near=url), has_network=True), lambda _: None)
+        )
+    assert [finding for finding in findings if finding.level == PROBLEM] == []
+    parts = {finding.part for finding in findings}
+    assert {"machine", "accelerator", "cache folder", f"node {url}", "data", "samples", "network", "plan"} <= parts
+
+
+def test_data_that_is_not_there():
+    finding = the_one(found("/no/such/folder"), "data")
+    assert finding.level == PROBLEM
+    assert "/no/such/folder" in finding.says
+
+
+def test_a_folder_without_any_sample(tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing")
+    assert the_one(found(tmp_path), "data").level == PROBLEM
+
+
+def test_all_samples_of_one_class(tmp_path):
+    image_folder(tmp_path, per_class=2)
+    for name in sorted(path.name for path in tmp_path.iterdir())[1:]:
+        for image in (tmp_path / name).iterdir():
+            image.unlink()
+    finding = the_one(found(tmp_path), "data")
+    assert "one class" in finding.says
+    assert "--targets" in finding.mend
+
+
+def test_a_class_of_one_sample(tmp_path):
+    image_folder(tmp_path, per_class=3)
+    first = min(path for path in tmp_path.iterdir() if path.is_dir())
+    for image in sorted(first.iterdir())[1:]:
+        image.unlink()
+    assert first.name in the_one(found(tmp_path), "data").says
+
+
+def test_splits_that_would_be_mixed(tmp_path):
+    for split in ("train", "val"):
+        image_folder(tmp_path / split, per_class=2)
+    assert "mixed" in the_one(found(tmp_path), "data").says
+
+
+def test_samples_that_cannot_be_decoded(tmp_path):
+    image_folder(tmp_path, per_class=3)
+    for image in sorted(tmp_path.rglob("*.*"))[::2]:
+        image.write_bytes(b"no image at all")
+    finding = the_one(found(tmp_path), "samples")
+    assert finding.level == PROBLEM
+    assert "5 of 9" in finding.says
+    assert "index --check" in finding.mend
+
+
+def test_a_store_that_nothing_serves(monkeypatch):
+    (port,) = free_ports(1)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    assert the_one(found("s3://photos"), "data").level == PROBLEM
+
+
+def test_credentials_that_the_store_refuses_and_a_bucket_that_is_not_there(s3, monkeypatch, folder):
+    s3.make_bucket("examined")
+    s3.put_folder(folder, "examined")
+    for name, value in s3.environment(secret="wrong").items():
+        monkeypatch.setenv(name, value)
+    finding = the_one(found("s3://examined"), "data")
+    assert finding.level == PROBLEM
+    assert "wrong" not in finding.says, "secrets stay out of sentences"
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    assert found("s3://examined") == []
+    assert "no-such-bucket" in the_one(found("s3://no-such-bucket"), "data").says
+
+
+def test_a_node_that_nobody_started(folder):
+    (port,) = free_ports(1)
+    finding = the_one(found(folder, nodes=(f"http://127.0.0.1:{port}",)), "node")
+    assert finding.level == PROBLEM
+    assert "frostline serve" in finding.mend
+
+
+def test_an_address_that_is_none():
+    assert the_one(found(nodes=("ftp://store",)), "node").level == PROBLEM
+
+
+def test_a_list_of_nodes_that_cannot_be_read(tmp_path):
+    assert the_one(found(nodes=(f"file://{tmp_path}/nodes.json",)), "node").level == PROBLEM
+
+
+def test_a_node_of_another_version():
+    with answering({**HEALTH, "version": "7.3.1"}) as url:
+        finding = the_one(found(nodes=(url,)), "node")
+    assert "7.3.1" in finding.says
+    assert "one version" in finding.mend
+
+
+def test_a_server_that_is_no_node():
+    with answering({"hello": "world"}) as url:
+        assert "no node" in the_one(found(nodes=(url,)), "node").says
+
+
+def test_a_clock_that_is_two_hours_away():
+    with answering(HEALTH, date="Tue, 01 Jul 2025 08:00:00 GMT") as url:
+        finding = the_one(found(nodes=(url,)), "node")
+    assert finding.level == PROBLEM
+    assert "clock" in finding.says
+    assert "NTP" in finding.mend
+
+
+def test_a_node_that_serves_other_data(folder, tmp_path):
+    node = Node(NodeSettings(memory_bytes=1 << 28), (str(tmp_path),))
+    with node, served(node) as url:
+        finding = the_one(found(folder, nodes=(url,)), "node")
+    assert f"--data-root {folder}" in finding.mend
+
+
+def test_a_node_that_does_not_know_the_user(folder):
+    settings = NodeSettings(memory_bytes=1 << 28, tenants=(tenant("somebody"),))
+    node = Node(settings, (str(folder),))
+    with node, served(node) as url:
+        finding = the_one(found(nodes=(url,), token="wrong"), "node")
+        assert finding.level == PROBLEM
+        assert "FROSTLINE_TOKEN" in finding.says + (finding.mend or "")
+        assert found(nodes=(url,), token=token_of("somebody")) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"model": "torchvision:resnet81"}, "did you mean resnet18"),
+        ({"model": "no.such:thing"}, "cannot be imported"),
+        ({"until": "sten"}, "did you mean stem"),
+        ({"until": "fc"}, "nothing to train"),
+        ({"weights": "/no/such/file.safetensors"}, "/no/such/file.safetensors"),
+    ],
+)
+def test_a_network_that_cannot_be_made(folder, fields, says):
+    finding = the_one(found(folder, network=True, **fields), "network")
+    assert finding.level == PROBLEM
+    assert says in finding.says
+
+
+def test_frozen_layers_with_random_weights(folder):
+    findings = found(folder, network=True, model="torchvision:shufflenet_v2_x0_5", until="features", weights="random")
+    assert any("random weights" in finding.says and "--weights random" in finding.mend for finding in findings)
+
+
+def test_a_node_without_memory_for_the_network(folder):
+    node = Node(NodeSettings(memory_bytes=64 << 20, trial_s=0), (str(folder),))
+    with node, served(node) as url:
+        findings = found(folder, nodes=(url,), network=True, model="support.networks:Wide", until="body")
+    assert any("memory" in finding.says for finding in findings), findings
+
+
+def test_the_command_exits_with_2_and_says_what_to_change(capsys, folder):
+    code, out, _ = run(capsys, "doctor", "--data", "/no/such/folder")
+    assert code == 2
+    assert "MEND  data:" in out
+    assert "something to change" in out
+    assert run_json(capsys, "doctor", "--data", folder)["verdict"] == "fine"
+
+
+def test_the_command_examines_no_network_without_samples(capsys):
+    code, _, err = run(capsys, "doctor", "--model", SMALL)
+    assert code == 2
+    assert "--data" in err
+
+
+def test_a_library_that_was_built_for_another_pytorch(folder, monkeypatch):
+    def unfit(_):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr("frostline.training.pretrained.libraries.importlib.import_module", unfit)
+    finding = the_one(found(folder, network=True, model="torchvision:resnet18"), "network")
+    assert "belongs to this PyTorch" in finding.says
