@@ -11,6 +11,8 @@ from support.images import image_folder
 from support.ray_here import NODE, ray_here
 
 pytest.importorskip("ray", reason="tasks of Ray need the extra frostline[ray]")
+# Ray starts a process of Python with torch for each of its workers.
+pytestmark = pytest.mark.timeout(900)
 
 ON_NODES = """
 import json, sys

@@ -11,6 +11,8 @@ from support.images import image_folder
 from support.ray_here import NODE, ray_here
 
 pytest.importorskip("ray", reason="training under Ray needs the extra frostline[ray]")
+# Ray starts a process of Python with torch for each of its workers.
+pytestmark = pytest.mark.timeout(900)
 
 TRAIN = """
 import json, os, sys, tempfile
@@ -133,6 +135,7 @@ def test_two_workers_of_ray_train_share_an_epoch_and_one_goes_on_at_the_next_sam
     assert sorted(ids) == sorted(fl.Dataset(folder).samples.ids.tolist())
 
 
+@pytest.mark.long
 def test_a_sweep_of_heads_runs_the_frozen_layers_once(folder, here, tmp_path):
     before = computed(here)
     errors, tried, best = json.loads(here.script(TUNE, folder, tmp_path).splitlines()[-1])

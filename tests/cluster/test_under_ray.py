@@ -19,6 +19,8 @@ from support.nodes import until
 from support.ray_here import NODE, parent_of, ray_here
 
 pytest.importorskip("ray", reason="nodes under Ray need the extra frostline[ray]")
+# Ray starts a process of Python with torch for each of its workers.
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

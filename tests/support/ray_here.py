@@ -44,7 +44,7 @@ class RayHere:
             env={**self.environment, **environment},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout

@@ -12,7 +12,7 @@ from frostline.jobs.row_reader import RowReader, RowsDone
 
 __all__ = ("PartRows", "parts_by_ray")
 
-# Tasks at once for each processor of Ray: one computes while the other waits for its nodes.
+# Tasks handed to Ray for each of its processors: one runs, and the next one waits for it.
 _PER_CPU = 2
 
 
@@ -34,7 +34,9 @@ class PartRows:
 
 
 def parts_by_ray(ray: Any, reader: RowReader, rows: Mapping[int, npt.NDArray[np.int64]]) -> Iterator[PartRows]:
-    """Parts in the order in which they become whole. Of so many as Ray has processors for twice, none is kept here.
+    """Parts in the order in which they become whole.
+
+    Ray is handed twice as many tasks as it has processors, so that few parts wait in memory.
 
     A task whose process dies, or whose nodes are away for too long, is run again by Ray; what it had read then is
     lost, and so no row comes twice.
@@ -49,7 +51,7 @@ def parts_by_ray(ray: Any, reader: RowReader, rows: Mapping[int, npt.NDArray[np.
         NodeUnreachable: Ray has lost a task too often.
     """
     there = ray.put(reader)
-    task = ray.remote(_part).options(num_cpus=0.5, max_retries=5, retry_exceptions=[Unavailable])
+    task = ray.remote(_part).options(num_cpus=1, max_retries=5, retry_exceptions=[Unavailable])
     waiting, at_once = iter(rows.items()), max(2, int(_PER_CPU * ray.cluster_resources().get("CPU", 1)))
     under_way: list[Any] = []
     while True:
