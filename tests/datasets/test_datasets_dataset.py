@@ -1,6 +1,7 @@
 """A data set: its samples, its manifest, its parts, and what is said of bad ones."""
 
 import os
+import pickle
 import re
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from frostline.datasets.formats.base import stable_ids
 from frostline.datasets.manifest.manifest import load_manifest
 from frostline.errors import AccessDenied, DataError, DataNotFound, EmptyDataset, SettingError
 from frostline.stores.open import Entry, open_store
+from support.images import image_folder
 
 FILES = {
     "cat/1.jpg": b"one",
@@ -317,3 +319,11 @@ def test_a_file_that_is_given_as_a_folder_gets_a_sentence_that_names_its_folder(
     (tmp_path / "train.bin").write_bytes(b"x")
     with pytest.raises(DataNotFound, match=f"is a file, .* folder {re.escape(str(tmp_path))}"):
         _ = Dataset(tmp_path / "train.bin").samples
+
+
+def test_a_data_set_travels_without_who_is_told_of_its_listing(tmp_path):
+    told = []
+    data = Dataset(image_folder(tmp_path, per_class=2), observe=lambda event: told.append(event))
+    there = pickle.loads(pickle.dumps(data))
+    assert there.samples.ids.tolist() == data.samples.ids.tolist()
+    assert told, "it is told here"

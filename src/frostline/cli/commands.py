@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import click
 
+from frostline.cli.cluster import cluster
 from frostline.cli.demo import demo
 from frostline.cli.doctor import doctor
 from frostline.cli.extract import extract
@@ -35,7 +36,7 @@ def verbs() -> None:
     """
 
 
-for _verb in (demo, doctor, extract, index, ingest, io, plan, predict, serve, train):
+for _verb in (cluster, demo, doctor, extract, index, ingest, io, plan, predict, serve, train):
     verbs.add_command(_verb)
 
 

@@ -1,5 +1,7 @@
 """The verb ``extract``: the features of a whole data set, to Parquet, safetensors or Lance."""
 
+import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +31,13 @@ __all__ = ("extract",)
     help=".parquet, .safetensors or .lance.",
 )
 @click.option("--part-size", type=BYTES, default="64MiB", show_default=True, help="Features kept at once meanwhile.")
+@click.option(
+    "--on",
+    type=click.Choice(("ray",)),
+    help="Have tasks of Ray ask the nodes, part by part; Ray is that of RAY_ADDRESS or frostline cluster up.",
+)
 @as_json
-def extract(job: JobSettings, out: Path, part_size: int, as_json: bool) -> None:
+def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json: bool) -> None:
     """Write the features of every sample to a name that ends in .parquet, .safetensors or .lance.
 
     Parquet has the columns id, object, label, class, and features as a fixed-shape tensor; safetensors the tensors
@@ -45,14 +52,16 @@ def extract(job: JobSettings, out: Path, part_size: int, as_json: bool) -> None:
     check_suffix(out)
     # Each sample comes once, so nothing is worth keeping.
     settings = ExtractSettings(
-        job=replace(job, loader=replace(job.loader, cache_bytes=0)), out=out, part_bytes=part_size
+        job=replace(job, loader=replace(job.loader, cache_bytes=0)), out=out, part_bytes=part_size, on_ray=on == "ray"
     )
     with ProgressBar() as progress, begin(settings.job, progress) as begun:
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
             from frostline.training.extract.extract import extract as run
 
-        done = run(settings, progress, begun=begun, began_at=click.get_current_context().obj)
+        # Ray prints on stdout what dies, which is for the result alone.
+        with redirect_stdout(sys.stderr) if settings.on_ray else nullcontext():
+            done = run(settings, progress, begun=begun, began_at=click.get_current_context().obj)
     if as_json:
         print_json(done.to_json())
         return

@@ -145,7 +145,8 @@ _DATA = (
         multiple=True,
         metavar="URL",
         help="Node beside the data; may be repeated, to share the work. dns://SERVICE:PORT stands for all addresses of "
-        "a name, file:///PATH for a JSON list; nodes may come and go. Without it one is started for the job.",
+        "a name, file:///PATH for a JSON list, ray://NAMESPACE for nodes under Ray; nodes may come and go. Without it "
+        "one is started for the job.",
     ),
     list_locally_option,
     click.option(

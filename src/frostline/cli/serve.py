@@ -3,6 +3,7 @@
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +13,7 @@ from frostline.cli.units import BYTES
 from frostline.config import BATCHING, NodeSettings
 from frostline.errors import SettingError
 
-__all__ = ("serve",)
+__all__ = ("serve", "served_settings")
 
 
 @click.command(epilog="Example: frostline serve --data-root s3://photos --listen 10.0.0.5:7070 --tenants tenants.toml")
@@ -143,8 +144,37 @@ __all__ = ("serve",)
 @node_options
 @as_json
 def serve(
-    roots: tuple[str, ...],
-    listen: str,
+    roots: tuple[str, ...], listen: str, tenants: Path | None, node: NodeSettings, as_json: bool, **options: Any
+) -> None:
+    """Run a node beside the data, until Ctrl-C.
+
+    Without --tenants, whoever can reach the address can run networks on the data under the roots. So an address beyond
+    this machine takes --tenants, or --open where only trainers can reach it. With --json
+    one line on stdout tells the address once the node is ready.
+    """
+    import torch
+
+    from frostline.node import Node
+    from frostline.node.http.server import Server
+    from frostline.node.http.server import listen as take_port
+    from frostline.node.weights.inspection import Inspector, kept_inspections
+
+    host, port = _address(listen)
+    node = served_settings(node, tenants=tenants, **options)
+    # The inspector first: it is a copy of this process, which has torch and no threads yet.
+    with (
+        Inspector(fork=True, kept=kept_inspections()) as inspector,
+        closing(take_port(host, port, for_others=bool(node.tenants) or node.allow_anonymous)) as listening,
+        Node(node, roots, inspector) as running,
+    ):
+        torch.set_num_threads(node.compute_threads)
+        server = Server(running, listening)
+        server.run(on_ready=lambda: _say(server.url, running.health().roots, as_json=as_json))
+
+
+def served_settings(
+    node: NodeSettings,
+    *,
     tenants: Path | None,
     allow_anonymous: bool,
     batching: str,
@@ -166,26 +196,15 @@ def serve(
     listing_memory: int,
     max_listed: int,
     max_manifest: int,
-    node: NodeSettings,
-    as_json: bool,
-) -> None:
-    """Run a node beside the data, until Ctrl-C.
+) -> NodeSettings:
+    """Settings of a node that serves others, as the options of ``serve`` say them.
 
-    Without --tenants, whoever can reach the address can run networks on the data under the roots. So an address beyond
-    this machine takes --tenants, or --open where only trainers can reach it. With --json
-    one line on stdout tells the address once the node is ready.
+    Raises:
+        SettingError: An option makes no sense.
     """
-    import torch
-
-    from frostline.node import Node
-    from frostline.node.http.server import Server
-    from frostline.node.http.server import listen as take_port
     from frostline.node.scheduling.tenants import read_tenants
-    from frostline.node.weights.inspection import Inspector, kept_inspections
 
-    host, port = _address(listen)
-    known = () if tenants is None else read_tenants(tenants)
-    node = replace(
+    return replace(
         node,
         batching=batching,
         max_requests=max_requests,
@@ -196,7 +215,7 @@ def serve(
         max_run_s=max_run,
         max_operation_s=max_operation,
         engines=None if engines is None else _engines(engines),
-        tenants=known,
+        tenants=() if tenants is None else read_tenants(tenants),
         allow_anonymous=allow_anonymous,
         cache_folder=cache_folder,
         cache_bytes=cache_size,
@@ -210,15 +229,6 @@ def serve(
         max_listed=max_listed,
         max_manifest_bytes=max_manifest,
     )
-    # The inspector first: it is a copy of this process, which has torch and no threads yet.
-    with (
-        Inspector(fork=True, kept=kept_inspections()) as inspector,
-        closing(take_port(host, port, for_others=bool(known) or allow_anonymous)) as listening,
-        Node(node, roots, inspector) as running,
-    ):
-        torch.set_num_threads(node.compute_threads)
-        server = Server(running, listening)
-        server.run(on_ready=lambda: _say(server.url, running.health().roots, as_json=as_json))
 
 
 def _engines(names: str) -> tuple[str, ...]:

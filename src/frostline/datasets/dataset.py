@@ -107,6 +107,10 @@ class Dataset:
         self._observe = observe
         self._selected: Selection | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Who is told of a listing stays in this process.
+        return {**self.__dict__, "_observe": nobody}
+
     # One that looks like a sequence would be taken for one that can be iterated.
     __iter__ = None
 

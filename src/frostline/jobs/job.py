@@ -20,6 +20,7 @@ from frostline.jobs.explanation import Explanation, whereabouts
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
 from frostline.jobs.measuring import Measuring
 from frostline.jobs.router import PlanFollower, Router
+from frostline.jobs.row_reader import RowReader
 from frostline.jobs.statistics import JobStatistics, StatisticsCollector
 from frostline.jobs.usage import UsageMeter
 from frostline.jobs.worker_setup import JobLoaderSpec, WorkerSetup
@@ -239,6 +240,14 @@ class Job:
         """
         check_names(options, "epochs")
         return Epochs(self.loader(batch_size, **options), epochs)
+
+    def row_reader(self, batch_size: int) -> RowReader:
+        """What reads rows of the job's data in another process, on this machine or elsewhere, as the job would.
+
+        Args:
+            batch_size: rows of a batch.
+        """
+        return RowReader(worker_setup=self._worker_setup, shares=self._router.shares, batch_size=batch_size)
 
     def train(
         self,

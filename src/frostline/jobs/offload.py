@@ -71,7 +71,8 @@ def offload(
             declares the whole way too; what was applied is not done again.
         near: URL of a node beside the data; or of several that serve the same data: each keeps a part of it, and where
             one dies the others take over. ``dns://service:7070`` stands for all addresses of a name, and
-            ``file:///nodes.json`` for those in a file: nodes may come and go while the job runs.
+            ``file:///nodes.json`` for those in a file, ``ray://frostline`` for those under Ray: nodes may come and go
+            while the job runs.
             ``unix:///…/io.sock`` is the I/O service of this machine, which asks its node. None takes the nodes that
             listed the data, where some did, or that of ``settings.io`` where it is set, and else runs a node in this
             process.

@@ -286,11 +286,13 @@ class ExtractSettings:
         job: on what.
         out: ends in ``.parquet`` or ``.safetensors``, which says what is written.
         part_bytes: features of one part, the least that a run that was broken off has to make again.
+        on_ray: Parts are read by tasks of Ray, on whichever of its hosts.
     """
 
     job: JobSettings
     out: Path
     part_bytes: int = 64 << 20
+    on_ray: bool = False
 
     def __post_init__(self) -> None:
         if self.part_bytes < 1:

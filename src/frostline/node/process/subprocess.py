@@ -180,6 +180,12 @@ class NodeProcess:
         with self._lock:
             self._start()
 
+    def wait(self) -> None:
+        """Wait until the process has ended; at once if it does not run."""
+        child = self._child
+        if child is not None:
+            child.process.wait()
+
     def restart_if_dead(self) -> bool:
         """Start the node again at the same address if it has died, and say whether it had. Safe for threads."""
         with self._lock:

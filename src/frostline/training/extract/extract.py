@@ -17,7 +17,7 @@ from frostline.core.features import widened
 from frostline.core.samples import taken
 from frostline.datasets import Dataset
 from frostline.engines.base.runner import as_array
-from frostline.errors import DataError, ModelError
+from frostline.errors import DataError, ModelError, TooManySkipped
 from frostline.events import Observer, PhaseStarted, ProgressMade
 from frostline.loaders import Batch
 from frostline.training.extract.feature_files import Contents, check_suffix, tensor_column, write_features
@@ -105,7 +105,7 @@ def extract(
         work = _Work(settings, setup)
         found = work.parts.found()
         observe(PhaseStarted(name="extracting"))
-        done = {**found, **work.make(found, observe)}
+        done = {**found, **(work.make_on_ray if settings.on_ray else work.make)(found, observe)}
         contents = Contents(
             rows=sum(part.rows for part in done.values()),
             shape=work.shape,
@@ -129,10 +129,10 @@ def extract(
             dtype=contents.dtype,
             seconds=time.perf_counter() - began_at,
             setup_s=setup_s,
-            wire_bytes=statistics.wire_bytes,
+            wire_bytes=statistics.wire_bytes + work.wire_bytes,
             engine=work.engine,
             engine_error=work.engine_error,
-            codec_error=statistics.codec_error,
+            codec_error=max(statistics.codec_error, work.codec_error),
             skipped=tuple(sample for number in sorted(done) for sample in done[number].skipped),
         )
 
@@ -166,8 +166,10 @@ class _Work:
             "dtype": self.dtype,
         }
         self._out = settings.out
+        self._max_skipped = settings.job.loader.max_skipped(len(setup.data))
         self._previous = Previous.found(settings.out, self._identity)
-        self.kept = 0
+        self.kept = self.wire_bytes = 0
+        self.codec_error = 0.0
         identity = {**self._identity, "data": setup.data.digest}
         self.parts = Parts(settings.out, identity, setup.data.samples.ids_at, self._ranges)
 
@@ -191,6 +193,38 @@ class _Work:
         # Those of which not one sample could be read came with no piece.
         return {number: made.get(number) or self._write(number, []) for number in missing}
 
+    def make_on_ray(self, found: Mapping[int, ExtractedPart], observe: Observer) -> dict[int, ExtractedPart]:
+        """Make the parts that are missing by tasks of Ray, and write each here once it is whole."""
+        from frostline.cluster.connect import join
+        from frostline.ray.parts import parts_by_ray
+
+        ray, total = join(), len(self._setup.data)
+        missing = [number for number in range(self._ranges.parts) if number not in found]
+        rows = {number: self._rows_to_compute(number) for number in missing}
+        asked = {number: some for number, some in rows.items() if len(some)}
+        made = {number: self._write(number, []) for number in missing if number not in asked}
+        done, skipped = total - sum(map(len, asked.values())), 0
+        for part in parts_by_ray(ray, self._setup.job.row_reader(_ROWS), asked):
+            here = asked[part.number][np.isin(self._setup.data.samples.ids_at(asked[part.number]), part.ids)]
+            piece = _Piece(number=part.number, rows=here, features=part.features)
+            made[part.number] = self._write(part.number, [piece] if len(here) else [], part.done.skipped)
+            self.wire_bytes += part.done.wire_bytes
+            self.codec_error = max(self.codec_error, part.done.codec_error)
+            skipped += len(part.done.skipped)
+            self._check_skipped(skipped)
+            done += len(asked[part.number])
+            observe(ProgressMade(done=done, total=total))
+        return made
+
+    def _check_skipped(self, skipped: int) -> None:
+        """Processes of Ray count what each has skipped, and here all are counted together."""
+        allowed = self._max_skipped
+        if skipped > allowed:
+            raise TooManySkipped(
+                f"{skipped} of {len(self._setup.data)} samples cannot be read, and at most {allowed} may be left out: "
+                "see which, or allow more with --skip-allowance"
+            )
+
     def _pieces(self, missing: Sequence[int], observe: Observer) -> Iterator["_Piece"]:
         """What arrives, in the manifest's order, cut where a part ends."""
         data = self._setup.data
@@ -210,14 +244,15 @@ class _Work:
             done += len(here)
             observe(ProgressMade(done=done, total=len(data)))
 
-    def _write(self, number: int, pieces: Sequence["_Piece"]) -> ExtractedPart:
-        """Keep a part; samples of its range that no piece has were skipped."""
+    def _write(self, number: int, pieces: Sequence["_Piece"], elsewhere: Sequence[Skipped] = ()) -> ExtractedPart:
+        """Keep a part; samples of its range that no piece has were skipped, here or elsewhere."""
         data = self._setup.data
         expected = np.array(self._ranges.of(number), np.int64)
         pieces = [*pieces, *self._kept(number)]
         rows = np.concatenate([np.zeros(0, np.int64), *(piece.rows for piece in pieces)])
         lost = set(data.samples.ids_at(np.setdiff1d(expected, rows)).tolist())
-        skipped = tuple(sample for sample in self._setup.job.statistics().skipped if sample.id in lost)
+        told = (*self._setup.job.statistics().skipped, *elsewhere)
+        skipped = tuple(sample for sample in told if sample.id in lost)
         empty = np.zeros((0, *self.shape), self.dtype)
         features = np.concatenate([empty, *(piece.features for piece in pieces)])
         order = np.argsort(rows)
@@ -229,6 +264,9 @@ class _Work:
         """The row in the file from before of each sample of a part; -1 where it must be computed."""
         samples = self._setup.data.samples.take(np.array(self._ranges.of(number), np.int64))
         return self._previous.rows_of(samples.ids, keys_of(samples))
+
+    def _rows_to_compute(self, number: int) -> npt.NDArray[np.int64]:
+        return np.array(self._ranges.of(number), np.int64)[self._rows_before(number) < 0]
 
     def _kept(self, number: int) -> Iterator["_Piece"]:
         """What of a part the file from before has."""

@@ -1,6 +1,7 @@
-"""Which nodes an address stands for: itself, all addresses of a name, or those in a file."""
+"""Which nodes an address stands for: itself, all addresses of a name, those in a file, or those under Ray."""
 
 import json
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,12 @@ from urllib.parse import unquote, urlsplit
 
 from frostline.errors import NodeUnreachable, SettingError
 from frostline.wire.http.pool import address_of
+from frostline.wire.http.ray_list import nodes_under_ray
 
 __all__ = ("NodeList", "listed_nodes")
 
 _MAX_BYTES = 1 << 20
-_EXAMPLES = "http://store-1:7070, dns://service:7070 or file:///path/nodes.json"
+_EXAMPLES = "http://store-1:7070, dns://service:7070, file:///path/nodes.json or ray://frostline"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +23,11 @@ class NodeList:
     """Where addresses of nodes stand, of which there may be others from time to time.
 
     Attributes:
-        url: ``dns://NAME:PORT``, all addresses that a name has, as of a headless service; or ``file:///PATH``, a file
-            with a JSON list of URLs.
+        url: ``dns://NAME:PORT``, all addresses that a name has, as of a headless service; ``file:///PATH``, a file
+            with a JSON list of URLs; or ``ray://NAMESPACE``, the nodes that Ray runs there.
 
     Raises:
-        SettingError: The address is neither.
+        SettingError: The address is none of these.
     """
 
     url: str
@@ -35,13 +37,15 @@ class NodeList:
             raise SettingError(f"{self.url} is no list of nodes: near= takes {_EXAMPLES}")
         if self.url.startswith("dns://"):
             _name_and_port(self.url)
+        elif self.url.startswith("ray://"):
+            _namespace(self.url)
         elif urlsplit(self.url).netloc or not self.path.is_absolute():
             raise SettingError(f"{self.url} names no file: write file:///, and the file's whole path")
 
     @staticmethod
     def is_one(url: str) -> bool:
         """Whether an address stands for a list, and not for a node."""
-        return url.startswith(("dns://", "file://"))
+        return url.startswith(("dns://", "file://", "ray://"))
 
     @property
     def path(self) -> Path:
@@ -52,9 +56,11 @@ class NodeList:
         """URLs of the nodes by now, each once.
 
         Raises:
-            NodeUnreachable: The name has no address, or there is no such file.
+            NodeUnreachable: The name has no address, there is no such file, or Ray has no nodes there.
             SettingError: The file holds something else.
         """
+        if self.url.startswith("ray://"):
+            return nodes_under_ray(_namespace(self.url))
         return self._of_name() if self.url.startswith("dns://") else self._of_file()
 
     def _of_name(self) -> tuple[str, ...]:
@@ -115,3 +121,10 @@ def _name_and_port(url: str) -> tuple[str, int]:
     if not host or not port or parts.path.strip("/") or parts.query:
         raise SettingError(f"{url} must name a service and its port, such as dns://service:7070")
     return host, port
+
+
+def _namespace(url: str) -> str:
+    found = re.fullmatch(r"ray://([A-Za-z0-9][\w.-]*)/?", url)
+    if found is None:
+        raise SettingError(f"{url} must name a namespace of Ray and nothing else, such as ray://frostline")
+    return found[1]

@@ -1,0 +1,1 @@
+"""Nodes as actors of Ray, which places them and starts them again; what is decided here is which there should be."""

@@ -1,0 +1,103 @@
+"""Tasks of Ray read ranges of a manifest: rows and files are those that one process makes, also after kills."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from frostline.training.extract.extract import extract
+from support.feature_jobs import small_extraction
+from support.images import image_folder
+from support.ray_here import NODE, ray_here
+
+pytest.importorskip("ray", reason="tasks of Ray need the extra frostline[ray]")
+# Ray starts a process of Python with torch for each of its workers.
+pytestmark = pytest.mark.timeout(900)
+
+ON_NODES = """
+import json, sys
+import numpy as np
+import ray
+import frostline as fl
+import frostline.ray
+from support.images import tiny_preprocess
+from support.many_nodes import frozen, job
+
+ray.init("auto", log_to_driver=False)
+ray.data.DataContext.get_current().enable_progress_bars = False
+data = fl.Dataset(sys.argv[1])
+with job(sys.argv[1], "ray://frostline") as alone:
+    expected = [(batch.ids, batch.labels, batch.features) for batch in alone.arrays(16)]
+ids, labels, features = (np.concatenate(parts) for parts in zip(*expected))
+settings = fl.LoaderSettings(samples_per_request=8, device_batch=8)
+options = dict(preprocess=tiny_preprocess(), accuracy="exact", settings=settings)
+found = frostline.ray.read(data, frozen(), near="ray://frostline", batch_size=16, **options)
+rows = found.sort("id").take_all()
+order = np.argsort(ids)
+assert [row["id"] for row in rows] == ids[order].tolist()
+assert [row["label"] for row in rows] == labels[order].tolist()
+assert all(np.array_equal(row["features"], wanted) for row, wanted in zip(rows, features[order], strict=True))
+plain = frostline.ray.read(data, near=None, preprocess=tiny_preprocess())
+assert plain.count() == len(data)
+print(json.dumps({"rows": len(rows), "schema": found.schema().names}))
+"""
+
+BROKEN_OFF = """
+import os, signal, sys
+from pathlib import Path
+from frostline.events import ProgressMade
+from frostline.training.extract.extract import extract
+from support.feature_jobs import small_extraction
+from support.ray_here import workers_of_ray
+
+killed = []
+
+def observe(event):
+    if isinstance(event, ProgressMade) and event.total == 36:
+        if not killed:
+            killed.extend(workers_of_ray("ray::_part"))
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+        elif event.done >= 21:
+            print(len(killed), flush=True)
+            os._exit(0)
+
+folder, out, part_bytes = sys.argv[1:]
+asked = small_extraction(folder, Path(out), "ray://frostline", part_bytes=int(part_bytes), on_ray=True)
+extract(asked, observe)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=12)
+
+
+@pytest.fixture(scope="module")
+def here(folder):
+    with ray_here() as here:
+        here.cluster("up", "--data-root", folder, *NODE)
+        yield here
+        assert here.cluster("down")["ray"], "what Ray keeps for itself holds nobody up"
+
+
+def test_rows_of_ray_data_are_those_of_a_loader(folder, here):
+    said = json.loads(here.script(ON_NODES, folder).splitlines()[-1])
+    assert said == {"rows": 36, "schema": ["id", "label", "features"]}
+
+
+def test_an_extraction_whose_tasks_are_killed_and_that_is_broken_off_goes_on_to_the_same_file(folder, here, tmp_path):
+    whole, out = tmp_path / "whole.parquet", tmp_path / "f.parquet"
+    extract(small_extraction(folder, whole, here.node(0)["url"]), lambda _: None)
+    expected = pq.read_table(whole)
+    size = 7 * expected["features"].combine_chunks().to_numpy_ndarray()[0].nbytes
+    killed = here.script(BROKEN_OFF, folder, out, size).splitlines()[-1]
+    assert int(killed) > 0
+    assert not out.exists()
+    verb = ["extract", "--data", folder, "--model", "support.networks:Small", "--until", "stem", "--json"]
+    more = ["--near", "ray://frostline", "--on", "ray", "--out", out, "--part-size", size]
+    said = json.loads(here.script("from frostline.cli import main; main()", *verb, *more))
+    assert said["taken_up"] >= 14
+    assert said["computed"] + said["taken_up"] == said["samples"] == 36
+    assert said["wire_bytes"] > 0
+    assert pq.read_table(out).equals(expected)

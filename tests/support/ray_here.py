@@ -1,0 +1,86 @@
+"""A Ray of this machine for tests, with nodes under it, in processes beside the tests' own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NODE = ("--memory", "256MiB", "--trials", "0", "--device-batch", "8", "--threads", "1")
+
+
+class RayHere:
+    """Commands that see the Ray of a folder for temporary files."""
+
+    def __init__(self, folder):
+        # Sockets need a short path, and who tests may have nodes of their own.
+        self.environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
+            self.environment.pop(name, None)
+        self.state = folder / f"frostline-ray-{os.geteuid()}" / "head.json"
+
+    @property
+    def address(self):
+        return json.loads(self.state.read_text())["address"]
+
+    def is_running(self):
+        return self.state.exists()
+
+    def cluster(self, *arguments):
+        """What a verb of ``frostline cluster`` says as JSON."""
+        return json.loads(self.python("-c", "from frostline.cli import main; main()", "cluster", *arguments, "--json"))
+
+    def node(self, number, namespace="frostline"):
+        return self.cluster("status", "--namespace", namespace)["nodes"][str(number)]
+
+    def python(self, *arguments, **environment):
+        """What Python writes to stdout; it must end well."""
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    def script(self, code, *arguments):
+        """What some code writes that joins Ray itself."""
+        return self.python("-c", code, *arguments, RAY_ADDRESS=self.address, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+
+
+@contextmanager
+def ray_here():
+    """Ray is started by the first ``cluster up``, and ended with all nodes."""
+    folder = Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp"))
+    here = RayHere(folder)
+    try:
+        yield here
+    finally:
+        if here.is_running():
+            os.kill(json.loads(here.state.read_text())["pid"], 15)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def parent_of(pid):
+    """The process that started another one."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def workers_of_ray(title):
+    """Processes of the Ray of this folder for temporary files that run what is called so."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            is_named = (folder / "cmdline").read_bytes().startswith(title.encode())
+            raylet = Path(f"/proc/{parent_of(folder.name)}/cmdline").read_bytes() if is_named else b""
+        except OSError:
+            continue  # it has just ended
+        if tempfile.gettempdir().encode() in raylet:
+            found.append(int(folder.name))
+    return found
