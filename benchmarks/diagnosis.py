@@ -18,7 +18,6 @@ import time
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from statistics import median
 
 from links import STORE, STORE_ADDRESS, TRAINER, Inside, ShapedLink, answer_questions
 
@@ -194,8 +193,7 @@ def train(*, url, data, seconds, options):
         accuracy="exact",
         settings=LoaderSettings(**settings),
     ) as job:
-        started, first, rates = time.perf_counter(), None, []
-        samples = 0
+        started, first, samples = time.perf_counter(), None, 0
         for epoch in itertools.count():
             for batch in job.loader(BATCH, shuffle=True, epoch=epoch, data=data):
                 now = time.perf_counter()
@@ -203,15 +201,14 @@ def train(*, url, data, seconds, options):
                 if first is None and now - started > 1.0:
                     first = now
                 elif first is not None:
-                    samples += len(batch.labels)
-                    rates.append(samples / max(now - first, 1e-9))
+                    samples, last = samples + len(batch.labels), now
                 if now - started > seconds:
                     break
             else:
                 continue
             break
         found = job.diagnosis()
-        return {"diagnosis": found.to_json(), "says": str(found), "samples_per_s": median(rates[len(rates) // 2 :])}
+        return {"diagnosis": found.to_json(), "says": str(found), "samples_per_s": samples / (last - first)}
 
 
 if __name__ == "__main__":
