@@ -46,7 +46,7 @@ def test_a_path_and_a_tokenizer_are_the_same_preprocessing(tmp_path):
 def test_says_shape_and_type_of_a_sample():
     made = preprocess.text(tokenizer_of_words(), max_length=16)
     assert (made.shape, made.dtype, made.levels, made.is_random) == ((2, 16), "int64", None, False)
-    assert [(spec.shape, spec.dtype) for spec in made.inputs] == [((16,), "int64")] * 2
+    assert [(spec.shape, spec.dtype) for spec in made.inputs.values()] == [((16,), "int64")] * 2
 
 
 def test_comes_back_from_its_json_without_the_tokenizer_which_is_attached_by_its_digest():

@@ -92,7 +92,7 @@ def test_safetensors_hold_the_same(folder, node, whole, tmp_path):
 
 
 def test_another_suffix_is_refused_before_anything_is_done(folder, tmp_path):
-    with pytest.raises(SettingError, match=r"\.parquet or \.safetensors"):
+    with pytest.raises(SettingError, match=r"\.parquet, \.safetensors or \.lance"):
         check_suffix(tmp_path / "f.csv")
     with pytest.raises(SettingError, match=r"f\.npz"):
         extract(settings(folder / "nowhere", tmp_path / "f.npz"), quiet)
