@@ -31,7 +31,8 @@ class LightningCallback(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Log what is due; batches of which several are a step are logged once."""
         step = trainer.global_step
-        if step != self._logged_step and not step % trainer.log_every_n_steps:
+        every_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # it sets this one from elsewhere
+        if step != self._logged_step and not step % every_steps:
             self._logged_step = step
             self._log(trainer)
 

@@ -39,7 +39,8 @@ class TransformersCallback(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:  # noqa: ARG002
         """Log what is left, and keep what held the job back."""
         self._log_figures()
-        state.log_history.append({DIAGNOSIS: self._meter.diagnosis(), "step": state.global_step})
+        history: list[Any] = state.log_history
+        history.append({DIAGNOSIS: self._meter.diagnosis(), "step": state.global_step})
 
     def _log_figures(self) -> None:
         if figures := self._meter.figures():
