@@ -13,6 +13,7 @@ from frostline.cli.index import index
 from frostline.cli.ingest import ingest
 from frostline.cli.io import io
 from frostline.cli.monitoring.logs import end_logs, log_or_say
+from frostline.cli.monitoring.top import top
 from frostline.cli.plan import plan
 from frostline.cli.predict import predict
 from frostline.cli.serve import serve
@@ -37,7 +38,7 @@ def verbs() -> None:
     """
 
 
-for _verb in (cluster, demo, doctor, extract, index, ingest, io, plan, predict, serve, train):
+for _verb in (cluster, demo, doctor, extract, index, ingest, io, plan, predict, serve, top, train):
     verbs.add_command(_verb)
 
 
