@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from frostline.callbacks.lightning import LightningCallback
+    from frostline.callbacks.prometheus import JobCollector
     from frostline.callbacks.trackers import MlflowLog, TensorBoardLog, WandbLog
     from frostline.callbacks.transformers import TransformersCallback
 
-__all__ = ("LightningCallback", "MlflowLog", "TensorBoardLog", "TransformersCallback", "WandbLog")
+__all__ = ("JobCollector", "LightningCallback", "MlflowLog", "TensorBoardLog", "TransformersCallback", "WandbLog")
 
 _MODULES = {
+    "JobCollector": "frostline.callbacks.prometheus",
     "LightningCallback": "frostline.callbacks.lightning",
     "MlflowLog": "frostline.callbacks.trackers",
     "TensorBoardLog": "frostline.callbacks.trackers",
