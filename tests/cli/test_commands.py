@@ -33,7 +33,7 @@ def test_the_entry_point_is_still_a_function_after_a_command_ran(capsys):
     assert importlib.import_module("frostline.cli").main is main
 
 
-@pytest.mark.parametrize("verb", ["demo", "extract", "index", "ingest", "io", "plan", "serve", "train"])
+@pytest.mark.parametrize("verb", ["demo", "extract", "index", "ingest", "io", "plan", "serve", "top", "train"])
 def test_every_command_has_help_with_an_example_and_json(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0

@@ -12,6 +12,8 @@ from frostline.cli.extract import extract
 from frostline.cli.index import index
 from frostline.cli.ingest import ingest
 from frostline.cli.io import io
+from frostline.cli.monitoring.logs import end_logs, log_or_say
+from frostline.cli.monitoring.top import top
 from frostline.cli.plan import plan
 from frostline.cli.predict import predict
 from frostline.cli.serve import serve
@@ -36,7 +38,7 @@ def verbs() -> None:
     """
 
 
-for _verb in (cluster, demo, doctor, extract, index, ingest, io, plan, predict, serve, train):
+for _verb in (cluster, demo, doctor, extract, index, ingest, io, plan, predict, serve, top, train):
     verbs.add_command(_verb)
 
 
@@ -60,9 +62,11 @@ def run(arguments: Sequence[str] | None, began_at: float) -> None:
         code = _fail(str(error), FAILED)
     except BrokenPipeError:
         code = FAILED
+    finally:
+        end_logs()
     sys.exit(code if isinstance(code, int) else DONE)
 
 
 def _fail(sentence: str, code: int) -> int:
-    click.echo(f"frostline: {sentence}", err=True)
+    log_or_say(sentence)
     return code

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from frostline.cli.monitoring.logs import log_format_option, progress
 from frostline.cli.options import as_json, job_options, policy_option
-from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json
 from frostline.cli.units import BYTES
 from frostline.core.units import in_bytes, in_seconds
@@ -36,6 +36,7 @@ __all__ = ("extract",)
     type=click.Choice(("ray",)),
     help="Have tasks of Ray ask the nodes, part by part; Ray is that of RAY_ADDRESS or frostline cluster up.",
 )
+@log_format_option
 @as_json
 def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json: bool) -> None:
     """Write the features of every sample to a name that ends in .parquet, .safetensors or .lance.
@@ -54,14 +55,14 @@ def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json
     settings = ExtractSettings(
         job=replace(job, loader=replace(job.loader, cache_bytes=0)), out=out, part_bytes=part_size, on_ray=on == "ray"
     )
-    with ProgressBar() as progress, begin(settings.job, progress) as begun:
+    with progress() as observe, begin(settings.job, observe) as begun:
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
             from frostline.training.extract.extract import extract as run
 
         # Ray prints on stdout what dies, which is for the result alone.
         with redirect_stdout(sys.stderr) if settings.on_ray else nullcontext():
-            done = run(settings, progress, begun=begun, began_at=click.get_current_context().obj)
+            done = run(settings, observe, begun=begun, began_at=click.get_current_context().obj)
     if as_json:
         print_json(done.to_json())
         return

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from frostline.cli.monitoring.logs import log, log_format_option
 from frostline.cli.options import NODE_MEMORY, as_json, roots_there
 from frostline.cli.show import print_json, print_json_line, print_table
 from frostline.cli.units import BYTES
@@ -62,6 +63,7 @@ _END_S = 30.0
     help="Number of samples asked of a store at once, with --data-root; more hides a longer round trip.",
 )
 @click.option("--status", is_flag=True, help="Show the running service: its jobs, bytes under way and hits.")
+@log_format_option
 @as_json
 def io(
     path: Path | None,
@@ -98,6 +100,7 @@ def io(
     ):
         _say(url, near or roots, as_json=as_json)
         wait()
+        log("io_service_stopping", url=url)
 
 
 @contextmanager
@@ -131,6 +134,7 @@ def _until_told() -> Iterator[Callable[[], None]]:
 
 
 def _say(url: str, asks: tuple[str, ...], *, as_json: bool) -> None:
+    log("io_service_ready", url=url, asks=asks)
     if as_json:
         print_json_line({"url": url, "asks": list(asks)})
     else:

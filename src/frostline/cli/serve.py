@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from frostline.cli.monitoring.logs import log, log_format_option
 from frostline.cli.options import as_json, node_options, roots_there
 from frostline.cli.show import print_json_line
 from frostline.cli.units import BYTES
@@ -142,6 +143,7 @@ __all__ = ("serve", "served_settings")
     "--max-manifest", type=BYTES, default="4GiB", show_default=True, help="Refuse to send a manifest with more bytes."
 )
 @node_options
+@log_format_option
 @as_json
 def serve(
     roots: tuple[str, ...], listen: str, tenants: Path | None, node: NodeSettings, as_json: bool, **options: Any
@@ -169,7 +171,11 @@ def serve(
     ):
         torch.set_num_threads(node.compute_threads)
         server = Server(running, listening)
-        server.run(on_ready=lambda: _say(server.url, running.health().roots, as_json=as_json))
+        url = server.url
+        server.run(
+            on_ready=lambda: _say(url, running.health().roots, as_json=as_json),
+            on_end=lambda: log("node_stopped", url=url),
+        )
 
 
 def served_settings(
@@ -248,6 +254,7 @@ def _engines(names: str) -> tuple[str, ...]:
 
 
 def _say(url: str, roots: tuple[str, ...], *, as_json: bool) -> None:
+    log("node_ready", url=url, roots=roots)
     if as_json:
         print_json_line({"url": url, "roots": list(roots)})
     else:

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
+from frostline.cli.monitoring.logs import log_format_option, progress
 from frostline.cli.options import as_json, epochs_option, job_options, policy_option
-from frostline.cli.progress import ProgressBar
 from frostline.cli.recipe import recipe_options
 from frostline.cli.resume import options_now, refuse_changes, resume_option
 from frostline.cli.summary import finish
@@ -44,6 +44,7 @@ __all__ = ("train",)
     help="Steps (500) or time (60s, 5min) from one checkpoint in --out to the next within an epoch. Between epochs one "
     "is written too. Where no steps are given, they take at most a fiftieth of the time.",
 )
+@log_format_option
 @as_json
 def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool, **how: Any) -> int:
     """Fine-tune a network: its frozen layers run beside the data, its head here.
@@ -64,14 +65,14 @@ def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool
         refuse_changes(resume)
         out = resume
     settings = TrainSettings(job=job, out=out, **how)
-    with ProgressBar() as progress, begin(job, progress, min_classes=2) as begun:
+    with progress() as observe, begin(job, observe, min_classes=2) as begun:
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
             from frostline.training.run import train as run
 
         report = run(
             settings,
-            progress,
+            observe,
             begun=begun,
             began_at=click.get_current_context().obj,
             options=options,

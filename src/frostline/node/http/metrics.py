@@ -2,12 +2,13 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, fields
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from frostline.node.scheduling.statistics import NodeStatistics, Totals
+from frostline.node.scheduling.statistics import BOUNDS_S, NodeStatistics, Totals
 
 __all__ = ("metrics_text",)
 
@@ -19,7 +20,7 @@ def metrics_text(statistics: NodeStatistics) -> bytes:
     return generate_latest(registry)
 
 
-_GAUGES = ("uptime_s", "cpu_s", "requests_in_progress", "prefixes", "waiting_for_device", "devices_in_service")
+_GAUGES = ("uptime_s", "requests_in_progress", "prefixes", "waiting_for_device", "devices_in_service")
 
 
 class _Statistics(Collector):
@@ -29,11 +30,20 @@ class _Statistics(Collector):
     def collect(self) -> Iterator[Metric]:
         for name, value in asdict(self._statistics.totals).items():
             yield CounterMetricFamily(f"frostline_node_{_plain(name)}", f"{name} since the start", value=value)
+        yield CounterMetricFamily("frostline_node_cpu_seconds", "cpu_s since the start", value=self._statistics.cpu_s)
         for name in _GAUGES:
             value = getattr(self._statistics, name)
             yield GaugeMetricFamily(f"frostline_node_{_plain(name)}", f"{name} now", value=value)
         yield from self._memory()
+        yield self._stages()
         yield from self._tenants()
+
+    def _stages(self) -> Metric:
+        family = HistogramMetricFamily("frostline_node_stage_seconds", "latencies by stage", labels=["stage"])
+        bounds = [*map(str, BOUNDS_S), "+Inf"]
+        for stage, latency in self._statistics.latencies.items():
+            family.add_metric([stage], list(zip(bounds, accumulate(latency.counts), strict=True)), latency.seconds)
+        return family
 
     def _tenants(self) -> Iterator[Metric]:
         tenants = self._statistics.tenants

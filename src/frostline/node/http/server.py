@@ -98,16 +98,17 @@ class Server:
         host, port = self._listening.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    def run(self, on_ready: Callable[[], None]) -> None:
+    def run(self, on_ready: Callable[[], None], on_end: Callable[[], None] | None = None) -> None:
         """Serve until ``stop``, SIGINT or SIGTERM; a signal takes its usual effect once answers have ended.
 
         It also sets the thread switch interval of this process.
 
         Args:
             on_ready: called when requests are taken.
+            on_end: called when answers have ended, before a signal takes its effect.
         """
         sys.setswitchinterval(_TURN_S)
-        self._server.on_ready = on_ready
+        self._server.on_ready, self._server.on_end = on_ready, on_end
         try:
             self._server.run(sockets=[self._listening])
         finally:
@@ -131,8 +132,14 @@ def _descriptors() -> int:
 
 class _Reporting(uvicorn.Server):
     on_ready: Callable[[], None]
+    on_end: Callable[[], None] | None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self.on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.on_end is not None:
+            self.on_end()

@@ -17,7 +17,7 @@ from frostline.batching import BatchingRule, FairMerging, QueueHead, Turn
 from frostline.engines.base.protocols import Between, Dividing, Engine, Queueing, RunningBatch
 from frostline.engines.machine.isolation import resting
 from frostline.node.request.pipeline import Slab
-from frostline.node.request.work_queue import ExclusiveCall, Outputs, QueuedRows, RowWork
+from frostline.node.request.work_queue import ExclusiveCall, Outputs, QueuedRows, RowWork, first_waits
 from frostline.node.scheduling.fair_shares import LockedFairShares
 from frostline.node.scheduling.memory_pool import Cancelled, Pool, Reservation
 from frostline.node.scheduling.statistics import Counters
@@ -257,6 +257,8 @@ class Device:
 
     def _counted(self, run: "_Run") -> None:
         self._counters.add(runs=1, rows_run=run.turn.rows, rows_merged=run.live_rows - run.turn.parts[0].rows)
+        self._counters.observe("device_wait", *first_waits(run.entries, run.began_at))
+        self._counters.observe("compute", run.took_s)
 
     def _learn(self, run: "_Run") -> None:
         lead = run.entries[0]
@@ -274,6 +276,7 @@ class _Run:
     turn: Turn
     entries: Sequence[Queued]
     has_failed: bool = False
+    began_at: float = 0.0
     charged_at: float = 0.0
     took_s: float = 0.0
     _slab: Slab | None = None
@@ -321,7 +324,7 @@ class _Run:
         self._room.release()
 
     def begin(self, memory: Pool) -> None:
-        self.charged_at = time.perf_counter()
+        self.began_at = self.charged_at = time.perf_counter()
         lead = self.entries[0]
         if isinstance(lead, ExclusiveCall):
             return

@@ -1,6 +1,7 @@
 """The work that waits for the device: rows of requests, which may share runs, and calls that need the device alone."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from frostline.engines.base.protocols import Engine
 from frostline.node.request.pipeline import Slab
 from frostline.node.scheduling.tenants import Account
 
-__all__ = ("HEADROOM", "ExclusiveCall", "Outputs", "QueuedRows", "RowWork")
+__all__ = ("HEADROOM", "ExclusiveCall", "Outputs", "QueuedRows", "RowWork", "first_waits")
 
 HEADROOM = 1.25
 """Allowed memory of a run per byte that the dry run counted; the rest is for the workspaces of kernels.
@@ -59,6 +60,7 @@ class QueuedRows:
         is_apart: whether to run without rows of others, because a shared run has failed.
         has_begun: whether some rows run or have run, so that the future cannot be cancelled any more.
         ran: number of rows that have run.
+        queued_at: when it began to wait, as ``time.perf_counter`` counts.
     """
 
     account: Account
@@ -71,6 +73,7 @@ class QueuedRows:
     is_apart: bool = False
     has_begun: bool = False
     ran: int = 0
+    queued_at: float = field(default_factory=time.perf_counter)
     _row_bytes: int = field(init=False)
     _model_bytes: int = field(init=False)
     _next: int = field(default=0, init=False)
@@ -132,7 +135,7 @@ class QueuedRows:
 
     def begin_again(self) -> None:
         """Wait once more with the rows that have not run, after they have failed on a device."""
-        self.future, self.has_begun = Future(), False
+        self.future, self.has_begun, self.queued_at = Future(), False, time.perf_counter()
 
     def finish(self) -> None:
         """Resolve the future: all rows have run."""
@@ -181,3 +184,8 @@ class ExclusiveCall:
 def _apart(tensor: npt.NDArray[np.generic], slab: Slab) -> npt.NDArray[np.generic]:
     # A view of the slab would keep all its pixels while the answer waits to be sent.
     return tensor.copy() if np.may_share_memory(tensor, slab) else tensor
+
+
+def first_waits(entries: Iterable[QueuedRows | ExclusiveCall], began_at: float) -> list[float]:
+    """Seconds that those of the entries whose first rows run now have waited until ``began_at``."""
+    return [began_at - entry.queued_at for entry in entries if isinstance(entry, QueuedRows) and not entry.ran]

@@ -1,7 +1,9 @@
 """What a node did and holds, as values; metrics and pages are made from these alone."""
 
 import threading
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,7 +11,15 @@ from frostline.cache import DiskStatistics, SharedStatistics
 from frostline.node.scheduling.memory_pool import PoolStatistics
 from frostline.stores.objects.disk_tier import TierStatistics
 
-__all__ = ("Counters", "NodeStatistics", "TenantStatistics", "Totals")
+__all__ = ("BOUNDS_S", "STAGES", "Counters", "NodeStatistics", "StageLatency", "TenantStatistics", "Totals")
+
+STAGES = ("read", "decode", "device_wait", "compute", "send")
+"""What is timed, in the order in which a batch passes it."""
+BOUNDS_S = (1e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Upper bounds in seconds of the buckets of latencies; a last bucket has none."""
+
+# Amounts that are seconds of one piece of work each.
+_TIMED: Mapping[str, str] = {"read_s": "read", "decode_s": "decode"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +88,20 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageLatency:
+    """How long a stage took, time after time.
+
+    Attributes:
+        counts: how many times it took at most as long as each of ``BOUNDS_S`` and longer than the one before; the last
+            of them, longer than all.
+        seconds: the sum.
+    """
+
+    counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TenantStatistics:
     """The state of a tenant.
 
@@ -113,6 +137,9 @@ class NodeStatistics:
         cache: state of its feature cache; None if it has none.
         shared_cache: state of the feature cache in an object store, as far as this node knows.
         local_tier: state of the samples on its own disk; None if none were kept so far.
+        latencies: how long each of ``STAGES`` took: reading a sample, or several that are memory-mapped; decoding the
+            same; the wait of rows for a device; a run of it; and from a batch that is made to the wish for the next
+            one, in which it is sent.
     """
 
     uptime_s: float
@@ -127,6 +154,7 @@ class NodeStatistics:
     cache: DiskStatistics | None = None
     shared_cache: SharedStatistics | None = None
     local_tier: TierStatistics | None = None
+    latencies: dict[str, StageLatency] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
@@ -144,6 +172,8 @@ class Counters:
         self._whole = whole
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._latencies = {stage: [0] * (len(BOUNDS_S) + 1) for stage in STAGES}
+        self._stage_s = dict.fromkeys(STAGES, 0.0)
 
     def add(self, **amounts: float) -> None:
         """Add to some of the fields of ``Totals``."""
@@ -151,6 +181,27 @@ class Counters:
             self._counts.update(amounts)
         if self._whole is not None:
             self._whole.add(**amounts)
+            return
+        for name in _TIMED.keys() & amounts.keys():
+            self.observe(_TIMED[name], amounts[name])
+
+    def observe(self, stage: str, *seconds: float) -> None:
+        """Count how long a stage took, each time; the whole alone keeps that."""
+        if self._whole is not None:
+            self._whole.observe(stage, *seconds)
+            return
+        with self._lock:
+            for took_s in seconds:
+                self._latencies[stage][bisect_left(BOUNDS_S, took_s)] += 1
+                self._stage_s[stage] += took_s
+
+    def latencies(self) -> dict[str, StageLatency]:
+        """How long each stage took so far."""
+        with self._lock:
+            return {
+                stage: StageLatency(counts=tuple(counts), seconds=self._stage_s[stage])
+                for stage, counts in self._latencies.items()
+            }
 
     def totals(self) -> Totals:
         """The sums so far."""

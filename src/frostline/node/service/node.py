@@ -130,6 +130,7 @@ class Node:
             cache=self._cache.statistics(),
             shared_cache=self._cache.shared_statistics(),
             local_tier=self._opener.tier_statistics(),
+            latencies=self._resources.counters.latencies(),
         )
 
     def holds_prefix(self, digest: str) -> bool:
@@ -339,7 +340,9 @@ class Node:
             for batch in made:
                 counts = {"samples": len(batch), "skipped": len(batch.skipped), "bytes_sent": batch.nbytes}
                 account.counters.add(batches=1, **counts)
+                made_at = time.perf_counter()
                 yield batch
+                account.counters.observe("send", time.perf_counter() - made_at)
                 del batch  # so that its memory is freed with the next step
 
     def _ended(self, held: ExitStack, account: Account, answer: BatchStream, ending: Ending) -> None:

@@ -1,0 +1,27 @@
+"""A job's figures in the trainers and trackers that people use; each framework is imported when its class is named."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from frostline.callbacks.lightning import LightningCallback
+    from frostline.callbacks.prometheus import JobCollector
+    from frostline.callbacks.trackers import MlflowLog, TensorBoardLog, WandbLog
+    from frostline.callbacks.transformers import TransformersCallback
+
+__all__ = ("JobCollector", "LightningCallback", "MlflowLog", "TensorBoardLog", "TransformersCallback", "WandbLog")
+
+_MODULES = {
+    "JobCollector": "frostline.callbacks.prometheus",
+    "LightningCallback": "frostline.callbacks.lightning",
+    "MlflowLog": "frostline.callbacks.trackers",
+    "TensorBoardLog": "frostline.callbacks.trackers",
+    "TransformersCallback": "frostline.callbacks.transformers",
+    "WandbLog": "frostline.callbacks.trackers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

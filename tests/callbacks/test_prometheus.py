@@ -1,0 +1,54 @@
+"""A job's metrics: those that its page lists, with the figures of its statistics."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import frostline as fl
+from frostline.callbacks import JobCollector
+from frostline.config import LoaderSettings, NodeSettings
+from support.images import image_folder, tiny_preprocess
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+@pytest.fixture
+def job(tmp_path):
+    data = fl.Dataset(image_folder(tmp_path / "images", per_class=6))
+    settings, node = LoaderSettings(samples_per_request=8), NodeSettings(memory_bytes=1 << 28, device_batch=8)
+    with fl.offload(None, data, preprocess=tiny_preprocess(), settings=settings, node=node) as job:
+        yield job
+
+
+def scraped(registry):
+    return list(text_string_to_metric_families(generate_latest(registry).decode()))
+
+
+def test_a_scrape_has_the_figures_of_the_job_as_they_grow(job):
+    registry = CollectorRegistry()
+    registry.register(JobCollector(job))
+    for passes in (1, 2):
+        assert sum(len(batch) for batch in job.loader(3)) == 18
+        values = {sample.name: sample.value for family in scraped(registry) for sample in family.samples}
+        done = job.statistics()
+        assert values["frostline_job_samples_total"] == done.samples == 18 * passes
+        assert values["frostline_job_from_cache_total"] == done.from_cache
+        assert values["frostline_job_stall_seconds_total"] == pytest.approx(done.stall_s)
+        assert values["frostline_job_wire_bytes_total"] == done.wire_bytes
+    (routed,) = [family for family in scraped(registry) if family.name == "frostline_job_routed_samples"]
+    assert {(sample.labels["cut"], sample.labels["codec"]): sample.value for sample in routed.samples} == {
+        (str(route.cut), route.codec): samples for route, samples in done.routed
+    }
+
+
+def test_the_page_lists_every_metric_of_a_job_with_its_meaning_and_no_other(job):
+    registry = CollectorRegistry()
+    registry.register(JobCollector(job))
+    page = PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(frostline_job_\w+)`(?: \(by [\w ]+\))? \| (\w+) \| \w* \| (.+) \|$", page, re.MULTILINE)
+    assert sorted(rows) == sorted(
+        (f"{family.name}_total", family.type, family.documentation) for family in scraped(registry)
+    )
