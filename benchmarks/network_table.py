@@ -300,7 +300,8 @@ def main():
         about = json.loads(wanted.measured.read_text())
     else:
         about = {"hardware": hardware_name("cpu"), "versions": versions(), "threads": torch.get_num_threads()}
-        before = json.loads(wanted.out.read_text())["networks"] if wanted.networks and wanted.out else []
+        keeps = wanted.networks and wanted.out and wanted.out.exists()
+        before = json.loads(wanted.out.read_text())["networks"] if keeps else []
         about["networks"] = merged(before, list(measurements(wanted)))
     if wanted.out:
         wanted.out.write_text(json.dumps(about, indent=1) + "\n")
