@@ -6,8 +6,8 @@
 Networks of torchvision, timm, transformers and diffusers with random weights and small inputs, in float32 and in
 bfloat16, some with LoRA. Of each: the cuts, the frost line and what crosses it, and how far outputs and gradients of
 the trained part lie from those of the same network uncut, in train mode with the same random numbers and in eval mode.
-What fails is a row with the reason. With `--page` the table stands between two comments of that page. A dtype takes
-five minutes of a core.
+What fails is a row with the reason. With `--networks` rows replace those of `--out`, which keeps the others. With
+`--page` the table stands between two comments of that page. A dtype takes six minutes of a core.
 
 Where torchvision was built for CUDA and torch was not, `PYTHONPATH=tests/support/torchvision_cpu` lets it be imported.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from network_zoo import NETWORKS, TOKENS, WORDS
+from network_zoo import IDS, MASK, NETWORKS, TOKENS, WORDS
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
@@ -38,10 +38,10 @@ from frostline.engines.machine.hardware import hardware_name
 from frostline.errors import FrostlineError
 from frostline.models import cut_network, freeze
 from frostline.models.files.artifact import read_prefix, write_prefix
-from frostline.models.freezing import classifier_of, used_parameters
+from frostline.models.freezing import classifier_of, frozen_modules, used_parameters
 from frostline.models.tracing.border import fed
 from frostline.models.tracing.comparison import UNFIT
-from frostline.models.tracing.row_inputs import takes_rows
+from frostline.models.tracing.row_inputs import takes_parts, takes_rows
 
 DTYPES = ("float32", "bfloat16")
 ROWS, SEED = 2, 0
@@ -60,18 +60,50 @@ def made(row, dtype):
         from peft import LoraConfig, get_peft_model
 
         model = get_peft_model(model, LoraConfig(r=4, target_modules=row.tuned, init_lora_weights=False))
-    return freeze(model.train(), row.until, input_shape=row.inputs)
+    until = row.until.split("+")
+    return freeze(model.train(), until if len(until) > 1 else row.until, input_shape=frozen_by(row))
+
+
+def frozen_by(row):
+    """What ``freeze`` is told of the inputs: by name where there are several kinds of them."""
+    return {place.name: place.spec for place in row.parts} or row.inputs
 
 
 def batch_of(row):
-    """One tensor: images or sounds, or ids and mask of texts as the rows of one array."""
+    """One tensor: images or sounds, ids and mask of texts as the rows of one array, or samples of several parts."""
     draw = torch.Generator().manual_seed(SEED)
+    if row.parts:
+        return samples_of(row.parts, draw)
     if not row.names:
         return torch.randn(ROWS, *row.inputs[0].shape, generator=draw)
+    return torch.stack(text_of(draw), dim=1)
+
+
+def samples_of(parts, draw):
+    """Each sample's inputs in one array, as the parts of a job's samples lie."""
+    rows = np.zeros((ROWS, parts[-1].end), np.int64)
+    given = dict(zip((IDS, MASK), text_of(draw), strict=True))
+    for place in parts:
+        batch = given.get(place.name)
+        batch = torch.randn(ROWS, *place.spec.shape, generator=draw) if batch is None else batch
+        for row, sample in zip(rows, batch.numpy(), strict=True):
+            place.within(row)[...] = sample
+    return torch.from_numpy(rows)
+
+
+def text_of(draw):
+    """Token ids and mask."""
     ids = torch.randint(3, WORDS, (ROWS, TOKENS), generator=draw)
     lengths = torch.randint(TOKENS // 2, TOKENS + 1, (ROWS, 1), generator=draw)
     mask = (torch.arange(TOKENS) < lengths).long()
-    return torch.stack([ids * mask, mask], dim=1)
+    return [ids * mask, mask]
+
+
+def as_a_job_calls(row, model):
+    """The network as it is called with one tensor."""
+    if row.parts:
+        return takes_parts(model, row.parts)
+    return takes_rows(model, row.names) if row.names else model
 
 
 def measured(row, dtype):
@@ -86,12 +118,10 @@ def measured(row, dtype):
 
 def cut_and_compared(row, dtype):
     model, batch = made(row, dtype), batch_of(row)
-    plain, taking, inputs = copy.deepcopy(model), model, row.inputs
-    counted_on = copy.deepcopy(model)
-    if row.names:
-        taking, inputs = takes_rows(model, row.names), (TensorSpec(tuple(batch.shape[1:]), "int64"),)
-    network = cut_network(taking, inputs)
-    whole = takes_rows(plain, row.names) if row.names else plain
+    plain, counted_on = copy.deepcopy(model), copy.deepcopy(model)
+    is_packed = row.names or row.parts
+    inputs = (TensorSpec(tuple(batch.shape[1:]), "int64"),) if is_packed else row.inputs
+    network, whole = cut_network(as_a_job_calls(row, model), inputs), as_a_job_calls(row, plain)
     about = {
         "cuts": len(network.cuts),
         "frost_line": network.frost_line.name,
@@ -105,9 +135,7 @@ def cut_and_compared(row, dtype):
     leaves = leaf_values(prefix.graph, prefix.tensors)
     with torch.no_grad():
         features = Runner(prefix.graph).run([batch], leaves)
-    frozen, all_of_it = operations_of(
-        row, counted_on, takes_rows(counted_on, row.names) if row.names else counted_on, batch
-    )
+    frozen, all_of_it = operations_of(row, counted_on, as_a_job_calls(row, counted_on), batch)
     shipped = counted(lambda: Runner(prefix.graph).run([batch], leaves))
     trained = step(model, network.head, features), step(plain, whole, fed(plain, [batch]))
     network.head.eval()
@@ -156,6 +184,8 @@ def apart(our, their):
 
 def operations_of(row, plain, whole, batch):
     """Of the frozen layers, up to the end of the last one, and of the whole network."""
+    if "+" in row.until:
+        return operations_of_frozen_modules(plain, whole, batch)
     counter, reached = FlopCounterMode(display=False), []
     paths = dict(plain.named_modules())
     last = next((path for path in paths if f".{path}".endswith(f".{row.until}")), None)
@@ -164,13 +194,28 @@ def operations_of(row, plain, whole, batch):
         reached.append(counter.get_total_flops())
 
     if last is None:  # all but the classifier
-        last, _ = classifier_of(plain, used_parameters(plain, row.inputs))
+        last, _ = classifier_of(plain, used_parameters(plain, frozen_by(row)))
         paths[last].register_forward_pre_hook(note)
     else:
         paths[last].register_forward_hook(note)
     with taken_apart(), torch.no_grad(), counter:
         whole(*fed(plain, [batch]))
     return reached[-1], counter.get_total_flops()
+
+
+def operations_of_frozen_modules(plain, whole, batch):
+    """Of several encoders, between whose frozen layers others run, and of the whole network."""
+    counter, marks = FlopCounterMode(display=False), []
+
+    def note(*_):
+        marks.append(counter.get_total_flops())
+
+    for _, module in frozen_modules(plain):
+        module.register_forward_pre_hook(note)
+        module.register_forward_hook(note)
+    with taken_apart(), torch.no_grad(), counter:
+        whole(*fed(plain, [batch]))
+    return sum(marks[1::2]) - sum(marks[::2]), counter.get_total_flops()
 
 
 def counted(run):
@@ -255,13 +300,22 @@ def main():
         about = json.loads(wanted.measured.read_text())
     else:
         about = {"hardware": hardware_name("cpu"), "versions": versions(), "threads": torch.get_num_threads()}
-        about["networks"] = list(measurements(wanted))
+        keeps = wanted.networks and wanted.out and wanted.out.exists()
+        before = json.loads(wanted.out.read_text())["networks"] if keeps else []
+        about["networks"] = merged(before, list(measurements(wanted)))
     if wanted.out:
         wanted.out.write_text(json.dumps(about, indent=1) + "\n")
     if wanted.page:
         wanted.page.write_text(with_table(wanted.page.read_text(), about["networks"]))
     failures = [row for row in about["networks"] if "failure" in row]
     print(f"{len(about['networks'])} measured, {len(failures)} of them failed")
+
+
+def merged(before, found):
+    """Rows that were measured before, with those that were measured now, in the order of the table."""
+    rows = {(row["network"], row["until"], row["dtype"]): row for row in [*before, *found]}
+    order = [(row.title, row.until, dtype) for row in NETWORKS for dtype in DTYPES]
+    return [rows[key] for key in order if key in rows]
 
 
 def measurements(wanted):
@@ -283,7 +337,7 @@ def versions():
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--networks", nargs="+", metavar="NAME")
+    parser.add_argument("--networks", nargs="+", metavar="NAME", help="these alone, put into the rows of --out")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--from", dest="measured", type=Path, metavar="FILE.json", help="measured before")
     parser.add_argument("--out", type=Path, metavar="FILE.json")

@@ -2,11 +2,12 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from frostline.core import TensorSpec
+from frostline.preprocess.named_inputs import InputPlace, laid_out
 
 TOKENS, WORDS = 16, 99
 IDS, MASK = "input_ids", "attention_mask"
@@ -21,8 +22,9 @@ class Row:
         library: who wrote it.
         build: makes it, with random weights.
         inputs: what it takes.
-        until: the last frozen layer.
+        until: the last frozen layer; of several encoders the last of each, joined by ``+``.
         names: of the inputs in its ``forward``, where they are the rows of one array, as a job's texts are.
+        parts: where inputs of several kinds lie in one array, as those of a job's samples of several parts do.
         tuned: the modules that LoRA is put on, as a regular expression; empty for none.
     """
 
@@ -32,6 +34,7 @@ class Row:
     inputs: tuple[TensorSpec, ...]
     until: str
     names: tuple[str, ...] = ()
+    parts: tuple[InputPlace, ...] = ()
     tuned: str = ""
 
     @property
@@ -77,6 +80,12 @@ def of_text(name, until, *, takes=2, **options):
     return of_transformers(name, until, inputs=inputs, names=(IDS, MASK), **{**SMALL, "vocab_size": WORDS, **options})
 
 
+def of_parts(name, until, *, parts, tuned="", **sizes):
+    """A network that takes an image or a sound, and a text, by name."""
+    row = of_transformers(name, until, inputs=tuple(parts.values()), tuned=tuned, **sizes)
+    return replace(row, parts=laid_out(parts.items()))
+
+
 def of_diffusers(name, until, **sizes):
     """The encoder of an autoencoder for latent diffusion, before a head of one layer that is trained."""
 
@@ -115,6 +124,12 @@ WHISPER = {
     "encoder_attention_heads": 4,
     "encoder_ffn_dim": 64,
 }
+TEXT_PART = {IDS: TensorSpec((TOKENS,), "int64"), MASK: TensorSpec((TOKENS,), "int64")}
+TEXT_SIZES = {**SMALL, "vocab_size": WORDS, "max_position_embeddings": TOKENS}
+IMAGE_SIZES = {**SMALL, "image_size": 32, "patch_size": 8}
+PAIR = {"parts": {"pixel_values": TensorSpec((3, 32, 32)), **TEXT_PART}}
+CLIP = {**PAIR, "text_config": {**TEXT_SIZES, "eos_token_id": 2}, "vision_config": IMAGE_SIZES, "projection_dim": 16}
+SIGLIP = {**PAIR, "text_config": {**TEXT_SIZES, "projection_size": 32}, "vision_config": IMAGE_SIZES}
 TV = (
     of_torchvision("alexnet", "features"),
     of_torchvision("vgg11_bn", "features.21", side=32),
@@ -240,6 +255,13 @@ HF = (
         **SMALL,
     ),
 )
+TOWERS = "vision_model.encoder.layers.2+text_model.encoder.layers.2"
+PAIRS = (
+    of_parts("CLIPModel", TOWERS, **CLIP),
+    of_parts("CLIPModel", "vision_model+text_model", **CLIP),
+    of_parts("SiglipModel", TOWERS, **SIGLIP),
+    of_transformers("SmolVLMVisionTransformer", "encoder.layers.2", **VISION),
+)
 VAE = {
     "block_out_channels": (16, 32),
     "down_block_types": ("DownEncoderBlock2D",) * 2,
@@ -251,4 +273,4 @@ DIFFUSERS = (
     of_diffusers("AutoencoderKL", "encoder", **VAE),
     of_diffusers("AutoencoderKL", "encoder.down_blocks.1", **VAE),
 )
-NETWORKS = (*TV, *TIMM, *HF, *DIFFUSERS)
+NETWORKS = (*TV, *TIMM, *HF, *PAIRS, *DIFFUSERS)

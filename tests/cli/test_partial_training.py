@@ -196,6 +196,55 @@ def test_a_run_whose_layers_thaw_goes_on_after_a_break(capsys, folder, near, tmp
     assert (code, "began with --unfreeze 2:body" in err) == (2, True)
 
 
+def test_adapters_stay_trained_when_layers_before_them_thaw(capsys, folder, near, tmp_path, monkeypatch):
+    from peft import LoraConfig, inject_adapter_in_model
+
+    def prepare(model, epoch):
+        model.layers[1].requires_grad_(epoch == 1)
+        model.train()
+        frozen = (model.stem, *model.layers[: 2 - epoch], *(layer.norm for layer in model.layers[2:]))
+        for module in frozen:
+            module.eval()
+        if epoch == 1:
+            return list(model.layers[1].parameters())
+        return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    network = load_model(BLOCKS, classes=len(fl.Dataset(folder).classes))
+    torch.manual_seed(0)
+    inject_adapter_in_model(LoraConfig(target_modules=["2.linear", "3.linear"], r=4, lora_alpha=8), network.model)
+    network.model.fc.requires_grad_(True)
+    losses, scored, _ = plain_loop(folder, near, network, 2, prepare)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        interrupted_after(4, patch)
+        asked = ("train", "--data", folder, "--near", near, *HOW, *LORA, "--unfreeze", "2:layers.1", "--out", out)
+        assert run(capsys, *asked, "--checkpoint-every", 2)[0] == 130
+    code, said, err = run(capsys, "train", "--resume", out, "--json")
+    assert code == 0, err
+    assert json.loads(said)["losses"] == pytest.approx(losses, rel=1e-4)
+    assert json.loads(said)["val_losses"] == pytest.approx(scored, rel=1e-4)
+    assert "lora_" not in " ".join(load_file(out / "model.safetensors"))
+
+
+def test_a_layer_with_an_adapter_is_no_layer_that_thaws(capsys, folder, near):
+    asked = ("train", "--data", folder, "--near", near, *HOW, *LORA)
+    for layer, named in (("layers.2", "layers.2.linear"), ("layers", "layers.2.linear"), ("layers.3.linear",) * 2):
+        code, _, err = run(capsys, *asked, "--unfreeze", f"2:{layer}")
+        assert (code, f"{named} has an adapter" in err) == (2, True), err
+
+
+def test_patience_begins_where_the_last_layers_thaw(capsys, folder, near, tmp_path):
+    # So small a step that nothing gets better: without layers that thaw it ends after the second epoch.
+    asked = ("--model", SMALL, "--until", "features", "--epochs", 5, "--learning-rate", 1e-30, "--patience", 1)
+    first = trained(capsys, folder, near, *asked)
+    later = trained(capsys, folder, near, *asked, "--unfreeze", "4:body", "--out", tmp_path / "run")
+    assert (first["epochs"], first["head_epoch"]) == (2, 1)
+    # Behind the thaw BatchNorm learns without any step, which may well lower the loss.
+    assert later["head_epoch"] == 1 + later["val_losses"].index(min(later["val_losses"]))
+    assert later["epochs"] == min(5, max(later["head_epoch"], 3) + 1)
+
+
 def test_epochs_and_layers_are_read():
     found = Unfreezing.parse("3:layer4+norm, 6:layer3")
     assert found.steps == (ThawStep(epoch=3, layers=("layer4", "norm")), ThawStep(epoch=6, layers=("layer3",)))
@@ -214,7 +263,7 @@ def test_epochs_and_layers_are_read():
         (("--unfreeze", "2:body,3:stem", "--epochs", 3), "nothing is left that could run beside the data"),
         (("--unfreeze", "2:body"), "so many epochs or more"),
         (("--unfreeze", "4:body", "--epochs", 3), "trains more from epoch 4 on"),
-        (("--unfreeze", "2:body", "--epochs", 3, "--patience", 2), "patience is for one"),
+        (("--unfreeze", "2:body", "--epochs", 3, "--cut", 1), "cut is for one"),
         (("--lora", "head:r=2"), "modules that take one are stem.0, body.0"),
     ],
 )

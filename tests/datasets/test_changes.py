@@ -1,6 +1,7 @@
 """What changed since a manifest was built: named and refused, or taken as it is now."""
 
 import json
+import sys
 import uuid
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ from frostline.cli.train import train
 from frostline.datasets import Dataset
 from frostline.datasets.copy.ingest import ingest as make_ready
 from frostline.datasets.copy.repack import repack
+from frostline.datasets.formats import parquet, webdataset
 from frostline.datasets.manifest.listing import nobody
 from frostline.datasets.manifest.row_subset import rows_of_ids
 from frostline.errors import DataChanged, SettingError
@@ -322,3 +324,26 @@ def test_the_command_line_refuses_with_the_sentence(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["index", "--data", str(tmp_path), "--json"])
     assert json.loads(capsys.readouterr().out)["samples"] == len(EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("webdataset", webdataset.WebDataset), ("parquet", parquet.Parquet)],
+)
+def test_rows_of_an_older_rule_are_read_again_and_those_of_this_one_are_taken_over(tmp_path, monkeypatch, name, kind):
+    store, taken, plain = open_store(str(tmp_path)), [], kind.read
+    PUT[name](store, EXAMPLES)
+
+    def noted(self, store, entries, before=None):
+        taken.append(None if before is None else before.table.num_rows)
+        return plain(self, store, entries, before)
+
+    monkeypatch.setattr(kind, "read", noted)
+    rows = len(opened(store).samples)
+    PUT[name](store, EXAMPLES[:-1])
+    fewer = len(opened(store).samples)
+    monkeypatch.setattr(sys.modules[kind.__module__], "_RULE", "frostline another rule")
+    assert len(opened(store).samples) == fewer
+    PUT[name](store, EXAMPLES)
+    opened(store)
+    assert taken == [None, rows, None, fewer]

@@ -16,6 +16,7 @@ SOME = {
     ("diffusers AutoencoderKL, its encoder", "bfloat16"),
     ("timm mixer_s32_224", "float32"),
     ("timm vit_tiny_patch16_224 + LoRA", "bfloat16"),
+    ("transformers CLIPModel", "bfloat16"),
     ("transformers GPT2ForSequenceClassification", "float32"),
     ("transformers LlamaForCausalLM", "bfloat16"),
     ("transformers SegformerForSemanticSegmentation", "float32"),

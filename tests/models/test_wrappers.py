@@ -7,12 +7,16 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+import frostline as fl
 from frostline.core import TensorSpec
 from frostline.errors import ModelError, UnknownLayer
 from frostline.models.cutting.cut import cut_network
+from frostline.models.cutting.head import WholeHead
 from frostline.models.freezing import freeze
 from frostline.models.wrappers import not_averaged, unwrapped
+from frostline.preprocess import imagenet
 from support.cutting import crossed, finished, sent, shipped_engine
+from support.images import image_folder
 from support.networks import Small
 
 # PEFT asks networks of transformers by a name that these are about to leave.
@@ -234,8 +238,83 @@ def test_parameters_that_are_split_over_processes_are_refused_with_what_to_do():
     model = Small()
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
     for refuse in (lambda: freeze(model, "body", input_shape=SHAPE), lambda: cut_network(model, SHAPE)):
-        with pytest.raises(ModelError, match=r"fully_shard has split.*DistributedDataParallel"):
+        with pytest.raises(ModelError, match=r"fully_shard has split.*then call fully_shard\(job.head\)"):
             refuse()
+
+
+class Scaled(nn.Module):
+    """What is trained are a parameter of the network's own, a layer, and one of two that are frozen otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.stem = nn.Sequential(nn.Flatten(), nn.Linear(3072, 8))
+        self.scale = nn.Parameter(torch.ones(8))
+        self.middle = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop, self.fc = nn.Dropout(0.2), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(self.drop(self.norm(self.middle(self.stem(x) * self.scale))))
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
+
+
+def steps_of(job, data):
+    """Losses of two epochs, scores in eval mode behind each, and what was trained."""
+    torch.manual_seed(1)
+    parameters = [parameter for parameter in job.head.parameters() if parameter.requires_grad]
+    optimizer, losses = torch.optim.Adam(parameters, 0.1), []
+    for epoch in range(2):
+        job.head.train()
+        for batch in job.loader(4, shuffle=True, seed=0, epoch=epoch, data=data):
+            loss = nn.functional.cross_entropy(job.head(batch.features), batch.labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        job.head.eval()
+        with torch.no_grad():
+            losses += [float(job.head(batch.features).sum()) for batch in job.loader(4, data=data)]
+    return losses, {name: whole(tensor).clone() for name, tensor in job.head.state_dict().items()}
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_head_that_is_sharded_once_the_job_is_made_has_the_losses_of_one_that_is_not(tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    data, found = fl.Dataset(image_folder(tmp_path / "images", per_class=4)), []
+    for is_sharded in (False, True):
+        model = freeze(Scaled().train(), "stem", input_shape=SHAPE)
+        model.middle.requires_grad_(False)
+        with fl.offload(model, data, preprocess=imagenet(32)) as job:
+            if is_sharded:
+                fully_shard(job.head, mesh=init_device_mesh("cpu", (1,)))
+                assert isinstance(job.head, FSDPModule)
+            found.append(steps_of(job, job.data))
+    (plain, state), (losses, same) = found
+    assert losses == plain
+    assert state.keys() == same.keys()
+    assert all(torch.equal(state[name], same[name]) for name in state)
+    assert not torch.equal(state["scale"], torch.ones(8))
+
+
+@pytest.mark.usefixtures("alone")
+def test_heads_that_would_not_train_all_of_their_parameters_are_refused_once_sharded():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    network = cut_network(freeze(Scaled().train(), "stem", input_shape=SHAPE), SHAPE)
+    fully_shard(network.head.fc, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(ModelError, match=r"shard it whole, by fully_shard\(job.head\)"):
+        network.head.train()
+    head = WholeHead(Scaled())
+    fully_shard(head, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(ModelError, match="was not cut, and such a head cannot be sharded"):
+        head.eval()
 
 
 @pytest.mark.usefixtures("alone")

@@ -186,6 +186,40 @@ def test_patience_ends_epochs_that_were_asked_for_and_keeps_the_best_head():
     assert len(losses) - 1 - record.kept.epoch == 2
 
 
+@pytest.mark.parametrize("breaks_off_after", [None, 2, 3])
+def test_the_best_head_of_before_a_thaw_comes_back_whole(breaks_off_after):
+    recipe, (features, labels) = Recipe(epochs=9, learning_rate=0.01, patience=2), few_digits()
+    begun = {}
+
+    def a_run(record, **how):
+        torch.manual_seed(1)
+        head = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+        head[:2].requires_grad_(False).eval()
+        begun.update({name: tensor.clone() for name, tensor in head.state_dict().items()})
+        left = [head[:2]]
+
+        def thaw(epoch):
+            if epoch < 2 or not left:
+                return None
+            layers = left.pop().requires_grad_(True).train()
+            with torch.no_grad():
+                head[2].weight.mul_(-50)  # so that no score from here on is better than those before
+            return Thawed(head=head, added=[list(layers.parameters())])
+
+        return a_loop(recipe, record, features=features, labels=labels, head=head, thaw=thaw, last_thaw=2, **how), head
+
+    record, checkpointer = Record(ignore), Keeps(breaks_off_after)
+    (loop, *_), head = a_run(record, checkpointer=checkpointer)
+    loop.run()
+    if breaks_off_after is not None:
+        record = Record(ignore)
+        (loop, *_), head = a_run(record)
+        loop.run(checkpointer.kept)
+    assert record.kept == HeadSelected(epoch=1, epochs=4)
+    same = {name: torch.equal(parameter, begun[name]) for name, parameter in head.named_parameters()}
+    assert same == {name: not name.startswith("2.") for name in same}
+
+
 def test_what_is_frozen_in_a_head_is_not_copied_with_the_best_one():
     record, (features, labels), checkpointer = Record(ignore), few_digits(), Keeps(3)
     head = nn.Sequential(nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))

@@ -26,6 +26,15 @@ def test_stops_after_the_given_epochs_without_a_lower_loss(losses, patience):
     assert passes.are_over(losses) == (len(losses) - 1 - best >= patience)
 
 
+@given(losses=LOSSES, patience=st.integers(1, 5), since=st.integers(0, 40))
+def test_patience_counts_anew_from_a_given_epoch_and_those_before_it_are_made_in_any_case(losses, patience, since):
+    passes = Passes(maximum=100, patience=patience)
+    waited = len(losses) - max(passes.best(losses) + 1, since)
+    assert passes.are_over(losses, since=since) == (waited >= patience)
+    if len(losses) <= since:
+        assert not passes.are_over(losses, since=since)
+
+
 def test_makes_the_asked_number_of_epochs_whatever_the_losses():
     for keeps in (True, False):
         passes = Recipe(epochs=3).passes(keeps_features=keeps, has_held_out=True)

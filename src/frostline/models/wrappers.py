@@ -7,7 +7,7 @@ from torch import nn
 
 from frostline.errors import ModelError
 
-__all__ = ("not_averaged", "resolved_path", "unwrapped")
+__all__ = ("is_split", "not_averaged", "resolved_path", "unwrapped")
 
 _INNER = ("_orig_mod", "module")
 
@@ -22,12 +22,21 @@ def unwrapped(model: nn.Module) -> nn.Module:
     Raises:
         ModelError: Its parameters are split over processes, so that nobody has the frozen part whole.
     """
-    if _is_split(model):
+    if is_split(model):
         raise ModelError(
             "fully_shard has split the network's parameters over processes, and frozen layers are needed whole: make "
-            "the job of the network as it was, and wrap job.head in DistributedDataParallel"
+            "the job of the network as it is without, and then call fully_shard(job.head); make the optimiser of "
+            "job.head.parameters() behind that"
         )
     return list(_layers(model))[-1]
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether parameters of a network, or of a part of it, are split over processes by FSDP."""
+    # As below: nothing is split where nobody has imported what splits.
+    splits = sys.modules.get("torch.distributed.fsdp")
+    kinds = () if splits is None else (splits.FSDPModule, splits.FullyShardedDataParallel)
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def not_averaged(model: nn.Module) -> str | None:
@@ -62,13 +71,6 @@ def resolved_path(model: nn.Module, path: str) -> str:
     base = tuned()
     outer = next((name for name, module in paths.items() if module is base), "")
     return f"{outer}.{path}" if f"{outer}.{path}" in paths else path
-
-
-def _is_split(model: nn.Module) -> bool:
-    # As below: nothing is split where nobody has imported what splits.
-    splits = sys.modules.get("torch.distributed.fsdp")
-    kinds = () if splits is None else (splits.FSDPModule, splits.FullyShardedDataParallel)
-    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

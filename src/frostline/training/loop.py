@@ -81,6 +81,7 @@ class Loop:
         objective: loss and score of the head; those of the classes of the labels by default.
         checkpointer: keeps checkpoints; None keeps none.
         thaw: the head of an epoch that has another one than the epoch before it, else None; None for a head that stays.
+        last_thaw: last epoch that has another head than the one before it, counted from 0; patience counts from there.
 
     Raises:
         SettingError: The head has nothing to train.
@@ -98,6 +99,7 @@ class Loop:
         objective: Objective | None = None,
         checkpointer: Checkpointer | None = None,
         thaw: Callable[[int], Thawed | None] | None = None,
+        last_thaw: int = 0,
     ) -> None:
         self._objective = objective or objective_of(label_smoothing=recipe.label_smoothing)
         self._recipe = recipe
@@ -111,6 +113,7 @@ class Loop:
         self._scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
         self._checkpointer = checkpointer
         self._thaw = thaw
+        self._last_thaw = last_thaw
         self._steps = 0  # of the whole run, where it is known how many there are
         self._samples = 0
         self._step_losses: list[float] = []
@@ -144,6 +147,9 @@ class Loop:
         if thawed is None:
             return
         self._head = thawed.head
+        if self._best is not None:  # what it trains more is still as it was when the best head was
+            score, best = self._best
+            self._best = score, {**_copied(self._head), **best}
         for parameters in filter(None, thawed.added):
             made.result().add_param_group({"params": list(parameters)})
         self._scheduler = None  # which knows the parameters of before alone
@@ -163,13 +169,13 @@ class Loop:
     def _epochs(self, made: Future[torch.optim.Optimizer], resumed: Checkpoint | None) -> None:
         try:
             for epoch in range(0 if resumed is None else resumed.epoch, self._passes.maximum):
-                if self._passes.are_over(self._losses):
+                if self._are_over:
                     break
                 self._epoch(epoch, made, resumed)
                 resumed = None
                 if self._held_out is not None:
                     self._evaluate(epoch, self._held_out(epoch))
-                is_over = epoch + 1 == self._passes.maximum or self._passes.are_over(self._losses)
+                is_over = epoch + 1 == self._passes.maximum or self._are_over
                 self._keep(made.result(), epoch + 1, is_over=is_over)
         finally:
             self._take_best()
@@ -266,10 +272,7 @@ class Loop:
         """Copy the head where it is the best so far, and held-out loss decides."""
         if self._passes.best(self._losses) == len(self._scores) - 1:
             self._best = None  # there is room for one copy; until it is made the head itself is the best
-            frozen = {tensor.data_ptr() for tensor in self._head.parameters() if not tensor.requires_grad}
-            own = self._head.state_dict().items()
-            tensors = {name: tensor.detach().clone() for name, tensor in own if tensor.data_ptr() not in frozen}
-            self._best = score, tensors
+            self._best = score, _copied(self._head)
 
     @torch.no_grad()
     def _take_best(self) -> None:
@@ -282,8 +285,19 @@ class Loop:
         self._observe(HeadSelected(epoch=score.epoch, epochs=len(self._scores)))
 
     @property
+    def _are_over(self) -> bool:
+        return self._passes.are_over(self._losses, since=self._last_thaw)
+
+    @property
     def _losses(self) -> list[float]:
         return [score.loss for score in self._scores]
+
+
+def _copied(head: Trainable) -> dict[str, torch.Tensor]:
+    """Copies of what training may change, by name."""
+    frozen = {tensor.data_ptr() for tensor in head.parameters() if not tensor.requires_grad}
+    own = head.state_dict().items()
+    return {name: tensor.detach().clone() for name, tensor in own if tensor.data_ptr() not in frozen}
 
 
 def _trained(head: Trainable) -> list[torch.Tensor]:

@@ -120,6 +120,7 @@ class _Run:
             objective=self._objective(),
             checkpointer=self._checkpoints,
             thaw=self._stages.thaw,
+            last_thaw=Unfreezing.parse(self._settings.unfreeze).last_epoch,
         )
 
     @property

@@ -202,7 +202,8 @@ class TrainSettings:
         label_smoothing: share of every sample's class that cross-entropy spreads over all classes.
         schedule: ``constant``, ``cosine`` or ``linear`` (``wire.recipes.Recipe``).
         warm_up: steps in which the learning rate rises, or below 1 a share of all steps.
-        patience: epochs without a lower held-out loss after which training ends (``wire.recipes.Recipe``).
+        patience: epochs without a lower held-out loss after which training ends (``wire.recipes.Recipe``); with
+            ``unfreeze`` counted from where the last layers thaw.
         bf16: compute what is trained in bfloat16, by autocast.
         metrics: names of metrics of held-out samples; none takes those of what is learned.
         unfreeze: layers that are trained from later epochs on (``training.recipe.unfreezing.Unfreezing.parse``).
@@ -245,8 +246,6 @@ class TrainSettings:
         if self.epochs is None or last.epoch > self.epochs:
             raise SettingError(f"unfreeze trains more from epoch {last.epoch} on: say so many epochs or more (epochs)")
         for name, is_set in (
-            ("patience", self.patience is not None),
-            ("lora", self.job.lora is not None),
             ("cut", self.job.cut is not None),
             ("policy all_in_store", self.job.policy == ALL_IN_STORE),
         ):

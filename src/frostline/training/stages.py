@@ -13,6 +13,7 @@ from frostline.jobs import Job
 from frostline.jobs.statistics import JobStatistics
 from frostline.models.freezing import layer_of, unfreeze, used_parameters
 from frostline.training.loop import Thawed
+from frostline.training.recipe.lora import check_thawed
 from frostline.training.recipe.unfreezing import Unfreezing
 from frostline.training.report.report import RouteUsage
 from frostline.training.setup import Setup
@@ -51,7 +52,7 @@ class Stages:
         observe: told when the frost line moves.
 
     Raises:
-        SettingError: nothing would be frozen in the end.
+        SettingError: nothing would be frozen in the end, or a layer has an adapter.
         UnknownLayer: the network has no such layer.
     """
 
@@ -109,6 +110,7 @@ def _check(setup: Setup, unfreezing: Unfreezing) -> None:
     if not unfreezing.steps:
         return
     model = setup.network.model
+    check_thawed(model, unfreezing.layers)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     trained += [parameter for layer in unfreezing.layers for parameter in layer_of(model, layer).parameters()]
     first = next(

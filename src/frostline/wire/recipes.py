@@ -68,10 +68,17 @@ class Passes:
             return None
         return min(range(len(losses)), key=lambda place: (not losses[place] < math.inf, losses[place], place))
 
-    def are_over(self, losses: Sequence[float]) -> bool:
-        """Whether training ends after these passes, by the held-out loss after each."""
+    def are_over(self, losses: Sequence[float], *, since: int = 0) -> bool:
+        """Whether training ends after these passes, by the held-out loss after each.
+
+        Args:
+            losses: after each pass.
+            since: pass, counted from 0, from which on patience counts; those before it are made in any case.
+        """
         best = self.best(losses)
-        return best is not None and self.patience is not None and len(losses) - 1 - best >= self.patience
+        if best is None or self.patience is None:
+            return False
+        return len(losses) - max(best + 1, since) >= self.patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

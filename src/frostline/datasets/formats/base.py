@@ -105,7 +105,8 @@ class Format(Protocol):
     def digest(self, entries: Sequence[Entry]) -> str:
         """SHA-256 that names what ``read`` would give, from names, sizes and etags alone, in any order.
 
-        An unchanged listing finds its manifest by it, and nothing is read again.
+        An unchanged listing finds its manifest by it, and nothing is read again. That of no entries names the rule by
+        which ``read`` makes rows, and an earlier listing of another rule is not asked for rows.
         """
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:

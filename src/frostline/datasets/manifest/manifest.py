@@ -125,7 +125,7 @@ def load_manifest(
         return manifest_of(kept, found=True)
     before = None if kept is None else listed_in(kept)
     if before is None and (refuses_changes or chosen.is_incremental):
-        before = manifests.before(chosen, sizes)
+        before = manifests.before(chosen, sizes, of_any_rule=refuses_changes)
     if refuses_changes and before is not None:
         raise DataChanged(
             f"{store.url} is not what it was when its manifest was built, which is refused: "

@@ -38,7 +38,7 @@ _GROUP_ROWS = 1 << 20
 _LOOKED_AT = 10_000
 _HISTORY = ".frostline/manifest-history.json"
 # Always as long as this, so that it is read without asking how long it is.
-_LAST_BYTES = 256
+_LAST_BYTES = 512
 
 
 class _Last(NamedTuple):
@@ -49,12 +49,14 @@ class _Last(NamedTuple):
         format: format that built the manifest.
         nbytes: size of the manifest's table in bytes.
         listing: digest of the listing; another one where objects elsewhere had changed and the listing had not.
+        rule: digest of an empty listing, which names the format's rule alone.
     """
 
     digest: str
     format: str
     nbytes: int
     listing: str
+    rule: str
 
 
 class StoredManifest(NamedTuple):
@@ -126,10 +128,16 @@ class ManifestStore:
         except StoreError:
             return None
 
-    def before(self, format: Format, sizes: Mapping[str, int]) -> ListedSamples | None:
-        """What the format made of an earlier listing."""
+    def before(self, format: Format, sizes: Mapping[str, int], *, of_any_rule: bool) -> ListedSamples | None:
+        """What the format made of an earlier listing.
+
+        Args:
+            format: format of the present listing.
+            sizes: sizes of its objects.
+            of_any_rule: whatever the format's rule was; otherwise its present one, whose rows can be taken over.
+        """
         last = self._last_of(sizes)
-        if last is None or last.format != format.name:
+        if last is None or last.format != format.name or not (of_any_rule or last.rule == format.digest(())):
             return None
         kept = self.found(last.digest, sizes)
         return None if kept is None else listed_in(kept)
@@ -163,7 +171,8 @@ class ManifestStore:
         """Write a manifest, and say that it is the last one, and the digest of the listing that it was made from."""
         name = f"{_FOLDER}/{listed.digest}.parquet"
         data = _file(listed)
-        last = json.dumps(_Last(listed.digest, format.name, len(data), listing)._asdict()).encode().ljust(_LAST_BYTES)
+        newest = _Last(listed.digest, format.name, len(data), listing, format.digest(()))
+        last = json.dumps(newest._asdict()).encode().ljust(_LAST_BYTES)
         is_beside = self._keeps_beside and self._kept_beside(name, data, last)
         place = self._store if is_beside else self._kept_in_cache(name, data, last)
         if len(data) > self._in_memory_bytes:
@@ -221,8 +230,8 @@ class ManifestStore:
         for store, name in places:
             try:
                 value = json.loads(bytes(store.read(name, 0, _LAST_BYTES)))
-                digest = str(value["digest"])
-                return _Last(digest, str(value["format"]), int(value["nbytes"]), str(value.get("listing", digest)))
+                kept = {name: str(value[name]) for name in ("digest", "format", "listing", "rule")}
+                return _Last(nbytes=int(value["nbytes"]), **kept)
             except (
                 AccessDenied,
                 BadRequest,

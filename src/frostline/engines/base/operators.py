@@ -31,23 +31,23 @@ __all__ = (
 _ATEN = """
 __and__.Tensor _to_copy.default abs.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default add.Scalar
 add.Tensor add_.Tensor addcmul.default addmm.default alias.default arange.default arange.start arange.start_step
-argmax.default avg_pool2d.default batch_norm.default bitwise_and.Tensor bitwise_not.default bmm.default cat.default
-chunk.default clamp.default clamp_min.default clone.default contiguous.default conv1d.default conv2d.default
-conv2d.padding copy_.default cos.default cumsum.default detach.default detach_.default div.Tensor div_.Tensor
-dropout.default dropout_.default einsum.default elu.default embedding.default eq.Scalar eq.Tensor exp.default
-expand.default expand_as.default fill_.Scalar fill_.Tensor flatten.using_ints flip.default full.default
-full_like.default gather.default ge.Scalar ge.Tensor gelu.default group_norm.default gt.Scalar gt.Tensor
+argmax.default avg_pool2d.default batch_norm.default bitwise_and.Tensor bitwise_not.default bmm.default
+bucketize.Tensor cat.default chunk.default clamp.default clamp_min.default clone.default contiguous.default
+conv1d.default conv2d.default conv2d.padding copy_.default cos.default cumsum.default detach.default detach_.default
+div.Tensor div_.Tensor dropout.default dropout_.default einsum.default elu.default embedding.default eq.Scalar
+eq.Tensor exp.default expand.default expand_as.default fill_.Scalar fill_.Tensor flatten.using_ints flip.default
+full.default full_like.default gather.default ge.Scalar ge.Tensor gelu.default group_norm.default gt.Scalar gt.Tensor
 hardsigmoid.default hardsigmoid_.default hardswish.default hardswish_.default hardtanh.default hardtanh_.default
 index.Tensor instance_norm.default layer_norm.default le.Scalar le.Tensor leaky_relu.default leaky_relu_.default
 lift_fresh_copy.default linalg_vector_norm.default linear.default log.default log_softmax.int logical_and.default
 logical_not.default lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor matmul.default max_pool2d.default
 maximum.default mean.default mean.dim minimum.default mish.default mm.default movedim.int mul.Scalar mul.Tensor
 mul_.Tensor narrow.default ne.Scalar ne.Tensor neg.default new_ones.default new_zeros.default ones.default
-ones_like.default pad.default permute.default pixel_shuffle.default pow.Tensor_Scalar prelu.default relu.default
-relu6.default relu_.default repeat.default reshape.default reshape_as.default roll.default rsqrt.default rsub.Scalar
-scalar_tensor.default scaled_dot_product_attention.default select.int sigmoid.default sigmoid_.default silu.default
-silu_.default sin.default slice.Tensor softmax.int softplus.default split.Tensor split_with_sizes.default sqrt.default
-squeeze.default squeeze.dim stack.default sub.Scalar sub.Tensor sub_.Tensor sum.default sum.dim_IntList
+ones_like.default pad.default permute.default pixel_shuffle.default pow.Tensor_Scalar prelu.default reciprocal.default
+relu.default relu6.default relu_.default repeat.default reshape.default reshape_as.default roll.default rsqrt.default
+rsub.Scalar scalar_tensor.default scaled_dot_product_attention.default select.int sigmoid.default sigmoid_.default
+silu.default silu_.default sin.default slice.Tensor softmax.int softplus.default split.Tensor split_with_sizes.default
+sqrt.default squeeze.default squeeze.dim stack.default sub.Scalar sub.Tensor sub_.Tensor sum.default sum.dim_IntList
 swapaxes.default sym_size.int t.default tanh.default to.device to.dtype to.dtype_layout transpose.int type_as.default
 unbind.int unflatten.int unsqueeze.default upsample_bicubic2d.vec upsample_bilinear2d.vec upsample_nearest2d.vec
 view.default view.dtype where.ScalarOther where.ScalarSelf where.self zero_.default zeros.default zeros_like.default

@@ -24,6 +24,7 @@ from frostline.models.tracing.comparison import UNFIT, are_same, observed, whole
 from frostline.models.tracing.export import Trace, device_of
 from frostline.models.tracing.recording import random
 from frostline.models.tracing.trace_cache import trace
+from frostline.models.wrappers import is_split
 
 __all__ = ("Head", "HeadGraph", "TracedHead", "WholeHead", "equals_whole", "tensor_paths")
 
@@ -94,6 +95,20 @@ class WholeHead(Head):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, tensor_paths(model), dict(model.named_modules()))
 
+    def train(self, mode: bool = True) -> "WholeHead":
+        """As ``Head.train``.
+
+        Raises:
+            ModelError: The head was sharded.
+        """
+        if is_split(self):
+            raise ModelError(
+                "the whole network runs at the trainer, since it was not cut, and such a head cannot be sharded: wrap "
+                "job.head in DistributedDataParallel, or mend what the job says about the cut"
+            )
+        super().train(mode)
+        return self
+
     def _run(self, tensors: list[torch.Tensor]) -> Any:
         with computing():
             return self._model[0](*fed(self._model[0], tensors))
@@ -134,6 +149,20 @@ class TracedHead(Head):
         self._inputs = tuple(inputs)
         self._ready: dict[tuple[torch.device, tuple[bool, ...]], _Ready] = {}
 
+    def train(self, mode: bool = True) -> "TracedHead":
+        """As ``Head.train``.
+
+        Raises:
+            ModelError: Layers of the head were sharded one by one.
+        """
+        if any(map(is_split, self.children())):
+            raise ModelError(
+                "the head runs as one graph, so that its layers cannot be sharded one by one: shard it whole, by "
+                "fully_shard(job.head)"
+            )
+        super().train(mode)
+        return self
+
     def prepare(self) -> None:
         """Trace for the present modes now, rather than at the first batch."""
         self._for_these_modes()
@@ -170,14 +199,14 @@ class TracedHead(Head):
         model, part = self._model[0], self._part
         flags = {**part.traced.training, **{path: module.training for path, module in self._modules_run.items()}}
         if flags == part.traced.training and device_of(model) == self._traced_on:
-            return _Ready.of(model, part.traced, part.frost_line, part.frost_line)
+            return _Ready.of(self, model, part.traced, part.frost_line, part.frost_line)
         with torch.enable_grad():  # as the part was traced: elsewhere transformers asks other things of sizes
             traced = trace(model, self._inputs, training=flags)
         traced = replace(traced, graph=straightened(ordered(model, traced.graph)[0], part.turned))
         cut = moved(part.frost_line, part.traced.graph, traced.graph)
         if cut is None or not self._is_made_alike(traced, cut):
             raise NotTraceable("the frozen part of the network computes something else when its head changes mode")
-        return _Ready.of(model, traced, cut, part.frost_line)
+        return _Ready.of(self, model, traced, cut, part.frost_line)
 
     def _is_made_alike(self, traced: Trace, cut: Cut) -> bool:
         """Whether a trace makes what crosses a cut as the prefix does: step by step, or at least to the bit."""
@@ -217,8 +246,8 @@ class _Bound:
     lookups: list[Callable[[], torch.Tensor]]
 
     @classmethod
-    def to(cls, model: nn.Module, graph: Graph, traced: Trace) -> "_Bound":
-        lookups = [_lookup(model, traced, path) for _, path in graph.leaves]
+    def to(cls, model: nn.Module, graph: Graph, traced: Trace, head: nn.Module | None = None) -> "_Bound":
+        lookups = [_lookup(model, traced, path, head) for _, path in graph.leaves]
         return cls(graph, Runner(graph, device=device_of(model)), lookups)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
@@ -234,8 +263,8 @@ class _Ready:
     structure: TreeSpec
 
     @classmethod
-    def of(cls, model: nn.Module, traced: Trace, cut: Cut, frost_line: Cut) -> "_Ready":
-        bound = _Bound.to(model, after(traced.graph, cut), traced)
+    def of(cls, head: nn.Module, model: nn.Module, traced: Trace, cut: Cut, frost_line: Cut) -> "_Ready":
+        bound = _Bound.to(model, after(traced.graph, cut), traced, head)
         return cls(bound, [frost_line.tensors.index(name) for name in cut.tensors], traced.structure)
 
     def described(self) -> HeadGraph:
@@ -251,12 +280,16 @@ class _Ready:
         return tree_unflatten(list(self.bound.run([tensors[place] for place in self.places])), self.structure)
 
 
-def _lookup(model: nn.Module, traced: Trace, path: str) -> Callable[[], torch.Tensor]:
+def _lookup(model: nn.Module, traced: Trace, path: str, head: nn.Module | None) -> Callable[[], torch.Tensor]:
     if path in traced.constants:
         constant = traced.constants[path].to(device_of(model))
         return lambda: constant
     owner, _, name = path.rpartition(".")
     module = model.get_submodule(owner)
+    # Sharding a head puts other parameters into the head's modules; the network has those of its own that stand alone.
+    own = {} if head is None else dict(head.named_modules(remove_duplicate=False))
+    if owner in own and name in dict(own[owner].named_parameters(recurse=False)):
+        module = own[owner]
     return lambda: getattr(module, name)
 
 

@@ -1,17 +1,17 @@
 """Puts low-rank adapters into a network, and merges what they learned into its own weights for the file."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from frostline.errors import SettingError
-from frostline.models.freezing import classifier_of, used_parameters
+from frostline.models.freezing import classifier_of, layer_of, used_parameters
 from frostline.models.tracing.recording import AnyInputs
 from frostline.training.recipe.adapters import LowRank
 
-__all__ = ("add_adapters", "check_trained", "merged_state")
+__all__ = ("add_adapters", "check_thawed", "check_trained", "merged_state")
 
 _OWN = "lora_"
 _SHOWN = 6
@@ -57,6 +57,22 @@ def check_trained(model: nn.Module, until: str) -> None:
             f"the adapter of {names[0].partition(f'.{_OWN}')[0]} lies before the end of {until!r}, up to which all is "
             "frozen: name an earlier layer (--until), or a later place (--lora)"
         )
+
+
+def check_thawed(model: nn.Module, layers: Iterable[str]) -> None:
+    """Do nothing if no layer that is trained later has an adapter, which stands for the training of its own weights.
+
+    Raises:
+        SettingError: one has.
+        UnknownLayer: the network has no such layer.
+    """
+    for layer in layers:
+        for path, module in layer_of(model, layer).named_modules(prefix=layer):
+            if hasattr(module, "lora_A"):
+                raise SettingError(
+                    f"{path} has an adapter, which is trained in place of its weights: leave it out of what thaws "
+                    "(--unfreeze), or give it no adapter (--lora)"
+                )
 
 
 def merged_state(model: nn.Module) -> Mapping[str, torch.Tensor]:

@@ -46,6 +46,11 @@ class Unfreezing:
         return min([*later, epochs]) - epoch
 
     @property
+    def last_epoch(self) -> int:
+        """The epoch from which on nothing more thaws, counted from 0."""
+        return self.steps[-1].epoch - 1 if self.steps else 0
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """All layers that are trained in the end beside those from the beginning."""
         return tuple(layer for step in self.steps for layer in step.layers)
