@@ -66,6 +66,15 @@ def has_colours_of_its_own(page):
     return "var(--store)" in page and not re.search(r"(fill|stroke): #", page) and schemes
 
 
+def has_inline_pictures_alone(page):
+    """Every picture is in the page itself."""
+    elements = Elements(page)
+    sources = [value for name, value in elements.attributes if name == "src"]
+    return elements.tags.count("img") == len(sources) and all(
+        re.fullmatch(r"data:image/jpeg;base64,[A-Za-z0-9+/=]+", source) for source in sources
+    )
+
+
 def runs_nothing(page):
     """No name brought an element or an event handler with it."""
     elements = Elements(page)
