@@ -1,5 +1,7 @@
 """Looks at a page: its elements, and what a real browser makes of it."""
 
+import html
+import json
 import os
 import re
 import shutil
@@ -73,6 +75,36 @@ def has_inline_pictures_alone(page):
     return elements.tags.count("img") == len(sources) and all(
         re.fullmatch(r"data:image/jpeg;base64,[A-Za-z0-9+/=]+", source) for source in sources
     )
+
+
+def overlapping_labels(tmp_path, page):
+    """Pairs of labels of one drawing that lie on each other, as a browser lays them out."""
+    # The browser runs no script of a page with this policy, so that the question goes into a copy without it.
+    open_page = re.sub(r"<meta http-equiv=[^>]*>", "", page)
+    dom = browse(
+        tmp_path,
+        open_page.replace("</body>", f"<pre id='found'></pre><script>{_OVERLAPS}</script></body>"),
+        "--dump-dom",
+    )
+    [found] = re.findall(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
+    return json.loads(html.unescape(found))
+
+
+_OVERLAPS = """
+const found = [];
+let labels = 0;
+for (const drawing of document.querySelectorAll("figure svg")) {
+  const texts = [...drawing.querySelectorAll("text")].filter(text => text.textContent.trim());
+  labels += texts.length;
+  const boxes = texts.map(text => [text.textContent.trim(), text.getBoundingClientRect()]);
+  boxes.forEach(([name, box], place) => boxes.slice(place + 1).forEach(([other, next]) => {
+    const wide = Math.min(box.right, next.right) - Math.max(box.left, next.left);
+    const high = Math.min(box.bottom, next.bottom) - Math.max(box.top, next.top);
+    if (wide > 0.5 && high > 3) found.push([name, other]);
+  }));
+}
+document.getElementById("found").textContent = JSON.stringify({found, labels});
+"""
 
 
 def runs_nothing(page):

@@ -102,8 +102,8 @@ class Explanation:
         lines = [overall]
         if done.fetched_per_s is not None and self._predicted_per_s is not None:
             lines.append(
-                f"while nothing came from the cache: {done.fetched_per_s:.4g} samples/s measured, "
-                f"{self._predicted_per_s:.4g} predicted"
+                f"while nothing came from the cache: {in_samples_per_s(done.fetched_per_s)} measured, "
+                f"{in_rate(self._predicted_per_s)} predicted"
             )
         if done.codec_error:
             lines.append(f"largest relative error by a codec: {done.codec_error:.2g}")

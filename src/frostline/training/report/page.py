@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from frostline.core import EXACT
-from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_score, in_seconds
+from frostline.core.units import METRICS, in_bytes, in_percent, in_samples_per_s, in_score, in_seconds
 from frostline.training.report.confusion_view import ConfusionView
 from frostline.training.report.drawing import INK, SOFT, STORE, STYLE, TRAINER, WIRE, canvas, quiet, render, svg
 from frostline.training.report.plan_plots import PlanView
@@ -199,7 +199,7 @@ def _rate_bars(report: Report) -> list[_Bar]:
     )
     maximum = max((rate for _, rate, _ in rates if rate is not None), default=0) or 1
     return [
-        _Bar(name=name, words=f"{in_rate(rate)} samples/s", share=rate / maximum, side=side)
+        _Bar(name=name, words=in_samples_per_s(rate), share=rate / maximum, side=side)
         for name, rate, side in rates
         if rate is not None
     ]
