@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from frostline.core import EXACT, REFERENCE, Cut, Route
-from frostline.core.units import in_bytes
+from frostline.core.units import in_bytes, in_rate, in_samples_per_s
 from frostline.events import Tuned
 from frostline.jobs.statistics import JobStatistics
 from frostline.loaders.epoch.fetch import EngineChoice
