@@ -33,13 +33,18 @@ class Elements(HTMLParser):
 
 
 def browse(tmp_path, page, *options):
+    path = tmp_path / "page.html"
+    path.write_text(page, encoding="utf-8")
+    return visit(tmp_path, path.as_uri(), *options).stdout
+
+
+def visit(tmp_path, address, *options):
+    """What a browser says of an address, and on ``stderr`` what its console has, if it is asked to log."""
     browser = next(filter(None, map(shutil.which, (os.environ.get("FROSTLINE_BROWSER") or "", *NAMES))), None)
     if browser is None:
         pytest.skip("no Chromium here: see scripts/browser.sh")
-    path = tmp_path / "page.html"
-    path.write_text(page, encoding="utf-8")
-    command = [browser, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *options, path.as_uri()]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stdout
+    command = [browser, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *options, address]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90)
 
 
 def asks_for_nothing(page):

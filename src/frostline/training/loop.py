@@ -85,7 +85,7 @@ class Loop:
 
     Attributes:
         head_s: seconds of the steps so far.
-        confusion: what the kept head said of the held-out samples, from the pass that scored it; None where no classes
+        confusion: answers of the kept head to the held-out samples, from the pass that scored it; None where no classes
             are learned, or where an earlier process scored it.
 
     Raises:

@@ -66,7 +66,7 @@ class Report:
         val_scores: scores of the held-out samples after each epoch, by the name of the metric: those of
             ``core.units.METRICS`` that the run has.
         val_score: scores of the head that was kept, by the same names.
-        confusion: what that head said of the held-out samples, class by class, and the samples it got wrong; None where
+        confusion: answers of that head to the held-out samples, class by class, and its mistakes; None where
             no classes are learned, nothing is held out, or another process scored it.
         wire_bytes: store side to trainer, bodies and headers.
         baseline_wire_bytes: the encoded images: once where features are kept between epochs, else in each epoch.
