@@ -94,7 +94,7 @@ def test_a_browser_shows_what_the_api_says_without_an_error(tmp_path, images):
     with a_node(images) as url:
         work(url, images)
         page = seen(tmp_path, url)
-        said = httpx.get(f"{url}/v1/statistics").json()
+        said, health = (httpx.get(f"{url}/v1/{name}").json() for name in ("statistics", "health"))
     shown = figures(page.stdout)
     assert said["totals"]["samples"] == 16
     for name in ("samples", "bytes_sent", "bytes_read", "cache_hits", "finished", "refused_busy", "failed"):
@@ -106,6 +106,7 @@ def test_a_browser_shows_what_the_api_says_without_an_error(tmp_path, images):
         assert re.search(rf'data-name="{name}".*?<data value="{pool["reserved_bytes"]}">', page.stdout, re.DOTALL)
     assert '<main id="figures">' in page.stdout
     assert "Read every second." in page.stdout
+    assert f"{health['hardware']} · {len(health['cores'])} cores" in page.stdout
     assert "CONSOLE" not in page.stderr
 
 
