@@ -12,7 +12,8 @@ from sklearn.metrics import confusion_matrix
 
 import frostline as fl
 from frostline.events import Evaluated, StepFinished
-from frostline.training.recipe.confusion import ConfusedPair, Confusion, ConfusionTally, Mistake
+from frostline.training.recipe.confusion import ConfusedPair, Confusion, Mistake
+from frostline.training.recipe.confusion_tally import ConfusionTally
 from frostline.training.report.page import render_page
 from frostline.training.report.report import Record
 from frostline.training.report.thumbnails import names_of, thumbnails

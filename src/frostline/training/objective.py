@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from frostline.loaders import Batch
-from frostline.training.recipe.confusion import Confusion, ConfusionTally
+from frostline.training.recipe.confusion import Confusion
+from frostline.training.recipe.confusion_tally import ConfusionTally
 from frostline.training.recipe.losses import Criterion, criterion_of
 from frostline.training.recipe.metrics import make_metrics, metrics_of
 from frostline.wire.recipes import LOSSES, TASKS
