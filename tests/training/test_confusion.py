@@ -191,6 +191,14 @@ def test_no_picture_is_read_after_the_time_or_from_a_store_that_is_gone(images, 
     assert thumbnails(images, ids) == {}
 
 
+def test_where_a_node_listed_the_data_names_are_known_and_nothing_is_read(images, shared_node):
+    listed = fl.Dataset(images.url, near=shared_node.url)
+    ids = listed.samples.ids.tolist()
+    assert sorted(names_of(listed, ids).values()) == sorted(images.names)
+    assert thumbnails(listed, ids) == {}
+    assert len(thumbnails(images, images.samples.ids.tolist())) == 5
+
+
 def test_a_browser_shows_the_pictures(tmp_path, images):
     ids = images.samples.ids.tolist()
     pictures = dict(zip((5, 6), thumbnails(images, ids).values(), strict=False))
