@@ -50,9 +50,7 @@ def test_they_are_named_in_the_report_and_shown_on_its_page(capsys, folder, near
     assert has_inline_pictures_alone(page)
 
 
-def test_samples_that_are_too_large_to_read_again_are_named_without_pictures(
-    capsys, folder, near, tmp_path, monkeypatch
-):
+def test_samples_too_large_to_read_again_are_named_without_pictures(capsys, folder, near, tmp_path, monkeypatch):
     monkeypatch.setattr(thumbnails, "_MAX_ENCODED_BYTES", 0)
     report, page = trained(capsys, folder, tmp_path / "run", *near)
     assert "<img" not in page
