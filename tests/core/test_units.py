@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds, in_times
+from frostline.core.units import in_bytes, in_multiple, in_percent, in_rate, in_samples_per_s, in_seconds, in_times
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,11 @@ def test_rates_have_four_digits():
 def test_formats_shares_and_ratios():
     assert in_percent(0.837) == "83.7 %"
     assert [in_times(ratio) for ratio in (None, 3.21, 46.4, 12345)] == ["–", "3.2 ×", "46 ×", "12,345 ×"]
+
+
+def test_a_multiple_never_has_an_exponent():
+    assert [in_multiple(ratio) for ratio in (1.6, 1.234, 20, 100, 4683.2)] == ["1.6", "1.23", "20", "100", "4,683"]
+
+
+def test_a_rate_without_a_bound_has_no_unit():
+    assert [in_samples_per_s(rate) for rate in (48.123, math.inf)] == ["48.12 samples/s", "no bound"]

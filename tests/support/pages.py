@@ -1,5 +1,7 @@
 """Looks at a page: its elements, and what a real browser makes of it."""
 
+import html
+import json
 import os
 import re
 import shutil
@@ -31,13 +33,18 @@ class Elements(HTMLParser):
 
 
 def browse(tmp_path, page, *options):
+    path = tmp_path / "page.html"
+    path.write_text(page, encoding="utf-8")
+    return visit(tmp_path, path.as_uri(), *options).stdout
+
+
+def visit(tmp_path, address, *options):
+    """What a browser says of an address, and on ``stderr`` what its console has, if it is asked to log."""
     browser = next(filter(None, map(shutil.which, (os.environ.get("FROSTLINE_BROWSER") or "", *NAMES))), None)
     if browser is None:
         pytest.skip("no Chromium here: see scripts/browser.sh")
-    path = tmp_path / "page.html"
-    path.write_text(page, encoding="utf-8")
-    command = [browser, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *options, path.as_uri()]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stdout
+    command = [browser, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *options, address]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90)
 
 
 def asks_for_nothing(page):
@@ -64,6 +71,45 @@ def has_colours_of_its_own(page):
     """Every drawing takes its colours from the page, which has them for day, night and paper."""
     schemes = "prefers-color-scheme: dark" in page and "@media print" in page
     return "var(--store)" in page and not re.search(r"(fill|stroke): #", page) and schemes
+
+
+def has_inline_pictures_alone(page):
+    """Every picture is in the page itself."""
+    elements = Elements(page)
+    sources = [value for name, value in elements.attributes if name == "src"]
+    return elements.tags.count("img") == len(sources) and all(
+        re.fullmatch(r"data:image/jpeg;base64,[A-Za-z0-9+/=]+", source) for source in sources
+    )
+
+
+def overlapping_labels(tmp_path, page):
+    """Pairs of labels of one drawing that lie on each other, as a browser lays them out."""
+    # The browser runs no script of a page with this policy, so that the question goes into a copy without it.
+    open_page = re.sub(r"<meta http-equiv=[^>]*>", "", page)
+    dom = browse(
+        tmp_path,
+        open_page.replace("</body>", f"<pre id='found'></pre><script>{_OVERLAPS}</script></body>"),
+        "--dump-dom",
+    )
+    [found] = re.findall(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
+    return json.loads(html.unescape(found))
+
+
+_OVERLAPS = """
+const found = [];
+let labels = 0;
+for (const drawing of document.querySelectorAll("figure svg")) {
+  const texts = [...drawing.querySelectorAll("text")].filter(text => text.textContent.trim());
+  labels += texts.length;
+  const boxes = texts.map(text => [text.textContent.trim(), text.getBoundingClientRect()]);
+  boxes.forEach(([name, box], place) => boxes.slice(place + 1).forEach(([other, next]) => {
+    const wide = Math.min(box.right, next.right) - Math.max(box.left, next.left);
+    const high = Math.min(box.bottom, next.bottom) - Math.max(box.top, next.top);
+    if (wide > 0.5 && high > 3) found.push([name, other]);
+  }));
+}
+document.getElementById("found").textContent = JSON.stringify({found, labels});
+"""
 
 
 def runs_nothing(page):

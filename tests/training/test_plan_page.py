@@ -1,10 +1,13 @@
 """The plan's page, as text and in a real browser."""
 
+import re
+
 import pytest
 
 from frostline.core.units import in_percent, in_rate
 from frostline.planning import POLICIES, table
 from frostline.training.report.plan_page import render_plan_page
+from frostline.training.report.plan_plots import PlanView, cuts_plot, rates_plot
 from frostline.training.report.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer
 from support.pages import (
     HOSTILE,
@@ -12,6 +15,7 @@ from support.pages import (
     browse,
     has_colours_of_its_own,
     has_every_target_once,
+    overlapping_labels,
     picture_of,
     runs_nothing,
 )
@@ -98,3 +102,42 @@ def test_a_browser_draws_the_page(tmp_path, page):
     size, colours = picture_of(tmp_path, page)
     assert size == (1200, 1600)
     assert colours > 50
+
+
+@pytest.mark.parametrize("cuts", [2, 24])
+def test_no_label_of_a_drawing_lies_on_another_in_a_browser(tmp_path, cuts):
+    said = overlapping_labels(tmp_path, a_page(a_situation(cuts)))
+    assert said["found"] == []
+    assert said["labels"] > 15
+
+
+def test_the_cuts_worth_a_look_come_before_the_others_which_are_folded():
+    page, plan = a_page(), a_plan()
+    first, folded = page.split("<details>")
+    count = len(table(plan).candidates)
+    assert folded.split("</details>")[0].count('<th scope="row"') == count - len(PlanView.of(plan).rows)
+    assert all(way.candidate.name in first.split('<h2 id="table">')[1] for way in PlanView.of(plan).ways)
+    assert 4 <= len(PlanView.of(plan).rows) <= 7
+    assert "<details>" not in a_page(a_situation(1))
+
+
+def test_a_rate_without_a_bound_and_a_large_multiple_are_said_plainly():
+    page = a_page(a_free_situation(), question=WHAT_IF)
+    assert "no bound samples/s" not in page
+    assert not re.search(r"\de\+\d", a_page(a_situation(encoded_bytes=30_000_000)))
+
+
+def test_lines_that_lie_on_each_other_are_drawn_as_one():
+    bandwidths, rates = (
+        [1e6, 1e7, 1e8],
+        {"best": [1.0, 5.0, 9.0], "freeze": [1.0, 5.0, 9.0], "baseline": [1.0, 2.0, 3.0]},
+    )
+    drawn = rates_plot(bandwidths, rates, measured=1e7)
+    assert ">best, freeze<" in drawn
+    assert ">baseline<" in drawn
+    assert ">freeze<" not in drawn
+
+
+def test_bars_of_memory_begin_at_zero():
+    drawn = cuts_plot(a_plan(6))
+    assert ">0 B<" in drawn

@@ -17,6 +17,7 @@ from support.pages import (
     browse,
     has_colours_of_its_own,
     has_every_target_once,
+    overlapping_labels,
     picture_of,
     runs_nothing,
 )
@@ -153,3 +154,22 @@ def test_a_browser_draws_the_page(tmp_path):
     size, colours = picture_of(tmp_path, render_page(a_report()))
     assert size == (1200, 1600)
     assert colours > 50
+
+
+@pytest.mark.parametrize("report", [a_report(), a_long_report()], ids=["short", "long"])
+def test_no_label_of_a_drawing_lies_on_another_in_a_browser(tmp_path, report):
+    said = overlapping_labels(tmp_path, render_page(report))
+    assert said["found"] == []
+    assert said["labels"] > 30
+
+
+def test_set_up_and_waiting_are_shown_inside_the_whole_time():
+    page = render_page(a_report(seconds=40.0, setup_s=10.0, stall_s=20.0))
+    [bar] = re.findall(r"<h3>The whole 40.0 s</h3>\s*<div class=\"shares\"[^>]*>(.*?)</div>", page, re.DOTALL)
+    assert re.findall(r"width: ([0-9.]+)%", bar) == ["25.00", "50.00", "25.00"]
+    for words in (
+        "set-up 10.0 s (25.0 %)",
+        "waiting for batches 20.0 s (50.0 %)",
+        "scoring and saving 10.0 s (25.0 %)",
+    ):
+        assert words in page

@@ -10,7 +10,7 @@ from frostline.cli.options import as_json, job_options
 from frostline.cli.progress import ProgressBar
 from frostline.cli.show import print_json, print_table
 from frostline.cli.units import BANDWIDTH, BYTES, TIMES
-from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds
+from frostline.core.units import in_bytes, in_percent, in_rate, in_samples_per_s, in_seconds
 from frostline.errors import OutOfSpace, SettingError
 from frostline.planning import POLICIES, Plan, Situation, engines, table
 from frostline.planning.replanning import mixture_in_words
@@ -64,7 +64,7 @@ def _print_as_measured(answer: WhatIfPlan, before: Plan) -> None:
     """Say what changes against the situation as it was measured."""
     share = relative(answer.plan, before)
     beside = "" if share is None else f", {share:.2f} times as many as in the situation as it was measured"
-    click.echo(f"{in_rate(answer.plan.mean_samples_per_s)} samples/s{beside}")
+    click.echo(f"{in_samples_per_s(answer.plan.mean_samples_per_s)}{beside}")
     click.echo(f"from {_ways(before, answer.situation)} to {_ways(answer.plan, answer.situation)}")
 
 

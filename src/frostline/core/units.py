@@ -2,7 +2,17 @@
 
 import math
 
-__all__ = ("METRICS", "in_bytes", "in_percent", "in_rate", "in_score", "in_seconds", "in_times")
+__all__ = (
+    "METRICS",
+    "in_bytes",
+    "in_multiple",
+    "in_percent",
+    "in_rate",
+    "in_samples_per_s",
+    "in_score",
+    "in_seconds",
+    "in_times",
+)
 
 METRICS = {
     "accuracy": "accuracy",
@@ -51,6 +61,11 @@ def in_rate(per_s: float) -> str:
     return f"{per_s:.0f}" if per_s >= 1000 else f"{per_s:.4g}"
 
 
+def in_samples_per_s(per_s: float) -> str:
+    """A rate of samples with its unit: ``"48.12 samples/s"``; ``"no bound"`` alone for infinity."""
+    return in_rate(per_s) if math.isinf(per_s) else f"{in_rate(per_s)} samples/s"
+
+
 def in_percent(share: float) -> str:
     """A share between 0 and 1 with one decimal: ``"83.7 %"``."""
     return f"{share * 100:.1f} %"
@@ -68,6 +83,11 @@ def in_times(ratio: float | None) -> str:
     if ratio is None:
         return "–"
     return f"{ratio:,.0f} ×" if ratio >= 9.95 else f"{ratio:.1f} ×"
+
+
+def in_multiple(ratio: float) -> str:
+    """How many times as much, to stand before the word: ``"1.6"``, ``"20"``, ``"4,683"``; never an exponent."""
+    return f"{ratio:,.0f}" if ratio >= 99.95 else f"{ratio:.3g}"
 
 
 def _three_digits(value: float) -> str:

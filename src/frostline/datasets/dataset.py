@@ -1,6 +1,6 @@
 """The public data set: labelled samples at a URL, listed when they are first needed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from frostline.config import CHANGED, cache_folder
 from frostline.core import SampleTable
+from frostline.core.notebook import ShownInNotebooks
 from frostline.datasets.formats.columns import SelectedRows
 from frostline.datasets.formats.known import format_with
 from frostline.datasets.formats.split_names import SPLIT
@@ -31,9 +32,10 @@ from frostline.ordering import Chosen
 __all__ = ("Dataset", "DatasetStatistics")
 
 _MAX_PARTS = 255
+_SHOWN_CLASSES = 20
 
 
-class Dataset:
+class Dataset(ShownInNotebooks):
     """Labelled samples that stay where they are, in whatever format: see ``datasets.formats``.
 
     Nothing is read until a property needs it; the first one that does lists the data and finds or builds
@@ -119,6 +121,14 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"Dataset({self._url!r})"
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        if self._selected is None:
+            yield "samples", "not listed yet"
+            return
+        yield "samples", f"{len(self):,}"
+        if self.classes:
+            yield f"{len(self.classes):,} classes", ", ".join(self.classes[:_SHOWN_CLASSES])
 
     @property
     def url(self) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from frostline.core.units import in_rate
+from frostline.core.units import in_samples_per_s
 from frostline.doctor.findings import FINE, PROBLEM, WARNING, Finding
 from frostline.doctor.link import examine_link, max_receive_buffer
 from frostline.events import Event, MeasurementFailed, Observer, SetupWarning, WeightsLoaded
@@ -75,5 +75,5 @@ def _expected(situation: Situation) -> Finding:
     return Finding(
         part="plan",
         level=FINE,
-        says=f"{in_rate(plan.mean_samples_per_s)} samples/s to expect, held back by {plan.bottleneck}",
+        says=f"{in_samples_per_s(plan.mean_samples_per_s)} to expect, held back by {plan.bottleneck}",
     )

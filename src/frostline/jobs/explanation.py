@@ -1,18 +1,19 @@
 """What ran where and why, predicted and measured, as text for people and values for programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from frostline.core import EXACT, REFERENCE, Cut, Route
-from frostline.core.units import in_bytes
+from frostline.core.notebook import ShownInNotebooks
+from frostline.core.units import in_bytes, in_rate, in_samples_per_s
 from frostline.events import Tuned
 from frostline.jobs.statistics import JobStatistics
 from frostline.loaders.epoch.fetch import EngineChoice
 from frostline.planning import Plan, Situation, explain
 from frostline.planning.diagnosis import Diagnosis, diagnose
 
-__all__ = ("Explanation", "whereabouts")
+__all__ = ("Explanation", "JobTable", "whereabouts")
 
 _UNPLANNED = (
     "no plan was measured: there is no model, or the job began with all frozen layers at the node and is too short for "
@@ -20,8 +21,20 @@ _UNPLANNED = (
 )
 
 
+class JobTable(ShownInNotebooks):
+    """How a job looks in a notebook: where each part of its work runs now."""
+
+    @property
+    def where(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of a part of the work and where it runs now."""
+        return ()
+
+    def _rows(self) -> Sequence[tuple[str, str]]:
+        return self.where
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(ShownInNotebooks):
     """Predicted against measured; its text is for people, ``to_json`` for programs.
 
     Attributes:
@@ -43,6 +56,16 @@ class Explanation:
     engine: EngineChoice = field(default_factory=EngineChoice)
     fallback: str | None = None
     diagnosis: Diagnosis = field(default_factory=lambda: diagnose(None))
+
+    def __repr__(self) -> str:
+        return f"Explanation({self.diagnosis.says}; {self.plan!r})"
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield "held back by", self.diagnosis.held_back_by
+        if self.plan is not None:
+            yield "plan", self.plan.reason
+        yield from self.where
+        yield "measured", "; ".join(self._measured()).removeprefix("measured: ")
 
     def __str__(self) -> str:
         lines = [str(self.diagnosis), _UNPLANNED if self.plan is None else explain(self.plan)]
@@ -102,8 +125,8 @@ class Explanation:
         lines = [overall]
         if done.fetched_per_s is not None and self._predicted_per_s is not None:
             lines.append(
-                f"while nothing came from the cache: {done.fetched_per_s:.4g} samples/s measured, "
-                f"{self._predicted_per_s:.4g} predicted"
+                f"while nothing came from the cache: {in_samples_per_s(done.fetched_per_s)} measured, "
+                f"{in_rate(self._predicted_per_s)} predicted"
             )
         if done.codec_error:
             lines.append(f"largest relative error by a codec: {done.codec_error:.2g}")

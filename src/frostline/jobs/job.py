@@ -16,7 +16,7 @@ from frostline.datasets import Dataset
 from frostline.datasets.access import steps_left_of
 from frostline.errors import SettingError
 from frostline.events import SetupWarning
-from frostline.jobs.explanation import Explanation, whereabouts
+from frostline.jobs.explanation import Explanation, JobTable, whereabouts
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
 from frostline.jobs.measuring import Measuring
 from frostline.jobs.router import PlanFollower, Router
@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # of PyTorch, which other frameworks do without
 __all__ = ("Job",)
 
 
-class Job:
+class Job(JobTable):
     """Features for a training loop; made by ``offload``. Use it as a context manager, or call ``close``.
 
     Attributes:

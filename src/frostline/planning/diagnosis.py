@@ -5,10 +5,11 @@ the time at a rate of ``r`` samples a second cannot do more than ``r / u``. The 
 job back; without it the next busiest one would, so that the rate could grow to ``r / u`` of that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from frostline.core.notebook import ShownInNotebooks
 from frostline.core.units import in_percent, in_rate, in_seconds, in_times
 
 __all__ = (
@@ -102,7 +103,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(ShownInNotebooks):
     """What holds a job back.
 
     Attributes:
@@ -119,6 +120,16 @@ class Diagnosis:
     mend: str | None = None
     gain: float = 1.0
     shares: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Diagnosis(held back by {self.held_back_by}, {in_times(self.gain)} without it)"
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield "finding", self.says
+        if self.mend is not None:
+            yield "what helps", self.mend
+        for part, share in self.shares.items():
+            yield f"{part} busy", in_percent(share)
 
     def __str__(self) -> str:
         return self.says if self.mend is None else f"{self.says}: {self.mend}"

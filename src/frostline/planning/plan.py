@@ -1,10 +1,13 @@
 """The plan as a value: which share of the samples takes which way, what that gives, and what was turned down."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from frostline.core import REFERENCE, Route
+from frostline.core.notebook import ShownInNotebooks
+from frostline.core.units import in_percent, in_samples_per_s
 from frostline.planning.candidates import Candidate
 from frostline.planning.situation import Link
 from frostline.profiles import Trial
@@ -21,7 +24,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(ShownInNotebooks):
     """The chosen mixture and all that was not chosen.
 
     Attributes:
@@ -55,6 +58,18 @@ class Plan:
     later_samples_per_s: float | None = None
     engine: str = REFERENCE
     trials: tuple[Trial, ...] = ()
+
+    def __repr__(self) -> str:
+        ways = ", ".join(f"{in_percent(part.share)} cut {part.route.cut}" for part in self.mixture)
+        return f"Plan({ways}: {in_samples_per_s(self.samples_per_s)}, held back by {self.bottleneck})"
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        names = {candidate.route: candidate.name for candidate in self.candidates}
+        for part in self.mixture:
+            yield in_percent(part.share), f"cut {part.route.cut} ({names[part.route]}), {part.route.codec}"
+        yield "predicted", in_samples_per_s(self.samples_per_s)
+        yield "held back by", self.bottleneck
+        yield "reason", self.reason
 
     @property
     def route(self) -> Route:

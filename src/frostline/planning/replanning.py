@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from frostline.core import EXACT, Cut, Route
-from frostline.core.units import in_bytes
+from frostline.core.units import in_bytes, in_samples_per_s
 from frostline.planning.candidates import STORE_ACCELERATOR, STORE_CPU, TRAINER_CPU, options
 from frostline.planning.choice import make_plan
 from frostline.planning.plan import Plan
@@ -181,10 +181,10 @@ def better(situation: Situation, shares: Mapping[Route, float]) -> Replan | None
     rate = 1 / seconds[limit]
     if plan.samples_per_s < (1 + _MIN_GAIN) * rate:
         return None
-    gain = f"{plan.samples_per_s:.4g} samples/s" if math.isfinite(plan.samples_per_s) else "no bound"
+    gain = in_samples_per_s(plan.samples_per_s)
     reason = (
-        f"the link gives {in_bytes(situation.link.bytes_per_s)}/s, the mixture before would be held to {rate:.4g} "
-        f"samples/s by the {limit}, this one has {gain}"
+        f"the link gives {in_bytes(situation.link.bytes_per_s)}/s, the mixture before would be held to "
+        f"{in_samples_per_s(rate)} by the {limit}, this one has {gain}"
     )
     return Replan(plan=plan, reason=reason)
 

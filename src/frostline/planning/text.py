@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frostline.core import EXACT
-from frostline.core.units import in_bytes, in_rate, in_seconds
+from frostline.core.units import in_bytes, in_multiple, in_rate, in_samples_per_s, in_seconds
 from frostline.planning.candidates import LINK, Candidate
 from frostline.planning.plan import Plan
 
@@ -58,7 +58,7 @@ def engines(plan: Plan) -> list[str]:
     used = (trial for trial in plan.trials if (trial.engine, trial.cut) == (plan.engine, line))
     rate = next((candidate.samples_per_s for candidate in used), None)
     lost = f", error up to {plan.engine_error:.2g}" if plan.engine_error else ""
-    first = f"engine at the node: {plan.engine}, {in_rate(rate or 0.0)} samples/s alone up to the frost line{lost}"
+    first = f"engine at the node: {plan.engine}, {in_samples_per_s(rate or 0.0)} alone up to the frost line{lost}"
     others = {trial.engine: trial.why_not for trial in plan.trials if trial.why_not is not None}
     return [first, *(f"  not {engine}: {why_not}" for engine, why_not in others.items())]
 
@@ -114,7 +114,7 @@ def bounds(samples_per_s: float, bottleneck: str, prices: Sequence[tuple[str, fl
     (first, gain), *others = [(_more_of(name), _percent(price / 10)) for name, price in prices if price >= 0.05]
     more = "".join(f", 10 % more {name} {gain}" for name, gain in others)
     return (
-        f"{in_rate(samples_per_s)} samples/s, held back by the {bottleneck}; "
+        f"{in_samples_per_s(samples_per_s)}, held back by the {bottleneck}; "
         f"10 % more {first} would give up to {gain}{more}"
     )
 
@@ -124,14 +124,14 @@ def over_epochs(plan: Plan) -> str:
     if plan.later_samples_per_s is None:
         return ""
     return (
-        f"; later epochs come from the cache: {in_rate(plan.later_samples_per_s)} samples/s, "
+        f"; later epochs come from the cache: {in_samples_per_s(plan.later_samples_per_s)}, "
         f"{in_rate(plan.mean_samples_per_s)} on average over {plan.epochs} epochs"
     )
 
 
 def in_the_store(one: Candidate) -> str:
     """That training in the store too would be faster, to be put after a plan's reason."""
-    return f"; training in the store too would give {in_rate(one.samples_per_s)} samples/s (policy all_in_store)"
+    return f"; training in the store too would give {in_samples_per_s(one.samples_per_s)} (policy all_in_store)"
 
 
 def against(one: Candidate, samples_per_s: float, wire_bytes: float, *, noise: float) -> str:
@@ -139,7 +139,7 @@ def against(one: Candidate, samples_per_s: float, wire_bytes: float, *, noise: f
     if one.samples_per_s < (1 - noise) * samples_per_s:
         return f"{_percent(1 - one.samples_per_s / samples_per_s)} slower"
     times = one.wire_bytes_per_sample / max(1.0, wire_bytes)
-    as_many = f"{times:.3g} times the" if one.wire_bytes_per_sample > wire_bytes else "the same"
+    as_many = f"{in_multiple(times)} times the" if one.wire_bytes_per_sample > wire_bytes else "the same"
     return f"as fast within {_percent(noise)}, with {as_many} bytes"
 
 
@@ -177,4 +177,4 @@ def _beside_encoded(best: Candidate, encoded: Candidate) -> str:
     if best.cut == encoded.cut or ours == theirs or not (ours and theirs):
         return ""
     times, word = (theirs / ours, "fewer") if ours < theirs else (ours / theirs, "more")
-    return f", {times:.3g} times {word} than encoded"
+    return f", {in_multiple(times)} times {word} than encoded"

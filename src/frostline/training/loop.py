@@ -15,6 +15,7 @@ from frostline.loaders import Batch
 from frostline.training.checkpoint import Checkpoint, Checkpointer, random_state, restore_random_state
 from frostline.training.objective import Objective, objective_of
 from frostline.training.optimizers import load_optimizer_state, make_optimizer, make_scheduler, optimizer_state
+from frostline.training.recipe.confusion import Confusion
 from frostline.wire.recipes import Recipe
 
 __all__ = ("Batches", "Loop", "Thawed", "Trainable")
@@ -83,6 +84,11 @@ class Loop:
         thaw: the head of an epoch that has another one than the epoch before it, else None; None for a head that stays.
         last_thaw: last epoch that has another head than the one before it, counted from 0; patience counts from there.
 
+    Attributes:
+        head_s: seconds of the steps so far.
+        confusion: answers of the kept head to the held-out samples, from the pass that scored it; None where no classes
+            are learned, or where an earlier process scored it.
+
     Raises:
         SettingError: The head has nothing to train.
     """
@@ -121,6 +127,7 @@ class Loop:
         self._scores: list[Evaluated] = []
         self._best: tuple[Evaluated, dict[str, torch.Tensor]] | None = None
         self.head_s = 0.0
+        self.confusion: Confusion | None = None
 
     def run(self, resumed: Checkpoint | None = None) -> None:
         """All epochs, each with the scoring behind it. What ``observe`` raises ends them.
@@ -265,6 +272,8 @@ class Loop:
             seen += len(batch)
         score = Evaluated(epoch=epoch, samples=seen, loss=losses / max(1, seen), scores=tally.scores)
         self._scores.append(score)
+        if self._passes.best(self._losses) in (None, len(self._scores) - 1):
+            self.confusion = tally.confusion
         self._put_aside(score)
         self._observe(score)
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from frostline.loaders import Batch
+from frostline.training.recipe.confusion import Confusion
+from frostline.training.recipe.confusion_tally import ConfusionTally
 from frostline.training.recipe.losses import Criterion, criterion_of
 from frostline.training.recipe.metrics import make_metrics, metrics_of
 from frostline.wire.recipes import LOSSES, TASKS
@@ -88,15 +90,23 @@ class Tally:
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
         self._metrics = make_metrics(objective.task, objective.metrics)
+        self._confusion = ConfusionTally() if objective.task == "classes" else None
 
     def add(self, scores: torch.Tensor, batch: Batch) -> float:
         """Count a batch; its samples' losses, summed."""
         targets = self._objective.targets(scores, batch)
         for metric in self._metrics.values():
             metric.add(scores, targets)
+        if self._confusion is not None:
+            self._confusion.add(scores, targets, batch.ids)
         return float(self._objective.held_out(scores, targets)) * len(batch)
 
     @property
     def scores(self) -> Mapping[str, float]:
         """The metrics over all that was counted, by their names."""
         return {name: metric.value for name, metric in self._metrics.items()}
+
+    @property
+    def confusion(self) -> Confusion | None:
+        """Which classes were taken for which; None where no classes are learned."""
+        return None if self._confusion is None else self._confusion.value

@@ -22,10 +22,12 @@ from frostline.training.checkpoint import Checkpoint
 from frostline.training.files import make_folder, write_tensors, write_text
 from frostline.training.loop import Loop
 from frostline.training.objective import Objective, objective_of
+from frostline.training.recipe.confusion import Confusion
 from frostline.training.recipe.lora import merged_state
 from frostline.training.recipe.losses import file_digest
 from frostline.training.recipe.unfreezing import Unfreezing
 from frostline.training.report.report import Record, Report, WorkLocation, versions
+from frostline.training.report.thumbnails import names_of, thumbnails
 from frostline.training.run_config import RunConfig
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
@@ -78,7 +80,7 @@ def train(
             # Also where the node stayed away or too much was unreadable: what was learned by then is kept.
             report = run.report()
             if settings.out is not None:
-                _save(settings, setup.network.model, run.head, report)
+                _save(settings, setup.network.model, run, report)
     return report
 
 
@@ -261,6 +263,7 @@ class _Run:
             val_accuracy=record.kept_scores.get("accuracy"),
             val_scores=record.scores_by_name,
             val_score=record.kept_scores,
+            confusion=self._confusion(),
             wire_bytes=statistics.wire_bytes,
             baseline_wire_bytes=self._baseline_bytes(epochs - record.resumed_epochs),
             diagnosis=explained.diagnosis,
@@ -284,6 +287,21 @@ class _Run:
             settings={**_plain_settings(settings), "weights": self._setup.network.weights},
             versions=versions(),
         )
+
+    def _confusion(self) -> Confusion | None:
+        """What the kept head said, with the names of the samples that it got wrong."""
+        said = self._loop.confusion
+        if said is None:
+            return None
+        names = names_of(self._held_out, [mistake.id for mistake in said.mistakes])
+        mistakes = tuple(replace(mistake, name=names.get(mistake.id, "")) for mistake in said.mistakes)
+        return replace(said, mistakes=mistakes)
+
+    def pictures(self, report: Report) -> Mapping[int, str]:
+        """Small pictures of those samples; none after an interrupt, which is to end the run soon."""
+        if report.confusion is None or report.interrupted:
+            return {}
+        return thumbnails(self._held_out, [mistake.id for mistake in report.confusion.mistakes])
 
     def _classes(self) -> tuple[str, ...]:
         targets = self._setup.data.targets
@@ -314,13 +332,13 @@ def _plain_settings(settings: TrainSettings) -> Mapping[str, Any]:
     return {name: value for name, value in named.items() if name not in ("data", "model")}
 
 
-def _save(settings: TrainSettings, model: nn.Module, head: nn.Module, report: Report) -> None:
+def _save(settings: TrainSettings, model: nn.Module, run: _Run, report: Report) -> None:
     # Its plots bring matplotlib, which takes a second to import: not before the first step.
     from frostline.training.report.page import render_page
 
     out, has_adapters = settings.out, settings.job.lora is not None
     assert out is not None, "there is a folder"
-    write_tensors(out / "head.safetensors", head.state_dict())
+    write_tensors(out / "head.safetensors", run.head.state_dict())
     write_tensors(out / "model.safetensors", merged_state(model) if has_adapters else model.state_dict())
     write_text(out / "report.json", json.dumps(report.to_json(), indent=2) + "\n")
-    write_text(out / "report.html", render_page(report))
+    write_text(out / "report.html", render_page(report, run.pictures(report)))

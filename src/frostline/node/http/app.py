@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from frostline.errors import BadRequest, FrostlineError
+from frostline.node.http.dashboard import Dashboard
 from frostline.node.http.listing_routes import ListingRoutes
 from frostline.node.http.messages import BodyReader, body_length, error_response, json_response, run_while_connected
 from frostline.node.http.metrics import metrics_text
@@ -48,6 +49,7 @@ def make_app(node: Node) -> Starlette:
     service = _Service(node)
     return Starlette(
         routes=[
+            Route("/", Dashboard().page, methods=["GET"]),
             Route("/v1/prefixes/{digest}", service.prefix, methods=["HEAD", "PUT"]),
             Route("/v1/features", service.features, methods=["POST"]),
             Route("/v1/profiles", service.profile, methods=["POST"]),

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from frostline.core.units import in_bytes, in_percent, in_rate, in_seconds, in_times
+from frostline.core.units import in_bytes, in_multiple, in_percent, in_rate, in_seconds, in_times
 
 __all__ = (
     "INK",
@@ -134,6 +134,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         seconds=in_seconds,
         percent=in_percent,
         times=in_times,
+        multiple=in_multiple,
         number=_in_number,
         rate=in_rate,
         setting=_in_setting,

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from frostline.core import EXACT
-from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_score, in_seconds
+from frostline.core.units import METRICS, in_bytes, in_percent, in_samples_per_s, in_score, in_seconds
+from frostline.training.report.confusion_view import ConfusionView
 from frostline.training.report.drawing import INK, SOFT, STORE, STYLE, TRAINER, WIRE, canvas, quiet, render, svg
 from frostline.training.report.plan_plots import PlanView
 from frostline.training.report.recipe_words import recipe_in_words
@@ -91,14 +93,21 @@ def _thinned(losses: Sequence[float]) -> tuple[list[float], list[float], int]:
 _MAX_ROWS = 12
 
 
-def render_page(report: Report) -> str:
-    """The whole page as HTML. Whatever stands in the report's texts is shown as text, never as markup."""
+def render_page(report: Report, pictures: Mapping[int, str] = MappingProxyType({})) -> str:
+    """The whole page as HTML. Whatever stands in the report's texts is shown as text, never as markup.
+
+    Args:
+        report: to show.
+        pictures: small pictures as ``data:`` URIs, by the ids of the samples.
+    """
     return render(
         "report",
         {
             "report": report,
             "title": f"{report.model} on {_last_part(report.data)}",
             "stages": _stage_bars(report.stages),
+            "times": _times(report),
+            "confusion": ConfusionView.of(report, pictures),
             "crossings": _crossing_bars(report),
             "ways": _way_bars(report),
             "rates": _rate_bars(report),
@@ -142,6 +151,21 @@ def _stage_bars(stages: Mapping[str, float]) -> list[_Bar]:
     ]
 
 
+def _times(report: Report) -> list[_Bar]:
+    """The parts of the whole time, one after another: they sum to it."""
+    setup_s = min(report.setup_s, report.seconds)
+    waiting_s = min(report.stall_s, report.seconds - setup_s)
+    parts = (
+        ("set-up", setup_s, "idle"),
+        ("waiting for batches", waiting_s, "wire"),
+        ("training, scoring and saving", report.seconds - setup_s - waiting_s, "trainer"),
+    )
+    return [
+        _Bar(name=name, words=in_seconds(seconds), share=seconds / (report.seconds or 1.0), side=side)
+        for name, seconds, side in parts
+    ]
+
+
 def _side(stage: str) -> str:
     return next((side for side in ("store", "trainer", "wire") if stage.startswith(side)), "idle")
 
@@ -175,7 +199,7 @@ def _rate_bars(report: Report) -> list[_Bar]:
     )
     maximum = max((rate for _, rate, _ in rates if rate is not None), default=0) or 1
     return [
-        _Bar(name=name, words=f"{in_rate(rate)} samples/s", share=rate / maximum, side=side)
+        _Bar(name=name, words=in_samples_per_s(rate), share=rate / maximum, side=side)
         for name, rate, side in rates
         if rate is not None
     ]

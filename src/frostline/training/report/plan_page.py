@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frostline.core.units import in_bytes, in_rate, in_seconds
+from frostline.core.units import in_bytes, in_samples_per_s, in_seconds
 from frostline.planning import Plan, Situation, make_plan, vary
 from frostline.planning.replanning import mixture_in_words
 from frostline.training.report.drawing import render
@@ -116,7 +116,7 @@ def _in_words(situation: Situation) -> Mapping[str, str]:
 
 def _rate_of(seconds: float) -> str:
     """How many samples a second a side alone would bring to the frost line."""
-    return f"{in_rate(1 / seconds)} samples/s to the frost line" if seconds > 0 else "no time at all"
+    return f"{in_samples_per_s(1 / seconds)} to the frost line" if seconds > 0 else "no time at all"
 
 
 def last_part(url: str) -> str:

@@ -1,14 +1,16 @@
 """Draws a plan: what every cut along the network would cost, and how fast each rule would be on other links."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Literal
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from frostline.core import EXACT
+from frostline.core import EXACT, Route
 from frostline.core.units import in_bytes, in_rate, in_seconds
 from frostline.planning import Candidate, Plan, table
 from frostline.profiles import Trial
@@ -32,8 +34,14 @@ __all__ = ("PlanView", "cuts_plot", "rates_plot")
 _ROW_INCHES, _HEAD_INCHES, _FOOT_INCHES, _WIDE_INCHES = 0.21, 0.65, 0.4, 10.4
 # A decade more than this below the largest is too little to matter, and would press the rest together.
 _DECADES = 4.0
+# Lines nearer than this lie on each other.
+_SAME_LINE = 0.01
+# So many of the fastest cuts that are not in use are worth a look.
+_FASTEST = 3
 # 5.4 points a letter is wide enough for all faces on the page's list.
 _POINTS_A_LETTER = 5.4
+# Ticks are a point larger, and those of two neighbours need certainty.
+_POINTS_A_TICK_LETTER = 6.8
 
 
 def cuts_plot(plan: Plan, *, memory_bytes: int | None = None) -> str:
@@ -70,6 +78,8 @@ def cuts_plot(plan: Plan, *, memory_bytes: int | None = None) -> str:
             quiet(axes, along="x")
             axes.tick_params(axis="y", pad=8)
             axes.tick_params(axis="x", labeltop=True)
+        for axes, say in zip(panels, (in_bytes, in_seconds, in_bytes), strict=True):
+            _keep_labels_apart(axes, say)
         _mark_chosen(panels, [in_use.get(candidate.route) for candidate in shown])
         return svg(figure, name="cuts", title="Bytes, seconds and memory at every cut of the network, for one sample")
 
@@ -88,8 +98,8 @@ def rates_plot(bandwidths: Sequence[float], rates: Mapping[str, Sequence[float]]
         axes.set_yscale("log")
         axes.axvline(measured, color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
         looks = ((STORE, "solid", 2.4), (TRAINER, "solid", 1.4), (WIRE, "solid", 1.4), (SOFT, (0, (1, 1.5)), 1.4))
-        for (name, values), (colour, dashes, width) in zip(rates.items(), looks, strict=False):
-            axes.plot(bandwidths, values, color=colour, linestyle=dashes, linewidth=width, label=name)
+        for (names, values), (colour, dashes, width) in zip(_together(rates), looks, strict=False):
+            axes.plot(bandwidths, values, color=colour, linestyle=dashes, linewidth=width, label=", ".join(names))
         axes.legend(loc="lower right", labelcolor=SOFT, handlelength=1.8, borderaxespad=0)
         axes.set_xlabel("bandwidth of the link, a second")
         axes.set_title("samples a second", loc="left", fontsize=10, color=SOFT)
@@ -120,7 +130,7 @@ def _draw_bytes(axes: Axes, shown: Sequence[Candidate], *, exact: Mapping[int, C
             whole = max(exact[candidate.cut].wire_bytes_per_sample, 1)
             axes.plot([whole], [row], color=colour, marker="o", markersize=4, fillstyle="none", markeredgewidth=1)
     axes.axvline(encoded, color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
-    _log_ticks(axes, in_bytes)
+    _log_ticks(axes)
 
 
 def _draw_seconds(axes: Axes, shown: Sequence[Candidate]) -> None:
@@ -139,7 +149,7 @@ def _draw_seconds(axes: Axes, shown: Sequence[Candidate]) -> None:
         for value, colour in ((candidate.store_s, STORE), (candidate.link_s, WIRE), (candidate.trainer_s, TRAINER)):
             if value > minimum:
                 axes.plot([value], [row], color=colour, marker="o", markersize=5)
-    _log_ticks(axes, in_seconds)
+    _log_ticks(axes)
 
 
 def _draw_memory(axes: Axes, shown: Sequence[Candidate], memory_bytes: int | None) -> None:
@@ -150,13 +160,44 @@ def _draw_memory(axes: Axes, shown: Sequence[Candidate], memory_bytes: int | Non
     if memory_bytes is not None and memory_bytes <= 3 * max(sizes):
         axes.axvline(memory_bytes, color=SOFT, linewidth=1, linestyle=(0, (3, 3)))
     axes.locator_params(axis="x", nbins=3)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: without_zeros(in_bytes(value))))
+    axes.set_xlim(left=0)
 
 
-def _log_ticks(axes: Axes, say: Callable[[float], str]) -> None:
+def _log_ticks(axes: Axes) -> None:
     axes.xaxis.set_major_locator(LogLocator(numticks=6))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: without_zeros(say(value))))
+
+
+def _keep_labels_apart(axes: Axes, say: Callable[[float], str]) -> None:
+    """Label the ticks so that no label leaves its panel, where it would run into the next one's, or meets another."""
+    low, high = axes.get_xlim()
+    ticks = [float(tick) for tick in axes.get_xticks() if low <= tick <= high]
+    places = [float(axes.transAxes.inverted().transform(axes.transData.transform((tick, 0)))[0]) for tick in ticks]
+    a_letter = _POINTS_A_TICK_LETTER / (axes.get_position().width * _WIDE_INCHES * 72)
+    labels, anchors, end = list[str](), list[Literal["left", "center", "right"]](), 0.0
+    for place, label in zip(places, (without_zeros(say(tick)) for tick in ticks), strict=True):
+        width = a_letter * len(label)
+        start = min(max(place - width / 2, 0.0), 1.0 - width)
+        is_free = start >= end
+        labels.append(label if is_free else "")
+        anchors.append("left" if place < width / 2 else "right" if place > 1 - width / 2 else "center")
+        end = start + width + 2 * a_letter if is_free else end
+    axes.set_xticks(ticks, labels)
+    for tick, anchor in zip(axes.xaxis.get_major_ticks(), anchors, strict=True):
+        tick.label1.set_horizontalalignment(anchor)
+        tick.label2.set_horizontalalignment(anchor)
+
+
+def _together(rates: Mapping[str, Sequence[float]]) -> list[tuple[list[str], Sequence[float]]]:
+    """The rules with their rates, those that nobody could tell apart in a drawing as one."""
+    found: list[tuple[list[str], Sequence[float]]] = []
+    for name, values in rates.items():
+        same = next((names for names, others in found if np.allclose(values, others, rtol=_SAME_LINE)), None)
+        if same is None:
+            found.append(([name], values))
+        else:
+            same.append(name)
+    return found
 
 
 def _mark_chosen(panels: Sequence[Axes], shares: Sequence[float | None]) -> None:
@@ -207,7 +248,8 @@ class PlanView:
         ways: ways of the mixture, the largest share first.
         prices: the dearest resource first; empty where nothing bounds the rate.
         columns: columns of the table.
-        rows: rows of the table.
+        rows: rows that are worth a look: the ways in use, both ends of the network, and the fastest others.
+        others: all other rows.
         figure: SVG of all cuts.
         wire_bytes: bytes on the wire of an average sample.
         encoded: the candidate that ships the encoded sample.
@@ -219,6 +261,7 @@ class PlanView:
     prices: tuple[_Price, ...]
     columns: tuple[str, ...]
     rows: tuple[_Row, ...]
+    others: tuple[_Row, ...]
     figure: str
     wire_bytes: float
     encoded: Candidate
@@ -235,6 +278,11 @@ class PlanView:
         """
         by_route = {candidate.route: candidate for candidate in plan.candidates}
         made, in_use = table(plan, every=every), {part.route for part in plan.mixture}
+        worth = _worth_a_look(made.candidates, in_use)
+        rows = [
+            (candidate.route in worth, _Row(cells=cells, is_chosen=candidate.route in in_use))
+            for cells, candidate in zip(made.rows, made.candidates, strict=True)
+        ]
         is_bound = any(price for _, price in plan.prices)
         ways = tuple(
             _Way(share=part.share, candidate=by_route[part.route], shade=max(1 - 0.3 * place, 0.25))
@@ -245,15 +293,21 @@ class PlanView:
             ways=ways,
             prices=tuple(_Price(resource=name, gain=price / 10) for name, price in plan.prices if is_bound),
             columns=made.columns,
-            rows=tuple(
-                _Row(cells=cells, is_chosen=candidate.route in in_use)
-                for cells, candidate in zip(made.rows, made.candidates, strict=True)
-            ),
+            rows=tuple(row for is_worth, row in rows if is_worth),
+            others=tuple(row for is_worth, row in rows if not is_worth),
             figure=cuts_plot(plan, memory_bytes=memory_bytes),
             wire_bytes=sum(way.share * way.candidate.wire_bytes_per_sample for way in ways),
             encoded=next(candidate for candidate in plan.candidates if candidate.cut == 0),
             trials=_trials(plan),
         )
+
+
+def _worth_a_look(shown: Sequence[Candidate], in_use: Set[Route]) -> Set[Route]:
+    ends = {candidate.cut for candidate in (shown[0], shown[-1])}
+    others = [candidate for candidate in shown if candidate.is_possible and candidate.route not in in_use]
+    fastest = sorted(others, key=lambda item: -item.samples_per_s)[:_FASTEST]
+    at_ends = [next(candidate for candidate in shown if candidate.cut == cut) for cut in ends]
+    return {*in_use, *(candidate.route for candidate in (*fastest, *at_ends))}
 
 
 def _trials(plan: Plan) -> tuple[Trial, ...]:

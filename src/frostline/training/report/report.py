@@ -12,6 +12,7 @@ from frostline.core import FLOAT32, REFERENCE, Skipped
 from frostline.events import EpochTrained, Evaluated, Event, HeadSelected, Observer, Replanned, StepFinished, Tuned
 from frostline.planning import Plan
 from frostline.planning.diagnosis import Diagnosis
+from frostline.training.recipe.confusion import Confusion
 from frostline.version import __version__
 
 __all__ = ("Record", "Report", "RouteUsage", "WorkLocation", "versions")
@@ -65,6 +66,8 @@ class Report:
         val_scores: scores of the held-out samples after each epoch, by the name of the metric: those of
             ``core.units.METRICS`` that the run has.
         val_score: scores of the head that was kept, by the same names.
+        confusion: answers of that head to the held-out samples, class by class, and its mistakes; None where
+            no classes are learned, nothing is held out, or another process scored it.
         wire_bytes: store side to trainer, bodies and headers.
         baseline_wire_bytes: the encoded images: once where features are kept between epochs, else in each epoch.
         diagnosis: the part that held the run back, with the gain to expect without it; None where nobody looked.
@@ -114,6 +117,7 @@ class Report:
     val_accuracy: float | None = None
     val_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     val_score: Mapping[str, float] = field(default_factory=dict)
+    confusion: Confusion | None = None
     wire_bytes: int
     baseline_wire_bytes: int
     diagnosis: Diagnosis | None = None

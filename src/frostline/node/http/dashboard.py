@@ -1,0 +1,43 @@
+"""A node's page for people: one file that asks the node itself for its statistics, and nothing else for anything."""
+
+import base64
+import hashlib
+import re
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+__all__ = ("Dashboard",)
+
+
+class Dashboard:
+    """Gives the page, which holds no figures: whoever may not read the statistics sees none."""
+
+    def __init__(self) -> None:
+        self._page = files("frostline.node").joinpath("dashboard.html").read_bytes()
+        self._headers = {
+            "Content-Security-Policy": _policy(self._page.decode()),
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-cache",
+        }
+
+    async def page(self, _: Request) -> Response:
+        """Answer with the page."""
+        return Response(self._page, media_type="text/html; charset=utf-8", headers=self._headers)
+
+
+def _policy(page: str) -> str:
+    """Allow this script, this style and requests to the node itself."""
+    script, style = (_digest_of(page, tag) for tag in ("script", "style"))
+    return (
+        f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _digest_of(page: str, tag: str) -> str:
+    found = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    assert found, f"the page has a {tag}"
+    return f"'sha256-{base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()}'"

@@ -1,0 +1,184 @@
+"""A node's page for people, as text and in a real browser that reads a real node over HTTP."""
+
+import base64
+import hashlib
+import re
+import threading
+from contextlib import contextmanager
+from html import unescape
+from importlib.resources import files
+
+import httpx
+import pytest
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from frostline.config import NodeSettings
+from frostline.node import Node
+from frostline.node.http.app import make_app
+from support.nodes import artifact_of, make_images, request, served, small_network
+from support.pages import Elements, visit
+from support.tenants import header, tenant, token_of
+
+PAGE = files("frostline.node").joinpath("dashboard.html").read_text(encoding="utf-8")
+MEMORY = 128 << 20
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", 8)
+
+
+@contextmanager
+def a_node(images, **settings):
+    with Node(NodeSettings(memory_bytes=MEMORY, **settings), (images.as_uri(),)) as node, served(node) as url:
+        yield str(url)
+
+
+def work(url, images, headers=None):
+    """Samples of a frozen network, and the same once more."""
+    digest, body = artifact_of(small_network())
+    httpx.put(f"{url}/v1/prefixes/{digest}", content=body, headers=headers).raise_for_status()
+    message = request(images, 2, digest)
+    for _ in range(2):
+        httpx.post(f"{url}/v1/features", json=message.to_json(), headers=headers).raise_for_status()
+
+
+def seen(tmp_path, address, *options, for_ms=4000):
+    return visit(
+        tmp_path, address, "--enable-logging=stderr", f"--virtual-time-budget={for_ms}", "--dump-dom", *options
+    )
+
+
+def figures(dom):
+    """Values of the page's figures, by their ids."""
+    found = {}
+    for attributes in re.findall(r"<data ([^>]*)>", dom):
+        named = dict(re.findall(r'(\w+)="([^"]*)"', attributes))
+        if named.get("value") and "id" in named:
+            found[named["id"]] = float(named["value"])
+    return found
+
+
+def test_the_page_may_do_nothing_but_ask_its_node(images):
+    with Node(NodeSettings(memory_bytes=MEMORY), (images.as_uri(),)) as node, TestClient(make_app(node)) as client:
+        answer = client.get("/")
+    policy = dict(part.split(maxsplit=1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    for tag in ("script", "style"):
+        [text] = re.findall(rf"<{tag}>(.*?)</{tag}>", answer.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert policy[f"{tag}-src"] == f"'sha256-{digest}'"
+    assert not re.search(r"https?:|//[a-z]|@import|innerHTML|localStorage|sessionStorage|cookie", answer.text)
+    assert not [name for name, _ in Elements(answer.text).attributes if name.startswith("on") or name == "style"]
+
+
+def test_readers_of_screens_are_told_what_everything_is():
+    elements = Elements(PAGE)
+    assert ("lang", "en") in elements.attributes
+    assert elements.tags.count("h1") == elements.tags.count("main") == 1
+    named = {value for name, value in elements.attributes if name in {"aria-labelledby", "for"}}
+    assert named <= set(elements.ids)
+    assert len(elements.ids) == len(set(elements.ids))
+    assert ("role", "status") in elements.attributes
+    for meter in re.findall(r'<div class="track" role="meter"[^>]*>', PAGE):
+        assert all(f"aria-{name}=" in meter for name in ("label", "valuemin", "valuemax", "valuenow"))
+    assert "prefers-color-scheme: dark" in PAGE
+    assert ":focus-visible" in PAGE
+
+
+def test_a_browser_shows_what_the_api_says_without_an_error(tmp_path, images):
+    with a_node(images) as url:
+        work(url, images)
+        page = seen(tmp_path, url)
+        said, health = (httpx.get(f"{url}/v1/{name}").json() for name in ("statistics", "health"))
+    shown = figures(page.stdout)
+    assert said["totals"]["samples"] == 16
+    for name in ("samples", "bytes_sent", "bytes_read", "cache_hits", "finished", "refused_busy", "failed"):
+        assert shown[name] == said["totals"][name], name
+    for name in ("requests_in_progress", "waiting_for_device", "prefixes", "devices_in_service"):
+        assert shown[name] == said[name], name
+    assert 0 < shown["uptime_s"] <= said["uptime_s"]
+    for name, pool in said["memory"].items():
+        assert re.search(rf'data-name="{name}".*?<data value="{pool["reserved_bytes"]}">', page.stdout, re.DOTALL)
+    assert '<main id="figures">' in page.stdout
+    assert "Read every second." in page.stdout
+    assert f"{health['hardware']} · {len(health['cores'])} cores" in page.stdout
+    assert "CONSOLE" not in page.stderr
+
+
+def test_it_follows_a_job_that_runs(tmp_path, images):
+    with a_node(images) as url:
+        work(url, images)
+        before, ends = httpx.get(f"{url}/v1/statistics").json(), threading.Event()
+
+        def run():
+            while not ends.is_set():
+                work(url, images)
+
+        job = threading.Thread(target=run)
+        job.start()
+        try:
+            page = seen(tmp_path, url, for_ms=6000)
+        finally:
+            ends.set()
+            job.join()
+        after = httpx.get(f"{url}/v1/statistics").json()
+    shown = figures(page.stdout)
+    assert before["totals"]["samples"] <= shown["samples"] <= after["totals"]["samples"]
+    assert before["totals"]["samples"] < after["totals"]["samples"]
+    assert len(re.findall(r"[\d.]+,[\d.]+", re.findall(r'<polyline id="line" points="([^"]*)"', page.stdout)[0])) >= 2
+    assert "CONSOLE" not in page.stderr
+
+
+def test_of_a_node_with_tenants_it_shows_nothing_until_a_token_is_typed(tmp_path, images):
+    with a_node(images, tenants=(tenant("ann"),)) as url:
+        page = seen(tmp_path, url)
+    assert '<form id="ask">' in page.stdout
+    assert '<main id="figures" hidden="">' in page.stdout
+    assert "type the token" in page.stdout
+    assert "ann" not in re.sub(r"<script>.*?</script>", "", page.stdout, flags=re.DOTALL).split("<body>")[1]
+
+
+@contextmanager
+def a_node_with_copies(monkeypatch, images, copies, **settings):
+    """A node that gives copies of its page too, which no policy forbids to run a test's script."""
+
+    def with_copies(node):
+        app = make_app(node)
+        for path, page in copies.items():
+            app.routes.insert(0, Route(path, lambda _, page=page: HTMLResponse(page)))
+        return app
+
+    monkeypatch.setattr("frostline.node.http.server.make_app", with_copies)
+    with a_node(images, **settings) as url:
+        yield url
+
+
+def test_with_a_token_it_shows_the_tenant_s_shares_against_its_weight(tmp_path, images, monkeypatch):
+    typing = f"document.getElementById('token').value = '{token_of('ann')}'; document.querySelector('button').click();"
+    page = PAGE.replace("</body>", f"<script>setTimeout(() => {{ {typing} }}, 1500);</script></body>")
+    tenants = (tenant("ann", weight=3.0), tenant("bob", weight=1.0))
+    with a_node_with_copies(monkeypatch, images, {"/typed": page}, tenants=tenants) as url:
+        work(url, images, header("ann"))
+        said = seen(tmp_path, f"{url}/typed", for_ms=6000).stdout
+    [row] = re.findall(r'<tr data-name="ann">(.*?)</tr>', said)
+    assert [unescape(cell) for cell in re.findall(r">([^<>]+)</t[hd]>", row)][:3] == ["ann", "3", "–"]
+    assert 'value="16"' in said
+    assert token_of("ann") not in re.sub(r"<script>.*?</script>", "", said, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_is_wider_than_a_phone_or_a_laptop(tmp_path, images, monkeypatch, width):
+    measuring = (
+        "setTimeout(() => { const inner = document.querySelector('iframe').contentWindow;"
+        "document.title = `wide ${inner.document.documentElement.scrollWidth} of ${inner.innerWidth}`; }, 2500)"
+    )
+    frame = f'<iframe src="/copy" width="{width}" height="900"></iframe><script>{measuring}</script>'
+    with a_node_with_copies(monkeypatch, images, {"/copy": PAGE, "/framed": frame}) as url:
+        work(url, images)
+        said = seen(tmp_path, f"{url}/framed").stdout
+    assert f"<title>wide {width} of {width}</title>" in said
