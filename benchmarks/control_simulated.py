@@ -18,7 +18,9 @@ from frostline.control.stage import ControlledStage
 from frostline.control.state import ControlState
 
 INF = float("inf")
-CAPACITY = Amounts(compute_s_per_s=64.0, bytes_per_s=10e9, requests_per_s=50_000.0, requests=20_000.0, memory_bytes=1e12)
+CAPACITY = Amounts(
+    compute_s_per_s=64.0, bytes_per_s=10e9, requests_per_s=50_000.0, requests=20_000.0, memory_bytes=1e12
+)
 
 
 def filled(capacity, demands, weights):
@@ -78,20 +80,27 @@ def settings_of(tenants):
 
 
 def one_round(state, stages, late, now_s, chance, loss, doubled):
-    """Each stage reports once; a lost report or answer is gone, a doubled or late one comes again in a later round."""
+    """Each stage reports; a lost report or answer is gone, and a doubled one comes again, late, in the next round."""
     for stage, report in late:
         state.receive(stage.tenant, report, now_s)
     late.clear()
     for stage in chance.sample(stages, len(stages)):
-        report = stage.controlled.report(stage.demand)
+        if heard(state, stage, late, now_s, chance, loss, doubled):  # it may use less, and says so at once
+            heard(state, stage, late, now_s, chance, loss, doubled)
+
+
+def heard(state, stage, late, now_s, chance, loss, doubled):
+    """Report, twice if no answer comes; return whether the stage should report again at once."""
+    report = stage.controlled.report(stage.demand)
+    for _ in range(2):
         if chance.random() < doubled:
             late.append((stage, report))
         if chance.random() < loss:
             continue
         answer = state.receive(stage.tenant, report, now_s)
-        if chance.random() < loss:
-            continue
-        stage.controlled.take(answer, now_s)
+        if chance.random() >= loss:
+            return stage.controlled.take(answer, now_s)
+    return False
 
 
 def over_capacity(stages):

@@ -9,7 +9,9 @@ from frostline.control.fairness import proportional, weighted_max_min
 
 AMOUNTS = st.floats(0, 1e9)
 MEMBERS = st.lists(
-    st.tuples(st.integers(0, 3), st.one_of(AMOUNTS, st.just(float("inf"))), st.floats(0.01, 100)), min_size=1, max_size=40
+    st.tuples(st.integers(0, 3), st.one_of(AMOUNTS, st.just(float("inf"))), st.floats(0.01, 100)),
+    min_size=1,
+    max_size=40,
 )
 CAPACITIES = st.lists(AMOUNTS, min_size=4, max_size=4)
 

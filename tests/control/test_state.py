@@ -147,7 +147,9 @@ def test_a_deadline_counts_what_all_stages_of_its_job_moved():
         settle(state, [first, second], float(now_s), rounds=1, moved=1000)
         share = exchange(state, other, float(now_s))
     needed = (20_000 - 2000) / 97
-    assert share == pytest.approx(BYTES - needed - (first.in_force.bytes_per_s + second.in_force.bytes_per_s - needed), rel=0.05)
+    assert share == pytest.approx(
+        BYTES - needed - (first.in_force.bytes_per_s + second.in_force.bytes_per_s - needed), rel=0.05
+    )
     assert first.in_force.bytes_per_s + second.in_force.bytes_per_s == pytest.approx(needed, rel=0.05)
 
 
@@ -224,5 +226,3 @@ def trouble(state, stages, chance):
         in_force = sum(each.in_force.bytes_per_s for each in stages if each.version)
         assert in_force <= BYTES * (1 + 1e-9)
         assert state.held.bytes_per_s <= BYTES * (1 + 1e-9)
-
-

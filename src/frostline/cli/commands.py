@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import click
 
 from frostline.cli.cluster import cluster
+from frostline.cli.control import control
 from frostline.cli.demo import demo
 from frostline.cli.doctor import doctor
 from frostline.cli.extract import extract
@@ -36,7 +37,7 @@ def verbs() -> None:
     """
 
 
-for _verb in (cluster, demo, doctor, extract, index, ingest, io, plan, predict, serve, train):
+for _verb in (cluster, control, demo, doctor, extract, index, ingest, io, plan, predict, serve, train):
     verbs.add_command(_verb)
 
 

@@ -13,7 +13,7 @@ from frostline.cli.units import BYTES
 from frostline.config import BATCHING, NodeSettings
 from frostline.errors import SettingError
 
-__all__ = ("serve", "served_settings")
+__all__ = ("address_of", "serve", "served_settings")
 
 
 @click.command(epilog="Example: frostline serve --data-root s3://photos --listen 10.0.0.5:7070 --tenants tenants.toml")
@@ -159,7 +159,7 @@ def serve(
     from frostline.node.http.server import listen as take_port
     from frostline.node.weights.inspection import Inspector, kept_inspections
 
-    host, port = _address(listen)
+    host, port = address_of(listen)
     node = served_settings(node, tenants=tenants, **options)
     # The inspector first: it is a copy of this process, which has torch and no threads yet.
     with (
@@ -254,7 +254,12 @@ def _say(url: str, roots: tuple[str, ...], *, as_json: bool) -> None:
         click.echo(f"node ready at {url}, serving {', '.join(roots)}; Ctrl-C stops it")
 
 
-def _address(listen: str) -> tuple[str, int]:
+def address_of(listen: str) -> tuple[str, int]:
+    """A host and a port, as ``--listen`` says them.
+
+    Raises:
+        SettingError: It says something else.
+    """
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise SettingError(f"--listen takes HOST:PORT, such as 127.0.0.1:7070, not {listen!r}")

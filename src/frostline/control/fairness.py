@@ -3,10 +3,21 @@
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("Floats", "Ints", "proportional", "weighted_max_min")
+__all__ = ("Floats", "Ints", "proportional", "summed", "weighted_max_min")
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+def summed(group: Ints, amount: Floats, groups: int) -> Floats:
+    """The amounts of each group together.
+
+    Args:
+        group: ``int64[n]``, the group of each amount.
+        amount: ``float64[n]``.
+        groups: number of groups.
+    """
+    return np.asarray(np.bincount(group, amount, groups), np.float64)
 
 
 def weighted_max_min(capacity: Floats, demand: Floats, weight: Floats, group: Ints) -> Floats:

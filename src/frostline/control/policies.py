@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.control.amounts import RESOURCES
-from frostline.control.fairness import Floats, Ints, proportional, weighted_max_min
+from frostline.control.fairness import Floats, Ints, proportional, summed, weighted_max_min
 from frostline.core.units import in_bytes
 
-__all__ = ("Division", "SharingPolicy", "StageTable", "chained", "deadlines", "max_min", "priorities", "policies_of")
+__all__ = ("Division", "SharingPolicy", "StageTable", "chained", "deadlines", "max_min", "policies_of", "priorities")
 
 _BYTES = RESOURCES.index("bytes_per_s")
 # A job whose work is done needs nothing, and one whose end has come cannot keep it.
@@ -131,9 +131,7 @@ def _too_late(job: str, needs: float, left: float) -> str:
     )
 
 
-def _divided(
-    table: StageTable, division: Division, rule: _Rule, among: npt.NDArray[np.bool_] | None
-) -> Division:
+def _divided(table: StageTable, division: Division, rule: _Rule, among: npt.NDArray[np.bool_] | None) -> Division:
     given = division.given.copy()
     for resource in table.divided:
         lack = np.maximum(0.0, table.demand[:, resource] - given[:, resource])
@@ -148,8 +146,8 @@ def _divided(
 def _down_the_tree(table: StageTable, demand: Floats, capacity: float, rule: _Rule) -> Floats:
     """Divide one resource between tenants, jobs and stages; ``float64[s]``."""
     demand = np.minimum(demand, capacity)
-    of_jobs = np.bincount(table.job, demand, len(table.tenant))
-    of_tenants = np.bincount(table.tenant, of_jobs, len(table.tenant_weight))
+    of_jobs = summed(table.job, demand, len(table.tenant))
+    of_tenants = summed(table.tenant, of_jobs, len(table.tenant_weight))
     everybody = np.zeros(len(of_tenants), np.int64)
     tenants = rule(np.array([capacity]), of_tenants, table.tenant_weight, everybody)
     jobs = rule(tenants, of_jobs, table.job_weight, table.tenant)
@@ -184,5 +182,6 @@ def chained(table: StageTable, policies: Sequence[SharingPolicy]) -> Division:
     given = division.given.copy()
     for resource in table.divided:
         left = max(0.0, float(table.capacity[resource] - given[:, resource].sum()))
-        given[:, resource] += _down_the_tree(table, np.full(len(given), np.inf), left, weighted_max_min)
+        if left > 0:
+            given[:, resource] += _down_the_tree(table, np.full(len(given), np.inf), left, proportional)
     return replace(division, given=given)

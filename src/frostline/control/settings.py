@@ -112,7 +112,9 @@ class ControlSettings:
         if job.ends_at_s == math.inf:
             return
         if "deadlines" not in self.policies or self.capacity.bytes_per_s == math.inf:
-            raise SettingError(f"job {job.name} has ends_at, which needs the policy deadlines and a bytes_per_s to divide")
+            raise SettingError(
+                f"job {job.name} has ends_at, which needs the policy deadlines and a bytes_per_s to divide"
+            )
 
 
 def _check_weight(owner: str, weight: float) -> None:

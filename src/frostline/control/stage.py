@@ -1,4 +1,4 @@
-"""Decides what a stage reports, and what it keeps to: the last settings that it heard, for as long as it hears nothing."""
+"""Decides what a stage reports, and what it keeps to: the last settings that it heard, while it hears nothing."""
 
 import math
 from dataclasses import replace

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from frostline.control.amounts import RESOURCES, Amounts, Row
+from frostline.control.fairness import Floats
 from frostline.control.messages import ControlAnswer, StageReport
-from frostline.control.policies import Division, StageTable, chained, policies_of
+from frostline.control.policies import StageTable, chained, policies_of
 from frostline.control.settings import ControlledJob, ControlSettings
 from frostline.errors import Overloaded
 
@@ -20,6 +21,8 @@ _NONE: Row = (0.0,) * len(RESOURCES)
 _DECIDE_S = 5e-5
 # Settings that differ by less are the same: a new version costs a message to no effect.
 _SAME = 1e-3
+# A job of which nothing is known beforehand.
+_PLAIN = ControlledJob(name="any")
 _JobName = tuple[str, str]
 
 
@@ -64,8 +67,8 @@ class ControlState:
     What all stages hold never exceeds the capacity: an amount is counted as held from the answer that grants it until
     the stage says that it has taken a later answer, or ends, or for a lease has said neither that nor anything. So an
     answer that is lost, late or doubled never lets two stages use the same amount; a newcomer waits until others say
-    that they hold less. A stage that was cut off for longer than a lease, and used its amounts all the while, is the one
-    exception.
+    that they hold less. The one exception is a stage that was cut off for longer than a lease, and used its amounts all
+    the while.
 
     Args:
         settings: what is divided and how.
@@ -84,7 +87,8 @@ class ControlState:
         self._version = max((record.version for record in self._records.values()), default=0)
         self._counts = Counter(tenant for tenant, _ in self._records)
         self._held = self._all_held()
-        self._targets: dict[tuple[str, str], Row] = {}
+        self._numbers: dict[tuple[str, str], int] = {}  # rows of the targets, by stage
+        self._targets: Floats = np.zeros((0, len(RESOURCES)))
         self._notices: dict[_JobName, tuple[str, ...]] = {}
         self._decided_s = -math.inf
         self._is_changed = True
@@ -98,7 +102,7 @@ class ControlState:
     @property
     def held(self) -> Amounts:
         """The most that all stages together may be using."""
-        return self._named(self._held)
+        return self.named(self._held)
 
     def notices(self, tenant: str, job: str) -> tuple[str, ...]:
         """The sentences about a job."""
@@ -123,7 +127,7 @@ class ControlState:
         return self._answer(self._grant(key, now_s))
 
     def touched(self) -> dict[tuple[str, str], StageRecord | None]:
-        """The records that changed since the last call, to be stored before an answer leaves; None for forgotten ones."""
+        """The records that changed since the last call, to be stored before an answer leaves; None once forgotten."""
         found = {key: self._records.get(key) for key in self._touched}
         self._touched.clear()
         return found
@@ -132,12 +136,19 @@ class ControlState:
         """Divide the capacity anew, without those who have not been heard for a lease."""
         self._expire(now_s)
         self._held = self._all_held()
-        there = self.records
-        division = chained(self._table(there, now_s), self._policies) if there else None
-        given = [] if division is None else division.given.tolist()
-        self._targets = {record.key: tuple(row) for record, row in zip(there, given, strict=True)}
-        self._notices = {} if division is None else self._said(division)
+        there = {key: record for key, record in self._records.items() if not record.is_gone}
+        self._numbers = dict(zip(there, range(len(there)), strict=True))
+        self._notices = {}
+        if there:
+            self._divide(list(there.values()), now_s)
         self._decided_s, self._is_changed = now_s, False
+
+    def _divide(self, there: list[StageRecord], now_s: float) -> None:
+        job_of = [record.job for record in there]
+        jobs = list(dict.fromkeys(job_of))
+        division = chained(self._table(there, job_of, jobs, now_s), self._policies)
+        self._targets = division.given
+        self._notices = {jobs[number]: (sentence,) for number, sentence in division.notices}
 
     def _take(self, before: StageRecord | None, tenant: str, report: StageReport, now_s: float) -> None:
         if before is None:
@@ -147,9 +158,7 @@ class ControlState:
         self._version = max(self._version, report.version)
         asked_s = math.inf if report.version == before.version else before.asked_s
         held = _NONE if report.has_ended else self._held_after(before, report)
-        self._put(
-            replace(before, report=report, heard_s=now_s, held=held, asked_s=asked_s, is_gone=report.has_ended)
-        )
+        self._put(replace(before, report=report, heard_s=now_s, held=held, asked_s=asked_s, is_gone=report.has_ended))
 
     def _held_after(self, before: StageRecord, report: StageReport) -> Row:
         if before.is_gone or before.version == 0:  # its amounts may be others' by now: it holds what is left of them
@@ -166,7 +175,8 @@ class ControlState:
     def _grant(self, key: tuple[str, str], now_s: float) -> StageRecord:
         """Give a stage what the last decision says, as far as nobody else may be using it still."""
         record = self._records[key]
-        target = self._targets.get(key, _NONE)
+        number = self._numbers.get(key)
+        target = _NONE if number is None else self._targets[number].tolist()
         if record.is_gone:
             return record
         reach = zip(target, record.held, self._free(), strict=True)
@@ -184,7 +194,7 @@ class ControlState:
     def _answer(self, record: StageRecord) -> ControlAnswer:
         return ControlAnswer(
             version=record.version,
-            settings=self._named(record.settings),
+            settings=self.named(record.settings),
             round_s=self.settings.round_s,
             lease_s=self.settings.lease_s,
             notices=self.notices(*record.job),
@@ -219,26 +229,29 @@ class ControlState:
         del self._records[gone]
         self._touched.add(gone)
 
-    def _table(self, there: list[StageRecord], now_s: float) -> StageTable:
-        jobs = list(dict.fromkeys(record.job for record in there))
+    def _table(
+        self, there: list[StageRecord], job_of: list[_JobName], jobs: list[_JobName], now_s: float
+    ) -> StageTable:
         tenants = list(dict.fromkeys(tenant for tenant, _ in jobs))
         job_number = {job: number for number, job in enumerate(jobs)}
         tenant_number = {tenant: number for number, tenant in enumerate(tenants)}
-        known = [self._known.get(job) or ControlledJob(name=job[1], tenant=job[0]) for job in jobs]
+        known = [self._known.get(job, _PLAIN) for job in jobs]
         moved = self._moved()
         weights = self.settings.weights
         return StageTable(
             now_s=now_s,
             capacity=np.array(self._capacity),
             demand=np.array([record.report.demand.row for record in there]),
-            job=np.array([job_number[record.job] for record in there], np.int64),
+            job=np.array([job_number[job] for job in job_of], np.int64),
             jobs=[name for _, name in jobs],
             tenant=np.array([tenant_number[tenant] for tenant, _ in jobs], np.int64),
-            job_weight=np.array([job.weight for job in known]),
-            tenant_weight=np.array([weights.get(tenant, 1.0) for tenant in tenants]),
+            job_weight=np.array([job.weight for job in known], np.float64),
+            tenant_weight=np.array([weights.get(tenant, 1.0) for tenant in tenants], np.float64),
             priority=np.array([job.priority for job in known], np.int64),
             ends_at_s=np.array([job.ends_at_s for job in known]),
-            left_bytes=np.array([max(0.0, job.work_bytes - moved.get((job.tenant, job.name), 0)) for job in known]),
+            left_bytes=np.array(
+                [max(0.0, job.work_bytes - moved.get(key, 0)) for job, key in zip(known, jobs, strict=True)]
+            ),
         )
 
     def _moved(self) -> dict[_JobName, int]:
@@ -248,10 +261,6 @@ class ControlState:
             moved[record.job] = moved.get(record.job, 0) + record.report.moved_bytes
         return moved
 
-    def _said(self, division: Division) -> dict[_JobName, tuple[str, ...]]:
-        jobs = list(dict.fromkeys(record.job for record in self.records))
-        return {jobs[number]: (sentence,) for number, sentence in division.notices}
-
     def _all_held(self) -> Row:
         held = [record.held for record in self._records.values()]
         return tuple(np.array(held).sum(axis=0).tolist()) if held else _NONE
@@ -259,7 +268,8 @@ class ControlState:
     def _bounded_row(self, row: Iterable[float]) -> Row:
         return tuple(amount if bounded else 0.0 for amount, bounded in zip(row, self._bounded, strict=True))
 
-    def _named(self, row: Row) -> Amounts:
+    def named(self, row: Row) -> Amounts:
+        """A row of a record as amounts; resources that nothing bounds are infinite again."""
         bounds = zip(row, self._bounded, strict=True)
         return Amounts.of(amount if bounded else math.inf for amount, bounded in bounds)
 
