@@ -169,11 +169,13 @@ class ControlFollower:
         with self._changed:
             was_closed, self._is_closed = self._is_closed, True
             self._changed.notify_all()
+        if was_closed:
+            return
         with self._beginning:
-            if was_closed or self._thread is None:
-                return
-        self._thread.join()
-        if not self._is_lost:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        if self._has_reported and not self._is_lost:
             self.report(has_ended=True)
         self._link.close()
 
