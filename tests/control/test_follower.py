@@ -1,4 +1,4 @@
-"""A job keeps to what its control plane says, by counts, and goes on where there is nonly."""
+"""A job keeps to what its control plane says, by counts, and goes on where there is none."""
 
 import threading
 from contextlib import closing, contextmanager
@@ -25,7 +25,6 @@ from frostline.prefetch import Tuner
 from frostline.tuning import rule_of
 from support.nodes import make_images, preprocess, request, samples_of, served
 
-
 MADE = []
 
 
@@ -40,7 +39,11 @@ class Clock:
 @contextmanager
 def control_plane(folder, clock, *, port=0, **capacity):
     """A real control plane on a real socket, with a clock of the test's."""
-    jobs = (ControlledJob(name="heavy", weight=3.0), ControlledJob(name="light"))
+    jobs = (
+        ControlledJob(name="heavy", weight=3.0),
+        ControlledJob(name="light"),
+        ControlledJob(name="late", ends_at_s=2000.0, work_bytes=1e9),
+    )
     settings = ControlSettings(capacity=Amounts(**capacity), jobs=jobs)
     with closing(RecordStore(Path(folder) / "plane.state")) as store:
         state = ControlState(settings, store.records(), now_s=clock())
@@ -167,6 +170,17 @@ def test_a_job_goes_on_with_what_it_heard_where_the_control_plane_is_gone(tmp_pa
         only.came(1000)
         assert only.ask() > 0, "the pace is still kept"
     assert len([record for record in caplog.records if "does not answer" in record.message]) == 1
+
+
+def test_a_deadline_that_cannot_be_kept_is_logged_once(tmp_path, caplog):
+    clock = Clock()
+    with control_plane(tmp_path, clock, bytes_per_s=1000.0) as (url, _):
+        only, _ = follower(url, "late", clock)
+        for _ in range(3):
+            only.report()
+            clock.now_s += 1
+    said = [record.message for record in caplog.records if "cannot end in time" in record.message]
+    assert len(said) == 1
 
 
 def test_without_a_control_plane_a_job_keeps_to_its_own_settings(tmp_path):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import click
 
 from frostline.cli.cluster import cluster
-from frostline.cli.control import control
 from frostline.cli.demo import demo
 from frostline.cli.doctor import doctor
 from frostline.cli.extract import extract
@@ -15,7 +14,7 @@ from frostline.cli.ingest import ingest
 from frostline.cli.io import io
 from frostline.cli.plan import plan
 from frostline.cli.predict import predict
-from frostline.cli.serve import serve
+from frostline.cli.serve import control, serve
 from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN
 from frostline.cli.train import train
 from frostline.errors import AccessDenied, BadRequest, Forbidden, FrostlineError, OverBudget, UserError

@@ -200,7 +200,9 @@ class ControlFollower:
             self._keep_to(self._stage.bounds(self._clock()))
             if answer is not None:
                 self._round_s, self._has_reported = answer.round_s, True
-            notices, self._said = self._stage.notices, self._stage.notices
+            # What is said differs from report to report by its figures: once is enough while anything is said.
+            notices = () if self._said else self._stage.notices
+            self._said = self._stage.notices
             self._changed.notify_all()
         for sentence in notices:
             _LOG.warning("%s", sentence)

@@ -57,12 +57,12 @@ class ControlledStage:
             answer: the answer, which may be older than others that came.
             now_s: monotonic seconds.
         """
-        self._heard_s, self._lease_s = now_s, answer.lease_s
+        self._heard_s, self._lease_s, self.notices = now_s, answer.lease_s, answer.notices
         if answer.version <= self.version:
             return False
         pairs = zip(answer.settings.row, self.in_force.row, strict=True)
         is_less = self.version > 0 and any(amount < before for amount, before in pairs)
-        self.version, self.in_force, self.notices = answer.version, answer.settings, answer.notices
+        self.version, self.in_force = answer.version, answer.settings
         return is_less
 
     def bounds(self, now_s: float) -> Amounts:

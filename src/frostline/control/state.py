@@ -71,7 +71,7 @@ class ControlState:
     the while.
 
     Args:
-        settings: what is divided and how.
+        settings: settings of the control plane.
         records: records that an earlier state had; it may have none.
         now_s: seconds since 1970.
     """

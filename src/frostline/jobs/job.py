@@ -17,15 +17,7 @@ from frostline.datasets.access import steps_left_of
 from frostline.errors import SettingError
 from frostline.events import SetupWarning
 from frostline.jobs.explanation import Explanation, whereabouts
-from frostline.jobs.loader_factory import (
-    CachePolicy,
-    LoaderFactory,
-    close_both,
-    follower_of,
-    keeps_all,
-    mixed_splits,
-    tuner_of,
-)
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuned
 from frostline.jobs.measuring import Measuring
 from frostline.jobs.router import PlanFollower, Router
 from frostline.jobs.row_reader import RowReader
@@ -96,9 +88,7 @@ class Job:
         self._settings = settings
         self._near = near
         self._trains_in_store = trains_in_store
-        tuner = tuner_of(settings, fetcher, router, data)
-        follower = follower_of(settings, tuner)
-        self._close = close if follower is None else partial(close_both, follower.close, close)
+        tuner, follower, self._close = tuned(settings, fetcher, router, data, close)
         self._maker = LoaderFactory(
             data=data,
             fetcher=fetcher,

@@ -39,7 +39,7 @@ from frostline.tuning import rule_of
 if TYPE_CHECKING:  # of jobs that share a store; others do without
     from frostline.control.follower import ControlFollower
 
-__all__ = ("CachePolicy", "LoaderFactory", "close_both", "follower_of", "keeps_all", "mixed_splits", "tuner_of")
+__all__ = ("CachePolicy", "LoaderFactory", "keeps_all", "mixed_splits", "tuned")
 
 
 def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> bool:
@@ -273,37 +273,38 @@ class LoaderFactory:
         )
 
 
-def follower_of(settings: LoaderSettings, tuner: Tuner) -> "ControlFollower | None":
-    """What keeps a job's requests to what its control plane says; None where the settings name none.
+def tuned(
+    settings: LoaderSettings, fetcher: Fetcher, router: Router, data: Dataset, close: Callable[[], None]
+) -> "tuple[Tuner, ControlFollower | None, Callable[[], None]]":
+    """The tuner of a job's windows, what keeps it to its control plane's share where there is one, and what closes all.
 
     Args:
         settings: settings of the job.
-        tuner: tuner of its windows.
+        fetcher: fetcher of the job.
+        router: router of the job.
+        data: data of the job.
+        close: closes the rest of the job.
 
     Raises:
         SettingError: The address of the control plane is none.
     """
+    tuner = _tuner(settings, fetcher, router, data)
     if settings.control is None:
-        return None
+        return tuner, None, close
     from frostline.control.follower import ControlFollower, ControlLink
 
-    return ControlFollower(ControlLink(settings.control, settings.token), tuner, settings)
+    follower = ControlFollower(ControlLink(settings.control, settings.token), tuner, settings)
+    return tuner, follower, partial(_close_both, follower.close, close)
 
 
-def close_both(first: Callable[[], None], second: Callable[[], None]) -> None:
-    """Close one thing and then another, also where the first cannot be.
-
-    Args:
-        first: closed first.
-        second: closed after it.
-    """
+def _close_both(first: Callable[[], None], second: Callable[[], None]) -> None:
     try:
         first()
     finally:
         second()
 
 
-def tuner_of(settings: LoaderSettings, fetcher: Fetcher, router: Router, data: Dataset) -> Tuner:
+def _tuner(settings: LoaderSettings, fetcher: Fetcher, router: Router, data: Dataset) -> Tuner:
     """The tuner of a job's windows.
 
     Samples that are decoded behind their window are read ahead for no longer than decoded ones would be, until the

@@ -42,7 +42,7 @@ def listen(host: str, port: int, *, for_others: bool = False, advice: str = _USE
         host: name or address of this machine.
         port: number of the port; 0 takes a free one.
         for_others: whether other machines may reach it, because it has tenants or is open to all.
-        advice: what to do where other machines reach it and may not, for the sentence.
+        advice: end of the sentence where other machines reach it and may not: how to let them.
 
     Raises:
         AddressInUse: if another process listens there.
