@@ -42,8 +42,9 @@ def control_plane(folder, clock, *, port=0, **capacity):
     jobs = (
         ControlledJob(name="heavy", weight=3.0),
         ControlledJob(name="light"),
-        ControlledJob(name="late", ends_at_s=2000.0, work_bytes=1e9),
     )
+    if "bytes_per_s" in capacity:
+        jobs += (ControlledJob(name="late", ends_at_s=2000.0, work_bytes=1e9),)
     settings = ControlSettings(capacity=Amounts(**capacity), jobs=jobs)
     with closing(RecordStore(Path(folder) / "plane.state")) as store:
         state = ControlState(settings, store.records(), now_s=clock())
