@@ -5,6 +5,7 @@ import os
 import re
 import tempfile
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,9 @@ TUNING = ("auto", "fixed", "prisma")
 _FIRST_REQUESTS = 8
 
 
-def _io() -> str | None:
-    """The I/O service that jobs of this machine share, where somebody set one up."""
-    return os.environ.get("FROSTLINE_IO") or None
-
-
-def _token() -> str | None:
-    """What says who this user is to nodes: in the environment, since the arguments of a process can be seen."""
-    return os.environ.get("FROSTLINE_TOKEN") or None
+def _variable(name: str) -> str | None:
+    """What the environment says; a token stands there too, since the arguments of a process can be seen."""
+    return os.environ.get(name) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +304,8 @@ class LoaderSettings:
             PyTorch's ``DataLoader``; None does where the model is on such a GPU.
         io: address of the I/O service that jobs of this machine share, such as
             ``unix:///run/user/1000/frostline/io.sock``; used where a job names no node.
+        control: address of the control plane that divides the store between jobs, such as
+            ``http://store-1:7075?job=night``; None keeps to the job's own settings.
         token: token that identifies the job to its nodes; None where they know nobody. Never shown or logged.
     """
 
@@ -332,8 +330,9 @@ class LoaderSettings:
     trial_s: float | None = None
     measure_first: bool = False
     pin_memory: bool | None = None
-    io: str | None = field(default_factory=_io)
-    token: str | None = field(default_factory=_token, repr=False)
+    io: str | None = field(default_factory=partial(_variable, "FROSTLINE_IO"))
+    control: str | None = field(default_factory=partial(_variable, "FROSTLINE_CONTROL"))
+    token: str | None = field(default_factory=partial(_variable, "FROSTLINE_TOKEN"), repr=False)
 
     def __repr__(self) -> str:
         return _changes(self)

@@ -16,7 +16,7 @@ from frostline.cli.monitoring.logs import end_logs, log_or_say
 from frostline.cli.monitoring.top import top
 from frostline.cli.plan import plan
 from frostline.cli.predict import predict
-from frostline.cli.serve import serve
+from frostline.cli.serve import control, serve
 from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN
 from frostline.cli.train import train
 from frostline.errors import AccessDenied, BadRequest, Forbidden, FrostlineError, OverBudget, UserError
@@ -38,7 +38,7 @@ def verbs() -> None:
     """
 
 
-for _verb in (cluster, demo, doctor, extract, index, ingest, io, plan, predict, serve, top, train):
+for _verb in (cluster, control, demo, doctor, extract, index, ingest, io, plan, predict, serve, top, train):
     verbs.add_command(_verb)
 
 

@@ -17,7 +17,7 @@ from frostline.datasets.access import steps_left_of
 from frostline.errors import SettingError
 from frostline.events import SetupWarning
 from frostline.jobs.explanation import Explanation, JobTable, whereabouts
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuned
 from frostline.jobs.measuring import Measuring
 from frostline.jobs.router import PlanFollower, Router
 from frostline.jobs.row_reader import RowReader
@@ -88,7 +88,7 @@ class Job(JobTable):
         self._settings = settings
         self._near = near
         self._trains_in_store = trains_in_store
-        self._close = close
+        tuner, follower, self._close = tuned(settings, fetcher, router, data, close)
         self._maker = LoaderFactory(
             data=data,
             fetcher=fetcher,
@@ -96,7 +96,8 @@ class Job(JobTable):
             router=router,
             collector=collector,
             settings=settings,
-            tuner=tuner_of(settings, fetcher, router, data),
+            tuner=tuner,
+            follower=follower,
             observe=self._observe,
             tensors=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
         )

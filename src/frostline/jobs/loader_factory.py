@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from frostline.cache import DiskCache, FeatureCache, FeatureStore, RowNames, Scope, TieredCache
 from frostline.config import LoaderSettings
@@ -21,7 +22,7 @@ from frostline.loaders.epoch.batch_finisher import BatchFinisher
 from frostline.loaders.epoch.block_reads import blocks_of
 from frostline.loaders.epoch.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
 from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
-from frostline.loaders.epoch.fetch import Fetcher
+from frostline.loaders.epoch.fetch import Fetcher, FetchRows
 from frostline.loaders.epoch.local_stage import Decode, UndecodedDealer, undecoded_bytes
 from frostline.loaders.epoch.mixture import GivenWeights, Mixture, order_of, replayed
 from frostline.loaders.epoch.ranks import Ranks
@@ -35,7 +36,10 @@ from frostline.preprocess import Preprocess
 from frostline.preprocess.masks import MASK_DTYPE
 from frostline.tuning import rule_of
 
-__all__ = ("CachePolicy", "LoaderFactory", "keeps_all", "mixed_splits", "tuner_of")
+if TYPE_CHECKING:  # of jobs that share a store; others do without
+    from frostline.control.follower import ControlFollower
+
+__all__ = ("CachePolicy", "LoaderFactory", "keeps_all", "mixed_splits", "tuned")
 
 
 def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> bool:
@@ -113,6 +117,7 @@ class LoaderFactory:
         tuner: tuner of its windows.
         observe: told what happens.
         tensors: tensors that cross the frost line.
+        follower: keeps its requests to what a control plane says; None where there is none.
     """
 
     data: Dataset
@@ -124,6 +129,7 @@ class LoaderFactory:
     tuner: Tuner
     observe: Callable[[Event], None]
     tensors: tuple[TensorSpec, ...]
+    follower: "ControlFollower | None" = None
 
     def arrays(
         self,
@@ -161,6 +167,8 @@ class LoaderFactory:
         # With slack each rank would be somewhere else in a step, and a replay would be another order.
         is_strict = ranks.are_several or replay is not None
         settings = replace(self.settings, slack=0) if is_strict else self.settings
+        if self.follower is not None:  # a request that waits for its turn is not late
+            settings = replace(settings, hedge_quantile=1.0)
         blocks = None
         if isinstance(order, BlockOrder) and replay is None:
             sharing = ranks.world_size * ranks.workers
@@ -217,7 +225,7 @@ class LoaderFactory:
         view = self.cache_policy.view(fetcher.preprocess, seed, epoch)
         decodes = _decodes(fetcher, self.router)
         dealer: Dealer = UndecodedDealer(self.router) if decodes else self.router
-        fetch = partial(fetch_of, view=view, has_targets=has_targets, decodes=not decodes)
+        fetch = self._paced(partial(fetch_of, view=view, has_targets=has_targets, decodes=not decodes))
         return RowSource(
             fetch=fetch(fetcher),
             fetch_from=fetch_from(fetcher, fetch),
@@ -236,14 +244,26 @@ class LoaderFactory:
             max_finished_bytes=_finished_bytes(self.settings) if decodes else None,
         )
 
+    def _paced(self, make: Callable[[Fetcher], FetchRows]) -> Callable[[Fetcher], FetchRows]:
+        """The same requests; where there is a control plane, each goes when it may."""
+        follower = self.follower
+        if follower is None:
+            return make
+
+        def paced(fetcher: Fetcher) -> FetchRows:
+            fetch = make(fetcher)
+            return lambda samples, route: follower.paced(partial(fetch, samples, route))
+
+        return paced
+
     def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> RowSource:
         """The same, of samples that nobody decodes; they are of any length, so none is kept."""
         source = self._source(fetcher, seed, epoch, has_targets=has_targets)
-        fetch, dealer = fetch_encoded(fetcher), EncodedDealer(self.router)
+        make, dealer = self._paced(fetch_encoded), EncodedDealer(self.router)
         return replace(
             source,
-            fetch=fetch,
-            fetch_from=fetch_from(fetcher, fetch_encoded),
+            fetch=make(fetcher),
+            fetch_from=fetch_from(fetcher, make),
             dealer=dealer,
             cache=None,
             memory=None,
@@ -253,7 +273,38 @@ class LoaderFactory:
         )
 
 
-def tuner_of(settings: LoaderSettings, fetcher: Fetcher, router: Router, data: Dataset) -> Tuner:
+def tuned(
+    settings: LoaderSettings, fetcher: Fetcher, router: Router, data: Dataset, close: Callable[[], None]
+) -> "tuple[Tuner, ControlFollower | None, Callable[[], None]]":
+    """The tuner of a job's windows, what keeps it to its control plane's share where there is one, and what closes all.
+
+    Args:
+        settings: settings of the job.
+        fetcher: fetcher of the job.
+        router: router of the job.
+        data: data of the job.
+        close: closes the rest of the job.
+
+    Raises:
+        SettingError: The address of the control plane is none.
+    """
+    tuner = _tuner(settings, fetcher, router, data)
+    if settings.control is None:
+        return tuner, None, close
+    from frostline.control.follower import ControlFollower, ControlLink
+
+    follower = ControlFollower(ControlLink(settings.control, settings.token), tuner, settings)
+    return tuner, follower, partial(_close_both, follower.close, close)
+
+
+def _close_both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    try:
+        first()
+    finally:
+        second()
+
+
+def _tuner(settings: LoaderSettings, fetcher: Fetcher, router: Router, data: Dataset) -> Tuner:
     """The tuner of a job's windows.
 
     Samples that are decoded behind their window are read ahead for no longer than decoded ones would be, until the

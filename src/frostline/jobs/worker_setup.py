@@ -14,7 +14,7 @@ from frostline.core import Cut, Route, TensorSpec
 from frostline.datasets import Dataset
 from frostline.events import Event
 from frostline.jobs.connect import reach
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, tuner_of
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, tuned
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
@@ -107,6 +107,8 @@ class WorkerSetup:
         store = None
         if settings.cache_folder is not None:
             store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
+        tuner, follower, close = tuned(settings, fetcher, router, self.data, _nothing)
+        stack.callback(close)
         return LoaderFactory(
             data=self.data,
             fetcher=fetcher,
@@ -114,7 +116,8 @@ class WorkerSetup:
             router=router,
             collector=collector,
             settings=settings,
-            tuner=tuner_of(settings, fetcher, router, self.data),
+            tuner=tuner,
+            follower=follower,
             observe=collector,
             tensors=tuple(map(TensorSpec, self.cuts[-1].shapes, self.cuts[-1].dtypes)),
         )
@@ -176,6 +179,10 @@ def _share(settings: LoaderSettings, workers: int) -> LoaderSettings:
         follow=False,
         pin_memory=False,
     )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _ignore(_: Event) -> None:

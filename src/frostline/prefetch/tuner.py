@@ -4,7 +4,7 @@ import threading
 
 from frostline.events import Tuned
 from frostline.prefetch.window import Window, WindowStatistics
-from frostline.tuning import NewBounds, Observation, TuningRule
+from frostline.tuning import NewBounds, Observation, Setting, TuningRule
 
 __all__ = ("Tuner",)
 
@@ -32,6 +32,16 @@ class Tuner:
         self._looked_at = now
         self._stalled_s = 0.0
         self._seen: WindowStatistics | None = None
+        self._limit: Setting | None = None
+
+    def limit(self, limit: Setting) -> None:
+        """Bound all windows from their next look on, whatever the rule chooses.
+
+        Args:
+            limit: bounds that the job may use, such as a control plane's.
+        """
+        with self._lock:
+            self._limit = limit
 
     def begin(self, window: Window, now: float) -> None:
         """Give a window the bounds in force; it is looked at if no other one is."""
@@ -66,6 +76,8 @@ class Tuner:
             The change, which is in force already.
         """
         with self._lock:
+            if self._limit is not None:
+                self._bound(window)
             if self._window is not window or now - self._looked_at < _MIN_S:
                 return None
             change = self._rule.look(self._seen_now(window, stalled_s, now))
@@ -75,8 +87,10 @@ class Tuner:
             return self._event(change, now)
 
     def _bound(self, window: Window) -> None:
-        setting = self._rule.setting
-        window.bound(requests=setting.requests, window_bytes=setting.window_bytes)
+        setting, limit = self._rule.setting, self._limit or self._rule.setting
+        window.bound(
+            requests=min(setting.requests, limit.requests), window_bytes=min(setting.window_bytes, limit.window_bytes)
+        )
 
     def _seen_now(self, window: Window, stalled_s: float, now: float) -> Observation:
         before, stands = self._seen, window.statistics()

@@ -12,13 +12,14 @@ from functools import partial
 from typing import cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from frostline.errors import AddressInUse, SettingError
 from frostline.node.http.app import make_app
 from frostline.node.http.protocol import ConnectionLimits, GuardedProtocol, Guards, limits_of
 from frostline.node.service.node import Node
 
-__all__ = ("Server", "listen")
+__all__ = ("AppServer", "Server", "listen")
 
 # Seconds: a client that trains for a while between two requests keeps its connections.
 _KEEP_ALIVE_S = 300
@@ -31,13 +32,17 @@ _TURN_S = 0.0005
 _LAST_PORT = 65_535
 
 
-def listen(host: str, port: int, *, for_others: bool = False) -> socket.socket:
+_USERS = "name its users with --tenants, or start it with --open if only your trainers can reach it"
+
+
+def listen(host: str, port: int, *, for_others: bool = False, advice: str = _USERS) -> socket.socket:
     """Bind a socket to a port.
 
     Args:
         host: name or address of this machine.
         port: number of the port; 0 takes a free one.
-        for_others: whether other machines may reach it, because the node has tenants or is open to all.
+        for_others: whether other machines may reach it, because it has tenants or is open to all.
+        advice: end of the sentence where other machines reach it and may not: how to let them.
 
     Raises:
         AddressInUse: if another process listens there.
@@ -57,28 +62,24 @@ def listen(host: str, port: int, *, for_others: bool = False) -> socket.socket:
     if for_others or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return listening
     listening.close()
-    raise SettingError(
-        f"other machines can reach a node that listens at {address}: name its users with --tenants, or start it with "
-        "--open if only your trainers can reach it"
-    )
+    raise SettingError(f"other machines can reach what listens at {address}: {advice}")
 
 
-class Server:
-    """A node on a listening socket.
+class AppServer:
+    """An application on a listening socket.
 
     Args:
-        node: node to serve; the caller closes it.
+        app: application to serve.
         listening: socket from ``listen``; closed at the end.
         limits: limits of connections; None derives them from the descriptors that this process may open.
     """
 
-    def __init__(self, node: Node, listening: socket.socket, limits: ConnectionLimits | None = None) -> None:
-        self._node = node
+    def __init__(self, app: ASGIApp, listening: socket.socket, limits: ConnectionLimits | None = None) -> None:
         self._listening = listening
         self._ended = threading.Event()
         guards = Guards(limits or limits_of(_descriptors()))
         config = uvicorn.Config(
-            make_app(node),
+            app,
             loop="uvloop",
             http=cast("type[asyncio.Protocol]", partial(GuardedProtocol, guards=guards)),
             ws="none",
@@ -122,6 +123,19 @@ class Server:
     def wait(self, timeout_s: float) -> bool:
         """Wait until it has stopped, and return whether it has."""
         return self._ended.wait(timeout_s)
+
+
+class Server(AppServer):
+    """A node on a listening socket.
+
+    Args:
+        node: node to serve; the caller closes it.
+        listening: socket from ``listen``; closed at the end.
+        limits: limits of connections; None derives them from the descriptors that this process may open.
+    """
+
+    def __init__(self, node: Node, listening: socket.socket, limits: ConnectionLimits | None = None) -> None:
+        super().__init__(make_app(node), listening, limits)
 
 
 def _descriptors() -> int:

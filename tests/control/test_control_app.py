@@ -1,0 +1,186 @@
+"""A real control plane: it checks what strangers say, survives a kill, and lets each tenant see its own."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+
+from frostline.control.amounts import Amounts
+from frostline.control.config_file import read_control_settings
+from frostline.control.messages import ControlAnswer
+from frostline.control.stage import ControlledStage
+from frostline.errors import SettingError
+
+COMMAND = (sys.executable, "-P", "-c", "from frostline.cli import main; main()")
+PLAIN = "[capacity]\nbytes_per_s = 1000\nrequests = 64\n"
+
+
+def token_of(name):
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+TENANTS = PLAIN + "".join(
+    f'[[tenant]]\nname = "{name}"\ntoken_sha256 = "{token_of(name + "-token")}"\nweight = {weight}\nsees_all = {sees}\n'
+    for name, weight, sees in (("ann", 3, "true"), ("bob", 1, "false"))
+)
+
+
+@contextmanager
+def serving(folder, text=PLAIN, port=0):
+    """A control plane in a process of its own; gives its URL and the process."""
+    config = folder / "control.toml"
+    config.write_text(text)
+    command = [*COMMAND, "control", "--json", "--config", str(config)]
+    command += ["--listen", f"127.0.0.1:{port}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+        try:
+            yield json.loads(process.stdout.readline())["url"], process
+        finally:
+            process.kill()
+
+
+def sent(url, path, body=None, token=None):
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, data, headers), timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def exchange(url, stage, token=None, **report):
+    status, body = sent(url, "/v1/stages", stage.report(Amounts(), **report).to_json(), token)
+    assert status == 200, body
+    stage.take(ControlAnswer.from_json(body), 0.0)
+    return stage.in_force.bytes_per_s
+
+
+def settled(url, stages, token=None):
+    for _ in range(4):
+        shares = [exchange(url, stage, token) for stage in stages]
+    return shares
+
+
+def test_it_divides_and_survives_a_kill(tmp_path):
+    first, second = ControlledStage(stage="a", job="a"), ControlledStage(stage="b", job="b")
+    with serving(tmp_path) as (url, process):
+        assert settled(url, [first, second]) == [500, 500]
+        before = sent(url, "/v1/view")[1]
+        process.send_signal(signal.SIGKILL)
+    with serving(tmp_path, port=int(url.rpartition(":")[2])) as (again, _):
+        assert again == url
+        after = sent(url, "/v1/view")[1]
+        assert after["held"] == before["held"] == {"bytes_per_s": 1000, "requests": 64}
+        assert [stage["answered"] for stage in after["stages"]] == [stage["answered"] for stage in before["stages"]]
+        assert exchange(url, ControlledStage(stage="c", job="c")) == 0, "others hold everything"
+        assert exchange(url, first) == pytest.approx(1000 / 3)
+
+
+@pytest.fixture(scope="module")
+def with_tenants(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("tenants"), TENANTS) as (url, _):
+        yield url
+
+
+def test_tenants_share_by_weight_and_see_their_own(with_tenants):
+    ann, bob = ControlledStage(stage="a", job="x"), ControlledStage(stage="a", job="x")
+    for _ in range(4):
+        shares = [exchange(with_tenants, ann, "ann-token"), exchange(with_tenants, bob, "bob-token")]
+    assert shares == [750, 250]
+    seen = {name: sent(with_tenants, "/v1/view", token=f"{name}-token")[1] for name in ("ann", "bob")}
+    assert {stage["tenant"] for stage in seen["ann"]["stages"]} == {"ann", "bob"}
+    assert {stage["tenant"] for stage in seen["bob"]["stages"]} == {"bob"}
+    assert seen["bob"]["held"] is None
+
+
+def test_strangers_are_refused_before_anything_is_read(with_tenants):
+    for path, body in (("/v1/stages", b"{"), ("/v1/view", None), ("/v1/health", None)):
+        status, answer = sent(with_tenants, path, body, token="wrong")
+        assert status == 401
+        assert "FROSTLINE_TOKEN" in answer["message"]
+        assert "wrong" not in answer["message"]
+
+
+REPORT = {"stage": "a", "job": "b", "sequence": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[" * 10_000, 400, "not JSON"),
+        (b" " * 20_000, 413, "at most 16,384 bytes"),
+        ([], 400, "a report needs stage, job and sequence"),
+        ({**REPORT, "more": 1}, 400, "a report needs"),
+        ({**REPORT, "stage": "../x"}, 400, "stage must be a name"),
+        ({**REPORT, "sequence": True}, 400, "sequence must be a whole number"),
+        ({**REPORT, "kind": "x"}, 400, "kind must be one of"),
+        ({**REPORT, "demand": {"bytes_per_s": -1}}, 400, "bytes_per_s must be a finite number"),
+        (b'{"stage": "a", "job": "b", "sequence": 1, "demand": {"bytes_per_s": NaN}}', 400, "finite number"),
+        (b'{"stage": "a", "job": "b", "sequence": 1, "demand": {"bytes_per_s": 1e999}}', 400, "finite number"),
+        ({**REPORT, "demand": {"gold": 1}}, 400, "demand must be a table of amounts"),
+    ],
+)
+def test_reports_that_make_no_sense_are_refused_by_their_field(with_tenants, body, status, said):
+    found, answer = sent(with_tenants, "/v1/stages", body, "bob-token")
+    assert (found, said in answer["message"]) == (status, True), answer
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("capacity = 3", "capacity must be a table"),
+        (PLAIN + "gold = 1", "capacity must be a table of amounts"),
+        ("more = 1", "unknown field 'more'"),
+        ('policies = ["luck"]', "policies must be some of deadlines, priorities, max_min, proportional"),
+        ("lease_s = 0.1", "lease_s must be at least 1"),
+        ('[[job]]\nname = "a"\ntenant = "carl"', "there is no tenant carl"),
+        ('[[job]]\nname = "a"\nends_at = 2030-01-01T00:00:00Z', "needs work_bytes"),
+        ('[[job]]\nname = "a"\nends_at = 2030-01-01T00:00:00Z\nwork_bytes = 1.0', "a bytes_per_s to divide"),
+        (PLAIN + '[[job]]\nname = "a"\nends_at = 3', "ends_at of a job must be a date and time"),
+        ('[[job]]\nname = "a"\nweight = 0', "weight of job a must be from 0.001 to 1000"),
+        ('[[tenant]]\nname = "a"', "lacks a field"),
+        ('[[tenant]]\nname = "a"\ntoken_sha256 = "secret"', "64 small hexadecimal digits"),
+    ],
+)
+def test_files_that_make_no_sense_are_refused_by_their_field(tmp_path, text, said):
+    path = tmp_path / "control.toml"
+    path.write_text(text)
+    with pytest.raises(SettingError) as refused:
+        read_control_settings(path)
+    assert said in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_file_of_jobs_and_tenants_is_read(tmp_path):
+    path = tmp_path / "control.toml"
+    job = '[[job]]\nname = "night"\ntenant = "ann"\nends_at = 2030-01-01T00:00:00Z\nwork_bytes = 5_000_000_000\n'
+    path.write_text('policies = ["deadlines", "priorities"]\n' + TENANTS + job)
+    settings = read_control_settings(path)
+    assert settings.weights == {"ann": 3, "bob": 1}
+    assert settings.jobs[0].ends_at_s == 1893456000
+
+
+def test_it_listens_beyond_this_machine_for_tenants_alone(tmp_path):
+    (tmp_path / "control.toml").write_text(PLAIN)
+    command = [*COMMAND, "control", "--config", str(tmp_path / "control.toml")]
+    done = subprocess.run([*command, "--listen", "0.0.0.0:0"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "[[tenant]] in --config, or start it with --open" in done.stderr
+
+
+def test_a_file_that_is_no_state_is_refused(tmp_path):
+    (tmp_path / "control.toml").write_text(PLAIN)
+    (tmp_path / "control.state").write_text("something else, which is longer than a header of SQLite" * 100)
+    command = [*COMMAND, "control", "--config", str(tmp_path / "control.toml")]
+    done = subprocess.run([*command, "--listen", "127.0.0.1:0"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "cannot keep the state in" in done.stderr

@@ -1,0 +1,119 @@
+"""Rules divide what the rules before them left, keep deadlines, and say at once where they cannot."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frostline.control.amounts import Amounts
+from frostline.control.policies import Division, StageTable, chained, deadlines, max_min, policies_of, priorities
+from frostline.control.settings import POLICY_NAMES
+
+INF = float("inf")
+
+
+def table(jobs, *, bytes_per_s=100.0, tenant_weight=(1.0, 1.0), now_s=0.0):
+    """One row a stage: its demand and its job's tenant, weight, priority, end and bytes left."""
+    base = {"demand": INF, "tenant": 0, "weight": 1.0, "priority": 0, "ends_at_s": INF, "left_bytes": 0.0}
+    jobs = [{**base, **job} for job in jobs]
+    column = {name: np.array([job[name] for job in jobs]) for name in base}
+    demand = np.zeros((len(jobs), 5))
+    demand[:, 1] = column["demand"]
+    return StageTable(
+        now_s=now_s,
+        capacity=np.array(Amounts(bytes_per_s=bytes_per_s).row),
+        demand=demand,
+        job=np.arange(len(jobs)),
+        jobs=[f"job{number}" for number in range(len(jobs))],
+        tenant=column["tenant"],
+        job_weight=column["weight"],
+        tenant_weight=np.array(tenant_weight),
+        priority=column["priority"],
+        ends_at_s=column["ends_at_s"],
+        left_bytes=column["left_bytes"],
+    )
+
+
+def bytes_given(table, *policies):
+    division = Division.nothing(table)
+    for policy in policies:
+        division = policy(table, division)
+    return division.given[:, 1].tolist()
+
+
+def test_tenants_divide_by_weight_and_their_jobs_divide_that():
+    asked = table([{"tenant": 0}, {"tenant": 1, "weight": 3.0}, {"tenant": 1}], tenant_weight=(3.0, 1.0))
+    assert bytes_given(asked, max_min) == pytest.approx([75, 18.75, 6.25])
+
+
+def test_a_tenant_gains_nothing_by_more_jobs():
+    asked = table([{"tenant": 0}] + [{"tenant": 1}] * 9)
+    assert bytes_given(asked, max_min) == pytest.approx([50] + [50 / 9] * 9)
+
+
+def test_greater_priorities_are_served_first_and_leave_the_rest():
+    asked = table([{"demand": 70.0, "priority": 2}, {"demand": 20.0, "priority": 1}, {}, {}])
+    assert bytes_given(asked, priorities) == pytest.approx([70, 20, 5, 5])
+
+
+def test_a_job_with_a_deadline_gets_what_that_takes_and_no_more():
+    asked = table([{"ends_at_s": 110.0, "left_bytes": 6000.0}, {}, {}], now_s=10.0)
+    assert bytes_given(asked, deadlines, max_min) == pytest.approx([60, 20, 20])
+
+
+def test_what_a_deadline_takes_is_found_again_as_time_passes():
+    for now_s, left in ((0.0, 6000.0), (50.0, 4000.0), (75.0, 100.0)):
+        asked = table([{"ends_at_s": 100.0, "left_bytes": left}, {}], now_s=now_s)
+        assert bytes_given(asked, deadlines, max_min)[0] == pytest.approx(left / (100 - now_s))
+
+
+def test_a_deadline_that_cannot_be_kept_is_said_at_once_and_harms_nobody():
+    asked = table([{"ends_at_s": 10.0, "left_bytes": 6000.0}, {}])
+    division = chained(asked, [deadlines, max_min])
+    assert division.given[:, 1] == pytest.approx([50, 50])
+    ((job, sentence),) = division.notices
+    assert job == 0
+    assert "job0 cannot end in time: it needs 600 B a second" in sentence.replace(" bytes", " B")
+
+
+def test_of_several_deadlines_the_earliest_goes_first():
+    asked = table([{"ends_at_s": 20.0, "left_bytes": 1600.0}, {"ends_at_s": 10.0, "left_bytes": 300.0}])
+    division = chained(asked, [deadlines, max_min])
+    assert [job for job, _ in division.notices] == [0]
+    assert division.given[1, 1] >= 30
+
+
+def test_a_deadline_that_has_passed_is_no_division_by_nothing():
+    asked = table([{"ends_at_s": 10.0, "left_bytes": 5.0}, {}], now_s=10.0)
+    assert chained(asked, [deadlines, max_min]).given[:, 1] == pytest.approx([50, 50])
+
+
+def test_what_nobody_asked_for_is_given_by_weight():
+    asked = table([{"demand": 10.0, "tenant": 0}, {"demand": 0.0, "tenant": 1}])
+    assert chained(asked, [max_min]).given[:, 1] == pytest.approx([55, 45])
+
+
+JOB = st.fixed_dictionaries(
+    {
+        "demand": st.one_of(st.floats(0, 1e6), st.just(INF)),
+        "tenant": st.integers(0, 1),
+        "weight": st.floats(0.01, 100),
+        "priority": st.integers(-2, 2),
+        "ends_at_s": st.one_of(st.floats(0, 100), st.just(INF)),
+        "left_bytes": st.floats(0, 1e6),
+    }
+)
+
+
+@given(
+    st.lists(JOB, min_size=1, max_size=12),
+    st.lists(st.sampled_from(POLICY_NAMES), min_size=1, unique=True),
+    st.floats(0, 1e6),
+)
+@settings(deadline=None)
+def test_no_chain_of_rules_gives_more_than_there_is_or_less_than_all(jobs, names, bytes_per_s):
+    asked = table(jobs, bytes_per_s=bytes_per_s, now_s=50.0)
+    division = chained(asked, policies_of(names))
+    assert (division.given >= 0).all()
+    assert division.given[:, 1].sum() == pytest.approx(bytes_per_s, rel=1e-9, abs=1e-9)
+    assert division.given[:, [0, 2, 3, 4]].sum() == 0
