@@ -176,6 +176,7 @@ def test_many_who_ask_at_once_wait_for_one_copy(store, tmp_path):
         (gzip.compress(TAR[:-11_000]), "is cut off or damaged"),
         (gzip.compress(b"no tar at all" * 100), "no plain tar"),
     ],
+    ids=["half", "damaged", "another format", "half a tar", "no tar"],
 )
 def test_what_is_no_whole_compressed_tar_is_refused_and_leaves_nothing(store, packed, sentence):
     store.write("x.tar.gz", packed)
