@@ -7,8 +7,6 @@ import pytest
 
 from frostline.training.extract.extract import extract
 from support.feature_jobs import small_extraction
-from support.images import image_folder
-from support.ray_here import NODE, ray_here
 
 pytest.importorskip("ray", reason="tasks of Ray need the extra frostline[ray]")
 # Ray starts a process of Python with torch for each of its workers.
@@ -66,19 +64,6 @@ folder, out, part_bytes = sys.argv[1:]
 asked = small_extraction(folder, Path(out), "ray://frostline", part_bytes=int(part_bytes), on_ray=True)
 extract(asked, observe)
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return image_folder(tmp_path_factory.mktemp("images"), per_class=12)
-
-
-@pytest.fixture(scope="module")
-def here(folder):
-    with ray_here() as here:
-        here.cluster("up", "--data-root", folder, *NODE)
-        yield here
-        assert here.cluster("down")["ray"], "what Ray keeps for itself holds nobody up"
 
 
 def test_rows_of_ray_data_are_those_of_a_loader(folder, here):

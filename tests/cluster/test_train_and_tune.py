@@ -7,8 +7,6 @@ import pytest
 import frostline as fl
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings
-from support.images import image_folder
-from support.ray_here import NODE, ray_here
 
 pytest.importorskip("ray", reason="training under Ray needs the extra frostline[ray]")
 # Ray starts a process of Python with torch for each of its workers.
@@ -111,19 +109,6 @@ found = tune.Tuner(trial, param_space=space, run_config=tune.RunConfig(storage_p
 tried, best = sorted(result.config["lr"] for result in found), found.get_best_result("loss", "min").config["lr"]
 print(json.dumps([found.num_errors, tried, best]))
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return image_folder(tmp_path_factory.mktemp("images"), per_class=12)
-
-
-@pytest.fixture(scope="module")
-def here(folder):
-    with ray_here() as here:
-        here.cluster("up", "--data-root", folder, *NODE)
-        yield here
-        assert here.cluster("down")["ray"], "what Ray keeps for itself holds nobody up"
 
 
 def test_two_workers_of_ray_train_share_an_epoch_and_one_goes_on_at_the_next_sample(folder, here, tmp_path):

@@ -9,7 +9,6 @@ from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,8 +17,8 @@ from frostline.control.messages import ControlAnswer, StageReport
 from frostline.control.settings import EVERY_TENANT
 from frostline.control.state import ControlState, StageRecord
 from frostline.control.store import RecordStore
-from frostline.errors import BadRequest, FrostlineError, OverBudget, Unauthenticated
-from frostline.node.http.messages import BodyReader, body_length, error_response, json_response
+from frostline.errors import BadRequest, OverBudget, Unauthenticated
+from frostline.node.http.messages import REFUSALS, BodyReader, body_length, json_response
 from frostline.node.http.protocol import recognise
 
 __all__ = ("ControlPlane", "make_control_app")
@@ -101,19 +100,8 @@ def make_control_app(plane: ControlPlane) -> Starlette:
             Route("/v1/view", service.view, methods=["GET"]),
             Route("/v1/health", service.health, methods=["GET"]),
         ],
-        exception_handlers={FrostlineError: _refuse, HTTPException: _refuse_http},
+        exception_handlers=REFUSALS,
     )
-
-
-async def _refuse(_: Request, error: Exception) -> Response:
-    assert isinstance(error, FrostlineError)
-    return error_response(error)
-
-
-async def _refuse_http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    body = {"error": "Refused", "message": error.detail}
-    return json_response(body, status=error.status_code, headers=error.headers)
 
 
 class _Routes:

@@ -11,16 +11,15 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from frostline.errors import BadRequest, FrostlineError
+from frostline.errors import BadRequest
 from frostline.node.http.dashboard import Dashboard
 from frostline.node.http.listing_routes import ListingRoutes
-from frostline.node.http.messages import BodyReader, body_length, error_response, json_response, run_while_connected
+from frostline.node.http.messages import REFUSALS, BodyReader, body_length, json_response, run_while_connected
 from frostline.node.http.metrics import metrics_text
 from frostline.node.http.protocol import recognise
 from frostline.node.http.streaming import FeatureResponse
@@ -62,19 +61,8 @@ def make_app(node: Node) -> Starlette:
             Route("/v1/metrics", service.metrics, methods=["GET"]),
             Route("/v1/openapi.json", service.openapi, methods=["GET"]),
         ],
-        exception_handlers={FrostlineError: _refuse, HTTPException: _refuse_http},
+        exception_handlers=REFUSALS,
     )
-
-
-async def _refuse(_: Request, error: Exception) -> Response:
-    assert isinstance(error, FrostlineError)
-    return error_response(error)
-
-
-async def _refuse_http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    body = {"error": "Refused", "message": error.detail}
-    return json_response(body, status=error.status_code, headers=error.headers)
 
 
 class _Service:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import anyio
 from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
@@ -17,7 +18,7 @@ from frostline.errors import BadRequest, FrostlineError, Unavailable
 from frostline.node.scheduling.memory_pool import Cancelled
 from frostline.wire.refusals import error_to_json, retry_after, status_of
 
-__all__ = ("BodyReader", "body_length", "error_response", "json_response", "run_while_connected")
+__all__ = ("REFUSALS", "BodyReader", "body_length", "error_response", "json_response", "run_while_connected")
 
 T = TypeVar("T")
 
@@ -147,3 +148,18 @@ def _outcome(call: Callable[[], T]) -> T | FrostlineError:
         return error
     except (Cancelled, CancelledError):
         return Unavailable("this was cancelled: its deadline has passed, its client has gone, or the node is stopping")
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, FrostlineError)
+    return error_response(error)
+
+
+async def _refuse_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = {"error": "Refused", "message": error.detail}
+    return json_response(body, status=error.status_code, headers=error.headers)
+
+
+REFUSALS = {FrostlineError: _refuse, HTTPException: _refuse_http}
+"""What an application of Starlette answers to errors: a sentence as JSON, with the status that belongs to it."""
