@@ -92,3 +92,7 @@ def test_small_changes_of_what_is_measured_name_no_other_part(link, node, noise)
     before = diagnose(usage(busy={LINK: link, NODE: node}))
     after = diagnose(usage(busy={LINK: min(1.0, link + noise), NODE: max(0.0, node + noise)}))
     assert before.held_back_by == after.held_back_by == LINK
+
+
+def test_says_that_little_is_gained_where_another_part_is_as_busy():
+    assert "another part would hold it back as much" in str(diagnose(usage(busy={LINK: 0.97, NODE: 0.96})))

@@ -198,7 +198,8 @@ def _sentence(part: str, usage: Usage, shares: Mapping[str, float], gain: float)
         CACHE: f"it had no room, and {usage.fetched_again} samples were fetched again",
         PROCESSORS: f"{busy}, {in_percent(usage.others)} by other programs",
     }.get(part, busy)
+    then = f"up to {in_times(gain)} as many" if gain >= 1 + _LITTLE else "another part would hold it back as much"
     return (
-        f"held back by {part} ({evidence}): the loop waits {in_percent(usage.waiting)} of the time, at {rate}; without "
-        f"that up to {in_times(gain)} as many"
+        f"held back by {part} ({evidence}): the loop waits {in_percent(usage.waiting)} of the time for what comes from the "
+        f"store side, at {rate}; without that {then}"
     )
