@@ -200,6 +200,6 @@ def _sentence(part: str, usage: Usage, shares: Mapping[str, float], gain: float)
     }.get(part, busy)
     then = f"up to {in_times(gain)} as many" if gain >= 1 + _LITTLE else "another part would hold it back as much"
     return (
-        f"held back by {part} ({evidence}): the loop waits {in_percent(usage.waiting)} of the time for what comes from the "
-        f"store side, at {rate}; without that {then}"
+        f"held back by {part} ({evidence}): the loop waits {in_percent(usage.waiting)} of the time for what comes from "
+        f"the store side, at {rate}; without that {then}"
     )
