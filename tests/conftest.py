@@ -1,6 +1,7 @@
 """What every test shares: how Hypothesis runs, real photographs, and a torchvision that can be imported."""
 
 import os
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,18 @@ def _a_cache_folder_of_its_own(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def no_hub(tmp_path, monkeypatch):
+    """An empty cache of the hub, and a network on which nothing answers."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    # urllib reads the proxies at its first request and keeps them for good: the next test would ask ours.
+    monkeypatch.setattr(urllib.request, "_opener", None)
 
 
 @pytest.fixture(scope="session")

@@ -168,9 +168,9 @@ def test_where_the_weights_came_from_is_said_before_training_and_at_the_end(caps
     assert "as support.networks:Small made them" in out
 
 
+@pytest.mark.usefixtures("no_hub")
 def test_a_network_whose_weights_are_nowhere_is_refused_before_a_node_starts(capsys, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     code, out, err = run(capsys, "train", "--data", folder, "--model", "torchvision:resnet18", "--until", "layer4")
     assert (code, out) == (2, "")
     assert f"put resnet18-f37072fd.pth into {tmp_path}/hub/checkpoints" in err

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from huggingface_hub import constants
 from torch import nn
 
 import frostline as fl
@@ -22,14 +21,7 @@ from support.texts import small_bert, tokenizer_of_words
 COLUMN = ",".join(f"{name}={column}" for name, column in COLUMNS.items())
 UNTIL = "vision_model.encoder.layers.0+text_model.encoder.layers.0"
 HOW = ("--batch-size", 8, "--epochs", 2, "--accuracy", "exact")
-
-
-@pytest.fixture(autouse=True)
-def _no_hub(tmp_path, monkeypatch):
-    """An empty cache of the hub, and a network on which nothing answers."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
+pytestmark = pytest.mark.usefixtures("no_hub")
 
 
 @pytest.fixture(scope="module")

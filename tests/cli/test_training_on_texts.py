@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from huggingface_hub import constants
 from torch import nn
 
 import frostline as fl
@@ -15,14 +14,7 @@ from support.texts import TEXTS, small_bert, small_distilbert, tokenizer_of_word
 
 UNTIL = "distilbert.transformer.layer.0"
 TOKENS = 12
-
-
-@pytest.fixture(autouse=True)
-def _no_hub(tmp_path, monkeypatch):
-    """An empty cache of the hub, and a network on which nothing answers."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
+pytestmark = pytest.mark.usefixtures("no_hub")
 
 
 @pytest.fixture(scope="module")

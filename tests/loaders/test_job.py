@@ -3,7 +3,6 @@
 import copy
 import os
 import signal
-import threading
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -22,6 +21,7 @@ from frostline.preprocess import CenterCrop, ColorJitter, Decode, Normalize, Pre
 from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
+from support.threads import no_thread_is_left
 
 SMALL_REQUESTS = LoaderSettings(samples_per_request=8, requests_in_flight=3, device_batch=8)
 MEASURED_FIRST = LoaderSettings(samples_per_request=8, requests_in_flight=3, device_batch=8, measure_first=True)
@@ -271,10 +271,9 @@ def test_refuses_a_cut_that_a_full_node_cannot_hold_and_says_why(folder):
 def test_leaving_an_epoch_early_leaves_no_thread(folder, node):
     with job_for(folder, frozen(), near=node.url) as job:
         list(job.loader(BATCH))
-        before = threading.active_count()
-        for _ in job.loader(4, epoch=1, shuffle=True):
-            break
-        assert threading.active_count() <= before
+        with no_thread_is_left():
+            for _ in job.loader(4, epoch=1, shuffle=True):
+                break
 
 
 def test_broken_images_are_counted_listed_and_skipped_within_the_allowance(tmp_path, node):

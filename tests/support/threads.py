@@ -15,7 +15,8 @@ def no_thread_is_left():
     before = set(threading.enumerate())
     yield
     begun = set(threading.enumerate()) - before
-    assert not [item for item in begun if item.name.startswith("frostline-")]
+    left = [item for item in begun if item.name.startswith("frostline-")]
+    assert not left, left
     for item in begun:
         item.join(60)
         assert not item.is_alive(), item

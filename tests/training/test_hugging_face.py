@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from huggingface_hub import constants
 from PIL import Image
 
 from frostline.cli import main
@@ -42,12 +41,7 @@ PROCESSOR = {
 }
 
 
-@pytest.fixture(autouse=True)
-def caches(tmp_path, monkeypatch):
-    """An empty cache, and a network on which nothing answers."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
+pytestmark = pytest.mark.usefixtures("no_hub")
 
 
 def saved(folder, kind="vit", dtype=torch.float32, processor=PROCESSOR, make=None):

@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 import torchvision
-from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from frostline.errors import FrostlineError, ModelError, WeightsMissing
@@ -23,12 +22,9 @@ RESNET_REPOSITORY = "timm/test_resnet.r160_in1k"
 
 
 @pytest.fixture(autouse=True)
-def caches(tmp_path, monkeypatch):
+def caches(tmp_path, monkeypatch, no_hub):
     """Empty caches, and a network on which nothing answers."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
     return tmp_path
 
 

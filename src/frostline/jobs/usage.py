@@ -18,6 +18,8 @@ __all__ = ("UsageMeter",)
 
 # The first batches fill the pipe, and a job of a second needs no diagnosis.
 _SETTLED_S = 1.0
+# A pass that ends while the node is being looked at waits so long for the answer.
+_ENDS_WITHIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ class UsageMeter:
         elif isinstance(event, EpochFinished):
             if self._timer is not None:
                 self._timer.cancel()
+                self._timer.join(_ENDS_WITHIN_S)
             with self._lock:
                 self._done = self._so_far()
                 self._pass, self._begun = 0, None
