@@ -55,6 +55,31 @@ def test_losses_of_the_head_are_those_of_a_plain_loop(reviews, cut):
     assert sorted(row for rows in orders[: len(orders) // 2] for row in rows) == list(range(len(texts)))
 
 
+class LooksAtItsTexts(torch.nn.Module):
+    """Decides by its input: nothing of it can be cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.classifier = frozen()
+
+    def forward(self, input_ids, attention_mask):
+        scores = self.classifier(input_ids, attention_mask).logits
+        return scores * (2.0 if int(input_ids.sum()) > 0 else 1.0)
+
+
+def test_a_network_that_is_not_cut_gets_the_same_tokens_made_here(reviews):
+    data, _ = reviews
+    told = []
+    with offload(LooksAtItsTexts(), data, preprocess=tokens(), observe=told.append) as job:
+        assert [job.fallback] == [event.reason for event in told if isinstance(event, SetupWarning)]
+        found = [batch.features for batch in job.loader(batch_size=8)]
+        scores = job.head(found[0])
+    with offload(None, data, preprocess=tokens()) as job:
+        meant = [batch.features for batch in job.loader(batch_size=8)]
+    assert torch.equal(torch.cat(found), torch.cat(meant))
+    assert scores.shape[0] == len(found[0])
+
+
 @pytest.fixture(scope="module")
 def node(shared_node, tmp_path_factory):
     """A node in a process of its own, and the folder that it serves."""

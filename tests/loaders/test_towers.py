@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from frostline import Dataset, LoaderSettings, NodeSettings, loader, offload, preprocess
 from frostline.node.service import open as opener
-from support.pairs import COLUMNS, SIDE, TOKENS, encoded_image, frozen_clip, pair_inputs, write_pairs
+from support.pairs import COLUMNS, SIDE, TOKENS, encoded_image, frozen_clip, pair_inputs, small_clip, write_pairs
 from support.texts import tokenizer_of_words
 
 SMALL = NodeSettings(memory_bytes=1 << 29, device_batch=8)
@@ -97,6 +97,36 @@ def test_losses_of_clip_with_two_frozen_towers_are_those_of_a_plain_loop(folder,
     np.testing.assert_allclose(losses, plain_losses(twin, plain, orders), atol=1e-6, rtol=0)
     for (name, value), meant in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(value, meant, atol=1e-6, rtol=1e-5, msg=name)
+
+
+def adapted_clip(layers):
+    """CLIP with adapters in one layer of each tower; all else is frozen."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(5)
+    adapters = LoraConfig(
+        r=2, target_modules=["q_proj", "v_proj"], layers_to_transform=layers, layers_pattern="layers", lora_dropout=0.0
+    )
+    model = get_peft_model(small_clip(), adapters)
+    for name, value in model.named_parameters():
+        if "lora_B" in name:  # which begins with zeros, so that nothing would depend on the other half
+            torch.nn.init.normal_(value.data, std=0.1)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize("cut", [None, 0])
+def test_adapters_in_both_towers_leave_the_layers_before_them_to_the_node(folder, plain, tmp_path, cut):
+    data, model, twin = pairs_of(folder, tmp_path), adapted_clip([1]), adapted_clip([1])
+    with offload(
+        model, data, preprocess=pair_inputs(), cut=cut, settings=LoaderSettings(follow=False), node=SMALL
+    ) as job:
+        assert job.fallback is None
+        hidden = [shape for shape in job.frost_line.shapes if len(shape) == 2]
+        assert hidden == [(TOKENS, 16), (1 + (SIDE // 8) ** 2, 16)], "one tensor of each tower"
+        assert set(job.frost_line.dtypes) == {"float32", "int64", "bool"}, "and the captions with their mask"
+        losses, orders = job_losses(job, data, range(2))
+    np.testing.assert_allclose(losses, plain_losses(twin, plain, orders), atol=1e-6, rtol=0)
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ def _made(
     if begun.measuring is not None:
         stack.callback(begun.measuring.close)
     line = 0 if begun.refused else context.cuts[-1].number
-    cut = _plain_cut(nodes, context.preprocess) if network is None else line
+    cut = _plain_cut(nodes, context.preprocess) if context.shipment is None else line
     router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
     fetcher, scope = _fetcher(context, network, router, collector, begun.engine), _scope(context, network)
     return Job(
@@ -230,7 +230,7 @@ def _fallback(network: "PartitionedModel | None", begun: Beginning) -> str | Non
 
 
 def _plain_cut(nodes: Sequence[str], preprocess: Preprocess) -> int:
-    """Where nothing is planned: samples wait encoded, and are decoded when there is room for their pixels.
+    """Where no frozen layers are shipped: samples wait encoded, and are decoded when there is room for their pixels.
 
     A ready format has pixels, which a node in this process hands on from where its files are mapped.
     """

@@ -14,6 +14,7 @@ from frostline.models.cutting.folding import foldable, folded
 from frostline.models.files.artifact import Prefix
 from frostline.models.freezing import asked_line, before_the_line, frozen_modules, used_parameters
 from frostline.models.graph.cuts import enumerate_cuts, is_put_back, straightened, transposed
+from frostline.models.graph.encoders import ended_apart
 from frostline.models.graph.flow import Flow, frozen_first, frozen_reach, prune, reads, sources_of_change
 from frostline.models.graph.split import before, guard_inputs
 from frostline.models.tracing.export import Trace
@@ -92,7 +93,7 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
     Raises:
         NothingFrozen: Nothing can be computed before the first trainable layer.
     """
-    graph, changing, trainable = ordered(model, traced.graph)
+    graph, changing, trainable = ordered(model, traced.graph, inputs)
     strange = {node.name: node.op for node in graph.nodes if node.op not in ALLOWED or _reads_other_bits(node)}
     known = foldable(graph, strange, changing)
     strange = {name: op for name, op in strange.items() if name not in known}
@@ -121,18 +122,25 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
     )
 
 
-def ordered(model: nn.Module, graph: Graph) -> tuple[Graph, frozenset[str], set[str]]:
+def ordered(model: nn.Module, graph: Graph, inputs: Sequence[TensorSpec]) -> tuple[Graph, frozenset[str], set[str]]:
     """A traced graph pruned and with its frozen layers first, the nodes that change, and the leaves that are trained.
+
+    Nodes that are left to the head though they are frozen count as nodes that change.
 
     Args:
         model: owner of the tensors that the graph names.
         graph: the whole network as it was traced.
+        inputs: specifications of the network's inputs.
     """
     graph = prune(graph)
     trained = {path for path, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
     trainable = {name for name, path in graph.leaves if path in trained}
     changing = sources_of_change(graph, trainable)
-    return frozen_first(graph, changing), changing, trainable
+    graph = frozen_first(graph, changing)
+    if has_several_parts(model):
+        graph, late = ended_apart(graph, inputs, changing)
+        changing |= late
+    return graph, changing, trainable
 
 
 def refuse_train_mode(model: nn.Module, frozen: Graph) -> None:
@@ -233,8 +241,8 @@ def _asked_end(model: nn.Module, graph: Graph, reach: int = -1) -> int:
     asked, data = asked_line(model), Flow(graph).data
     if asked is None and has_several_parts(model):
         weights = {name for name, _ in graph.leaves}
-        layers = (place for place in range(reach, -1, -1) if not weights.isdisjoint(reads(graph.nodes[place])))
-        return next(layers, len(graph.nodes))
+        before = [node.name in data and not weights.isdisjoint(reads(node)) for node in graph.nodes[: reach + 1]]
+        return reach - before[::-1].index(True) if any(before) else len(graph.nodes)
     inside = [
         place
         for place, node in enumerate(graph.nodes)

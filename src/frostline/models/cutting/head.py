@@ -202,7 +202,7 @@ class TracedHead(Head):
             return _Ready.of(self, model, part.traced, part.frost_line, part.frost_line)
         with torch.enable_grad():  # as the part was traced: elsewhere transformers asks other things of sizes
             traced = trace(model, self._inputs, training=flags)
-        traced = replace(traced, graph=straightened(ordered(model, traced.graph)[0], part.turned))
+        traced = replace(traced, graph=straightened(ordered(model, traced.graph, self._inputs)[0], part.turned))
         cut = moved(part.frost_line, part.traced.graph, traced.graph)
         if cut is None or not self._is_made_alike(traced, cut):
             raise NotTraceable("the frozen part of the network computes something else when its head changes mode")

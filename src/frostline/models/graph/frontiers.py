@@ -13,6 +13,7 @@ __all__ = (
     "crosses_as_it_is",
     "crosses_permuted",
     "frontiers",
+    "narrowest",
     "per_sample",
 )
 
@@ -89,6 +90,23 @@ def frontiers(
     singles = [frontier for frontier in places if len(frontier.values) == 1]
     kept = [frontier for frontier in found if len(frontier.values) == 1 or _is_worth_two(frontier, singles)]
     return _with_one_as_asked(kept, [frontier for frontier in legal if frontier.after in asked])
+
+
+def narrowest(
+    graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[GraphNode], bool], *, among: range
+) -> Frontier | None:
+    """The place that the fewest tensors cross, of equals the last; None where more than eight cross every one.
+
+    Args:
+        graph: the whole network.
+        inputs: specifications of its inputs.
+        may_cross: as for ``frontiers``.
+        among: indices of the nodes after which it may stand.
+    """
+    places = [
+        place for place in _legal(graph, _input_frontier(graph, inputs), may_cross, among) if place.after in among
+    ]
+    return min(reversed(places), key=lambda place: len(place.values), default=None)
 
 
 def crosses_as_it_is(node: GraphNode) -> bool:
