@@ -167,6 +167,7 @@ class Mixed(nn.Module):
 @given(program=PROGRAMS)
 @example(program=[("trained", 0, 0), ("frozen", 1, 0), ("add", 0, 1)])
 @example(program=[("trained", 0, 0), ("slice in place", 1, 0), ("frozen", 0, 0), ("frozen", 2, 0)])
+@example(program=[("add", 1, 0), ("turn", 0, 0), ("trained", 0, 0)])
 @example(program=[("frozen", 0, 0), ("trained", 1, 0), ("relu in place", 2, 0), ("frozen", 0, 0)])
 def test_every_cut_of_a_random_network_with_trained_layers_amid_gives_its_answer(program):
     model = Mixed(program)

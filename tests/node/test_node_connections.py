@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import resource
 import socket
 import subprocess
@@ -45,7 +46,22 @@ def connection(url, data=b""):
 def health(peer, token=None):
     who = f"Authorization: Bearer {token}\r\n" if token else ""
     peer.sendall(f"GET /v1/health HTTP/1.1\r\nHost: x\r\n{who}\r\n".encode())
-    return peer.recv(65_536)
+    return answer(peer)
+
+
+def answer(peer):
+    """A whole answer: its head and its body may come apart."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += (more := peer.recv(65_536))
+        assert more, head
+    length = int(re.search(rb"\r\ncontent-length: (\d+)\r\n", head, re.IGNORECASE)[1])
+    left = length - len(head.partition(b"\r\n\r\n")[2])
+    while left > 0:
+        more = peer.recv(65_536)
+        assert more
+        head, left = head + more, left - len(more)
+    return head
 
 
 def is_closed(peer):

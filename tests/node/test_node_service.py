@@ -85,7 +85,7 @@ def test_a_remote_store_has_read_threads_reads_in_flight(tmp_path, monkeypatch, 
         assert len(ids) == 60
         assert skipped == []
         assert node.statistics().memory["ahead"].peak_bytes > 0
-        assert is_idle(node)
+        until(lambda: is_idle(node))  # whoever read the last sample gives its memory back after it has come
         assert within_budget(node)
 
 

@@ -6,16 +6,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from frostline.callbacks.lightning import LightningCallback
     from frostline.callbacks.prometheus import JobCollector
+    from frostline.callbacks.traces import OpenTelemetryTrace, TraceFile
     from frostline.callbacks.trackers import MlflowLog, TensorBoardLog, WandbLog
     from frostline.callbacks.transformers import TransformersCallback
 
-__all__ = ("JobCollector", "LightningCallback", "MlflowLog", "TensorBoardLog", "TransformersCallback", "WandbLog")
+__all__ = (
+    "JobCollector",
+    "LightningCallback",
+    "MlflowLog",
+    "OpenTelemetryTrace",
+    "TensorBoardLog",
+    "TraceFile",
+    "TransformersCallback",
+    "WandbLog",
+)
 
 _MODULES = {
     "JobCollector": "frostline.callbacks.prometheus",
     "LightningCallback": "frostline.callbacks.lightning",
     "MlflowLog": "frostline.callbacks.trackers",
+    "OpenTelemetryTrace": "frostline.callbacks.traces",
     "TensorBoardLog": "frostline.callbacks.trackers",
+    "TraceFile": "frostline.callbacks.traces",
     "TransformersCallback": "frostline.callbacks.transformers",
     "WandbLog": "frostline.callbacks.trackers",
 }

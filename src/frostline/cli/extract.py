@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from frostline.cli.monitoring.logs import log_format_option, progress
+from frostline.cli.monitoring.logs import log_format_option, progress, trace_option
 from frostline.cli.options import as_json, job_options, policy_option
 from frostline.cli.show import print_json
 from frostline.cli.units import BYTES
@@ -37,6 +37,7 @@ __all__ = ("extract",)
     help="Have tasks of Ray ask the nodes, part by part; Ray is that of RAY_ADDRESS or frostline cluster up.",
 )
 @log_format_option
+@trace_option
 @as_json
 def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json: bool) -> None:
     """Write the features of every sample to a name that ends in .parquet, .safetensors or .lance.

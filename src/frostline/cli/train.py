@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from frostline.cli.monitoring.logs import log_format_option, progress
+from frostline.cli.monitoring.logs import log_format_option, progress, trace_option
 from frostline.cli.options import as_json, epochs_option, job_options, policy_option
 from frostline.cli.recipe import recipe_options
 from frostline.cli.resume import options_now, refuse_changes, resume_option
@@ -45,6 +45,7 @@ __all__ = ("train",)
     "is written too. Where no steps are given, they take at most a fiftieth of the time.",
 )
 @log_format_option
+@trace_option
 @as_json
 def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool, **how: Any) -> int:
     """Fine-tune a network: its frozen layers run beside the data, its head here.

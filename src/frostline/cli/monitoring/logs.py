@@ -5,10 +5,11 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -32,11 +33,22 @@ from frostline.events import (
     WaitingForRows,
 )
 
-__all__ = ("LOG_FORMATS", "EventLog", "begin_logs", "end_logs", "log", "log_format_option", "log_or_say", "progress")
+__all__ = (
+    "LOG_FORMATS",
+    "EventLog",
+    "begin_logs",
+    "end_logs",
+    "log",
+    "log_format_option",
+    "log_or_say",
+    "progress",
+    "trace_option",
+)
 
 LOG_FORMATS = ("text", "json")
 _LOG = logging.getLogger("frostline")
 _EVERY_S = 10.0
+_TRACE = "frostline.trace"
 _WARNINGS = (
     MeasurementFailed,
     NodeExcluded,
@@ -73,8 +85,18 @@ def log_or_say(sentence: str) -> None:
 
 
 def progress() -> AbstractContextManager[Observer]:
-    """An observer of a job: a progress bar, or a log of events where logs are structured."""
-    return nullcontext(EventLog()) if _handlers() else ProgressBar()
+    """An observer of a job: a progress bar, or a log of events where logs are structured; ``--trace`` adds a file."""
+    observing: AbstractContextManager[Observer] = nullcontext(EventLog()) if _handlers() else ProgressBar()
+    path = click.get_current_context().meta.get(_TRACE)
+    return observing if path is None else _traced(observing, path)
+
+
+@contextmanager
+def _traced(observing: AbstractContextManager[Observer], path: Path) -> Iterator[Observer]:
+    from frostline.callbacks.traces import TraceFile
+
+    with observing as observe, TraceFile(path, observe=observe) as trace:
+        yield trace
 
 
 class EventLog:
@@ -208,4 +230,18 @@ log_format_option = click.option(
     is_eager=True,
     callback=lambda _, __, kind: begin_logs(kind),
     help="What is said on stderr: sentences for people, or one JSON object a line for whatever collects logs.",
+)
+
+
+def _keep_trace(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    context.meta[_TRACE] = path
+
+
+trace_option = click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    expose_value=False,
+    callback=_keep_trace,
+    metavar="FILE",
+    help="Write what happened when, such as waits, steps and requests, as JSON that ui.perfetto.dev shows.",
 )

@@ -138,11 +138,11 @@ def _with_one_as_asked(kept: list[Frontier], there: Sequence[Frontier]) -> list[
 
 
 def _legal(graph: Graph, first: Frontier, may_cross: Callable[[GraphNode], bool], asked: range) -> Iterator[Frontier]:
-    """Every place in the graph that few enough values cross, each of which may."""
+    """Every place that few enough values cross, each of which may; of places that the same ones cross, the first."""
     flow = Flow(graph)
     values = {node.name: node for node in (*first.values, *graph.nodes)}
     shrink = _Shrink(flow, values, may_cross)
-    last = first
+    seen = {frozenset(first.names)}
     live = list(graph.inputs)
     for index, node in enumerate(graph.nodes):
         live = [name for name in live if flow.last_use.get(name, -1) > index]
@@ -152,9 +152,9 @@ def _legal(graph: Graph, first: Frontier, may_cross: Callable[[GraphNode], bool]
             live.append(node.name)
         names = live if len(live) <= 1 else list(dict.fromkeys(map(shrink.source, live)))
         here = Frontier(index, tuple(sorted((values[name] for name in names), key=_nbytes, reverse=True)))
-        if here.names != last.names and all(map(may_cross, here.values)) and _is_legal(here, flow, asked):
+        if here.names not in seen and all(map(may_cross, here.values)) and _is_legal(here, flow, asked):
             yield here
-            last = here
+            seen.add(frozenset(here.names))
 
 
 def _input_frontier(graph: Graph, inputs: Sequence[TensorSpec]) -> Frontier:
