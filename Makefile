@@ -5,8 +5,9 @@ TORCH := 2.13.0
 VENV ?= .venv
 # Options for installing torch, where PyTorch's own instructions ask for some; see the README.
 TORCH_OPTIONS ?=
-# Processes that share the tests: as many as there are cores, up to four, since each has servers of its own.
-WORKERS ?= logical --maxprocesses 4
+# Processes that share the tests: one more than there are cores, since many tests wait, and up to four, since each has
+# servers of its own.
+WORKERS ?= $(shell wanted=$$(($$(getconf _NPROCESSORS_ONLN) + 1)); echo $$((wanted < 4 ? wanted : 4)))
 # Options for `frostline demo`, such as --data DIR.
 DEMO ?=
 

@@ -111,6 +111,7 @@ print(json.dumps([found.num_errors, tried, best]))
 """
 
 
+@pytest.mark.long
 def test_two_workers_of_ray_train_share_an_epoch_and_one_goes_on_at_the_next_sample(folder, here, tmp_path):
     here.script(TRAIN, folder, tmp_path)
     seen = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}

@@ -74,6 +74,7 @@ def test_actors_that_are_killed_come_back_elsewhere_and_losses_are_those_of_an_u
     assert not set(came) & set(before), "they are at other ports"
 
 
+@pytest.mark.long
 def test_nodes_are_upgraded_one_after_another_while_a_job_runs_and_then_scaled(folder, joined):
     with job(folder, list(listed_nodes(("ray://frostline",)))) as running:
         expected = epoch(running, 0)

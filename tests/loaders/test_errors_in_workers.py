@@ -10,6 +10,7 @@ from frostline.config import LoaderSettings, NodeSettings
 from frostline.errors import DataError
 from frostline.loaders import WorkerLoader
 from support.images import image_folder, tiny_preprocess
+from support.matrices import sampled
 from support.nodes import until
 from support.services import of_sessions, python, shared_memory
 
@@ -112,7 +113,7 @@ def test_a_kept_pass_goes_on_until_it_is_closed(folder):
         assert next(batches, None) is None
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("start", sampled(["fork", "spawn", "forkserver"], usual=("fork", "forkserver")))
 def test_a_process_that_an_error_of_its_loop_ends_leaves_no_worker(folder, start):
     memory = shared_memory()
     with python(TRAINER, folder, start) as process:

@@ -20,10 +20,20 @@ from frostline.testing.loaders import (
     TargetTests,
 )
 from frostline.testing.small_jobs import BATCH, SAMPLES, STEPS, flat, ids_of, reference
+from support.matrices import mostly_long
 
 # What torchdata asks of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 multiprocessing.set_forkserver_preload(["torch", "frostline.loaders.torch.loader", "frostline.jobs.worker_setup"])
+
+ALIKE = (
+    "test_a_loader_that_went_further_goes_back_to_a_state",
+    "test_after_a_pass_that_was_left_the_next_one_is_whole",
+    "test_each_sample_comes_exactly_once_an_epoch_in_another_order_each",
+    "test_every_pass_over_a_loader_is_its_epoch",
+    "test_from_the_state_after_any_batch_a_run_goes_on_with_the_next",
+)
+"""What runs by default of ways that differ little from one that is tried whole."""
 
 
 def loader_of(job, batch_size, state, options):
@@ -122,6 +132,7 @@ class TestWorkerLoader(OrderTests, StateTests, BreakTests, StateRefusalTests, Fa
         return loader
 
 
+@mostly_long(*ALIKE)
 class TestWorkerLoaderPreparedByAccelerate(OrderTests, StateTests, BreakTests):
     """Left as it is: its batches would else be divided among ranks a second time, and its states be lost."""
 
@@ -134,6 +145,7 @@ class TestWorkerLoaderPreparedByAccelerate(OrderTests, StateTests, BreakTests):
         return Accelerator(cpu=True).prepare(loader)
 
 
+@mostly_long(*ALIKE)
 class TestWorkersOfAForkServer(Workers):
     workers, start = 2, "forkserver"
     stops = (0, 1, 5)
@@ -147,7 +159,6 @@ class TestWorkersOnceSpawned(LoaderTests):
     start = "spawn"
     test_every_pass_over_a_loader_is_its_epoch = OrderTests.test_every_pass_over_a_loader_is_its_epoch
     test_from_the_state = StateTests.test_from_the_state_after_any_batch_a_run_goes_on_with_the_next
-    test_a_loader_that_went_further = StateTests.test_a_loader_that_went_further_goes_back_to_a_state
 
 
 class Stateful(OrderTests, StateTests, BreakTests):
@@ -193,6 +204,7 @@ class TestStatefulDataLoader(Stateful, StateRefusalTests, FailureTests):
     pass
 
 
+@mostly_long(*ALIKE)
 class TestStatefulDataLoaderWithWorkers(Stateful):
     workers, start = 2, "fork"
     # torchdata starts the workers of a pass before its first batch, and they take the state with them.

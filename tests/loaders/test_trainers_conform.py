@@ -3,6 +3,7 @@
 import pytest
 
 from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests
+from support.matrices import mostly_long
 from support.stepped import Fitted, Trained
 
 # What these packages warn of is theirs.
@@ -43,6 +44,14 @@ class TestLightning(Trainers):
         return loader
 
 
+# A run of this trainer takes three times as long as one of the other.
+@mostly_long(
+    "test_after_a_pass_that_was_left_the_next_one_is_whole",
+    "test_batches_before_a_failure_are_in_order_and_another_run_goes_on_after_them",
+    "test_each_sample_comes_exactly_once_an_epoch_in_another_order_each",
+    "test_every_pass_over_a_loader_is_its_epoch",
+    "test_from_the_state_after_any_batch_a_run_goes_on_with_the_next",
+)
 class TestTransformers(Trainers):
     test_an_epoch_without_a_batch_is_empty_each_time = None  # this trainer refuses one
 
