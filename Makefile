@@ -20,8 +20,8 @@ COSMIC_RAY_VERSION := 8.7.0
 # Tests start some hundred processes, which would each compile Frostline and TensorFlow anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long check static types layers site fuzz mutation browser cassandra frameworks install \
-	install-test docs map lock clean
+.PHONY: demo test test-long check static types layers site fuzz mutation browser cassandra frameworks deploy-tools \
+	install install-test docs map lock clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -29,7 +29,7 @@ demo: install
 
 # What is fetched comes at the same time: most of it is waiting and unpacking.
 test:
-	@$(MAKE) --no-print-directory --jobs install-test browser cassandra frameworks
+	@$(MAKE) --no-print-directory --jobs install-test browser cassandra frameworks deploy-tools
 	@$(MAKE) --no-print-directory check
 
 browser cassandra:
@@ -37,6 +37,9 @@ browser cassandra:
 
 frameworks: $(STAMPS)/venv
 	@PYTHON=$(BIN)/python scripts/frameworks.sh
+
+deploy-tools: $(STAMPS)/venv
+	@PYTHON=$(BIN)/python scripts/deploy_tools.sh
 
 # What `make test` runs once everything is installed. What takes longer than a moment runs beside the tests.
 check:

