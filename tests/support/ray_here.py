@@ -9,6 +9,8 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.cassandra import PASSWORD
+
 ROOT = Path(__file__).resolve().parents[2]
 NODE = ("--memory", "256MiB", "--trials", "0", "--device-batch", "8", "--threads", "1")
 
@@ -21,6 +23,8 @@ class RayHere:
         self.environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
             self.environment.pop(name, None)
+        # Tasks write to stores that ask for passwords, and Ray's processes have the environment that Ray began with.
+        self.environment["FROSTLINE_CQL_PASSWORD"] = PASSWORD
         self.state = folder / f"frostline-ray-{os.geteuid()}" / "head.json"
 
     @property
@@ -39,6 +43,9 @@ class RayHere:
 
     def python(self, *arguments, **environment):
         """What Python writes to stdout; it must end well."""
+        return self._ran(*arguments, **environment).stdout
+
+    def _ran(self, *arguments, **environment):
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],
             env={**self.environment, **environment},
@@ -47,11 +54,25 @@ class RayHere:
             timeout=600,
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        return done.stdout
+        return done
 
     def script(self, code, *arguments):
         """What some code writes that joins Ray itself."""
-        return self.python("-c", code, *arguments, RAY_ADDRESS=self.address, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+        return self.script_that_says(code, *arguments)[0]
+
+    def script_that_says(self, code, *arguments):
+        """The same, and what it writes to stderr."""
+        done = self._ran("-c", code, *arguments, **self.joining)
+        return done.stdout, done.stderr
+
+    def module(self, file, *arguments):
+        """What a module of the tests writes that joins Ray itself."""
+        return self._ran(file, *arguments, **self.joining).stdout
+
+    @property
+    def joining(self):
+        """The environment of a process that joins Ray itself."""
+        return {**self.environment, "RAY_ADDRESS": self.address, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 @contextmanager
