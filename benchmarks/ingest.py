@@ -4,7 +4,7 @@
 
 A folder of random objects of 500 to 1,500 bytes in ten classes is put into a table of Cassandra, or copied as it is
 into a bucket of SeaweedFS, by as many tasks of Ray at once as there are writers. At equal distances one of the
-processes that write is killed by SIGKILL, and Ray runs its task again. `--writers 0` writes without Ray, in this process.
+processes that write is killed by SIGKILL, and Ray runs its task again. `--writers 0` writes without Ray, here.
 Server, Ray and all writers share the machine. Afterwards everything is read from the store, by other ways than those
 that wrote it, and compared with the source: names, classes, SHA-256, and how many there are.
 """
@@ -23,10 +23,6 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-SCRATCH = Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp"))  # short, for sockets; and told from any other Ray's
-os.environ |= {"TMPDIR": str(SCRATCH), "XDG_CACHE_HOME": str(SCRATCH / "cache"), "RAY_USAGE_STATS_ENABLED": "0"}
-os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
-tempfile.tempdir = None
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import frostline as fl
@@ -42,10 +38,23 @@ from support.ray_here import workers_of_ray
 from support.seaweed import seaweed
 
 CLASSES = 10
+SCRATCH = Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp"))
+"""Short, for sockets; and by it the processes of this Ray are told from any other's."""
+
+ENVIRONMENT = {
+    "TMPDIR": str(SCRATCH),
+    "XDG_CACHE_HOME": str(SCRATCH / "cache"),
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # it listens on loopback alone
+    "RAY_AUTH_MODE": "disabled",  # it would write a token into the user's home
+    "RAY_worker_niceness": "0",
+}
 
 
 def main():
     wanted = arguments()
+    os.environ.update(ENVIRONMENT)
+    tempfile.tempdir = None
     try:
         (SCRATCH / "server").mkdir()
         source, expected = make_source(wanted.objects)
@@ -64,6 +73,7 @@ def main():
         "bytes": done.nbytes,
         "writers": wanted.writers,
         "killed_at": killer.killed_at,
+        "load": os.getloadavg()[0],
         "seconds": seconds,
         "objects_per_s": wanted.objects / seconds,
         "counted_in_the_copy": done.samples,
@@ -96,6 +106,8 @@ class Killer:
         self.killed_at = []
 
     def __call__(self, event):
+        if isinstance(event, ProgressMade):
+            print(f"{event.done} at {time.strftime('%X')}", file=sys.stderr)
         if isinstance(event, ProgressMade) and self.waiting and event.done >= self.waiting[0]:
             for process in workers_of_ray("ray::_make")[:1]:
                 os.kill(process, signal.SIGKILL)

@@ -2,13 +2,9 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +12,7 @@ import frostline as fl
 from support import elastic_ranks
 from support.elastic_ranks import train_in_turns
 from support.images import image_folder
-from support.nodes import until
+from support.ray_here import scratch_folder
 
 
 @pytest.fixture(scope="module")
@@ -50,38 +46,20 @@ def test_one_rank_then_two_then_one_train_as_one_that_nobody_disturbed(folder, a
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_workers_of_ray_train_come_and_go_in_mid_epoch_and_nothing_is_lost_or_doubled(folder, alone, here, tmp_path):
+def test_workers_of_ray_train_come_and_go_in_mid_epoch_and_nothing_is_lost_or_doubled(
+    folder, alone, shared_node, tmp_path
+):
     pytest.importorskip("ray", reason="training under Ray needs the extra frostline[ray]")
-    with ThreadPoolExecutor(1) as threads, seat(here):
-        history = threads.submit(here.module, elastic_ranks.__file__, folder, tmp_path)
-        until(lambda: history.done() or Path(tmp_path, "held-by-1").exists(), timeout_s=300)
-        with seat(here):
-            until(lambda: history.done() or Path(tmp_path, "held-by-2").exists(), timeout_s=300)
-        history = json.loads(history.result().splitlines()[-1])["history"]
+    with scratch_folder() as scratch:
+        own = {"RAY_TMPDIR": scratch, "TMPDIR": scratch, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+        own |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run(
+            [sys.executable, elastic_ranks.__file__, folder, tmp_path, shared_node.url],
+            env={**os.environ, **own},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    history = json.loads(done.stdout.splitlines()[-1])["history"]
     assert in_turns(history) == [(1, 2), (2, 3), (1, 4)], "steps of workers that were not kept are not in it"
     check(history, alone, folder)
-
-
-@contextmanager
-def seat(here):
-    """A host of Ray that has room for one worker, until it dies."""
-    options = ["--num-cpus=0", "--object-store-memory=80000000", '--resources={"seat": 1}', "--disable-usage-stats"]
-    command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", f"--address={here.address}"]
-    process = subprocess.Popen(
-        [*command, *options], env=here.joining, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        yield
-    finally:
-        for raylet in raylets_of(process.pid):
-            os.kill(raylet, signal.SIGKILL)
-        process.terminate()
-        process.wait()
-
-
-def raylets_of(parent):
-    """The process that stands for a host, among those that a command has started."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [
-        int(child) for child in children if b"/raylet" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0]
-    ]

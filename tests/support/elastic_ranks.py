@@ -4,6 +4,7 @@ import itertools
 import json
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,11 +16,13 @@ from torch import nn
 import frostline as fl
 from support.averaging_ranks import network
 from support.images import tiny_preprocess
+from support.nodes import until
 
 with suppress(ImportError):  # who trains in turns needs no Ray
     import ray
     import ray.train
     import ray.train.torch
+    from ray.cluster_utils import Cluster
 
 AT_ONCE = 8
 """Samples of a step of all ranks together, however many they are."""
@@ -136,12 +139,13 @@ def loop_of_ray(config):
     train(config["folder"], config["near"], saved, keep, wait, ray.train.torch.prepare_model)
 
 
-def main(folder, out):
-    """Train as many ranks of Ray Train as there are seats, one or two."""
-    ray.init("auto", log_to_driver=False)
+def main(folder, out, near):
+    """Train on a Ray of this process: a second host joins once the first worker waits, and dies once two workers do."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"seat": 1}})
+    ray.init(address=cluster.address, log_to_driver=False)
     trainer = ray.train.torch.TorchTrainer(
         loop_of_ray,
-        train_loop_config={"folder": folder, "out": out, "near": "ray://frostline", "hold": {1: 3, 2: 6}},
+        train_loop_config={"folder": folder, "out": out, "near": near, "hold": {1: 3, 2: 6}},
         scaling_config=ray.train.ScalingConfig(
             num_workers=(1, 2), elastic_resize_monitor_interval_s=1, resources_per_worker={"seat": 1}
         ),
@@ -149,8 +153,16 @@ def main(folder, out):
             name="elastic", storage_path=f"{out}/runs", failure_config=ray.train.FailureConfig(max_failures=-1)
         ),
     )
+    threading.Thread(target=join_and_die, args=(cluster, out), daemon=True).start()
     with trainer.fit().checkpoint.as_directory() as place:
         print((Path(place) / "state.json").read_text())
+
+
+def join_and_die(cluster, out):
+    until(Path(out, "held-by-1").exists, timeout_s=300)
+    host = cluster.add_node(num_cpus=0, resources={"seat": 1}, object_store_memory=80_000_000)
+    until(Path(out, "held-by-2").exists, timeout_s=300)
+    cluster.remove_node(host, allow_graceful=False)
 
 
 if __name__ == "__main__":

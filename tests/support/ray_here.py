@@ -62,29 +62,30 @@ class RayHere:
 
     def script_that_says(self, code, *arguments):
         """The same, and what it writes to stderr."""
-        done = self._ran("-c", code, *arguments, **self.joining)
+        joined = {"RAY_ADDRESS": self.address, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+        done = self._ran("-c", code, *arguments, **joined)
         return done.stdout, done.stderr
-
-    def module(self, file, *arguments):
-        """What a module of the tests writes that joins Ray itself."""
-        return self._ran(file, *arguments, **self.joining).stdout
-
-    @property
-    def joining(self):
-        """The environment of a process that joins Ray itself."""
-        return {**self.environment, "RAY_ADDRESS": self.address, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 @contextmanager
 def ray_here():
     """Ray is started by the first ``cluster up``, and ended with all nodes."""
-    folder = Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp"))
-    here = RayHere(folder)
+    with scratch_folder() as folder:
+        here = RayHere(Path(folder))
+        try:
+            yield here
+        finally:
+            if here.is_running():
+                os.kill(json.loads(here.state.read_text())["pid"], 15)
+
+
+@contextmanager
+def scratch_folder():
+    """A folder with a path that is short enough for sockets."""
+    folder = tempfile.mkdtemp(prefix="fl-", dir="/tmp")
     try:
-        yield here
+        yield folder
     finally:
-        if here.is_running():
-            os.kill(json.loads(here.state.read_text())["pid"], 15)
         shutil.rmtree(folder, ignore_errors=True)
 
 
