@@ -4,8 +4,8 @@ import itertools
 import json
 import sys
 import tempfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -140,8 +140,9 @@ def loop_of_ray(config):
 
 
 def main(folder, out, near):
-    """Train on a Ray of this process: a second host joins once the first worker waits, and dies once two workers do."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"seat": 1}})
+    """Train on a Ray that whoever called this ends: a second host joins once the first worker waits, and then dies."""
+    head = {"num_cpus": 2, "resources": {"seat": 1}}
+    cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
     ray.init(address=cluster.address, log_to_driver=False)
     trainer = ray.train.torch.TorchTrainer(
         loop_of_ray,
@@ -153,16 +154,14 @@ def main(folder, out, near):
             name="elastic", storage_path=f"{out}/runs", failure_config=ray.train.FailureConfig(max_failures=-1)
         ),
     )
-    threading.Thread(target=join_and_die, args=(cluster, out), daemon=True).start()
-    with trainer.fit().checkpoint.as_directory() as place:
-        print((Path(place) / "state.json").read_text())
-
-
-def join_and_die(cluster, out):
-    until(Path(out, "held-by-1").exists, timeout_s=300)
-    host = cluster.add_node(num_cpus=0, resources={"seat": 1}, object_store_memory=80_000_000)
-    until(Path(out, "held-by-2").exists, timeout_s=300)
-    cluster.remove_node(host, allow_graceful=False)
+    with ThreadPoolExecutor(1) as threads:
+        fitted = threads.submit(trainer.fit)
+        until(lambda: fitted.done() or Path(out, "held-by-1").exists(), timeout_s=300)
+        host = cluster.add_node(num_cpus=0, resources={"seat": 1}, object_store_memory=80_000_000)
+        until(lambda: fitted.done() or Path(out, "held-by-2").exists(), timeout_s=300)
+        cluster.remove_node(host, allow_graceful=False)
+        with fitted.result().checkpoint.as_directory() as place:
+            print((Path(place) / "state.json").read_text())
 
 
 if __name__ == "__main__":
