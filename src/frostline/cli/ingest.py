@@ -1,9 +1,8 @@
 """The verb ``ingest``: copy a data set into another format or store, or keep its images as a network takes them."""
 
 import json
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +10,7 @@ import click
 
 from frostline.cli.options import as_json, changed_option, list_option, where_option
 from frostline.cli.progress import ProgressBar
-from frostline.cli.show import print_json
+from frostline.cli.show import on_ray, print_json
 from frostline.cli.units import BYTES
 from frostline.core.units import in_bytes, in_seconds
 from frostline.errors import SettingError
@@ -137,16 +136,14 @@ def ingest(
 @contextmanager
 def _working(on: str | None) -> Iterator[dict[str, Any]]:
     """Show progress meanwhile; give whom to tell of it, and who makes the parts."""
-    # Ray prints on stdout what dies, which is for the result alone.
-    with redirect_stdout(sys.stderr) if on else nullcontext(), ProgressBar() as progress:
-        yield {"observe": progress, **({"runner": _by_ray()} if on else {})}
+    with on_ray() if on else nullcontext() as ray, ProgressBar() as progress:
+        yield {"observe": progress, **({} if ray is None else {"runner": _by(ray)})}
 
 
-def _by_ray() -> "PartRunner":
-    from frostline.cluster.connect import join
+def _by(ray: Any) -> "PartRunner":
     from frostline.ray.copies import made_by_ray
 
-    return made_by_ray(join())
+    return made_by_ray(ray)
 
 
 def _ready(source: "Dataset", destination: str, on: str | None, *, as_json: bool, workers: int, **options: Any) -> None:
