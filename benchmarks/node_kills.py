@@ -6,8 +6,8 @@ With `--list ray` nodes are actors under a Ray of this machine, which starts the
 `ray://`. With `--list file` they are processes that this benchmark starts again itself, as a service of systemd would,
 at new ports that it writes to a JSON list, by which the job finds them. Every so many seconds one of those that live is
 killed by SIGKILL. The loop takes batches at a fixed pace, as a trainer's own computing would, and keeps nothing. After
-it a plain PyTorch loop takes the same steps, and all losses are compared bit by bit. A pause begins with a kill and ends
-when the second that follows has 90 % of the usual batches; what was asked for ahead may hide it, or put it off, so that
+it a plain PyTorch loop takes the same steps, and all losses are compared bit by bit. A pause begins with a kill
+and ends when the second that follows has 90 % of the usual batches. What was asked for ahead may hide it or put it off:
 the longest wait for any batch of the run is given beside it.
 """
 

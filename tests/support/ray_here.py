@@ -25,6 +25,8 @@ class RayHere:
             self.environment.pop(name, None)
         # Tasks write to stores that ask for passwords, and Ray's processes have the environment that Ray began with.
         self.environment["FROSTLINE_CQL_PASSWORD"] = PASSWORD
+        # Whoever called ``ray.init()`` once has one in their home, of a Ray that is none of ours.
+        self.environment["RAY_AUTH_TOKEN"] = "0" * 64
         self.state = folder / f"frostline-ray-{os.geteuid()}" / "head.json"
 
     @property

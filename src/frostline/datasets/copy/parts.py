@@ -46,7 +46,7 @@ class PartCopier(Protocol):
 
         Args:
             part: the part to write.
-            before: what ``look`` gave for it. Where this is called again, because nobody heard how it ended, it is
+            before: answer of ``look`` for it. Where this is called again, because nobody heard how it ended, it is
                 the same, so that the result is too.
         """
 

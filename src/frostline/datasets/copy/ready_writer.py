@@ -37,7 +37,7 @@ class ReadyPlan:
         source: images, or a ready format.
         rest: steps that are left to do of an image of the source.
         store: where the objects go.
-        layout: what goes where.
+        layout: places of the records.
         workers: images read and decoded at once.
     """
 
