@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 import frostline as fl
+from frostline.cli import main
 from frostline.datasets.copy import into_cql
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.copy.into_cql import put_into_table
@@ -108,3 +109,9 @@ def test_rows_put_again_are_the_same_rows_and_counted_once(images, cql, monkeypa
         names = [row.name for row in session.execute(f"SELECT name FROM {KEYSPACE}.put_twice")]
     assert sorted(names) == sorted(images.names)
     assert put_into_table(images, url, observe=quiet).made == 0
+
+
+def test_tasks_elsewhere_cannot_write_into_the_memory_of_this_process(images, capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["ingest", images.url, "memory://copy", "--format", "parquet", "--on", "ray"])
+    assert "memory:// is that of one process" in capsys.readouterr().err

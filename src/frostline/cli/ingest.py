@@ -123,6 +123,8 @@ def ingest(
     """
     from frostline.datasets import Dataset
 
+    if on and any(url.startswith("memory://") for url in (source, destination)):
+        raise SettingError("memory:// is that of one process, and tasks of Ray are others: name a folder or a store")
     data = Dataset(source, format=source_format, relist=relist, changed=changed)
     data = data if where is None else data.select(where)
     if format == "ready":
