@@ -53,14 +53,14 @@ from frostline.training.extract.extract import extract
 from support.cassandra import KEYSPACE, USER
 from support.feature_jobs import small_extraction
 from support.images import image_folder
-from support.ray_here import workers_of_ray
+from support.ray_here import awaited_workers_of_ray
 
 killed = []
 
 def observe(event):
     if isinstance(event, ProgressMade) and event.total == 36:
         if not killed:
-            killed.extend(workers_of_ray("ray::_part"))
+            killed.extend(awaited_workers_of_ray("ray::_part"))
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
         elif event.done >= 21:
@@ -78,7 +78,7 @@ from frostline.cli import ingest, main
 from frostline.cli.progress import ProgressBar
 from frostline.datasets.copy import into_cql
 from frostline.events import ProgressMade
-from support.ray_here import workers_of_ray
+from support.ray_here import awaited_workers_of_ray
 
 into_cql._ROWS_A_PART = 60
 killed = []
@@ -88,8 +88,7 @@ class Killing(ProgressBar):
         super().__call__(event)
         if isinstance(event, ProgressMade) and len(killed) < 2 and event.done >= 120 * (len(killed) + 1):
             # Several tasks were handed to Ray, which go on meanwhile.
-            writers = next(filter(None, (workers_of_ray("ray::_make") for _ in range(100))), [])
-            for pid in writers[:1]:
+            for pid in awaited_workers_of_ray("ray::_make")[:1]:
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
                 print("sent SIGKILL to", pid, file=sys.stderr)
