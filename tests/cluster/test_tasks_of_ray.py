@@ -1,12 +1,16 @@
 """Tasks of Ray read ranges of a manifest: rows and files are those that one process makes, also after kills."""
 
 import json
+from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
 
+import frostline as fl
 from frostline.training.extract.extract import extract
+from support.cassandra import KEYSPACE, USER
 from support.feature_jobs import small_extraction
+from support.images import image_folder
 
 pytest.importorskip("ray", reason="tasks of Ray need the extra frostline[ray]")
 # Ray starts a process of Python with torch for each of its workers.
@@ -44,16 +48,19 @@ BROKEN_OFF = """
 import os, signal, sys
 from pathlib import Path
 from frostline.events import ProgressMade
+import frostline as fl
 from frostline.training.extract.extract import extract
+from support.cassandra import KEYSPACE, USER
 from support.feature_jobs import small_extraction
-from support.ray_here import workers_of_ray
+from support.images import image_folder
+from support.ray_here import awaited_workers_of_ray
 
 killed = []
 
 def observe(event):
     if isinstance(event, ProgressMade) and event.total == 36:
         if not killed:
-            killed.extend(workers_of_ray("ray::_part"))
+            killed.extend(awaited_workers_of_ray("ray::_part"))
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
         elif event.done >= 21:
@@ -63,6 +70,31 @@ def observe(event):
 folder, out, part_bytes = sys.argv[1:]
 asked = small_extraction(folder, Path(out), "ray://frostline", part_bytes=int(part_bytes), on_ray=True)
 extract(asked, observe)
+"""
+
+KILLED = """
+import os, signal, sys
+from frostline.cli import ingest, main
+from frostline.cli.progress import ProgressBar
+from frostline.datasets.copy import into_cql
+from frostline.events import ProgressMade
+from support.ray_here import awaited_workers_of_ray
+
+into_cql._ROWS_A_PART = 60
+killed = []
+
+class Killing(ProgressBar):
+    def __call__(self, event):
+        super().__call__(event)
+        if isinstance(event, ProgressMade) and len(killed) < 2 and event.done >= 120 * (len(killed) + 1):
+            # Several tasks were handed to Ray, which go on meanwhile.
+            for pid in awaited_workers_of_ray("ray::_make")[:1]:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+                print("sent SIGKILL to", pid, file=sys.stderr)
+
+ingest.ProgressBar = Killing
+main()
 """
 
 
@@ -86,3 +118,18 @@ def test_an_extraction_whose_tasks_are_killed_and_that_is_broken_off_goes_on_to_
     assert said["computed"] + said["taken_up"] == said["samples"] == 36
     assert said["wire_bytes"] > 0
     assert pq.read_table(out).equals(expected)
+
+
+def test_a_table_has_every_object_once_after_tasks_that_fill_it_were_killed(here, cql, tmp_path):
+    images = fl.Dataset(image_folder(tmp_path / "many", per_class=160, size=(96, 80)))
+    url = f"cql://{USER}@{cql.place}/{KEYSPACE}/by_tasks?protocol=3"
+    done, said = here.script_that_says(
+        KILLED, "ingest", tmp_path / "many", url, "--format", "cql", "--on", "ray", "--json"
+    )
+    assert said.count("sent SIGKILL") in (1, 2)
+    done = json.loads(done)
+    assert (done["samples"], done["made"], done["skipped"]) == (480, 480, [])
+    with cql.session() as session:
+        rows = list(session.execute(f"SELECT name, label, data FROM {KEYSPACE}.by_tasks"))
+    expected = {(name, name.partition("/")[0], (tmp_path / "many" / name).read_bytes()) for name in images.names}
+    assert Counter((row.name, row.label, bytes(row.data)) for row in rows) == Counter(expected)

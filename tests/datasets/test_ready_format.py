@@ -17,6 +17,7 @@ import frostline as fl
 from frostline.cli import main
 from frostline.config import NodeSettings
 from frostline.datasets.copy import ingest as module
+from frostline.datasets.copy import ready_writer
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.ready.layout import TABLE, part_name
@@ -409,7 +410,7 @@ def test_notices_bytes_that_differ_from_those_written(images, tmp_path, monkeypa
             super().write(object, bytes(data)[:-1] + b"?" if object.startswith("pixels/") else data)
 
     monkeypatch.setattr(module, "open_store", Forgetful)
-    monkeypatch.setattr(module, "_READ_BACK_BYTES", 1000)
+    monkeypatch.setattr(ready_writer, "_READ_BACK_BYTES", 1000)
     with pytest.raises(DataError, match="came back"):
         ready(fl.Dataset(images), tmp_path / "format", imagenet(32))
     assert not (tmp_path / "format" / TABLE).exists()

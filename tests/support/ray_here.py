@@ -9,6 +9,8 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.cassandra import PASSWORD
+
 ROOT = Path(__file__).resolve().parents[2]
 NODE = ("--memory", "256MiB", "--trials", "0", "--device-batch", "8", "--threads", "1")
 
@@ -21,6 +23,10 @@ class RayHere:
         self.environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
             self.environment.pop(name, None)
+        # Tasks write to stores that ask for passwords, and Ray's processes have the environment that Ray began with.
+        self.environment["FROSTLINE_CQL_PASSWORD"] = PASSWORD
+        # Whoever called ``ray.init()`` once has one in their home, of a Ray that is none of ours.
+        self.environment["RAY_AUTH_TOKEN"] = "0" * 64
         self.state = folder / f"frostline-ray-{os.geteuid()}" / "head.json"
 
     @property
@@ -39,6 +45,9 @@ class RayHere:
 
     def python(self, *arguments, **environment):
         """What Python writes to stdout; it must end well."""
+        return self._ran(*arguments, **environment).stdout
+
+    def _ran(self, *arguments, **environment):
         done = subprocess.run(
             [sys.executable, *map(str, arguments)],
             env={**self.environment, **environment},
@@ -47,23 +56,38 @@ class RayHere:
             timeout=600,
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        return done.stdout
+        return done
 
     def script(self, code, *arguments):
         """What some code writes that joins Ray itself."""
-        return self.python("-c", code, *arguments, RAY_ADDRESS=self.address, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+        return self.script_that_says(code, *arguments)[0]
+
+    def script_that_says(self, code, *arguments):
+        """The same, and what it writes to stderr."""
+        joined = {"RAY_ADDRESS": self.address, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+        done = self._ran("-c", code, *arguments, **joined)
+        return done.stdout, done.stderr
 
 
 @contextmanager
 def ray_here():
     """Ray is started by the first ``cluster up``, and ended with all nodes."""
-    folder = Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp"))
-    here = RayHere(folder)
+    with scratch_folder() as folder:
+        here = RayHere(Path(folder))
+        try:
+            yield here
+        finally:
+            if here.is_running():
+                os.kill(json.loads(here.state.read_text())["pid"], 15)
+
+
+@contextmanager
+def scratch_folder():
+    """A folder with a path that is short enough for sockets."""
+    folder = tempfile.mkdtemp(prefix="fl-", dir="/tmp")
     try:
-        yield here
+        yield folder
     finally:
-        if here.is_running():
-            os.kill(json.loads(here.state.read_text())["pid"], 15)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -84,3 +108,8 @@ def workers_of_ray(title):
         if tempfile.gettempdir().encode() in raylet:
             found.append(int(folder.name))
     return found
+
+
+def awaited_workers_of_ray(title):
+    """The same, looked for until some run; none where none does for as long as that takes."""
+    return next(filter(None, (workers_of_ray(title) for _ in range(100))), [])

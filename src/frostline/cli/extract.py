@@ -1,7 +1,6 @@
 """The verb ``extract``: the features of a whole data set, to Parquet, safetensors or Lance."""
 
-import sys
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import click
 
 from frostline.cli.monitoring.logs import log_format_option, progress, trace_option
 from frostline.cli.options import as_json, job_options, policy_option
-from frostline.cli.show import print_json
+from frostline.cli.show import on_ray, print_json
 from frostline.cli.units import BYTES
 from frostline.core.units import in_bytes, in_seconds
 from frostline.processors import collector_rests
@@ -56,14 +55,13 @@ def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json
     settings = ExtractSettings(
         job=replace(job, loader=replace(job.loader, cache_bytes=0)), out=out, part_bytes=part_size, on_ray=on == "ray"
     )
-    with progress() as observe, begin(settings.job, observe) as begun:
+    ray = on_ray() if settings.on_ray else nullcontext()
+    with ray, progress() as observe, begin(settings.job, observe) as begun:
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
             from frostline.training.extract.extract import extract as run
 
-        # Ray prints on stdout what dies, which is for the result alone.
-        with redirect_stdout(sys.stderr) if settings.on_ray else nullcontext():
-            done = run(settings, observe, begun=begun, began_at=click.get_current_context().obj)
+        done = run(settings, observe, begun=begun, began_at=click.get_current_context().obj)
     if as_json:
         print_json(done.to_json())
         return

@@ -1,6 +1,8 @@
 """The verb ``ingest``: copy a data set into another format or store, or keep its images as a network takes them."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -8,7 +10,7 @@ import click
 
 from frostline.cli.options import as_json, changed_option, list_option, where_option
 from frostline.cli.progress import ProgressBar
-from frostline.cli.show import print_json
+from frostline.cli.show import on_ray, print_json
 from frostline.cli.units import BYTES
 from frostline.core.units import in_bytes, in_seconds
 from frostline.errors import SettingError
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from frostline.datasets import Dataset
     from frostline.datasets.copy.ingest import Ingested
     from frostline.datasets.copy.into_cql import Put
+    from frostline.datasets.copy.parts import PartRunner
     from frostline.datasets.copy.repack import Repacked
 
 __all__ = ("FORMS", "ingest")
@@ -91,6 +94,12 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     help="Read all of a copy that is there already, and make again what is damaged, not only what another "
     "version, size or seal shows.",
 )
+@click.option(
+    "--on",
+    type=click.Choice(("ray",)),
+    help="Have tasks of Ray make the parts of the copy, each with so many --workers; Ray is that of RAY_ADDRESS or "
+    "frostline cluster up.",
+)
 @as_json
 def ingest(
     source: str,
@@ -101,6 +110,7 @@ def ingest(
     relist: bool,
     changed: str,
     where: str | None,
+    on: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -113,21 +123,36 @@ def ingest(
     """
     from frostline.datasets import Dataset
 
+    if on and any(url.startswith("memory://") for url in (source, destination)):
+        raise SettingError("memory:// is that of one process, and tasks of Ray are others: name a folder or a store")
     data = Dataset(source, format=source_format, relist=relist, changed=changed)
     data = data if where is None else data.select(where)
     if format == "ready":
-        _ready(data, destination, as_json=as_json, **options)
+        _ready(data, destination, on, as_json=as_json, **options)
     elif format == "cql":
-        _into_table(data, destination, as_json=as_json, **options)
+        _into_table(data, destination, on, as_json=as_json, **options)
     else:
-        _copied(data, destination, format, as_json=as_json, **options)
+        _copied(data, destination, format, on, as_json=as_json, **options)
 
 
-def _ready(source: "Dataset", destination: str, *, as_json: bool, workers: int, **options: Any) -> None:
+@contextmanager
+def _working(on: str | None) -> Iterator[dict[str, Any]]:
+    """Show progress meanwhile; give whom to tell of it, and who makes the parts."""
+    with on_ray() if on else nullcontext() as ray, ProgressBar() as progress:
+        yield {"observe": progress, **({} if ray is None else {"runner": _by(ray)})}
+
+
+def _by(ray: Any) -> "PartRunner":
+    from frostline.ray.copies import made_by_ray
+
+    return made_by_ray(ray)
+
+
+def _ready(source: "Dataset", destination: str, on: str | None, *, as_json: bool, workers: int, **options: Any) -> None:
     from frostline.datasets.copy.ingest import ingest as run
 
     applied = _applied(source, options["resize"], options["preprocess"], options["dtype"])
-    with ProgressBar() as progress:
+    with _working(on) as shown:
         done = run(
             source,
             destination,
@@ -136,7 +161,7 @@ def _ready(source: "Dataset", destination: str, *, as_json: bool, workers: int, 
             workers=workers,
             skip_allowance=options["skip_allowance"],
             verify=options["verify"],
-            observe=progress,
+            **shown,
         )
     if as_json:
         print_json({**done.to_json(), "applied": applied.to_json()})
@@ -145,12 +170,12 @@ def _ready(source: "Dataset", destination: str, *, as_json: bool, workers: int, 
     click.echo(f"applied: {applied}")
 
 
-def _copied(source: "Dataset", destination: str, format: str, *, as_json: bool, **options: Any) -> None:
+def _copied(source: "Dataset", destination: str, format: str, on: str | None, *, as_json: bool, **options: Any) -> None:
     from frostline.datasets.copy.repack import repack
 
     if options["preprocess"] is not None or options["dtype"] != "uint8":
         raise SettingError(f"--preprocess and --dtype are for --format ready; {format} keeps encoded images")
-    with ProgressBar() as progress:
+    with _working(on) as shown:
         done = repack(
             source,
             destination,
@@ -160,7 +185,7 @@ def _copied(source: "Dataset", destination: str, format: str, *, as_json: bool, 
             workers=options["workers"],
             skip_allowance=options["skip_allowance"],
             verify=options["verify"],
-            observe=progress,
+            **shown,
         )
     if as_json:
         print_json(done.to_json())
@@ -168,12 +193,12 @@ def _copied(source: "Dataset", destination: str, format: str, *, as_json: bool, 
     _say(done, f"in {done.objects} objects ", f"{done.made} of {done.parts} parts copied now")
 
 
-def _into_table(source: "Dataset", destination: str, *, as_json: bool, **options: Any) -> None:
+def _into_table(source: "Dataset", destination: str, on: str | None, *, as_json: bool, **options: Any) -> None:
     from frostline.datasets.copy.into_cql import put_into_table
 
     if options["preprocess"] is not None or options["dtype"] != "uint8":
         raise SettingError("--preprocess and --dtype are for --format ready; cql keeps encoded images")
-    with ProgressBar() as progress:
+    with _working(on) as shown:
         done = put_into_table(
             source,
             destination,
@@ -181,7 +206,7 @@ def _into_table(source: "Dataset", destination: str, *, as_json: bool, **options
             workers=options["workers"],
             skip_allowance=options["skip_allowance"],
             verify=options["verify"],
-            observe=progress,
+            **shown,
         )
     if as_json:
         print_json(done.to_json())

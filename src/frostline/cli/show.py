@@ -1,7 +1,9 @@
 """How results look on a terminal: JSON alone on stdout, tables for people, and the exit codes."""
 
 import json
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import click
@@ -10,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ("DONE", "FAILED", "INTERRUPTED", "MISTAKEN", "bar", "print_json", "print_json_line", "print_table")
+__all__ = ("DONE", "FAILED", "INTERRUPTED", "MISTAKEN", "bar", "on_ray", "print_json", "print_json_line", "print_table")
 
 _WIDE = 1000
 _BAR = 24
@@ -20,6 +22,16 @@ def bar(count: float, maximum: float) -> str:
     """A bar as long as its share of the largest, at most 24 characters."""
     eighths = round(8 * _BAR * count / maximum) if maximum else 0
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+@contextmanager
+def on_ray() -> Iterator[Any]:
+    """Give Ray's package while this process has joined it; what Ray prints on stdout meanwhile goes to stderr."""
+    from frostline.cluster.connect import joined
+
+    # Left before the result is printed: its threads tell of what died whenever they hear of it.
+    with redirect_stdout(sys.stderr), joined() as ray:
+        yield ray
 
 
 def print_json(value: Any) -> None:

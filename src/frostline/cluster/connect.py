@@ -2,6 +2,9 @@
 
 import logging
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -9,7 +12,7 @@ from frostline.cluster import local
 from frostline.config import environment
 from frostline.errors import NodeUnreachable, SettingError
 
-__all__ = ("address_of_ray", "join")
+__all__ = ("address_of_ray", "join", "joined")
 
 _LOOPBACK = ("127.", "localhost")
 # Without it Ray takes 127.0.0.1 for the machine's address in its network, where a Ray started here does not listen.
@@ -54,6 +57,19 @@ def join(address: str | None = None) -> Any:
                 f"cluster up on one machine), or correct --address or RAY_ADDRESS ({error})"
             ) from error
     return ray
+
+
+@contextmanager
+def joined() -> Iterator[Any]:
+    """Join Ray as ``join`` does, and give its package; a process that had not joined before leaves it afterwards."""
+    before = sys.modules.get("ray")
+    had_joined = before is not None and before.is_initialized()
+    ray = join()
+    try:
+        yield ray
+    finally:
+        if not had_joined:
+            ray.shutdown()
 
 
 def _is_local(address: str | None) -> bool:

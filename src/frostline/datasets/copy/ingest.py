@@ -1,23 +1,22 @@
 """Makes a ready format of a data set: decodes each image once, object by object, so that it can be taken up again."""
 
-import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from frostline.core import Samples, Skipped
-from frostline.datasets.access import reader_of, refreshed_here, require_one_part
+from frostline.core import Skipped
+from frostline.datasets.access import refreshed_here, require_one_part
 from frostline.datasets.copy.metadata import Metadata, say_what_is_left
+from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, made_here, whole_parts
+from frostline.datasets.copy.ready_writer import ReadyPlan, sha256_in
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest.changes import refusing
 from frostline.datasets.ready.layout import (
@@ -31,15 +30,11 @@ from frostline.datasets.ready.layout import (
     part_name,
     table_file,
 )
-from frostline.datasets.sequential import Workers, masks_of
-from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
-from frostline.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
-from frostline.preprocess import Applied, Preprocess
+from frostline.errors import DataError, SettingError
+from frostline.events import Observer, PhaseStarted
+from frostline.preprocess import Applied
 from frostline.preprocess.applied import steps_left
-from frostline.preprocess.apply import decode_applied
-from frostline.preprocess.masks import kept_mask
-from frostline.preprocess.records import pack_into, record_bytes
-from frostline.stores.base.protocols import Buffer, ObjectStore
+from frostline.stores.base.protocols import ObjectStore
 from frostline.stores.objects.local import FolderStore
 from frostline.stores.open import open_store
 
@@ -48,7 +43,6 @@ __all__ = ("OBJECT_BYTES", "Ingested", "ingest")
 OBJECT_BYTES = 64 << 20
 """Large enough that a disk or a store reads it at its full speed, small enough that a kill costs seconds."""
 
-_READ_BACK_BYTES = 8 << 20
 # Images read and decoded at once: more than cores, so that a store some milliseconds away is hidden.
 _THREADS = 16
 
@@ -92,6 +86,7 @@ def ingest(
     skip_allowance: float = 0.01,
     verify: bool = False,
     observe: Observer,
+    runner: PartRunner = made_here,
 ) -> Ingested:
     """Keep the pixels of a data set's images, as far as they are the same in every epoch.
 
@@ -112,6 +107,7 @@ def ingest(
         skip_allowance: share of the images that may be unreadable.
         verify: read the objects that are there already, and make those again whose SHA-256 is another one.
         observe: told what happens.
+        runner: has the objects made that are not there.
 
     Raises:
         SettingError: the source is a ready format that was made with other steps, or something else lies at the
@@ -141,18 +137,25 @@ def ingest(
     say_what_is_left(source, observe, metadata.nested)
     with ExitStack() as stack:
         store = _destination(destination, stack)
-        maker = _ReadyWriter(source, rest, metadata, store, layout, workers, stack, verify=verify)
-        return _ingest(source, maker, store, layout, math.ceil(skip_allowance * len(source)), observe)
+        plan = ReadyPlan(source=source, rest=rest, store=store, layout=layout, workers=workers)
+        return _ingest(plan, metadata, runner, math.ceil(skip_allowance * len(source)), observe, verify=verify)
 
 
 def _ingest(
-    source: Dataset, maker: "_ReadyWriter", store: ObjectStore, layout: Layout, max_skipped: int, observe: Observer
+    plan: ReadyPlan, metadata: Metadata, runner: PartRunner, max_skipped: int, observe: Observer, *, verify: bool
 ) -> Ingested:
     started = time.perf_counter()
+    source, store, layout = plan.source, plan.store, plan.layout
     there = {entry.object: entry.size for entry in store.list()}
     _claim(store, layout, there)
     observe(PhaseStarted(name="making the ready format"))
-    parts, made = _parts(maker, there, max_skipped, observe)
+    parts, made = whole_parts(
+        runner,
+        plan,
+        (CopyPart(number, layout.rows(number)) for number in range(layout.objects)),
+        PartTally(layout.samples, max_skipped, observe),
+        found=_Before(plan, metadata, there, verify=verify).found,
+    )
     digest, table = table_file(layout, parts, source.classes)
     samples = sum(len(part.samples) for part in parts)
     if not samples:
@@ -193,87 +196,43 @@ def _claim(store: ObjectStore, layout: Layout, there: dict[str, int]) -> None:
         )
 
 
-def _parts(
-    maker: "_ReadyWriter", there: dict[str, int], max_skipped: int, observe: Observer
-) -> tuple[list[ReadyPart], int]:
-    """Every part in order, and how many of them were made now."""
-    parts: list[ReadyPart] = []
-    written: list[Future[None]] = []
-    made = skipped = 0
-    for number in range(maker.layout.objects):
-        part = maker.found(number, there)
-        if part is None:
-            part, contents, masks = maker.made(number)
-            made += 1
-            for sample in part.skipped:
-                observe(SampleSkipped(id=sample.id, object=sample.object, reason=sample.reason, changed=sample.changed))
-            # One object is written while the next one is made, and no third one takes memory.
-            while written:
-                written.pop().result()
-            written.append(maker.write(part, contents, masks))
-        parts.append(part)
-        skipped += len(part.skipped)
-        if skipped > max_skipped:
-            raise TooManySkipped(
-                f"{skipped} of {maker.layout.samples} samples cannot be read, and at most {max_skipped} may be left "
-                "out: see which, or allow more with --skip-allowance"
-            )
-        observe(ProgressMade(done=maker.layout.rows(number).stop, total=maker.layout.samples))
-    for one_written in written:
-        one_written.result()
-    return parts, made
+class _Before:
+    """What is there of a ready format from before; ``there`` has the sizes of all objects."""
 
-
-class _ReadyWriter:
-    """Makes the objects of one ready format; ``stack`` ends its threads."""
-
-    def __init__(
-        self,
-        source: Dataset,
-        rest: Preprocess,
-        metadata: Metadata,
-        store: ObjectStore,
-        layout: Layout,
-        workers: int,
-        stack: ExitStack,
-        *,
-        verify: bool,
-    ) -> None:
-        self.layout = layout
-        self._rest = rest
-        self._verify = verify
+    def __init__(self, plan: ReadyPlan, metadata: Metadata, there: Mapping[str, int], *, verify: bool) -> None:
+        self._layout = plan.layout
+        self._samples = plan.source.samples
+        self._store = plan.store
         self._metadata = metadata
-        self._samples = source.samples
-        self._names = source.names
-        self._store = store
-        self._writer = ThreadPoolExecutor(1, "frostline-write")
-        stack.callback(self._writer.shutdown)
-        self._reader = reader_of(source, maximum=workers)
-        self._workers: Workers[Skipped | bytes] = Workers(self._reader, workers, stack)
+        self._there = there
+        self._verify = verify
 
-    def found(self, number: int, there: dict[str, int]) -> ReadyPart | None:
+    def found(self, asked: CopyPart) -> ReadyPart | None:
         """The part of an object that is there already."""
+        number, there = asked.number, self._there
         name = part_name(number)
-        if name not in there or there.get(object_name(number)) != self.layout.size(number):
+        if name not in there or there.get(object_name(number)) != self._layout.size(number):
             return None
-        part = ReadyPart.from_file(self._store.read(name, 0, there[name]), self.layout, number)
-        if part is None or not self._has_masks(part, there):
+        part = ReadyPart.from_file(self._store.read(name, 0, there[name]), self._layout, number)
+        if part is None or not self._has_masks(part):
             return None
-        if self._verify and self._sha256(object_name(number), self.layout.size(number)) != part.sha256:
+        if self._verify and sha256_in(self._store, object_name(number), self._layout.size(number)) != part.sha256:
             return None
-        return self._renewed(part) if self.layout.columns else part
+        return self._renewed(part) if self._layout.columns else part
 
-    def _has_masks(self, part: ReadyPart, there: Mapping[str, int]) -> bool:
+    def _has_masks(self, part: ReadyPart) -> bool:
         """Whether the object with the masks of a part is there, if one belongs to it."""
         if not part.masks_sha256:
             return True
         assert part.masks is not None
         name, nbytes = masks_beside(object_name(part.number)), part.masks.nbytes
-        return there.get(name) == nbytes and not (self._verify and self._sha256(name, nbytes) != part.masks_sha256)
+        return self._there.get(name) == nbytes and not (
+            self._verify and sha256_in(self._store, name, nbytes) != part.masks_sha256
+        )
 
     def _renewed(self, part: ReadyPart) -> ReadyPart:
         """The part with the metadata that the source has now: pixels stay, and only its table is written again."""
-        rows = self.layout.rows(part.number)
+        rows = self._layout.rows(part.number)
         ids = self._samples.take(np.arange(rows.start, rows.stop, dtype=np.int64)).ids
         kept = pa.array(np.flatnonzero(np.isin(ids, part.samples.ids)))
         columns = self._metadata.table(rows.start, rows.stop)
@@ -281,80 +240,3 @@ class _ReadyWriter:
         if renewed.to_file() != part.to_file():
             self._store.write(part_name(part.number), renewed.to_file())
         return renewed
-
-    def made(self, number: int) -> tuple[ReadyPart, memoryview, bytes]:
-        """A part, its object and that of its masks, not yet written."""
-        contents = memoryview(bytearray(self.layout.size(number)))
-        rows = self.layout.rows(number)
-        source = self._samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
-        names = self._names[rows.start : rows.stop]
-        found = masks_of(source, self._reader)
-        outcomes = self._workers.each(source, names, partial(self._record, source, names, rows, contents, found))
-        masks = [outcome for outcome in outcomes if not isinstance(outcome, Skipped)]
-        part = ReadyPart.made(
-            self.layout,
-            number,
-            sha256=hashlib.sha256(contents).hexdigest(),
-            source=source,
-            names=names,
-            skipped=tuple(outcome for outcome in outcomes if isinstance(outcome, Skipped)),
-            about=self._metadata.table(rows.start, rows.stop),
-            masks=masks if self.layout.has_masks else None,
-        )
-        return part, contents, b"".join(masks)
-
-    def write(self, part: ReadyPart, contents: Buffer, masks: bytes) -> Future[None]:
-        """Put a part's objects in their places, and then the part: where that is, they are whole."""
-        return self._writer.submit(self._written, part, contents, masks)
-
-    def _written(self, part: ReadyPart, contents: Buffer, masks: bytes) -> None:
-        name = object_name(part.number)
-        self._write(name, contents, part.sha256)
-        if masks:
-            self._write(masks_beside(name), masks, part.masks_sha256)
-        self._store.write(part_name(part.number), part.to_file())
-
-    def _write(self, name: str, contents: Buffer, sha256: str) -> None:
-        self._store.write(name, contents)
-        if self._sha256(name, len(contents)) != sha256:
-            raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
-        if isinstance(self._store, FolderStore):
-            self._store.seal(name)
-
-    def _sha256(self, name: str, nbytes: int) -> str:
-        """Compute the SHA-256 of an object as its store returns it."""
-        digest = hashlib.sha256()
-        for offset in range(0, nbytes, _READ_BACK_BYTES):
-            digest.update(self._store.read(name, offset, min(_READ_BACK_BYTES, nbytes - offset)))
-        return digest.hexdigest()
-
-    def _record(
-        self,
-        samples: Samples,
-        names: Sequence[str],
-        rows: range,
-        contents: memoryview,
-        masks: Mapping[int, Buffer | Skipped],
-        place: int,
-        encoded: Buffer | Skipped,
-    ) -> Skipped | bytes:
-        """Write a sample's record into its place; its mask, empty where it has none, or why there is neither."""
-        mask = masks.get(place, b"")
-        if isinstance(encoded, Skipped):
-            return encoded
-        if isinstance(mask, Skipped):
-            return mask
-        offset = self.layout.offset(rows[place])
-        record = contents[offset : offset + record_bytes(self.layout.applied.stored)]
-        try:
-            kept = self._mask(samples, place, mask)
-            pack_into(record, decode_applied(self.layout.applied, encoded, rest=self._rest))
-        except SampleError as error:
-            return Skipped(id=int(samples.ids[place]), object=names[place], reason=str(error))
-        return kept
-
-    def _mask(self, samples: Samples, place: int, encoded: Buffer) -> bytes:
-        if samples.targets is None or not len(encoded):
-            return b""
-        size = (int(samples.targets.widths[place]), int(samples.targets.heights[place]))
-        return kept_mask(self._rest, encoded, size=size)

@@ -1,12 +1,14 @@
 """Puts a data set's samples into a table over CQL: in bounded memory, verified, and taken up again after a kill."""
 
 import hashlib
+import itertools
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +18,20 @@ from frostline.core.samples import taken
 from frostline.datasets.access import refreshed_here, require_one_part
 from frostline.datasets.copy.layout import divided
 from frostline.datasets.copy.metadata import Metadata, say_what_is_left
+from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, finished, made_here, whole_parts
 from frostline.datasets.copy.scaling import Scaling, check_side
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest.changes import refusing
-from frostline.errors import SettingError, TooManySkipped
-from frostline.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
+from frostline.errors import SettingError
+from frostline.events import Observer, PhaseStarted
 from frostline.stores.cql.row_writer import TableSample, seal_of
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.open import open_store
 
 __all__ = ("Put", "put_into_table")
 
-# Asked about at once whether they are there: a round trip's worth of answers of some bytes.
-_ROWS_AT_ONCE = 1024
+# A part: asked about at once whether they are there, and put again by a task whose process died.
+_ROWS_A_PART = 512
 # Read at once, and held until they are put.
 _BYTES_AT_ONCE = 16 << 20
 # A seal is the SHA-256 of the data, then what the data was read from, then the data set.
@@ -69,6 +72,7 @@ def put_into_table(
     skip_allowance: float = 0.01,
     verify: bool = False,
     observe: Observer,
+    runner: PartRunner = made_here,
 ) -> Put:
     """Put every sample with its name, label, mask, size and metadata into a table, which is made where it is missing.
 
@@ -89,6 +93,7 @@ def put_into_table(
         verify: read the data and the masks of rows that are there already too, and put those again whose SHA-256 is
             not that of their seal.
         observe: told what happens.
+        runner: has the samples put, some hundred at a time.
 
     Raises:
         SettingError: the destination is no table, or a row holds a sample of the same name that came from other data,
@@ -114,82 +119,130 @@ def put_into_table(
     behind = [name for name, called in free.items() if called in lacking]
     say_what_is_left(source, observe, [*metadata.nested, *behind])
     observe(PhaseStarted(name="putting samples into a table"))
-    metadata = metadata.without(behind)
-    max_skipped = math.ceil(skip_allowance * len(source))
-    with ExitStack() as stack:
-        scaling = Scaling(source, shorter_side, workers, stack)
-        reader = _Reader(source, metadata, scaling, store, max_skipped, observe, verify=verify)
-        store.put_many(reader.missing(), columns=[free[name] for name in metadata.kinds])
+    kept = {name: called for name, called in free.items() if called not in lacking}
+    plan = _TablePlan(source=source, table=store, columns=kept, side=shorter_side, workers=workers, verify=verify)
+    ranges = (range(start, min(start + _ROWS_A_PART, len(source))) for start in range(0, len(source), _ROWS_A_PART))
+    tally = PartTally(len(source), math.ceil(skip_allowance * len(source)), observe)
+    parts: list[_PartPut]
+    parts, _ = whole_parts(runner, plan, itertools.starmap(CopyPart, enumerate(ranges)), tally)
     return Put(
         url=store.url,
-        samples=reader.samples,
-        made=reader.made,
-        nbytes=reader.nbytes,
+        samples=sum(part.samples for part in parts),
+        made=sum(part.made for part in parts),
+        nbytes=sum(part.nbytes for part in parts),
         seconds=time.perf_counter() - started,
-        skipped=tuple(reader.skipped),
+        skipped=tuple(skipped for part in parts for skipped in part.skipped),
     )
 
 
-class _Reader:
-    """The samples of a data set that a table lacks, with their bytes, some at a time."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _PartPut:
+    """What was done for the samples of a part.
 
-    def __init__(
-        self,
-        source: Dataset,
-        metadata: Metadata,
-        scaling: Scaling,
-        table: CqlStore,
-        max_skipped: int,
-        observe: Observer,
-        *,
-        verify: bool,
-    ) -> None:
-        self._source = source
-        self._metadata = metadata
-        self._table = table
+    Attributes:
+        samples: number of those that are in the table, read back.
+        made: those of them that it did not hold before.
+        nbytes: size of their data in bytes.
+        skipped: those that could not be read.
+    """
+
+    samples: int
+    made: int
+    nbytes: int
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _TablePlan:
+    """How a data set is put into a table; ``columns`` are those of the table, by the names of the metadata."""
+
+    source: Dataset
+    table: CqlStore
+    columns: Mapping[str, str]
+    side: int | None
+    workers: int
+    verify: bool
+
+    def open(self, stack: ExitStack) -> "_TableWriter":
+        return _TableWriter(self, Scaling(self.source, self.side, self.workers, stack))
+
+
+class _Before(NamedTuple):
+    """The seals of some samples, and the places of those whose rows hold other bytes than their seals say."""
+
+    seals: Sequence[bytes]
+    damaged: Sequence[int]
+
+
+class _TableWriter:
+    """Puts the samples that a table lacks, with their bytes, some at a time."""
+
+    def __init__(self, plan: _TablePlan, scaling: Scaling) -> None:
+        metadata = Metadata(plan.source)
+        self._source = plan.source
+        self._metadata = metadata.without([name for name in metadata.kinds if name not in plan.columns])
+        self._columns = [plan.columns[name] for name in self._metadata.kinds]
+        self._table = plan.table
         self._scaling = scaling
-        self._max_skipped = max_skipped
-        self._observe = observe
-        self._verify = verify
-        self.samples = 0
-        self.made = 0
-        self.nbytes = 0
-        self.skipped: list[Skipped] = []
+        self._verify = plan.verify
+
+    def look(self, part: CopyPart) -> _Before:
+        names = taken(self._source.names, np.array(part.rows, np.int64))
+        seals = self._table.seals(names)
+        return _Before(seals, self._table.damaged(names, seals) if self._verify else ())
+
+    def make(self, part: CopyPart, before: _Before) -> Future[_PartPut]:
+        """Rows that lacked samples are all put, also those that another call has put since: with the same bytes."""
+        rows = np.array(part.rows, np.int64)
+        about = self._metadata.rows(part.rows.start, part.rows.stop)
+        asked = _Asked.of(self._source, rows, about, self._scaling.side)
+        reader = _Reader(asked, before, self._scaling, self._source.url, self._table.url)
+        self._table.put_many(reader.missing(), columns=self._columns)
+        return finished(reader.done())
+
+
+class _Reader:
+    """The samples of a part that a table lacks, with their bytes, some megabytes at a time."""
+
+    def __init__(self, asked: "_Asked", before: _Before, scaling: Scaling, source: str, table: str) -> None:
+        self._asked = asked
+        self._seals = before.seals
+        self._damaged = frozenset(before.damaged)
+        self._scaling = scaling
+        self._source = source
+        self._table = table
+        self._there: set[int] = set()
+        self._made = 0
+        self._skipped: list[Skipped] = []
+
+    def done(self) -> _PartPut:
+        return _PartPut(
+            samples=len(self._there),
+            made=self._made,
+            nbytes=int(self._asked.samples.lengths[list(self._there)].sum()),
+            skipped=tuple(self._skipped),
+        )
 
     def missing(self) -> Iterator[TableSample]:
-        total = len(self._source)
-        for start in range(0, total, _ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + _ROWS_AT_ONCE, total), dtype=np.int64)
-            about = self._metadata.rows(start, start + len(rows))
-            asked = _Asked.of(self._source, rows, about, self._scaling.side)
-            seals = self._table.seals(asked.names)
-            damaged = frozenset(self._table.damaged(asked.names, seals) if self._verify else ())
-            unsure = [row for row in range(len(rows)) if row in damaged or not asked.is_there(row, seals[row])]
-            self._count(asked, set(range(len(rows))) - set(unsure))
-            self._observe(ProgressMade(done=start + len(rows) - len(unsure), total=total))
-            lengths = asked.lengths[unsure]
-            for some in divided(lengths, max_bytes=_BYTES_AT_ONCE, max_rows=_ROWS_AT_ONCE):
-                yield from self._read(asked, unsure[some.start : some.stop], seals, damaged)
-                self._observe(ProgressMade(done=start + len(rows) - len(unsure) + some.stop, total=total))
+        rows = range(len(self._asked.names))
+        unsure = [row for row in rows if row in self._damaged or not self._asked.is_there(row, self._seals[row])]
+        self._there |= set(rows).difference(unsure)
+        for some in divided(self._asked.lengths[unsure], max_bytes=_BYTES_AT_ONCE, max_rows=_ROWS_A_PART):
+            yield from self._read(unsure[some.start : some.stop])
 
-    def _count(self, asked: "_Asked", rows: set[int]) -> None:
-        self.samples += len(rows)
-        self.nbytes += int(asked.samples.lengths[list(rows)].sum())
-
-    def _read(
-        self, asked: "_Asked", rows: Sequence[int], seals: Sequence[bytes], damaged: Collection[int]
-    ) -> Iterator[TableSample]:
+    def _read(self, rows: Sequence[int]) -> Iterator[TableSample]:
+        asked = self._asked
         some = asked.samples.take(np.array(rows, np.int64))
         for place, found in enumerate(self._scaling.read(some, [asked.names[row] for row in rows])):
             if isinstance(found, Skipped):
-                self._skip(found)
+                self._skipped.append(found)
                 continue
             row, data, mask = rows[place], found.image, found.mask
             sealed = seal_of(data, mask, asked.origins[row])
-            self._require_own(asked.names[row], sealed, seals[row])
-            self._count(asked, {row})
-            if row in damaged or seals[row] != sealed:
-                self.made += 1
+            self._require_own(asked.names[row], sealed, self._seals[row])
+            self._there.add(row)
+            if row in self._damaged or self._seals[row] != sealed:
+                self._made += 1
                 yield TableSample(
                     asked.names[row],
                     data,
@@ -203,20 +256,10 @@ class _Reader:
     def _require_own(self, name: str, sealed: bytes, seal: bytes) -> None:
         """Make sure that a row does not hold another data set's sample, whose name is the same by chance."""
         theirs = seal[_SHA256_BYTES + _ORIGIN_BYTES :]
-        if theirs and theirs != _named(self._source.url) and seal[:_SHA256_BYTES] != sealed[:_SHA256_BYTES]:
+        if theirs and theirs != _named(self._source) and seal[:_SHA256_BYTES] != sealed[:_SHA256_BYTES]:
             raise SettingError(
-                f"{self._table.url} holds another sample called {name}, which was put there from other data than "
-                f"{self._source.url}: put this data into another table"
-            )
-
-    def _skip(self, skipped: Skipped) -> None:
-        self.skipped.append(skipped)
-        self._observe(
-            SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason, changed=skipped.changed)
-        )
-        if len(self.skipped) > self._max_skipped:
-            raise TooManySkipped(
-                f"{len(self.skipped)} samples of {self._source.url} could not be read: {skipped.reason}"
+                f"{self._table} holds another sample called {name}, which was put there from other data than "
+                f"{self._source}: put this data into another table"
             )
 
 

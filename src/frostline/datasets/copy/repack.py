@@ -1,13 +1,15 @@
 """Copies a data set into another format or store, part by part, so that it can be taken up again after a kill."""
 
 import hashlib
+import itertools
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,20 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.config import cache_folder
-from frostline.core import Samples, Skipped
+from frostline.core import Skipped
 from frostline.datasets.access import refreshed_here, require_one_part
 from frostline.datasets.copy.checkpoint import CopiedObject, CopiedPart
 from frostline.datasets.copy.folder_names import FolderNames
-from frostline.datasets.copy.layout import Loose, OutputObject, divided, packer_named
+from frostline.datasets.copy.layout import divided, packer_named
 from frostline.datasets.copy.metadata import metadata_in, say_what_is_left
-from frostline.datasets.copy.scaling import Pictures, Scaling, check_side
+from frostline.datasets.copy.part_writer import RepackPlan, metadata_digest, metadata_values
+from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, made_here, whole_parts
+from frostline.datasets.copy.scaling import check_side
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.formats.split_names import SPLIT
 from frostline.datasets.manifest.changes import refusing
-from frostline.errors import DataError, ObjectNotFound, SettingError, TooManySkipped
-from frostline.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
+from frostline.errors import ObjectNotFound, SettingError
+from frostline.events import Observer, PhaseStarted
 from frostline.stores.base.protocols import Entry, ObjectStore, is_other_version
 from frostline.stores.objects.local import FolderStore, is_partial
 from frostline.stores.open import open_store
@@ -86,6 +90,7 @@ def repack(
     skip_allowance: float = 0.01,
     verify: bool = False,
     observe: Observer,
+    runner: PartRunner = made_here,
 ) -> Repacked:
     """Copy a data set's samples into another format, in the same store or in another.
 
@@ -107,6 +112,7 @@ def repack(
         verify: read all objects that are there already, also those whose versions say that nobody touched them.
         observe: told what happens; before it begins, which metadata columns the format has no place for. Of class
             folders the names keep the split.
+        runner: has the parts made that are not there.
 
     Raises:
         SettingError: the format cannot hold the source, something else lies at the destination, or the record of what
@@ -134,8 +140,18 @@ def repack(
             store.create()
             records = _records_of(store, format)
             stack.enter_context(records.alone())
-        copier = _Copier(source, store, records, format, shorter_side, workers, stack, verify=verify)
-        return copier.run(claim, part_bytes, math.ceil(skip_allowance * len(source)), observe)
+        # Pairs of images and masks are told by their names, which are not the source's.
+        has_names = format == _FOLDERS and not source.has_targets
+        plan = RepackPlan(
+            source=source,
+            store=store,
+            format=format,
+            side=shorter_side,
+            workers=workers,
+            names=FolderNames(source) if has_names else None,
+        )
+        copy = _Copy(plan, records, stack, verify=verify)
+        return copy.run(runner, claim, part_bytes, math.ceil(skip_allowance * len(source)), observe)
 
 
 def _records_of(store: FolderStore, format: str) -> FolderStore:
@@ -148,62 +164,41 @@ def _records_of(store: FolderStore, format: str) -> FolderStore:
     return records
 
 
-class _Copier:
-    """Copies one data set; ``stack`` ends its threads."""
+class _Copy:
+    """One copy: what is written down about it, and which of its parts are whole. ``stack`` ends its threads."""
 
-    def __init__(
-        self,
-        source: Dataset,
-        store: ObjectStore,
-        records: ObjectStore,
-        format: str,
-        side: int | None,
-        workers: int,
-        stack: ExitStack,
-        *,
-        verify: bool,
-    ) -> None:
-        self._source = source
-        self._store = store
+    def __init__(self, plan: RepackPlan, records: ObjectStore, stack: ExitStack, *, verify: bool) -> None:
+        self._plan = plan
+        self._source = plan.source
+        self._store = plan.store
         self._records = records
-        self._format = format
         self._verify = verify
-        names = metadata_in(source.columns) if packer_named(format).keeps_metadata else ()
-        # Pairs of images and masks are told by their names, which are not the source's.
-        has_names = format == _FOLDERS and not source.has_targets
-        self._names = FolderNames(source) if has_names else None
-        self._about = {name: source.column(name) for name in names}
-        self._scaling = Scaling(source, side, workers, stack)
-        self._writers = ThreadPoolExecutor(workers, "frostline-write")
-        stack.callback(self._writers.shutdown, cancel_futures=True)
+        self._about = plan.about()
+        self._readers = ThreadPoolExecutor(plan.workers, "frostline-verify")
+        stack.callback(self._readers.shutdown, cancel_futures=True)
 
-    def run(self, claim: dict[str, Any], part_bytes: int, max_skipped: int, observe: Observer) -> Repacked:
+    def run(
+        self, runner: PartRunner, claim: dict[str, Any], part_bytes: int, max_skipped: int, observe: Observer
+    ) -> Repacked:
         started = time.perf_counter()
-        there = {entry.object: entry for entry in self._store.list()}
-        if self._records is not self._store:
-            there |= {entry.object: entry for entry in self._records.list()}
+        there = self._listed()
         self._claim(claim, there)
         self._sweep(there)
-        observe(PhaseStarted(name=f"copying to {self._format}"))
-        rows = divided(self._lengths(), max_bytes=part_bytes, max_rows=_MAX_ROWS)
-        parts, made, skipped = [], 0, 0
-        for number, some in enumerate(rows):
-            about = {name: column.slice(some.start, len(some)).to_pylist() for name, column in self._about.items()}
-            part = self._found(number, there)
-            if part is None or part.about != _named(about):
-                part = self._made(number, some, about, observe)
-                made += 1
-            parts.append(part)
-            skipped += len(part.skipped)
-            if skipped > max_skipped:
-                raise TooManySkipped(
-                    f"{skipped} of {len(self._source)} samples cannot be read, and at most {max_skipped} may be left "
-                    "out: see which, or allow more with --skip-allowance"
-                )
-            observe(ProgressMade(done=some.stop, total=len(self._source)))
+        observe(PhaseStarted(name=f"copying to {self._plan.format}"))
+        ranges = divided(self._lengths(), max_bytes=part_bytes, max_rows=_MAX_ROWS)
+        parts, made = whole_parts(
+            runner,
+            self._plan,
+            itertools.starmap(CopyPart, enumerate(ranges)),
+            PartTally(len(self._source), max_skipped, observe),
+            found=partial(self._found, there),
+            keep=self._kept,
+        )
+        if runner is not made_here:  # tasks that were killed may have left something
+            self._sweep(self._listed())
         return Repacked(
             url=self._store.url,
-            format=self._format,
+            format=self._plan.format,
             samples=sum(part.samples for part in parts),
             objects=sum(len(part.objects) for part in parts),
             nbytes=sum(written.size for part in parts for written in part.objects.values()),
@@ -212,6 +207,12 @@ class _Copier:
             seconds=time.perf_counter() - started,
             skipped=tuple(skipped for part in parts for skipped in part.skipped),
         )
+
+    def _listed(self) -> dict[str, Entry]:
+        there = {entry.object: entry for entry in self._store.list()}
+        if self._records is not self._store:
+            there |= {entry.object: entry for entry in self._records.list()}
+        return there
 
     def _lengths(self) -> npt.NDArray[np.int64]:
         """Bytes of each sample, its mask too."""
@@ -252,8 +253,13 @@ class _Copier:
                 if isinstance(self._records, FolderStore):
                     self._records.remove(name)
 
-    def _found(self, number: int, there: Mapping[str, Entry]) -> CopiedPart | None:
-        """A part that is there already, whole."""
+    def _found(self, there: Mapping[str, Entry], part: CopyPart) -> CopiedPart | None:
+        """A part that is there already, whole, and whose samples have the metadata of now."""
+        copied = self._whole(there, part.number)
+        has_values = copied is not None and copied.about == metadata_digest(metadata_values(self._about, part.rows))
+        return copied if has_values else None
+
+    def _whole(self, there: Mapping[str, Entry], number: int) -> CopiedPart | None:
         name = _record(number)
         if name not in there or there[name].size >= _PART_RECORD_BYTES:
             return None
@@ -269,7 +275,7 @@ class _Copier:
         }
         if not unsure:
             return part
-        versions = dict(zip(unsure, self._writers.map(self._version_of, unsure.items()), strict=True))
+        versions = dict(zip(unsure, self._readers.map(self._version_of, unsure.items()), strict=True))
         if None in versions.values():
             return None
         objects = {
@@ -290,58 +296,6 @@ class _Copier:
         """A part with its record in its place: from then on it is whole."""
         self._records.write(_record(part.number), part.to_json())
         return part
-
-    def _made(self, number: int, rows: range, about: dict[str, list[Any]], observe: Observer) -> CopiedPart:
-        samples = self._source.samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
-        names = self._source.names[rows.start : rows.stop]
-        read = self._scaling.read(samples, names)
-        kept = [(row, found) for row, found in enumerate(read) if isinstance(found, Pictures)]
-        objects = [""] * len(rows) if self._names is None else self._names.objects(rows.start, rows.stop)
-        loose = [self._loose(samples, names, about, objects, row, pictures) for row, pictures in kept]
-        skipped = [found for found in read if isinstance(found, Skipped)]
-        for lost in skipped:
-            observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed))
-        packed = packer_named(self._format).pack(number, loose, self._source.classes)
-        written: list[Future[tuple[str, CopiedObject]]] = [self._writers.submit(self._write, obj) for obj in packed]
-        done = dict(future.result() for future in written)
-        return self._kept(
-            CopiedPart(number=number, samples=len(loose), objects=done, skipped=tuple(skipped), about=_named(about))
-        )
-
-    def _loose(
-        self,
-        samples: Samples,
-        names: Sequence[str],
-        about: dict[str, list[Any]],
-        objects: Sequence[str],
-        row: int,
-        found: Pictures,
-    ) -> Loose:
-        return Loose(
-            id=int(samples.ids[row]),
-            name=names[row],
-            label=int(samples.labels[row]),
-            about={name: values[row] for name, values in about.items()},
-            encoded=found.image,
-            is_remade=self._source.manifest.applied is not None,
-            object=objects[row],
-            mask=None if samples.targets is None else found.mask or b"",
-        )
-
-    def _write(self, packed: OutputObject) -> tuple[str, CopiedObject]:
-        """Write an object and read it back."""
-        name, data = packed
-        sha256 = hashlib.sha256(data).hexdigest()
-        self._store.write(name, data)
-        found, version = self._store.read_version(name, 0, len(data))
-        if hashlib.sha256(found).hexdigest() != sha256:
-            raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
-        return name, CopiedObject(len(data), sha256, version)
-
-
-def _named(about: Mapping[str, list[Any]]) -> str:
-    """Stands for the metadata of some samples in the record of their part."""
-    return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest() if about else ""
 
 
 def _record(number: int) -> str:

@@ -1,0 +1,206 @@
+"""Nodes are killed at random while a job trains: are losses those of an undisturbed run, and how long is each pause?
+
+    python benchmarks/node_kills.py [--list ray|file] [--nodes 3] [--seconds 300] [--every 10] [--out FILE]
+
+With `--list ray` nodes are actors under a Ray of this machine, which starts them again, and the job finds them by
+`ray://`. With `--list file` they are processes that this benchmark starts again itself, as a service of systemd would,
+at new ports that it writes to a JSON list, by which the job finds them. Every so many seconds one of those that live is
+killed by SIGKILL. The loop takes batches at a fixed pace, as a trainer's own computing would, and keeps nothing. After
+it a plain PyTorch loop takes the same steps, and all losses are compared bit by bit. A pause begins with a kill
+and ends when the second that follows has 90 % of the usual batches. What was asked for ahead may hide it or put it off:
+the longest wait for any batch of the run is given beside it.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import itertools
+
+import torch
+
+import frostline as fl
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.engines.machine.hardware import hardware_name
+from frostline.events import NodeJoined
+from frostline.node.process.subprocess import start_node
+from support import plain
+from support.images import image_folder, tiny_preprocess
+from support.many_nodes import frozen
+from support.ray_here import NODE, ray_here, workers_of_ray
+
+BATCH = 16
+SAMPLES = 768
+CAUGHT_UP = 0.9
+
+
+def main():
+    wanted = arguments()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
+        folder = image_folder(Path(scratch, "images"), per_class=SAMPLES // 3, size=(40, 36))
+        with LISTS[wanted.list](folder, wanted) as (near, living):
+            run = disturbed(folder, near, living, wanted)
+        expected = plain.losses(
+            frozen(), folder, fl.Dataset(folder), tiny_preprocess(), batch_size=BATCH, epochs=run["epochs"]
+        )
+    losses, ids = run.pop("losses"), run.pop("ids")
+    pauses = [pause(run["kills"], run["steps"], index, wanted.pace) for index in range(len(run["kills"]))]
+    steps = run.pop("steps")
+    result = {
+        "list": wanted.list,
+        "hardware": hardware_name("cpu"),
+        "load": os.getloadavg()[0],
+        "nodes": wanted.nodes,
+        "steps_per_s_asked": wanted.pace,
+        "steps": len(losses),
+        "samples": sum(map(len, ids)),
+        "steps_per_s": len(steps) / (steps[-1] - steps[0]),
+        "other_losses": sum(one != other for one, other in zip(losses, expected, strict=True)),
+        "epochs_with_lost_or_doubled_samples": sum(set(Counter(epoch).values()) != {1} for epoch in ids)
+        + sum(len(epoch) != SAMPLES for epoch in ids),
+        "pause_s": {"median": statistics.median(pauses), "max": max(pauses)},
+        "pauses_s": [round(one, 2) for one in pauses],
+        "longest_gap_between_batches_s": max(b - a for a, b in itertools.pairwise(steps)),
+        **run,
+    }
+    print(json.dumps(result, indent=1))
+    if wanted.out:
+        wanted.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def disturbed(folder, near, living, wanted):
+    """Train until the time is over, to the end of an epoch, while nodes are killed."""
+    came, ended = [], threading.Event()
+
+    def observe(event):
+        if isinstance(event, NodeJoined):
+            came.append(event.url)
+
+    settings = LoaderSettings(samples_per_request=8, device_batch=8, cache_bytes=0, retry_for_s=120)
+    options = {"preprocess": tiny_preprocess(), "near": near, "accuracy": "exact", "settings": settings}
+    losses, ids, steps, kills, epoch = [], [], [], [], 0
+    with fl.offload(frozen(), fl.Dataset(folder), observe=observe, **options) as job:
+        optimizer = torch.optim.SGD(job.head.parameters(), 0.1)
+        killer = threading.Thread(target=kill, args=(living, kills, ended, wanted.every))
+        began = time.monotonic()
+        while not epoch or time.monotonic() - began < wanted.seconds:
+            ids.append([])
+            for batch in job.loader(BATCH, shuffle=True, seed=0, epoch=epoch):
+                losses.append(plain.step(job.head, optimizer, batch.features, batch.labels))
+                ids[-1] += batch.ids.tolist()
+                steps.append(time.monotonic() - began)
+                if not kills and len(steps) == 20:
+                    killer.start()  # all is warm
+                # A late batch is no debt that is paid back later: the pace is that of a trainer's own computing.
+                time.sleep(1 / wanted.pace)
+            epoch += 1
+        ended.set()
+        killer.join()
+        statistics = job.statistics()
+    return {
+        "epochs": epoch,
+        "losses": losses,
+        "ids": ids,
+        "steps": steps,
+        "kills": [at - began for at in kills],
+        "nodes_that_joined": len(came),
+        "skipped": len(statistics.skipped),
+    }
+
+
+def kill(living, kills, ended, every_s):
+    draw = random.Random(1)
+    while not ended.wait(every_s):
+        if there := living():
+            kills.append(time.monotonic())
+            os.kill(draw.choice(sorted(there)), signal.SIGKILL)
+
+
+def pause(kills, steps, index, pace):
+    """Seconds from a kill until the rate of the second that follows is near the pace again."""
+    candidates = [kills[index], *(step for step in steps if step > kills[index])]
+    for at in candidates:
+        if sum(at <= step < at + 1 for step in steps) >= CAUGHT_UP * min(pace, 1 / median_gap(steps)):
+            return at - kills[index]
+    return float("inf")
+
+
+def median_gap(steps):
+    return statistics.median(b - a for a, b in itertools.pairwise(steps))
+
+
+@contextmanager
+def under_ray(folder, wanted):
+    with ray_here() as here:
+        here.cluster("up", "--data-root", folder, "--nodes", wanted.nodes, *NODE)
+        os.environ["RAY_ADDRESS"] = here.address
+        tempfile.tempdir = here.environment["TMPDIR"]  # by which its processes are told from another Ray's
+        try:
+            yield "ray://frostline", lambda: workers_of_ray("ray::NodeActor")
+        finally:
+            tempfile.tempdir = None
+            here.cluster("down")
+
+
+@contextmanager
+def in_a_file(folder, wanted):
+    """Processes that are started again at other ports; the list has those that listen."""
+    settings = NodeSettings(memory_bytes=256 << 20, device_batch=8, trial_s=0)
+    nodes, ended = [], threading.Event()
+    listed = folder.parent / "nodes.json"
+
+    def write():
+        with tempfile.NamedTemporaryFile("w", dir=folder.parent, delete=False) as file:
+            json.dump([node.url for node in nodes if node.pid], file)
+        Path(file.name).replace(listed)
+
+    def start_again():
+        while not ended.wait(0.2):
+            for place, node in enumerate(nodes):
+                if not node.pid:
+                    write()
+                    node.stop()
+                    nodes[place] = start_node((f"file://{folder}",), settings)
+                    write()
+
+    with ExitStack() as stack:
+        nodes += [start_node((f"file://{folder}",), settings) for _ in range(wanted.nodes)]
+        write()
+        again = threading.Thread(target=start_again)
+        again.start()
+        stack.callback(lambda: [node.stop() for node in nodes])
+        stack.callback(again.join)
+        stack.callback(ended.set)
+        yield f"file://{listed}", lambda: [node.pid for node in nodes if node.pid]
+
+
+LISTS = {"ray": under_ray, "file": in_a_file}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", choices=LISTS, default="ray")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--every", type=float, default=10.0, help="seconds from one kill to the next")
+    parser.add_argument("--pace", type=float, default=8.0, help="batches a second")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
