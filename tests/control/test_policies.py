@@ -89,8 +89,13 @@ def test_a_deadline_that_has_passed_is_no_division_by_nothing():
 
 
 def test_what_nobody_asked_for_is_given_by_weight():
-    asked = table([{"demand": 10.0, "tenant": 0}, {"demand": 0.0, "tenant": 1}])
-    assert chained(asked, [max_min]).given[:, 1] == pytest.approx([55, 45])
+    asked = table([{"demand": 10.0, "tenant": 0}, {"demand": 0.5, "tenant": 1}])
+    assert chained(asked, [max_min]).given[:, 1] == pytest.approx([54.75, 45.25])
+
+
+def test_a_stage_that_never_uses_a_resource_gets_none_of_it():
+    asked = table([{"demand": 10.0}, {"demand": 0.0}])
+    assert chained(asked, [max_min]).given[:, 1] == pytest.approx([100, 0])
 
 
 JOB = st.fixed_dictionaries(
@@ -115,5 +120,6 @@ def test_no_chain_of_rules_gives_more_than_there_is_or_less_than_all(jobs, names
     asked = table(jobs, bytes_per_s=bytes_per_s, now_s=50.0)
     division = chained(asked, policies_of(names))
     assert (division.given >= 0).all()
-    assert division.given[:, 1].sum() == pytest.approx(bytes_per_s, rel=1e-9, abs=1e-9)
+    all_of_it = bytes_per_s if any(job["demand"] > 0 for job in jobs) else 0.0
+    assert division.given[:, 1].sum() == pytest.approx(all_of_it, rel=1e-9, abs=1e-9)
     assert division.given[:, [0, 2, 3, 4]].sum() == 0

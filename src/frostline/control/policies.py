@@ -24,7 +24,7 @@ class StageTable:
     Attributes:
         now_s: seconds since 1970.
         capacity: ``float64[r]``, infinite where nothing is divided.
-        demand: ``float64[s, r]``, infinite for whoever takes all that there is.
+        demand: ``float64[s, r]``, infinite for whoever takes all that there is, 0 for whoever never uses any.
         job: ``int64[s]``, the job of each stage.
         jobs: names of the jobs.
         tenant: ``int64[j]``, the tenant of each job.
@@ -170,7 +170,8 @@ def policies_of(names: Sequence[str]) -> list[SharingPolicy]:
 def chained(table: StageTable, policies: Sequence[SharingPolicy]) -> Division:
     """What several rules give, each of what those before it left; and what nobody asked for on top, by weight.
 
-    That last part lets a stage use more at once when it comes to want more, without waiting for its next report.
+    That last part lets a stage use more at once when it comes to want more, without waiting for its next report. Stages
+    that want nothing at all of a resource never use it, and have no part in that.
 
     Args:
         table: table of the stages.
@@ -183,5 +184,6 @@ def chained(table: StageTable, policies: Sequence[SharingPolicy]) -> Division:
     for resource in table.divided:
         left = max(0.0, float(table.capacity[resource] - given[:, resource].sum()))
         if left > 0:
-            given[:, resource] += _down_the_tree(table, np.full(len(given), np.inf), left, proportional)
+            wants = np.where(table.demand[:, resource] > 0, np.inf, 0.0)
+            given[:, resource] += _down_the_tree(table, wants, left, proportional)
     return replace(division, given=given)
