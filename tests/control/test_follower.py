@@ -160,7 +160,7 @@ def test_without_a_control_plane_a_job_keeps_to_its_own_settings(tmp_path):
         port = listening.getsockname()[1]
     only, _ = follower(f"http://127.0.0.1:{port}", "a", Clock())
     only.begin()
-    assert only.wait(lambda: False)
+    assert only.wait(lambda: False) is not None
     only.close()
 
 
@@ -189,6 +189,21 @@ def test_a_pace_lets_no_more_go_than_its_rate_and_a_quarter_second_on_top():
     went = [now_s / 1000 for now_s in range(10_000) if pace.ask(now_s / 1000) == 0]
     assert len(went) == pytest.approx(200, abs=6)
     assert pace.used(10.0).waited_requests
+
+
+def test_requests_are_paid_with_what_those_before_them_brought_and_the_rest_when_it_comes():
+    pace = Pace(0.0)
+    pace.change(Amounts(bytes_per_s=1000.0), 0.0)
+    assert pace.ask(0.0) == 0
+    pace.came(500, 0.0)
+    pace.ended(500, 0.0, 0.0)
+    assert pace.expected_bytes == 500
+    assert pace.ask(0.0) == pytest.approx(0.5)
+    assert pace.ask(0.5) == 0
+    assert pace.ask(0.5) == pytest.approx(0.5), "the second one waits though nothing of the first has come"
+    pace.came(200, 0.6, 200)
+    pace.ended(200, 300, 0.6)
+    assert pace.ask(0.75) == 0, "what did not come was given back"
 
 
 def test_a_real_job_reads_the_same_samples_under_control_and_leaves_when_it_ends(tmp_path, images):

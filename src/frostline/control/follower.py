@@ -85,20 +85,31 @@ class ControlFollower:
         with self._changed:
             return self._pace.ask(self._clock())
 
-    def came(self, nbytes: int) -> None:
+    def came(self, nbytes: int, paid_bytes: float = 0.0) -> None:
         """See ``Pace.came``."""
         with self._changed:
-            self._pace.came(nbytes, self._clock())
+            self._pace.came(nbytes, self._clock(), paid_bytes)
 
-    def wait(self, is_over: Callable[[], bool]) -> bool:
-        """Wait until a request may go, and return whether it may: not where it is over, or the job closed."""
+    def ended(self, nbytes: int, unused_bytes: float) -> None:
+        """See ``Pace.ended``."""
+        with self._changed:
+            self._pace.ended(nbytes, unused_bytes, self._clock())
+            self._changed.notify_all()
+
+    def wait(self, is_over: Callable[[], bool]) -> float | None:
+        """Wait until a request may go.
+
+        Returns:
+            The bytes that it was paid with; None where it may not go, since it is over or the job closed.
+        """
         with self._changed:
             while not (is_over() or self._is_closed):
+                paid_bytes = self._pace.expected_bytes
                 wait_s = self._pace.ask(self._clock())
                 if wait_s <= 0:
-                    return True
+                    return paid_bytes
                 self._changed.wait(None if wait_s == math.inf else wait_s)
-            return False
+            return None
 
     def wake(self) -> None:
         """Have everybody who waits look whether it is over."""
@@ -155,17 +166,27 @@ class PacedRows:
         self._fetch = fetch
         self._rows: Iterator[FeatureBatch] | None = None
         self._is_over = False
+        self._paid_bytes = 0.0
+        self._came_bytes = 0
 
     def __iter__(self) -> Iterator[FeatureBatch]:
         return self
 
     def __next__(self) -> FeatureBatch:
         if self._rows is None:
-            if not self._follower.wait(lambda: self._is_over):
+            paid_bytes = self._follower.wait(lambda: self._is_over)
+            if paid_bytes is None:
                 raise StopIteration
-            self._rows = self._fetch()
-        batch = next(self._rows)
-        self._follower.came(batch.nbytes)
+            self._paid_bytes, self._rows = paid_bytes, self._fetch()
+        try:
+            batch = next(self._rows)
+        except BaseException:
+            self._end()
+            raise
+        paid_bytes = min(self._paid_bytes, float(batch.nbytes))
+        self._paid_bytes -= paid_bytes
+        self._came_bytes += batch.nbytes
+        self._follower.came(batch.nbytes, paid_bytes)
         return batch
 
     def close(self) -> None:
@@ -175,3 +196,9 @@ class PacedRows:
         close = getattr(self._rows, "close", None)  # an iterator need not have one
         if close is not None:
             close()
+        self._end()
+
+    def _end(self) -> None:
+        came_bytes, unused_bytes = self._came_bytes, self._paid_bytes
+        self._came_bytes, self._paid_bytes = 0, 0.0
+        self._follower.ended(came_bytes, unused_bytes)
