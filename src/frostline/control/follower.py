@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from frostline.control.amounts import Amounts
@@ -47,7 +48,9 @@ class ControlFollower:
         self._limit = limit
         self._maximum = maximum
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # Requests go in the order in which they came, and only the first one is woken.
+        self._line: deque[threading.Condition] = deque()
         self._pace = Pace(clock())
         self._is_closed = False
         self._reporter = ControlReporter(link, (self, *beside), clock)
@@ -62,7 +65,7 @@ class ControlFollower:
 
     def measure(self, *, is_first: bool) -> Measured:
         """What was used since the last report, and is wanted."""
-        with self._changed:
+        with self._lock:
             used = self._pace.used(self._clock())
             return Measured(
                 demand=self._demand(used, is_first=is_first or used.seconds <= 0),
@@ -72,29 +75,30 @@ class ControlFollower:
 
     def keep_to(self, share: Amounts) -> None:
         """Let requests go within this share from now on."""
-        with self._changed:
+        with self._lock:
             self._pace.change(share, self._clock())
             maximum = self._maximum
             requests = int(max(1.0, min(share.requests, maximum.requests)))
             window_bytes = int(max(1.0, min(share.memory_bytes, maximum.window_bytes)))
             self._limit(Setting(requests=requests, window_bytes=window_bytes))
-            self._changed.notify_all()
+            self._wake_first()
 
     def ask(self) -> float:
         """See ``Pace.ask``."""
-        with self._changed:
+        with self._lock:
             return self._pace.ask(self._clock())
 
     def came(self, nbytes: int, paid_bytes: float = 0.0) -> None:
         """See ``Pace.came``."""
-        with self._changed:
+        with self._lock:
             self._pace.came(nbytes, self._clock(), paid_bytes)
 
     def ended(self, nbytes: int, unused_bytes: float) -> None:
         """See ``Pace.ended``."""
-        with self._changed:
+        with self._lock:
             self._pace.ended(nbytes, unused_bytes, self._clock())
-            self._changed.notify_all()
+            if unused_bytes:
+                self._wake_first()
 
     def wait(self, is_over: Callable[[], bool]) -> float | None:
         """Wait until a request may go.
@@ -102,19 +106,25 @@ class ControlFollower:
         Returns:
             The bytes that it was paid with; None where it may not go, since it is over or the job closed.
         """
-        with self._changed:
-            while not (is_over() or self._is_closed):
-                paid_bytes = self._pace.expected_bytes
-                wait_s = self._pace.ask(self._clock())
-                if wait_s <= 0:
-                    return paid_bytes
-                self._changed.wait(None if wait_s == math.inf else wait_s)
+        with self._lock:
+            own = threading.Condition(self._lock)
+            self._line.append(own)
+            try:
+                while not (is_over() or self._is_closed):
+                    paid_bytes = self._pace.expected_bytes
+                    wait_s = self._pace.ask(self._clock()) if self._line[0] is own else math.inf
+                    if wait_s <= 0:
+                        return paid_bytes
+                    own.wait(None if wait_s == math.inf else wait_s)
+            finally:
+                self._line.remove(own)
+                self._wake_first()
             return None
 
     def wake(self) -> None:
         """Have everybody who waits look whether it is over."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            self._wake_all()
 
     def paced(self, fetch: Callable[[], Iterator[FeatureBatch]]) -> "PacedRows":
         """A request that goes when it may.
@@ -127,10 +137,18 @@ class ControlFollower:
 
     def close(self) -> None:
         """Say that the stage has ended, and stop the thread. Calling it again does nothing."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            self._wake_all()
         self._reporter.close()
+
+    def _wake_first(self) -> None:
+        if self._line:
+            self._line[0].notify()
+
+    def _wake_all(self) -> None:
+        for waiting in self._line:
+            waiting.notify()
 
     def _demand(self, used: Used, *, is_first: bool) -> Amounts:
         requests_per_s = bytes_per_s = math.inf
@@ -192,7 +210,8 @@ class PacedRows:
     def close(self) -> None:
         """Give the request up; who waits for its turn goes on at once."""
         self._is_over = True
-        self._follower.wake()
+        if self._rows is None:
+            self._follower.wake()
         close = getattr(self._rows, "close", None)  # an iterator need not have one
         if close is not None:
             close()
