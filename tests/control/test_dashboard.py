@@ -17,7 +17,16 @@ from frostline.control.settings import ControlledJob, ControlTenant
 from frostline.control.stage import ControlledStage
 from frostline.node.http.dashboard import Dashboard
 from support.control_planes import Clock, control_plane
-from support.pages import HOSTILE, figures, may_only_ask_its_server, seen, tells_readers_of_screens
+from support.pages import (
+    HOSTILE,
+    IS_DARK,
+    figures,
+    found_by_axe,
+    may_only_ask_its_server,
+    seen,
+    tells_readers_of_screens,
+    with_axe,
+)
 
 PAGE = Dashboard("frostline.control").text
 CAPACITY = {"bytes_per_s": 1000.0, "compute_s_per_s": 2.0}
@@ -92,25 +101,36 @@ def test_a_browser_shows_what_the_view_says_without_an_error(tmp_path):
     assert "CONSOLE" not in page.stderr
 
 
-def seen_by(tmp_path, monkeypatch, name):
-    """What the page shows after a tenant's token was typed, by a copy that no policy forbids to run a test's script."""
-    typing = f"document.getElementById('token').value = '{name}-token'; document.querySelector('button').click();"
-    page = PAGE.replace("</body>", f"<script>setTimeout(() => {{ {typing} }}, 1500);</script></body>")
+def copy_seen(tmp_path, monkeypatch, page, *options):
+    """What a copy of the page shows, which no policy forbids to run a test's script."""
 
     def with_copy(plane):
         app = make_control_app(plane)
-        app.routes.insert(0, Route("/typed", lambda _: HTMLResponse(page)))
+        app.routes.insert(0, Route("/copy", lambda _: HTMLResponse(page)))
         return app
 
     monkeypatch.setattr(planes, "make_control_app", with_copy)
     clock = Clock()
     with control_plane(tmp_path, clock, tenants=TENANTS, jobs=JOBS, **CAPACITY) as (url, _):
         reports(url, clock)
-        return seen(tmp_path, f"{url}/typed", for_ms=5000).stdout
+        return seen(tmp_path, f"{url}/copy", *options, for_ms=6000).stdout
+
+
+def typed(name):
+    """The page in which a tenant's token is typed."""
+    typing = f"document.getElementById('token').value = '{name}-token'; document.querySelector('button').click();"
+    return PAGE.replace("</body>", f"<script>setTimeout(() => {{ {typing} }}, 500);</script></body>")
+
+
+@pytest.mark.parametrize(("colours", "options"), [("light", ()), ("dark", (IS_DARK,))])
+def test_axe_finds_nothing_of_weight(tmp_path, monkeypatch, colours, options):
+    scheme, passed, bad = found_by_axe(copy_seen(tmp_path, monkeypatch, with_axe(typed("ann")), *options))
+    assert (scheme, bad) == (colours, [])
+    assert passed > 10
 
 
 def test_a_tenant_that_sees_all_is_shown_shares_deadlines_and_what_jobs_are_told(tmp_path, monkeypatch):
-    said = seen_by(tmp_path, monkeypatch, "ann")
+    said = copy_seen(tmp_path, monkeypatch, typed("ann"))
     assert rows(said, "tenants")["ann"][:3] == ["ann", "3", "75.0 %"]
     assert set(rows(said, "jobs")) == {"ann/night", "ann/nodes", "bob/late"}
     assert rows(said, "jobs")["bob/late"][-1] == "in 1 min 37 s, 0.0 % done"
@@ -120,7 +140,7 @@ def test_a_tenant_that_sees_all_is_shown_shares_deadlines_and_what_jobs_are_told
 
 
 def test_a_tenant_is_shown_its_own_alone(tmp_path, monkeypatch):
-    said = seen_by(tmp_path, monkeypatch, "bob")
+    said = copy_seen(tmp_path, monkeypatch, typed("bob"))
     assert set(rows(said, "tenants")) == {"bob"}
     assert set(rows(said, "jobs")) == {"bob/late"}
     assert rows(said, "jobs")["bob/late"][3] == "–", "it does not know what others are due"

@@ -16,7 +16,14 @@ from frostline.node import Node
 from frostline.node.http.app import make_app
 from frostline.node.http.dashboard import Dashboard
 from support.nodes import artifact_of, make_images, request, served, small_network
-from support.pages import figures, may_only_ask_its_server, seen, tells_readers_of_screens
+from support.pages import (
+    figures,
+    found_by_axe,
+    may_only_ask_its_server,
+    seen,
+    tells_readers_of_screens,
+    with_axe,
+)
 from support.tenants import header, tenant, token_of
 
 PAGE = Dashboard().text
@@ -132,6 +139,14 @@ def test_with_a_token_it_shows_the_tenant_s_shares_against_its_weight(tmp_path, 
     assert [unescape(cell) for cell in re.findall(r">([^<>]+)</t[hd]>", row)][:3] == ["ann", "3", "–"]
     assert 'value="16"' in said
     assert token_of("ann") not in re.sub(r"<script>.*?</script>", "", said, flags=re.DOTALL)
+
+
+def test_axe_finds_nothing_of_weight(tmp_path, images, monkeypatch):
+    with a_node_with_copies(monkeypatch, images, {"/copy": with_axe(PAGE)}) as url:
+        work(url, images)
+        scheme, passed, bad = found_by_axe(seen(tmp_path, f"{url}/copy", for_ms=6000).stdout)
+    assert (scheme, bad) == ("light", [])
+    assert passed > 10
 
 
 @pytest.mark.parametrize("width", [360, 1280])

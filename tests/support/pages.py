@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,9 @@ QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 )  # fmt: skip
+# Where scripts/browser.sh puts axe-core.
+AXE = Path(os.environ.get("FROSTLINE_AXE") or Path(__file__).parents[2] / "build" / "axe" / "axe.min.js")
+IS_DARK = "--blink-settings=preferredColorScheme=0"
 HOSTILE = (
     "</text></svg><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">$\\alpha$&\x07"
 )
@@ -174,3 +178,24 @@ def figures(dom):
         if named.get("value") and "id" in named:
             found[named["id"]] = float(named["value"])
     return found
+
+
+def with_axe(page):
+    """A copy of the page whose title tells what axe-core finds of weight; no policy may forbid its scripts."""
+    if not AXE.is_file():
+        pytest.skip("no axe-core here: see scripts/browser.sh")
+    asking = (
+        "setTimeout(async () => { const found = await axe.run(document); const bad = found.violations"
+        ".filter(each => ['serious', 'critical'].includes(each.impact)).map(each => each.id);"
+        "const scheme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';"
+        "document.title = `${scheme} ${found.passes.length} ${bad.join(' ')}`; }, 2500);"
+    )
+    script = AXE.read_text(encoding="utf-8")
+    return page.replace("</body>", f"<script>{script}</script><script>{asking}</script></body>")
+
+
+def found_by_axe(dom):
+    """What the title of such a page says: its colours, how many rules passed, and the names of those that did not."""
+    [title] = re.findall("<title>(.*?)</title>", dom)
+    scheme, passed, *bad = title.split()
+    return scheme, int(passed), bad
