@@ -10,6 +10,7 @@ from frostline.control.policies import Division, StageTable, chained, deadlines,
 from frostline.control.settings import POLICY_NAMES
 
 INF = float("inf")
+EARLY_S = 3.0  # jobs are to be done so long before they must
 
 
 def table(jobs, *, bytes_per_s=100.0, tenant_weight=(1.0, 1.0), now_s=0.0):
@@ -58,13 +59,21 @@ def test_greater_priorities_are_served_first_and_leave_the_rest():
 
 def test_a_job_with_a_deadline_gets_what_that_takes_and_no_more():
     asked = table([{"ends_at_s": 110.0, "left_bytes": 6000.0}, {}, {}], now_s=10.0)
-    assert bytes_given(asked, deadlines, max_min) == pytest.approx([60, 20, 20])
+    needed = 6000 / (110 - 10 - EARLY_S)
+    assert bytes_given(asked, deadlines, max_min) == pytest.approx([needed, 50 - needed / 2, 50 - needed / 2])
 
 
 def test_what_a_deadline_takes_is_found_again_as_time_passes():
     for now_s, left in ((0.0, 6000.0), (50.0, 4000.0), (75.0, 100.0)):
         asked = table([{"ends_at_s": 100.0, "left_bytes": left}, {}], now_s=now_s)
-        assert bytes_given(asked, deadlines, max_min)[0] == pytest.approx(left / (100 - now_s))
+        assert bytes_given(asked, deadlines, max_min)[0] == pytest.approx(left / (100 - now_s - EARLY_S))
+
+
+def test_a_job_that_just_can_be_in_time_gets_all_there_is():
+    asked = table([{"ends_at_s": 100.0, "left_bytes": 9900.0}, {}])
+    division = chained(asked, [deadlines, max_min])
+    assert division.given[:, 1] == pytest.approx([100, 0])
+    assert not division.notices
 
 
 def test_a_deadline_that_cannot_be_kept_is_said_at_once_and_harms_nobody():
