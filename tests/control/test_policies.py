@@ -69,6 +69,11 @@ def test_what_a_deadline_takes_is_found_again_as_time_passes():
         assert bytes_given(asked, deadlines, max_min)[0] == pytest.approx(left / (100 - now_s - EARLY_S))
 
 
+def test_a_job_that_moves_more_than_was_declared_divides_with_the_others():
+    asked = table([{"ends_at_s": 100.0, "left_bytes": 0.0}, {}])
+    assert bytes_given(asked, deadlines, max_min) == pytest.approx([50, 50])
+
+
 def test_a_job_that_just_can_be_in_time_gets_all_there_is():
     asked = table([{"ends_at_s": 100.0, "left_bytes": 9900.0}, {}])
     division = chained(asked, [deadlines, max_min])

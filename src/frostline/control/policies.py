@@ -13,7 +13,7 @@ from frostline.core.units import in_bytes
 __all__ = ("Division", "SharingPolicy", "StageTable", "chained", "deadlines", "max_min", "policies_of", "priorities")
 
 _BYTES = RESOURCES.index("bytes_per_s")
-# A job whose work is done needs nothing, and one whose end has come cannot keep it.
+# A job whose end has come cannot keep it.
 _MIN_LEFT_S = 1e-3
 # Jobs are to be done so long before they must: what they moved is known a second later, and what is asked for last is
 # still under way. A job given just what it takes ended 0.2 s late (``benchmarks/fleet.py``).
@@ -101,11 +101,13 @@ def _in_proportion(table: StageTable, division: Division) -> Division:
 def deadlines(table: StageTable, division: Division) -> Division:
     """Give jobs that must end by a time the bytes a second that this takes, some seconds early, the earliest first.
 
-    A job that cannot be in time even with all that is left is told so at once, and divides with the others.
+    A job that cannot be in time even with all that is left is told so at once, and divides with the others. So does one
+    that has moved all that was declared, and moves more.
     """
     if not table.divided.count(_BYTES):
         return division
-    due = [job for job in np.argsort(table.ends_at_s, kind="stable").tolist() if np.isfinite(table.ends_at_s[job])]
+    is_due = np.isfinite(table.ends_at_s) & (table.left_bytes > 0)
+    due = [job for job in np.argsort(table.ends_at_s, kind="stable").tolist() if is_due[job]]
     for job in due:
         division = _kept_in_time(table, division, job)
     return division
