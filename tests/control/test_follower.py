@@ -21,7 +21,7 @@ from frostline.node.http.server import listen
 from frostline.prefetch import Tuner
 from frostline.tuning import Setting, rule_of
 from support.control_planes import Clock, control_plane
-from support.nodes import make_images, preprocess, request, samples_of, served
+from support.nodes import make_images, preprocess, request, samples_of, served, until
 
 MADE = []
 
@@ -181,6 +181,31 @@ def test_a_request_that_waits_for_its_turn_is_given_up_at_once(tmp_path):
         thread.join(60)
         assert not thread.is_alive()
         only.close()
+
+
+def test_requests_go_in_the_order_in_which_they_came():
+    clock, went = Clock(), []
+    only, _ = follower("http://127.0.0.1:1", "a", clock)
+    share = Amounts(requests_per_s=1.0)
+    only.keep_to(share)
+
+    def request(number, waits):
+        only.wait(waits.set)
+        went.append(number)
+
+    threads = []
+    for number in range(4):
+        waits = threading.Event()
+        threads.append(threading.Thread(target=request, args=[number, waits]))
+        threads[-1].start()
+        assert waits.wait(60)
+    for number in range(4):
+        clock.now_s += 1.01
+        only.keep_to(share)
+        until(lambda number=number: len(went) > number)
+    assert went == [0, 1, 2, 3]
+    for thread in threads:
+        thread.join()
 
 
 def test_a_pace_lets_no_more_go_than_its_rate_and_a_quarter_second_on_top():
