@@ -22,16 +22,24 @@ class ShapedLink:
     """The store's and the trainer's namespaces. A context manager, which removes what it made.
 
     ``rate`` shapes both directions with a token bucket (tc-tbf(8)); there is no added delay.
+
+    Args:
+        name: added to the names of the namespaces, for a benchmark that may run beside another one.
     """
+
+    def __init__(self, name=""):
+        self.store, self.trainer = STORE + name, TRAINER + name
+        self._devices = ((self.store, f"fl-s{name}", STORE_ADDRESS), (self.trainer, f"fl-t{name}", TRAINER_ADDRESS))
 
     def __enter__(self):
         if os.geteuid() != 0:
             sys.exit("this benchmark makes network namespaces, which takes root")
         self.__exit__()
-        for name in (STORE, TRAINER):
+        for name, _, _ in self._devices:
             run("ip", "netns", "add", name)
-        run("ip", "link", "add", "fl-s", "type", "veth", "peer", "name", "fl-t")
-        for name, device, address in ((STORE, "fl-s", STORE_ADDRESS), (TRAINER, "fl-t", TRAINER_ADDRESS)):
+        (_, here, _), (_, there, _) = self._devices
+        run("ip", "link", "add", here, "type", "veth", "peer", "name", there)
+        for name, device, address in self._devices:
             run("ip", "link", "set", device, "netns", name)
             run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", device)
             run("ip", "-n", name, "link", "set", "lo", "up")
@@ -40,12 +48,12 @@ class ShapedLink:
 
     def rate(self, mbit):
         """Bits a second in either direction, in millions."""
-        for name, device in ((STORE, "fl-s"), (TRAINER, "fl-t")):
+        for name, device, _ in self._devices:
             shape = ["rate", f"{mbit}mbit", "burst", BURST if mbit < 500 else "256kb", "latency", LATENCY]
             run("tc", "-n", name, "qdisc", "replace", "dev", device, "root", "tbf", *shape)
 
     def __exit__(self, *_):
-        for name in (STORE, TRAINER):
+        for name, _, _ in self._devices:
             with contextlib.suppress(subprocess.CalledProcessError):
                 run("ip", "netns", "del", name)
 
@@ -53,14 +61,14 @@ class ShapedLink:
 class Inside:
     """A Python program in a namespace, pinned to one core, which is asked and answers in lines of JSON."""
 
-    def __init__(self, namespace, core, script, *arguments, environment=None):
+    def __init__(self, namespace, core, script, *arguments, environment=None, path=()):
         command = ["ip", "netns", "exec", namespace, "taskset", "-c", str(core), sys.executable, script, *arguments]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **(environment or {}), "PYTHONPATH": _path()},
+            env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **(environment or {}), "PYTHONPATH": _path(path)},
         )
 
     @property
@@ -100,10 +108,10 @@ def answer_questions(does):
         print(json.dumps(does[question.pop("do")](**question)), flush=True)
 
 
-def _path():
+def _path(more):
     """Where a torchvision that was built for CUDA is made to import under a torch without it."""
     shim = os.environ.get("SHIM") or (Path(__file__).parents[1] / "tests" / "support" / "torchvision_cpu")
-    return os.pathsep.join(filter(None, (str(shim), os.environ.get("PYTHONPATH"))))
+    return os.pathsep.join(filter(None, (str(shim), os.environ.get("PYTHONPATH"), *more)))
 
 
 def received_bytes(device="fl-t"):

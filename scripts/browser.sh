@@ -1,19 +1,49 @@
 #!/usr/bin/env bash
-# See to a Chromium for the tests of the report's page, or say that they will skip.
+# See to a Chromium for the tests of pages, and to axe-core, which checks them for people who do not see or point; or say
+# that these tests will skip.
 set -uo pipefail
+cd "$(dirname "$0")/.."
 
-for name in "${FROSTLINE_BROWSER:-}" chromium chromium-browser google-chrome google-chrome-stable; do
-  if [ -n "$name" ] && command -v "$name" >/dev/null; then
-    echo "The report's page is tested with $(command -v "$name")."
-    exit 0
-  fi
-done
+axe=${FROSTLINE_AXE:-build/axe/axe.min.js}
+axe_version=4.11.0
+# Of the package, as the registry gives it.
+axe_sha512=8a561a9c453cbf1c417b1a4977c716338125490ab841cb422ca8a1d1349f8c87c24137b21ffeb356b98825f2cfaca4ca2516e21be71f9d96d02230252661758d
 
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-  echo "Installing Chromium for the tests of the report's page (once)."
-  export DEBIAN_FRONTEND=noninteractive
-  if apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; then
-    exit 0
+chromium() {
+  local name
+  for name in "${FROSTLINE_BROWSER:-}" chromium chromium-browser google-chrome google-chrome-stable; do
+    if [ -n "$name" ] && command -v "$name" >/dev/null; then
+      echo "Pages are tested with $(command -v "$name")."
+      return
+    fi
+  done
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "Installing Chromium for the tests of pages (once)."
+    export DEBIAN_FRONTEND=noninteractive
+    if apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; then
+      return
+    fi
   fi
-fi
-echo "No Chromium is here and none could be installed: the tests of the report's page will skip."
+  echo "No Chromium is here and none could be installed: the tests of pages will skip."
+}
+
+axe_core() {
+  [ -f "$axe" ] && return
+  local folder
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' RETURN
+  if ! command -v npm >/dev/null || ! npm pack --silent --pack-destination "$folder" "axe-core@$axe_version" >/dev/null 2>&1; then
+    echo "axe-core could not be fetched by npm: the tests by it will skip."
+    return
+  fi
+  if ! echo "$axe_sha512  $folder/axe-core-$axe_version.tgz" | sha512sum --check --status; then
+    echo "axe-core $axe_version is not what it was: see scripts/browser.sh" >&2
+    return 1
+  fi
+  tar -xzf "$folder/axe-core-$axe_version.tgz" -C "$folder" package/axe.min.js
+  mkdir -p "$(dirname "$axe")"
+  mv "$folder/package/axe.min.js" "$axe"
+}
+
+chromium
+axe_core

@@ -123,3 +123,14 @@ def test_rows_of_another_shape_are_refused():
     put(cache, [1])
     with pytest.raises(ValueError, match="cannot keep rows like"):
         cache.put(np.array([2]), (np.zeros((1, 4), np.float32), np.zeros(1, np.int16)))
+
+
+def test_keeps_no_further_rows_beyond_a_bound_that_comes_later():
+    cache = FeatureCache(SCOPE, 100 * (ROW_BYTES + 64))
+    rows = tuple(np.zeros((8, *shape), dtype) for shape, dtype in zip(SCOPE.shapes, SCOPE.dtypes, strict=True))
+    assert cache.put(np.arange(8), rows) == 8
+    cache.bound(10 * (ROW_BYTES + 64))
+    assert cache.put(np.arange(8, 16), rows) == 2
+    cache.bound(0)
+    assert cache.put(np.arange(16, 24), rows) == 0
+    assert len(cache) == 10

@@ -20,6 +20,7 @@ from frostline.cli import main
 from frostline.cli.start_time import process_began_at
 from frostline.training.files import write_tensors
 from support.commands import run, run_json
+from support.control_planes import control_plane
 from support.images import image_folder
 from support.networks import Small
 from support.nodes import until
@@ -430,11 +431,16 @@ def start(*arguments: object, **options) -> subprocess.Popen:
     )
 
 
-def test_a_served_node_answers_and_its_port_is_taken_for_the_next(capsys, folder):
-    with start("serve", "--data-root", folder, "--listen", "127.0.0.1:0", "--json") as process:
+def test_a_served_node_answers_and_its_port_is_taken_for_the_next(capsys, folder, tmp_path):
+    serve = ("serve", "--data-root", folder, "--listen", "127.0.0.1:0", "--json")
+    with (
+        control_plane(tmp_path, time.time, compute_s_per_s=2.0) as (plane, state),
+        start(*serve, "--control", f"{plane}?job=node") as process,
+    ):
         try:
             assert process.stdout is not None
             url = json.loads(process.stdout.readline())["url"]
+            assert [(record.report.job, record.report.kind) for record in state.records] == [("node", "node")]
             report = run_json(capsys, "train", "--data", folder, *SMALL, "--epochs", 1, "--near", url)
             assert any(url in item["where"] for item in report["where"])
             code, _, err = run(capsys, "serve", "--data-root", folder, "--listen", url.removeprefix("http://"))
@@ -444,6 +450,7 @@ def test_a_served_node_answers_and_its_port_is_taken_for_the_next(capsys, folder
             process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert process.stdout.read() == "", "one line, and nothing else"
+        assert state.records == [], "it said that it ended"
 
 
 def descendants(pid):
@@ -490,7 +497,11 @@ def test_jobs_share_a_service_that_reports_its_state_until_stopped(capsys, folde
     how = ("train", "--data", folder, *SMALL, "--epochs", 1, "--seed", 5)
     monkeypatch.setenv("FROSTLINE_IO", "")
     alone = run_json(capsys, *how)
-    with start("io", "--socket", socket, "--data-root", folder, "--memory", "64MiB", "--json") as process:
+    serve = ("io", "--socket", socket, "--data-root", folder, "--memory", "64MiB", "--json")
+    with (
+        control_plane(tmp_path, time.time, requests=4.0, bytes_per_s=1e9) as (plane, state),
+        start(*serve, "--control", f"{plane}?job=io") as process,
+    ):
         try:
             url = json.loads(process.stdout.readline())["url"]
             assert url == f"unix://{socket}"
@@ -498,6 +509,8 @@ def test_jobs_share_a_service_that_reports_its_state_until_stopped(capsys, folde
             shared = run_json(capsys, *how)
             assert shared["losses"] == alone["losses"]
             assert any(url in item["where"] for item in shared["where"])
+            until(lambda: max(record.report.moved_bytes for record in state.records) > 0)
+            assert [record.report.kind for record in state.records] == ["io", "cache"]
             until(lambda: run_json(capsys, "io", "--socket", socket, "--status")["jobs"] == {})
             stands = run_json(capsys, "io", "--socket", socket, "--status")
             assert stands["totals"]["samples"] >= 24
@@ -512,6 +525,7 @@ def test_jobs_share_a_service_that_reports_its_state_until_stopped(capsys, folde
             process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (-signal.SIGTERM, "")
+        assert state.records == []
     assert not socket.exists()
     code, _, err = run(capsys, "io", "--socket", socket, "--status")
     assert code == 1

@@ -1,8 +1,7 @@
 """A job keeps to what its control plane says, by counts, and goes on where there is none."""
 
 import threading
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -10,60 +9,32 @@ import pytest
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.control.amounts import Amounts
-from frostline.control.app import ControlPlane, make_control_app
-from frostline.control.follower import ControlFollower, ControlLink
+from frostline.control.follower import ControlFollower
+from frostline.control.link import ControlLink
 from frostline.control.pace import Pace
-from frostline.control.settings import ControlledJob, ControlSettings
-from frostline.control.state import ControlState
-from frostline.control.store import RecordStore
+from frostline.control.settings import ControlledJob
 from frostline.datasets import Dataset
 from frostline.errors import SettingError
 from frostline.jobs.offload import offload
 from frostline.node import Node
-from frostline.node.http.server import AppServer, listen
+from frostline.node.http.server import listen
 from frostline.prefetch import Tuner
-from frostline.tuning import rule_of
-from support.nodes import make_images, preprocess, request, samples_of, served
+from frostline.tuning import Setting, rule_of
+from support.control_planes import Clock, control_plane
+from support.nodes import make_images, preprocess, request, samples_of, served, until
 
 MADE = []
 
 
-class Clock:
-    def __init__(self):
-        self.now_s = 1000.0
-
-    def __call__(self):
-        return self.now_s
-
-
-@contextmanager
-def control_plane(folder, clock, *, port=0, **capacity):
-    """A real control plane on a real socket, with a clock of the test's."""
-    jobs = (
-        ControlledJob(name="heavy", weight=3.0),
-        ControlledJob(name="light"),
-    )
-    if "bytes_per_s" in capacity:
-        jobs += (ControlledJob(name="late", ends_at_s=2000.0, work_bytes=1e9),)
-    settings = ControlSettings(capacity=Amounts(**capacity), jobs=jobs)
-    with closing(RecordStore(Path(folder) / "plane.state")) as store:
-        state = ControlState(settings, store.records(), now_s=clock())
-        server = AppServer(make_control_app(ControlPlane(state, store, clock)), listen("127.0.0.1", port))
-        ready = threading.Event()
-        thread = threading.Thread(target=server.run, args=[ready.set])
-        thread.start()
-        assert ready.wait(60)
-        try:
-            yield server.url, state
-        finally:
-            server.stop()
-            thread.join()
+JOBS = ControlledJob(name="heavy", weight=3.0), ControlledJob(name="light")
+LATE = ControlledJob(name="late", ends_at_s=2000.0, work_bytes=1e9)
 
 
 def follower(url, job, clock, **settings):
     settings = LoaderSettings(control=None, **settings)
     tuner = Tuner(rule_of(settings), clock())
-    MADE.append(ControlFollower(ControlLink(f"{url}?job={job}", None), tuner, settings, clock))
+    maximum = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
+    MADE.append(ControlFollower(ControlLink(f"{url}?job={job}", None), tuner.limit, maximum, clock=clock))
     return MADE[-1], tuner
 
 
@@ -108,7 +79,7 @@ def test_two_jobs_at_one_node_share_by_their_weights(tmp_path, images, resource)
         Node(settings, (images.as_uri(),)) as running,
         served(running) as address,
         closing(HttpTransport(address)) as node,
-        control_plane(tmp_path, clock, **{resource: 40.0}) as (url, state),
+        control_plane(tmp_path, clock, jobs=JOBS, **{resource: 40.0}) as (url, state),
     ):
 
         def read():
@@ -125,7 +96,7 @@ def test_two_jobs_at_one_node_share_by_their_weights(tmp_path, images, resource)
 
 def test_what_one_job_leaves_the_other_takes(tmp_path):
     clock = Clock()
-    with control_plane(tmp_path, clock, bytes_per_s=1000.0) as (url, state):
+    with control_plane(tmp_path, clock, jobs=JOBS, bytes_per_s=1000.0) as (url, state):
         heavy, light = follower(url, "heavy", clock)[0], follower(url, "light", clock)[0]
         heavy.report()
         light.report()
@@ -175,7 +146,7 @@ def test_a_job_goes_on_with_what_it_heard_where_the_control_plane_is_gone(tmp_pa
 
 def test_a_deadline_that_cannot_be_kept_is_logged_once(tmp_path, caplog):
     clock = Clock()
-    with control_plane(tmp_path, clock, bytes_per_s=1000.0) as (url, _):
+    with control_plane(tmp_path, clock, jobs=[LATE], bytes_per_s=1000.0) as (url, _):
         only, _ = follower(url, "late", clock)
         for _ in range(3):
             only.report()
@@ -189,7 +160,7 @@ def test_without_a_control_plane_a_job_keeps_to_its_own_settings(tmp_path):
         port = listening.getsockname()[1]
     only, _ = follower(f"http://127.0.0.1:{port}", "a", Clock())
     only.begin()
-    assert only.wait(lambda: False)
+    assert only.wait(lambda: False) is not None
     only.close()
 
 
@@ -212,6 +183,31 @@ def test_a_request_that_waits_for_its_turn_is_given_up_at_once(tmp_path):
         only.close()
 
 
+def test_requests_go_in_the_order_in_which_they_came():
+    clock, went = Clock(), []
+    only, _ = follower("http://127.0.0.1:1", "a", clock)
+    share = Amounts(requests_per_s=1.0)
+    only.keep_to(share)
+
+    def request(number, waits):
+        only.wait(waits.set)
+        went.append(number)
+
+    threads = []
+    for number in range(4):
+        waits = threading.Event()
+        threads.append(threading.Thread(target=request, args=[number, waits]))
+        threads[-1].start()
+        assert waits.wait(60)
+    for number in range(4):
+        clock.now_s += 1.01
+        only.keep_to(share)
+        until(lambda number=number: len(went) > number)
+    assert went == [0, 1, 2, 3]
+    for thread in threads:
+        thread.join()
+
+
 def test_a_pace_lets_no_more_go_than_its_rate_and_a_quarter_second_on_top():
     pace = Pace(0.0)
     pace.change(Amounts(requests_per_s=20.0), 0.0)
@@ -220,18 +216,33 @@ def test_a_pace_lets_no_more_go_than_its_rate_and_a_quarter_second_on_top():
     assert pace.used(10.0).waited_requests
 
 
+def test_requests_are_paid_with_what_those_before_them_brought_and_the_rest_when_it_comes():
+    pace = Pace(0.0)
+    pace.change(Amounts(bytes_per_s=1000.0), 0.0)
+    assert pace.ask(0.0) == 0
+    pace.came(500, 0.0)
+    pace.ended(500, 0.0, 0.0)
+    assert pace.expected_bytes == 500
+    assert pace.ask(0.0) == pytest.approx(0.5)
+    assert pace.ask(0.5) == 0
+    assert pace.ask(0.5) == pytest.approx(0.5), "the second one waits though nothing of the first has come"
+    pace.came(200, 0.6, 200)
+    pace.ended(200, 300, 0.6)
+    assert pace.ask(0.75) == 0, "what did not come was given back"
+
+
 def test_a_real_job_reads_the_same_samples_under_control_and_leaves_when_it_ends(tmp_path, images):
     data = Dataset(images.as_uri())
-    settings = {"samples_per_request": 4, "cache_bytes": 0, "slack": 0}
+    settings = {"samples_per_request": 4, "cache_bytes": 1 << 20, "slack": 0}
     clock = Clock()
-    with control_plane(tmp_path, clock, requests=2.0, bytes_per_s=1e9) as (url, state):
+    with control_plane(tmp_path, clock, requests=2.0, bytes_per_s=1e9, memory_bytes=1e9) as (url, state):
         found = []
         for control in (None, f"{url}?job=night"):
             with offload(
                 None, data, preprocess=preprocess(), settings=LoaderSettings(control=control, **settings)
             ) as job:
                 found.append(np.concatenate([batch.ids for batch in job.arrays(8, shuffle=True, seed=3)]))
-                there = [record.report.job for record in state.records]
-        assert there == ["night"]
+                there = [(record.report.job, record.report.kind) for record in state.records]
+        assert there == [("night", "window"), ("night", "cache")]
         assert state.records == []
     assert found[0].tolist() == found[1].tolist()

@@ -10,6 +10,7 @@ from frostline.control.policies import Division, StageTable, chained, deadlines,
 from frostline.control.settings import POLICY_NAMES
 
 INF = float("inf")
+EARLY_S = 3.0  # jobs are to be done so long before they must
 
 
 def table(jobs, *, bytes_per_s=100.0, tenant_weight=(1.0, 1.0), now_s=0.0):
@@ -58,13 +59,26 @@ def test_greater_priorities_are_served_first_and_leave_the_rest():
 
 def test_a_job_with_a_deadline_gets_what_that_takes_and_no_more():
     asked = table([{"ends_at_s": 110.0, "left_bytes": 6000.0}, {}, {}], now_s=10.0)
-    assert bytes_given(asked, deadlines, max_min) == pytest.approx([60, 20, 20])
+    needed = 6000 / (110 - 10 - EARLY_S)
+    assert bytes_given(asked, deadlines, max_min) == pytest.approx([needed, 50 - needed / 2, 50 - needed / 2])
 
 
 def test_what_a_deadline_takes_is_found_again_as_time_passes():
     for now_s, left in ((0.0, 6000.0), (50.0, 4000.0), (75.0, 100.0)):
         asked = table([{"ends_at_s": 100.0, "left_bytes": left}, {}], now_s=now_s)
-        assert bytes_given(asked, deadlines, max_min)[0] == pytest.approx(left / (100 - now_s))
+        assert bytes_given(asked, deadlines, max_min)[0] == pytest.approx(left / (100 - now_s - EARLY_S))
+
+
+def test_a_job_that_moves_more_than_was_declared_divides_with_the_others():
+    asked = table([{"ends_at_s": 100.0, "left_bytes": 0.0}, {}])
+    assert bytes_given(asked, deadlines, max_min) == pytest.approx([50, 50])
+
+
+def test_a_job_that_just_can_be_in_time_gets_all_there_is():
+    asked = table([{"ends_at_s": 100.0, "left_bytes": 9900.0}, {}])
+    division = chained(asked, [deadlines, max_min])
+    assert division.given[:, 1] == pytest.approx([100, 0])
+    assert not division.notices
 
 
 def test_a_deadline_that_cannot_be_kept_is_said_at_once_and_harms_nobody():
@@ -89,8 +103,13 @@ def test_a_deadline_that_has_passed_is_no_division_by_nothing():
 
 
 def test_what_nobody_asked_for_is_given_by_weight():
-    asked = table([{"demand": 10.0, "tenant": 0}, {"demand": 0.0, "tenant": 1}])
-    assert chained(asked, [max_min]).given[:, 1] == pytest.approx([55, 45])
+    asked = table([{"demand": 10.0, "tenant": 0}, {"demand": 0.5, "tenant": 1}])
+    assert chained(asked, [max_min]).given[:, 1] == pytest.approx([54.75, 45.25])
+
+
+def test_a_stage_that_never_uses_a_resource_gets_none_of_it():
+    asked = table([{"demand": 10.0}, {"demand": 0.0}])
+    assert chained(asked, [max_min]).given[:, 1] == pytest.approx([100, 0])
 
 
 JOB = st.fixed_dictionaries(
@@ -115,5 +134,6 @@ def test_no_chain_of_rules_gives_more_than_there_is_or_less_than_all(jobs, names
     asked = table(jobs, bytes_per_s=bytes_per_s, now_s=50.0)
     division = chained(asked, policies_of(names))
     assert (division.given >= 0).all()
-    assert division.given[:, 1].sum() == pytest.approx(bytes_per_s, rel=1e-9, abs=1e-9)
+    all_of_it = bytes_per_s if any(job["demand"] > 0 for job in jobs) else 0.0
+    assert division.given[:, 1].sum() == pytest.approx(all_of_it, rel=1e-9, abs=1e-9)
     assert division.given[:, [0, 2, 3, 4]].sum() == 0

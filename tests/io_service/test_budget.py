@@ -40,6 +40,17 @@ def test_grants_less_where_less_is_wanted():
     assert len(granted) == 10
 
 
+def test_bounds_change_while_requests_are_under_way():
+    budget = InFlightBudget(TOTAL)
+    tickets = [budget.ask("a", 100) for _ in range(8)]
+    budget.bound(TOTAL, 3)
+    assert budget.granted() == tickets[:3]
+    other = budget.ask("b", 100)
+    assert budget.granted() == [other], "each job may make one"
+    budget.bound(600, 100)
+    assert budget.granted() == tickets[3:5]
+
+
 def test_borrowed_memory_counts_until_it_is_returned():
     budget = InFlightBudget(TOTAL)
     first = budget.ask("a", 1000)

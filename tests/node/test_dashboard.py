@@ -1,12 +1,9 @@
 """A node's page for people, as text and in a real browser that reads a real node over HTTP."""
 
-import base64
-import hashlib
 import re
 import threading
 from contextlib import contextmanager
 from html import unescape
-from importlib.resources import files
 
 import httpx
 import pytest
@@ -17,11 +14,19 @@ from starlette.testclient import TestClient
 from frostline.config import NodeSettings
 from frostline.node import Node
 from frostline.node.http.app import make_app
+from frostline.node.http.dashboard import Dashboard
 from support.nodes import artifact_of, make_images, request, served, small_network
-from support.pages import Elements, visit
+from support.pages import (
+    figures,
+    found_by_axe,
+    may_only_ask_its_server,
+    seen,
+    tells_readers_of_screens,
+    with_axe,
+)
 from support.tenants import header, tenant, token_of
 
-PAGE = files("frostline.node").joinpath("dashboard.html").read_text(encoding="utf-8")
+PAGE = Dashboard().text
 MEMORY = 128 << 20
 
 
@@ -45,49 +50,14 @@ def work(url, images, headers=None):
         httpx.post(f"{url}/v1/features", json=message.to_json(), headers=headers).raise_for_status()
 
 
-def seen(tmp_path, address, *options, for_ms=4000):
-    return visit(
-        tmp_path, address, "--enable-logging=stderr", f"--virtual-time-budget={for_ms}", "--dump-dom", *options
-    )
-
-
-def figures(dom):
-    """Values of the page's figures, by their ids."""
-    found = {}
-    for attributes in re.findall(r"<data ([^>]*)>", dom):
-        named = dict(re.findall(r'(\w+)="([^"]*)"', attributes))
-        if named.get("value") and "id" in named:
-            found[named["id"]] = float(named["value"])
-    return found
-
-
 def test_the_page_may_do_nothing_but_ask_its_node(images):
     with Node(NodeSettings(memory_bytes=MEMORY), (images.as_uri(),)) as node, TestClient(make_app(node)) as client:
         answer = client.get("/")
-    policy = dict(part.split(maxsplit=1) for part in answer.headers["content-security-policy"].split("; "))
-    assert policy["default-src"] == "'none'"
-    assert policy["connect-src"] == "'self'"
-    assert policy["frame-ancestors"] == "'none'"
-    for tag in ("script", "style"):
-        [text] = re.findall(rf"<{tag}>(.*?)</{tag}>", answer.text, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert policy[f"{tag}-src"] == f"'sha256-{digest}'"
-    assert not re.search(r"https?:|//[a-z]|@import|innerHTML|localStorage|sessionStorage|cookie", answer.text)
-    assert not [name for name, _ in Elements(answer.text).attributes if name.startswith("on") or name == "style"]
+    may_only_ask_its_server(answer)
 
 
 def test_readers_of_screens_are_told_what_everything_is():
-    elements = Elements(PAGE)
-    assert ("lang", "en") in elements.attributes
-    assert elements.tags.count("h1") == elements.tags.count("main") == 1
-    named = {value for name, value in elements.attributes if name in {"aria-labelledby", "for"}}
-    assert named <= set(elements.ids)
-    assert len(elements.ids) == len(set(elements.ids))
-    assert ("role", "status") in elements.attributes
-    for meter in re.findall(r'<div class="track" role="meter"[^>]*>', PAGE):
-        assert all(f"aria-{name}=" in meter for name in ("label", "valuemin", "valuemax", "valuenow"))
-    assert "prefers-color-scheme: dark" in PAGE
-    assert ":focus-visible" in PAGE
+    tells_readers_of_screens(PAGE)
 
 
 def test_a_browser_shows_what_the_api_says_without_an_error(tmp_path, images):
@@ -169,6 +139,14 @@ def test_with_a_token_it_shows_the_tenant_s_shares_against_its_weight(tmp_path, 
     assert [unescape(cell) for cell in re.findall(r">([^<>]+)</t[hd]>", row)][:3] == ["ann", "3", "–"]
     assert 'value="16"' in said
     assert token_of("ann") not in re.sub(r"<script>.*?</script>", "", said, flags=re.DOTALL)
+
+
+def test_axe_finds_nothing_of_weight(tmp_path, images, monkeypatch):
+    with a_node_with_copies(monkeypatch, images, {"/copy": with_axe(PAGE)}) as url:
+        work(url, images)
+        scheme, passed, bad = found_by_axe(seen(tmp_path, f"{url}/copy", for_ms=6000).stdout)
+    assert (scheme, bad) == ("light", [])
+    assert passed > 10
 
 
 @pytest.mark.parametrize("width", [360, 1280])

@@ -141,6 +141,31 @@ def test_a_tenant_beyond_its_device_seconds_waits_until_they_are_saved_up():
     account.check()
 
 
+def test_a_tenant_keeps_to_a_share_that_changes_while_the_node_runs():
+    now = [0.0]
+    tenants = Tenants([tenant("ann"), tenant("bob")], Counters(), clock=lambda: now[0])
+    account = tenants.identify(token_of("ann"))
+    account.bound(0.5, 1000)
+    account.check()
+    assert not account.was_held_back()
+    account.used(5.0)  # one second's worth was there, and four are owed
+    with pytest.raises(Overloaded, match="control plane") as refused:
+        account.check()
+    assert refused.value.retry_after_s == 1.0, "by then the share may be another one"
+    assert account.was_held_back()
+    assert account.claim(0.0, 1 << 20).max_bytes == 1000
+    account.bound(4.0, 1 << 30)
+    now[0] += 1.1
+    account.check()
+    assert not account.was_held_back()
+    assert account.claim(0.0, 1 << 20).max_bytes == 1 << 19
+    account.bound(0.0, 0)
+    account.used(1.0)
+    with pytest.raises(Overloaded, match="control plane"):
+        account.check()
+    tenants.identify(token_of("bob")).check()
+
+
 def test_only_the_tenant_at_its_memory_limit_waits(tmp_path):
     images = make_images(tmp_path / "images", 20)
     # Eight samples take 200 kB while they are decoded, and half of that until they are sent.

@@ -1,5 +1,7 @@
 """Looks at a page: its elements, and what a real browser makes of it."""
 
+import base64
+import hashlib
 import html
 import json
 import os
@@ -7,6 +9,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,9 @@ QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 )  # fmt: skip
+# Where scripts/browser.sh puts axe-core.
+AXE = Path(os.environ.get("FROSTLINE_AXE") or Path(__file__).parents[2] / "build" / "axe" / "axe.min.js")
+IS_DARK = "--blink-settings=preferredColorScheme=0"
 HOSTILE = (
     "</text></svg><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">$\\alpha$&\x07"
 )
@@ -127,3 +133,69 @@ def picture_of(tmp_path, page):
     browse(tmp_path, page, f"--screenshot={picture}", "--window-size=1200,1600")
     with Image.open(picture) as image:
         return image.size, len(image.convert("RGB").getcolors(1 << 24))
+
+
+def may_only_ask_its_server(answer):
+    """Check the answer that gives a page: its policy, and that the page asks for nothing else."""
+    policy = dict(part.split(maxsplit=1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    for tag in ("script", "style"):
+        [text] = re.findall(rf"<{tag}>(.*?)</{tag}>", answer.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert policy[f"{tag}-src"] == f"'sha256-{digest}'"
+    assert not re.search(r"https?:|//[a-z]|@import|innerHTML|localStorage|sessionStorage|cookie", answer.text)
+    assert not [name for name, _ in Elements(answer.text).attributes if name.startswith("on") or name == "style"]
+
+
+def tells_readers_of_screens(page):
+    """Check what a page of figures says beside what is seen."""
+    elements = Elements(page)
+    assert ("lang", "en") in elements.attributes
+    assert elements.tags.count("h1") == elements.tags.count("main") == 1
+    named = {value for name, value in elements.attributes if name in {"aria-labelledby", "for"}}
+    assert named <= set(elements.ids)
+    assert len(elements.ids) == len(set(elements.ids))
+    assert ("role", "status") in elements.attributes
+    for meter in re.findall(r'<div class="track" role="meter"[^>]*>', page):
+        assert all(f"aria-{name}=" in meter for name in ("label", "valuemin", "valuemax", "valuenow"))
+    assert "prefers-color-scheme: dark" in page
+    assert ":focus-visible" in page
+
+
+def seen(tmp_path, address, *options, for_ms=4000):
+    return visit(
+        tmp_path, address, "--enable-logging=stderr", f"--virtual-time-budget={for_ms}", "--dump-dom", *options
+    )
+
+
+def figures(dom):
+    """Values of the page's figures, by their ids."""
+    found = {}
+    for attributes in re.findall(r"<data ([^>]*)>", dom):
+        named = dict(re.findall(r'(\w+)="([^"]*)"', attributes))
+        if named.get("value") and "id" in named:
+            found[named["id"]] = float(named["value"])
+    return found
+
+
+def with_axe(page):
+    """A copy of the page whose title tells what axe-core finds of weight; no policy may forbid its scripts."""
+    if not AXE.is_file():
+        pytest.skip("no axe-core here: see scripts/browser.sh")
+    asking = (
+        "setTimeout(async () => { const found = await axe.run(document); const bad = found.violations"
+        ".filter(each => ['serious', 'critical'].includes(each.impact)).map(each => each.id);"
+        "const scheme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';"
+        "document.title = `${scheme} ${found.passes.length} ${bad.join(' ')}`; }, 2500);"
+    )
+    script = AXE.read_text(encoding="utf-8")
+    return page.replace("</body>", f"<script>{script}</script><script>{asking}</script></body>")
+
+
+def found_by_axe(dom):
+    """What the title of such a page says: its colours, how many rules passed, and the names of those that did not."""
+    [title] = re.findall("<title>(.*?)</title>", dom)
+    scheme, passed, *bad = title.split()
+    return scheme, int(passed), bad

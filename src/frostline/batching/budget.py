@@ -213,10 +213,17 @@ class Allowance:
     def __init__(self, per_s: float, saved_s: float = _SAVED_S) -> None:
         assert per_s > 0, "an allowance is above 0"
         self._per_s = per_s
-        self._maximum = saved_s * per_s
-        self._left = self._maximum
+        self._saved_s = saved_s
+        self._left = saved_s * per_s
         self._at_s = 0.0
         self._owed = 0.0
+
+    def change(self, per_s: float, now_s: float) -> None:
+        """Fill at another rate from now on."""
+        assert per_s > 0, "an allowance is above 0"
+        self._fill(now_s)
+        self._per_s = per_s
+        self._left = min(self._left, self._saved_s * per_s)
 
     def spend(self, device_s: float, now_s: float) -> None:
         """So much was used, which counts twice while some is owed."""
@@ -236,4 +243,4 @@ class Allowance:
 
     def _fill(self, now_s: float) -> None:
         passed_s, self._at_s = now_s - self._at_s, now_s
-        self._left = min(self._maximum, self._left + self._per_s * max(0.0, passed_s))
+        self._left = min(self._saved_s * self._per_s, self._left + self._per_s * max(0.0, passed_s))

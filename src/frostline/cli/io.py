@@ -3,18 +3,23 @@
 import faulthandler
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from frostline.cli.monitoring.logs import log, log_format_option
-from frostline.cli.options import NODE_MEMORY, as_json, roots_there
+from frostline.cli.options import NODE_MEMORY, as_json, control_link, control_option, roots_there
 from frostline.cli.show import print_json, print_json_line, print_table
 from frostline.cli.units import BYTES
 from frostline.config import IoSettings, NodeSettings, default_node_memory_bytes, io_socket
+
+if TYPE_CHECKING:
+    from frostline.control.link import ControlLink
+    from frostline.transport.protocol import Transport
 
 __all__ = ("io",)
 
@@ -63,6 +68,7 @@ _END_S = 30.0
     help="Number of samples asked of a store at once, with --data-root; more hides a longer round trip.",
 )
 @click.option("--status", is_flag=True, help="Show the running service: its jobs, bytes under way and hits.")
+@control_option
 @log_format_option
 @as_json
 def io(
@@ -74,6 +80,7 @@ def io(
     node_memory: int,
     read_threads: int,
     status: bool,
+    control: str | None,
     as_json: bool,
 ) -> None:
     """Run the I/O service that jobs of this machine share, until Ctrl-C.
@@ -91,16 +98,25 @@ def io(
     from frostline.io_service.upstream import Upstream
 
     settings = IoSettings(memory_bytes=memory, window_bytes=window or 0)
+    link = control_link(control)
     node = NodeSettings(memory_bytes=node_memory, read_threads=read_threads, max_requests=settings.max_connections)
     with (
         _until_told() as wait,
         Upstream(near=near, roots=roots, node=node).opened() as upstream,
         listening_at(url) as listening,
-        IoService(upstream, settings, listening),
+        IoService(upstream, settings, listening) if link is None else _kept_to(upstream, settings, listening, link),
     ):
         _say(url, near or roots, as_json=as_json)
         wait()
         log("io_service_stopping", url=url)
+
+
+def _kept_to(
+    upstream: "Transport", settings: IoSettings, listening: socket.socket, link: "ControlLink"
+) -> AbstractContextManager[Any]:
+    from frostline.io_service.controlled import controlled_service
+
+    return controlled_service(upstream, settings, listening, link)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,10 +17,15 @@ from frostline.stores.base.urls import parse_url
 from frostline.training.settings import JobSettings
 from frostline.wire.recipes import FEW_EPOCHS
 
+if TYPE_CHECKING:  # of those that keep to a control plane; others do without
+    from frostline.control.link import ControlLink
+
 __all__ = (
     "NODE_MEMORY",
     "as_json",
     "changed_option",
+    "control_link",
+    "control_option",
     "data_options",
     "epochs_option",
     "format_option",
@@ -37,6 +42,27 @@ Verb = Callable[..., int | None]
 
 NODE_MEMORY = "a quarter of the machine's or container's; of a small one 6GiB, or half"
 """What a node's memory is where nothing says how much."""
+
+control_option = click.option(
+    "--control",
+    metavar="URL",
+    help="Report to this control plane and keep to the shares that it gives; FROSTLINE_CONTROL says the same.",
+)
+
+
+def control_link(url: str | None) -> "ControlLink | None":
+    """The way to the control plane that the option or the environment names, by the token of the environment.
+
+    Raises:
+        SettingError: The URL is none.
+    """
+    asking = LoaderSettings()
+    if not (url or asking.control):
+        return None
+    from frostline.control.link import ControlLink
+
+    return ControlLink(url or asking.control or "", asking.token)
+
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result alone, as JSON, on stdout.")
 

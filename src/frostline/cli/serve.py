@@ -1,19 +1,24 @@
 """The verbs ``serve`` and ``control``: run a node beside the data, and divide a store between jobs."""
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from frostline.cli.monitoring.logs import log, log_format_option
-from frostline.cli.options import as_json, node_options, roots_there
+from frostline.cli.options import as_json, control_link, control_option, node_options, roots_there
 from frostline.cli.show import print_json_line
 from frostline.cli.units import BYTES
 from frostline.config import BATCHING, NodeSettings
 from frostline.errors import SettingError
+
+if TYPE_CHECKING:
+    from frostline.control.link import ControlLink
+    from frostline.node import Node
 
 __all__ = ("control", "serve", "served_settings")
 
@@ -143,11 +148,18 @@ __all__ = ("control", "serve", "served_settings")
 @click.option(
     "--max-manifest", type=BYTES, default="4GiB", show_default=True, help="Refuse to send a manifest with more bytes."
 )
+@control_option
 @node_options
 @log_format_option
 @as_json
 def serve(
-    roots: tuple[str, ...], listen: str, tenants: Path | None, node: NodeSettings, as_json: bool, **options: Any
+    roots: tuple[str, ...],
+    listen: str,
+    tenants: Path | None,
+    control: str | None,
+    node: NodeSettings,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Run a node beside the data, until Ctrl-C.
 
@@ -163,12 +175,14 @@ def serve(
     from frostline.node.weights.inspection import Inspector, kept_inspections
 
     host, port = _address(listen)
+    link = control_link(control)
     node = served_settings(node, tenants=tenants, **options)
     # The inspector first: it is a copy of this process, which has torch and no threads yet.
     with (
         Inspector(fork=True, kept=kept_inspections()) as inspector,
         closing(take_port(host, port, for_others=bool(node.tenants) or node.allow_anonymous)) as listening,
         Node(node, roots, inspector) as running,
+        _following(running, link),
     ):
         torch.set_num_threads(node.compute_threads)
         server = Server(running, listening)
@@ -177,6 +191,19 @@ def serve(
             on_ready=lambda: _say(url, running.health().roots, as_json=as_json),
             on_end=lambda: log("node_stopped", url=url),
         )
+
+
+@contextmanager
+def _following(node: "Node", link: "ControlLink | None") -> Iterator[None]:
+    """Have a node keep to its control plane meanwhile, where there is one."""
+    if link is None:
+        yield
+        return
+    from frostline.control.node_stages import node_reporter
+
+    with closing(node_reporter(node, link)) as reporter:
+        reporter.begin()
+        yield
 
 
 def served_settings(
@@ -285,8 +312,9 @@ _ADVICE = (
 def control(config: Path, address: str, state: Path | None, is_open: bool, as_json: bool) -> None:
     """Run the control plane of jobs that share a store, until Ctrl-C.
 
-    Jobs name it by LoaderSettings.control or FROSTLINE_CONTROL, report to it each second and keep to what it answers;
-    without it they go on with what they heard last. With --json one line on stdout tells the address once it is ready.
+    Jobs name it by LoaderSettings.control, nodes and I/O services by --control, all by FROSTLINE_CONTROL. They report
+    to it each second and keep to what it answers; without it they go on with what they heard last. With --json one line
+    on stdout tells the address once it is ready.
     """
     from frostline.control.app import ControlPlane, make_control_app
     from frostline.control.config_file import read_control_settings

@@ -15,9 +15,11 @@ from starlette.routing import Route
 
 from frostline.control.messages import ControlAnswer, StageReport
 from frostline.control.settings import EVERY_TENANT
-from frostline.control.state import ControlState, StageRecord
+from frostline.control.state import ControlState
 from frostline.control.store import RecordStore
+from frostline.control.view import view_of
 from frostline.errors import BadRequest, OverBudget, Unauthenticated
+from frostline.node.http.dashboard import Dashboard
 from frostline.node.http.messages import REFUSALS, BodyReader, body_length, json_response
 from frostline.node.http.protocol import recognise
 
@@ -55,14 +57,7 @@ class ControlPlane:
         """What a tenant may see, as plain values."""
         sees_all = not self._tenants or tenant in self._seeing
         with self._lock:
-            now_s = self._clock()
-            records = [record for record in self._state.records if sees_all or record.tenant == tenant]
-            return {
-                "capacity": self._state.settings.capacity.to_json(),
-                "policies": list(self._state.settings.policies),
-                "held": self._state.held.to_json() if sees_all else None,
-                "stages": [self._shown(record, now_s) for record in records],
-            }
+            return view_of(self._state, None if sees_all else tenant, self._clock())
 
     def identify(self, token: str | None) -> str:
         """The name of the tenant that a token belongs to.
@@ -81,21 +76,13 @@ class ControlPlane:
             raise Unauthenticated("this control plane does not know that token: see FROSTLINE_TOKEN")
         return tenant.name
 
-    def _shown(self, record: StageRecord, now_s: float) -> dict[str, Any]:
-        return {
-            "tenant": record.tenant,
-            **record.report.to_json(),
-            "silent_s": max(0.0, now_s - record.heard_s),
-            "answered": {"version": record.version, "settings": self._state.named(record.settings).to_json()},
-            "notices": list(self._state.notices(*record.job)),
-        }
-
 
 def make_control_app(plane: ControlPlane) -> Starlette:
     """Make the ASGI application of a control plane, whose file the caller closes."""
     service = _Routes(plane)
     return Starlette(
         routes=[
+            Route("/", Dashboard("frostline.control").page, methods=["GET"]),
             Route("/v1/stages", service.stages, methods=["POST"]),
             Route("/v1/view", service.view, methods=["GET"]),
             Route("/v1/health", service.health, methods=["GET"]),

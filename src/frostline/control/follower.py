@@ -1,159 +1,130 @@
-"""Reports a job's window to the control plane each second, and has the job keep to what it is answered."""
+"""Lets the requests of a job, or of an I/O service, go within the share that the control plane gives."""
 
-import json
-import logging
 import math
-import os
-import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from urllib.parse import parse_qs, urlsplit
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
-from frostline.config import LoaderSettings
 from frostline.control.amounts import Amounts
-from frostline.control.messages import ControlAnswer, StageReport
+from frostline.control.link import ControlLink
 from frostline.control.pace import Pace, Used
-from frostline.control.stage import ControlledStage
+from frostline.control.reporter import ControlReporter, Measured, ReportedStage
 from frostline.core import FeatureBatch
-from frostline.errors import FrostlineError, SettingError
-from frostline.prefetch.tuner import Tuner
 from frostline.tuning import Setting
-from frostline.wire.http.exchange import Exchange, Message
-from frostline.wire.http.pool import Connections, address_of
-from frostline.wire.refusals import error_from_answer
 
-__all__ = ("ControlFollower", "ControlLink", "PacedRows")
+__all__ = ("ControlFollower", "PacedRows")
 
-_LOG = logging.getLogger("frostline.control")
-# Longest silence of a control plane before a report counts as lost; a job's first request waits no longer for it.
-_DEADLINE_S = 1.0
-_TIMES = 2  # a report is sent at most, as it is a loss of a message that is usual and a second one that is not
-_OK = 200
-# A job that is not held back may come to want half as much again before it is asked next.
+# Who is not held back may come to want half as much again before it is asked next.
 _AMPLE = 1.5
-
-
-class ControlLink:
-    """The way to a control plane, and the name of the job there.
-
-    Args:
-        url: such as ``http://store-1:7075?job=night``; without a name the job is the process group on this host.
-        token: token that identifies the job's tenant; None where the control plane knows none.
-
-    Raises:
-        SettingError: The URL is none.
-    """
-
-    def __init__(self, url: str, token: str | None) -> None:
-        parts = urlsplit(url)
-        named = parse_qs(parts.query).get("job", [f"{socket.gethostname()}-{os.getpgrp()}"])
-        base = parts._replace(query="", fragment="").geturl()
-        host, port = address_of(base)
-        self._url = base
-        self._identity = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._connections = Connections(host, port, deadline_s=_DEADLINE_S, max_idle=1)
-        self.job = named[0]
-        try:
-            StageReport.from_json({"stage": "any", "job": self.job, "sequence": 0})
-        except FrostlineError as error:
-            raise SettingError(f"control={url!r}: {error}") from error
-
-    def send(self, report: StageReport) -> ControlAnswer:
-        """Send a report.
-
-        Raises:
-            FrostlineError: It was not answered, or refused.
-        """
-        body = json.dumps(report.to_json()).encode()
-        exchange = Exchange(self._connections, self._url)
-        message = Message(method="POST", path="/v1/stages", body=body, headers=self._identity, may_repeat=True)
-        status = exchange.send(message)
-        answer = exchange.read_all()
-        if status != _OK:
-            raise error_from_answer(status, answer)
-        return ControlAnswer.from_json(json.loads(answer))
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connections.drop_idle()
+# Whoever is idle still wants this much a second, so that it has a part of what nobody asks for.
+_IDLE = 1.0
 
 
 class ControlFollower:
-    """Has one job in one process keep to its share. Safe for threads; it starts with the first request.
-
-    It never raises what the control plane does or fails to do: a job goes on with what it heard last, and a log line
-    says so.
+    """Has the requests of one process keep to its share. Safe for threads; it starts with the first request.
 
     Args:
         link: way to the control plane.
-        tuner: tuner of the job's windows.
-        settings: bounds of the job itself, which a share never exceeds.
+        limit: bounds the requests under way and their bytes from now on.
+        maximum: bounds of the process itself, which a share never exceeds.
+        kind: ``window`` or ``io``.
+        beside: further stages of the process, such as its cache.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
         link: ControlLink,
-        tuner: Tuner,
-        settings: LoaderSettings,
+        limit: Callable[[Setting], None],
+        maximum: Setting,
+        *,
+        kind: str = "window",
+        beside: Sequence[ReportedStage] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._link = link
-        self._tuner = tuner
-        self._maximum = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
+        self.kind = kind
+        self.job = link.job
+        self._limit = limit
+        self._maximum = maximum
         self._clock = clock
-        self._stage = ControlledStage(stage=name, job=link.job)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # Requests go in the order in which they came, and only the first one is woken.
+        self._line: deque[threading.Condition] = deque()
         self._pace = Pace(clock())
-        self._round_s = 1.0
-        self._is_lost = False
-        self._has_reported = False
         self._is_closed = False
-        self._said: tuple[str, ...] = ()
-        self._thread: threading.Thread | None = None
-        self._beginning = threading.Lock()
+        self._reporter = ControlReporter(link, (self, *beside), clock)
 
     def begin(self) -> None:
-        """Report once and wait for the answer, then report each second in a thread. Calling it again does nothing."""
-        with self._beginning:
-            if self._thread is not None or self._is_closed:
-                return
-            self.report()
-            self._thread = threading.Thread(target=self._run, name="frostline-control", daemon=True)
-            self._thread.start()
+        """See ``ControlReporter.begin``."""
+        self._reporter.begin()
 
-    def report(self, *, has_ended: bool = False) -> None:
-        """Report, and keep to the answer from now on."""
-        while self._reported(has_ended=has_ended) and not has_ended:
-            pass  # it may use less than before: others wait until it says that it does
+    def report(self) -> None:
+        """See ``ControlReporter.report``."""
+        self._reporter.report()
+
+    def measure(self, *, is_first: bool) -> Measured:
+        """What was used since the last report, and is wanted."""
+        with self._lock:
+            used = self._pace.used(self._clock())
+            return Measured(
+                demand=self._demand(used, is_first=is_first or used.seconds <= 0),
+                used=_rates(used),
+                moved_bytes=self._pace.moved_bytes,
+            )
+
+    def keep_to(self, share: Amounts) -> None:
+        """Let requests go within this share from now on."""
+        with self._lock:
+            self._pace.change(share, self._clock())
+            maximum = self._maximum
+            requests = int(max(1.0, min(share.requests, maximum.requests)))
+            window_bytes = int(max(1.0, min(share.memory_bytes, maximum.window_bytes)))
+            self._limit(Setting(requests=requests, window_bytes=window_bytes))
+            self._wake_first()
 
     def ask(self) -> float:
         """See ``Pace.ask``."""
-        with self._changed:
+        with self._lock:
             return self._pace.ask(self._clock())
 
-    def came(self, nbytes: int) -> None:
+    def came(self, nbytes: int, paid_bytes: float = 0.0) -> None:
         """See ``Pace.came``."""
-        with self._changed:
-            self._pace.came(nbytes, self._clock())
+        with self._lock:
+            self._pace.came(nbytes, self._clock(), paid_bytes)
 
-    def wait(self, is_over: Callable[[], bool]) -> bool:
-        """Wait until a request may go, and return whether it may: not where it is over, or the job closed."""
-        with self._changed:
-            while not (is_over() or self._is_closed):
-                wait_s = self._pace.ask(self._clock())
-                if wait_s <= 0:
-                    return True
-                self._changed.wait(None if wait_s == math.inf else wait_s)
-            return False
+    def ended(self, nbytes: int, unused_bytes: float) -> None:
+        """See ``Pace.ended``."""
+        with self._lock:
+            self._pace.ended(nbytes, unused_bytes, self._clock())
+            if unused_bytes:
+                self._wake_first()
+
+    def wait(self, is_over: Callable[[], bool]) -> float | None:
+        """Wait until a request may go.
+
+        Returns:
+            The bytes that it was paid with; None where it may not go, since it is over or the job closed.
+        """
+        with self._lock:
+            own = threading.Condition(self._lock)
+            self._line.append(own)
+            try:
+                while not (is_over() or self._is_closed):
+                    paid_bytes = self._pace.expected_bytes
+                    wait_s = self._pace.ask(self._clock()) if self._line[0] is own else math.inf
+                    if wait_s <= 0:
+                        return paid_bytes
+                    own.wait(None if wait_s == math.inf else wait_s)
+            finally:
+                self._line.remove(own)
+                self._wake_first()
+            return None
 
     def wake(self) -> None:
         """Have everybody who waits look whether it is over."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            self._wake_all()
 
     def paced(self, fetch: Callable[[], Iterator[FeatureBatch]]) -> "PacedRows":
         """A request that goes when it may.
@@ -166,82 +137,38 @@ class ControlFollower:
 
     def close(self) -> None:
         """Say that the stage has ended, and stop the thread. Calling it again does nothing."""
-        with self._changed:
-            was_closed, self._is_closed = self._is_closed, True
-            self._changed.notify_all()
-        if was_closed:
-            return
-        with self._beginning:
-            thread = self._thread
-        if thread is not None:
-            thread.join()
-        if self._has_reported and not self._is_lost:
-            self.report(has_ended=True)
-        self._link.close()
+        with self._lock:
+            self._is_closed = True
+            self._wake_all()
+        self._reporter.close()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                until_s = time.monotonic() + self._round_s
-                while not self._is_closed and (left_s := until_s - time.monotonic()) > 0:
-                    self._changed.wait(left_s)
-                if self._is_closed:
-                    return
-            self.report()
+    def _wake_first(self) -> None:
+        if self._line:
+            self._line[0].notify()
 
-    def _reported(self, *, has_ended: bool) -> bool:
-        """Report once; return whether to report again at once."""
-        with self._changed:
-            demand = self._demand(self._pace.used(self._clock()))
-            report = self._stage.report(demand, self._pace.moved_bytes, has_ended=has_ended)
-        answer = self._answered(report)
-        with self._changed:
-            is_less = answer is not None and self._stage.take(answer, self._clock())
-            self._keep_to(self._stage.bounds(self._clock()))
-            if answer is not None:
-                self._round_s, self._has_reported = answer.round_s, True
-            # What is said differs from report to report by its figures: once is enough while anything is said.
-            notices = () if self._said else self._stage.notices
-            self._said = self._stage.notices
-            self._changed.notify_all()
-        for sentence in notices:
-            _LOG.warning("%s", sentence)
-        return is_less
+    def _wake_all(self) -> None:
+        for waiting in self._line:
+            waiting.notify()
 
-    def _answered(self, report: StageReport) -> ControlAnswer | None:
-        for left in reversed(range(_TIMES)):
-            try:
-                answer = self._link.send(report)
-            except (FrostlineError, ValueError) as error:
-                if not left:
-                    self._lost(error)
-            else:
-                self._is_lost = False
-                return answer
-        return None
-
-    def _lost(self, error: Exception) -> None:
-        if not self._is_lost:
-            _LOG.warning("the control plane does not answer, and the job goes on with what it heard last: %s", error)
-        self._is_lost = True
-
-    def _demand(self, used: Used) -> Amounts:
-        own = {"requests": float(self._maximum.requests), "memory_bytes": float(self._maximum.window_bytes)}
-        if not self._has_reported or used.seconds <= 0:
-            return Amounts(compute_s_per_s=math.inf, **own)
-        requests, nbytes = (_AMPLE * amount / used.seconds for amount in (used.requests, used.nbytes))
+    def _demand(self, used: Used, *, is_first: bool) -> Amounts:
+        requests_per_s = bytes_per_s = math.inf
+        if not (is_first or used.waited_requests):
+            requests_per_s = max(_IDLE, _AMPLE * used.requests / used.seconds)
+        if not (is_first or used.waited_bytes):
+            bytes_per_s = max(_IDLE, _AMPLE * used.nbytes / used.seconds)
         return Amounts(
-            requests_per_s=math.inf if used.waited_requests else requests,
-            bytes_per_s=math.inf if used.waited_bytes else nbytes,
-            **own,
+            compute_s_per_s=0.0,
+            requests_per_s=requests_per_s,
+            bytes_per_s=bytes_per_s,
+            requests=float(self._maximum.requests),
+            memory_bytes=float(self._maximum.window_bytes),
         )
 
-    def _keep_to(self, share: Amounts) -> None:
-        self._pace.change(share, self._clock())
-        maximum = self._maximum
-        requests = int(max(1.0, min(share.requests, maximum.requests)))
-        window_bytes = int(max(1.0, min(share.memory_bytes, maximum.window_bytes)))
-        self._tuner.limit(Setting(requests=requests, window_bytes=window_bytes))
+
+def _rates(used: Used) -> Amounts:
+    if used.seconds <= 0:
+        return Amounts()
+    return Amounts(requests_per_s=used.requests / used.seconds, bytes_per_s=used.nbytes / used.seconds)
 
 
 class PacedRows:
@@ -257,23 +184,40 @@ class PacedRows:
         self._fetch = fetch
         self._rows: Iterator[FeatureBatch] | None = None
         self._is_over = False
+        self._paid_bytes = 0.0
+        self._came_bytes = 0
 
     def __iter__(self) -> Iterator[FeatureBatch]:
         return self
 
     def __next__(self) -> FeatureBatch:
         if self._rows is None:
-            if not self._follower.wait(lambda: self._is_over):
+            paid_bytes = self._follower.wait(lambda: self._is_over)
+            if paid_bytes is None:
                 raise StopIteration
-            self._rows = self._fetch()
-        batch = next(self._rows)
-        self._follower.came(batch.nbytes)
+            self._paid_bytes, self._rows = paid_bytes, self._fetch()
+        try:
+            batch = next(self._rows)
+        except BaseException:
+            self._end()
+            raise
+        paid_bytes = min(self._paid_bytes, float(batch.nbytes))
+        self._paid_bytes -= paid_bytes
+        self._came_bytes += batch.nbytes
+        self._follower.came(batch.nbytes, paid_bytes)
         return batch
 
     def close(self) -> None:
         """Give the request up; who waits for its turn goes on at once."""
         self._is_over = True
-        self._follower.wake()
+        if self._rows is None:
+            self._follower.wake()
         close = getattr(self._rows, "close", None)  # an iterator need not have one
         if close is not None:
             close()
+        self._end()
+
+    def _end(self) -> None:
+        came_bytes, unused_bytes = self._came_bytes, self._paid_bytes
+        self._came_bytes, self._paid_bytes = 0, 0.0
+        self._follower.ended(came_bytes, unused_bytes)

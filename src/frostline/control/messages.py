@@ -9,7 +9,7 @@ from typing import Any, Self
 from frostline.control.amounts import Amounts
 from frostline.errors import BadRequest, SettingError
 
-__all__ = ("KINDS", "ControlAnswer", "StageReport")
+__all__ = ("KINDS", "ControlAnswer", "StageReport", "checked_job")
 
 KINDS = ("window", "io", "node", "cache")
 """What a stage may be: a loader's window, an I/O service, a node or a cache."""
@@ -29,7 +29,9 @@ class StageReport:
         sequence: number of the report, greater with each.
         version: version of the settings that are in force; 0 for none.
         in_force: these settings.
-        demand: amounts that it would use if it might; infinite for all that there is.
+        demand: amounts that it would use if it might; infinite for all that there is, and 0 of what it never uses: then
+            it is given none.
+        used: amounts that it used since its last report, each second, or holds now; infinite where it does not say.
         moved_bytes: bytes that it has moved since it began.
         has_ended: whether this is its last report.
     """
@@ -41,6 +43,7 @@ class StageReport:
     version: int = 0
     in_force: Amounts = field(default_factory=Amounts)
     demand: Amounts = field(default_factory=Amounts)
+    used: Amounts = field(default_factory=Amounts)
     moved_bytes: int = 0
     has_ended: bool = False
 
@@ -61,7 +64,7 @@ class StageReport:
     def to_json(self) -> dict[str, Any]:
         """The report as plain values."""
         plain = {name: getattr(self, name) for name in ("stage", "job", "kind", "sequence", "version", "moved_bytes")}
-        amounts = {"in_force": self.in_force.to_json(), "demand": self.demand.to_json()}
+        amounts = {name: getattr(self, name).to_json() for name in ("in_force", "demand", "used")}
         return {**plain, **amounts, "has_ended": self.has_ended}
 
 
@@ -114,6 +117,15 @@ class ControlAnswer:
         }
 
 
+def checked_job(name: str) -> str:
+    """Give back the name of a job.
+
+    Raises:
+        BadRequest: No job can have it.
+    """
+    return _name(name, "job")
+
+
 def _name(value: object, name: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise BadRequest(f"{name} must be a name of 1 to 128 letters, digits and . _ : -")
@@ -158,6 +170,7 @@ _READ: dict[str, Callable[[object, str], Any]] = {
     "version": _count,
     "in_force": Amounts.from_json,
     "demand": Amounts.from_json,
+    "used": Amounts.from_json,
     "moved_bytes": _count,
     "has_ended": _switch,
 }

@@ -9,6 +9,8 @@ __all__ = ("Pace", "Used")
 
 # What may be used at once after a pause, in seconds' worth: enough that threads which wake late lose nothing.
 _SAVED_S = 0.25
+# By how much a request's bytes change what the next ones are expected to bring.
+_LEARNED = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +56,10 @@ class _Bucket:
         return math.inf if self._per_s == 0 else lack / self._per_s
 
     def spend(self, amount: float, now_s: float) -> None:
+        """Take tokens; a negative amount gives back what was taken in vain."""
         self._fill(now_s)
         if self._per_s < math.inf:
-            self._left -= amount
+            self._left = min(self._maximum, self._left - amount)
 
     @property
     def _maximum(self) -> float:
@@ -71,11 +74,16 @@ class _Bucket:
 class Pace:
     """The pace of one job's requests in one process. Not for several threads.
 
-    A request is paid when it goes, and its bytes when they have come, so that over seconds no more than the share is
-    used, and beyond it only what came at once.
+    A request is paid when it goes, with the bytes that requests before it brought, and what it brings beyond or below
+    that when it has come. So requests go one after another as the share allows, not all at once when nothing is owed,
+    and over seconds no more than the share is used.
 
     Args:
         now_s: monotonic seconds.
+
+    Attributes:
+        moved_bytes: bytes that have come so far.
+        expected_bytes: bytes that the next request is paid with.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -84,7 +92,9 @@ class Pace:
         self._since_s = now_s
         self._counts = [0, 0]
         self._waited = [False, False]
+        self._has_learned = False
         self.moved_bytes = 0
+        self.expected_bytes = 0.0
 
     def change(self, share: Amounts, now_s: float) -> None:
         """Keep to another share from now on."""
@@ -98,14 +108,22 @@ class Pace:
             self._waited = [before or wait_s > 0 for before, wait_s in zip(self._waited, waits_s, strict=True)]
             return max(waits_s)
         self._requests.spend(1.0, now_s)
+        self._bytes.spend(self.expected_bytes, now_s)
         self._counts[0] += 1
         return 0.0
 
-    def came(self, nbytes: int, now_s: float) -> None:
-        """Count bytes that have come."""
-        self._bytes.spend(nbytes, now_s)
+    def came(self, nbytes: int, now_s: float, paid_bytes: float = 0.0) -> None:
+        """Count bytes that have come, of which so many were paid when their request went."""
+        self._bytes.spend(nbytes - paid_bytes, now_s)
         self._counts[1] += nbytes
         self.moved_bytes += nbytes
+
+    def ended(self, nbytes: int, unused_bytes: float, now_s: float) -> None:
+        """A request has brought so many bytes, and so many that it was paid with did not come."""
+        self._bytes.spend(-unused_bytes, now_s)
+        if nbytes:
+            self.expected_bytes += (_LEARNED if self._has_learned else 1.0) * (nbytes - self.expected_bytes)
+            self._has_learned = True
 
     def used(self, now_s: float) -> Used:
         """What was done since the last call."""

@@ -13,8 +13,11 @@ from frostline.core.units import in_bytes
 __all__ = ("Division", "SharingPolicy", "StageTable", "chained", "deadlines", "max_min", "policies_of", "priorities")
 
 _BYTES = RESOURCES.index("bytes_per_s")
-# A job whose work is done needs nothing, and one whose end has come cannot keep it.
+# A job whose end has come cannot keep it.
 _MIN_LEFT_S = 1e-3
+# Jobs are to be done so long before they must: what they moved is known a second later, and what is asked for last is
+# still under way. A job given just what it takes ended 0.2 s late (``benchmarks/fleet.py``).
+_EARLY_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,7 +27,7 @@ class StageTable:
     Attributes:
         now_s: seconds since 1970.
         capacity: ``float64[r]``, infinite where nothing is divided.
-        demand: ``float64[s, r]``, infinite for whoever takes all that there is.
+        demand: ``float64[s, r]``, infinite for whoever takes all that there is, 0 for whoever never uses any.
         job: ``int64[s]``, the job of each stage.
         jobs: names of the jobs.
         tenant: ``int64[j]``, the tenant of each job.
@@ -96,13 +99,15 @@ def _in_proportion(table: StageTable, division: Division) -> Division:
 
 
 def deadlines(table: StageTable, division: Division) -> Division:
-    """Give jobs that must end by a time the bytes a second that this takes, the earliest first.
+    """Give jobs that must end by a time the bytes a second that this takes, some seconds early, the earliest first.
 
-    A job that cannot be in time even with all that is left is told so at once, and divides with the others.
+    A job that cannot be in time even with all that is left is told so at once, and divides with the others. So does one
+    that has moved all that was declared, and moves more.
     """
     if not table.divided.count(_BYTES):
         return division
-    due = [job for job in np.argsort(table.ends_at_s, kind="stable").tolist() if np.isfinite(table.ends_at_s[job])]
+    is_due = np.isfinite(table.ends_at_s) & (table.left_bytes > 0)
+    due = [job for job in np.argsort(table.ends_at_s, kind="stable").tolist() if is_due[job]]
     for job in due:
         division = _kept_in_time(table, division, job)
     return division
@@ -114,10 +119,11 @@ def _kept_in_time(table: StageTable, division: Division, job: int) -> Division:
     left = max(0.0, float(table.capacity[_BYTES] - division.given[:, _BYTES].sum()))
     if needs > left:
         return replace(division, notices=(*division.notices, (job, _too_late(table.jobs[job], needs, left))))
+    planned = min(left, float(table.left_bytes[job]) / max(left_s / 2, left_s - _EARLY_S))
     own = np.flatnonzero(table.job == job)
     none = np.zeros(len(own), np.int64)
     # A stage that asks for less than its part must not slow the job: what it leaves, the others take.
-    shares = weighted_max_min(np.array([needs]), table.demand[own, _BYTES], np.ones(len(own)), none)
+    shares = weighted_max_min(np.array([planned]), table.demand[own, _BYTES], np.ones(len(own)), none)
     given, settled = division.given.copy(), division.settled.copy()
     given[own, _BYTES] += shares
     settled[own, _BYTES] = True
@@ -170,7 +176,8 @@ def policies_of(names: Sequence[str]) -> list[SharingPolicy]:
 def chained(table: StageTable, policies: Sequence[SharingPolicy]) -> Division:
     """What several rules give, each of what those before it left; and what nobody asked for on top, by weight.
 
-    That last part lets a stage use more at once when it comes to want more, without waiting for its next report.
+    That last part lets a stage use more at once when it comes to want more, without waiting for its next report. Stages
+    that want nothing at all of a resource never use it, and have no part in that.
 
     Args:
         table: table of the stages.
@@ -183,5 +190,6 @@ def chained(table: StageTable, policies: Sequence[SharingPolicy]) -> Division:
     for resource in table.divided:
         left = max(0.0, float(table.capacity[resource] - given[:, resource].sum()))
         if left > 0:
-            given[:, resource] += _down_the_tree(table, np.full(len(given), np.inf), left, proportional)
+            wants = np.where(table.demand[:, resource] > 0, np.inf, 0.0)
+            given[:, resource] += _down_the_tree(table, wants, left, proportional)
     return replace(division, given=given)

@@ -9,12 +9,15 @@ from frostline.control.messages import ControlAnswer, StageReport
 __all__ = ("ControlledStage",)
 
 
+_UNCOUNTED = Amounts()
+
+
 class ControlledStage:
     """A stage's side of the control plane. Not for several threads.
 
     Before it has heard anything it keeps to nothing but its own settings. Afterwards it keeps the last settings, also
     where the control plane is gone. Only a share of nothing ends with its lease, because waiting for more would stop
-    the job; then one request at a time is allowed.
+    the job; then one request at a time is allowed, and computing.
 
     Args:
         stage: name of the stage, which no other process of its tenant ever has.
@@ -30,12 +33,15 @@ class ControlledStage:
         self.in_force = Amounts()
         self.notices: tuple[str, ...] = ()
 
-    def report(self, demand: Amounts, moved_bytes: int = 0, *, has_ended: bool = False) -> StageReport:
+    def report(
+        self, demand: Amounts, moved_bytes: int = 0, *, used: Amounts = _UNCOUNTED, has_ended: bool = False
+    ) -> StageReport:
         """Make the next report.
 
         Args:
             demand: amounts that it would use if it might.
             moved_bytes: bytes that it has moved since it began.
+            used: amounts that it used since the last one.
             has_ended: whether it is the last one.
         """
         self._base = replace(self._base, sequence=self._base.sequence + 1)
@@ -44,6 +50,7 @@ class ControlledStage:
             version=self.version,
             in_force=self.in_force,
             demand=demand,
+            used=used,
             moved_bytes=moved_bytes,
             has_ended=has_ended,
         )
@@ -72,6 +79,11 @@ class ControlledStage:
             now_s: monotonic seconds.
         """
         is_alone = now_s - self._heard_s > self._lease_s
-        if not is_alone or min(self.in_force.bytes_per_s, self.in_force.requests_per_s) > 0:
+        if not is_alone:
             return self.in_force
-        return replace(self.in_force, bytes_per_s=math.inf, requests_per_s=math.inf, requests=1.0)
+        bounds = self.in_force
+        if bounds.compute_s_per_s == 0:
+            bounds = replace(bounds, compute_s_per_s=math.inf)
+        if min(bounds.bytes_per_s, bounds.requests_per_s) > 0:
+            return bounds
+        return replace(bounds, bytes_per_s=math.inf, requests_per_s=math.inf, requests=1.0)

@@ -104,6 +104,10 @@ class ControlState:
         """The most that all stages together may be using."""
         return self.named(self._held)
 
+    def known(self, tenant: str, job: str) -> ControlledJob:
+        """What was known of a job beforehand; one of which nothing was has the weight 1."""
+        return self._known.get((tenant, job), _PLAIN)
+
     def notices(self, tenant: str, job: str) -> tuple[str, ...]:
         """The sentences about a job."""
         return self._notices.get((tenant, job), ())

@@ -1,5 +1,6 @@
 """Decides which request may be made now, so that jobs share the bytes under way fairly. Pure."""
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class InFlightBudget:
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
+        self._max_requests = math.inf
         self._tickets: dict[int, _Ticket] = {}
         self._next = 0
         self._waiting: defaultdict[str, deque[int]] = defaultdict(deque)
@@ -57,6 +59,10 @@ class InFlightBudget:
     def used_bytes(self) -> int:
         """Under way, all jobs together."""
         return sum(self._expected.values()) + sum(self._lent.values())
+
+    def bound(self, total_bytes: int, max_requests: float) -> None:
+        """Let no more bytes and requests be under way from now on, beside one request of each job."""
+        self._total_bytes, self._max_requests = total_bytes, max_requests
 
     def ask(self, job: str, nbytes: int) -> int:
         """A job wants to make a request; ``granted`` says when it may, and ``end`` follows in any case."""
@@ -111,7 +117,8 @@ class InFlightBudget:
         while hungry := [job for job, waiting in self._waiting.items() if waiting]:
             job = min(hungry, key=self._used)
             wanted = self._tickets[self._waiting[job][0]].expected_bytes
-            if self.used_bytes + wanted > self._total_bytes:
+            is_many = sum(self._under_way.values()) >= self._max_requests
+            if is_many or self.used_bytes + wanted > self._total_bytes:
                 return
             yield self._grant(job)
 

@@ -30,6 +30,13 @@ class ByteLimiter:
         self._granted: set[int] = set()
         self._row_bytes: LRUCache[bytes, float] = LRUCache(_MAX_KNOWN)
 
+    def bound(self, total_bytes: int, max_requests: int) -> None:
+        """Let no more bytes and requests be under way from now on, beside one request of each job."""
+        with self._changed:
+            self.total_bytes = total_bytes
+            self._budget.bound(total_bytes, max_requests)
+            self._grant()
+
     @contextmanager
     def taken(self, job: str, request: FeatureRequest, scope: bytes, is_over: Callable[[], bool]) -> Iterator[int]:
         """Wait for room for an answer, unless it is over; yields the ticket under which its blocks are lent."""

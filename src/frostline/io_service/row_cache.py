@@ -99,6 +99,12 @@ class RowCache:
         self._misses = 0
         self._evicted = 0
 
+    def bound(self, budget_bytes: int) -> None:
+        """Keep no more than so many bytes from now on."""
+        with self._changed:
+            self._budget_bytes = budget_bytes
+            self._make_room(0)
+
     def claim(self, keys: Sequence[Key | None], flight: RowFetch) -> list[Row | RowFetch | None]:
         """For each row: itself, or the flight that brings it, or None: then it is this flight that has to.
 
@@ -193,6 +199,13 @@ class RowCache:
             del self._coming[key]
 
     def _keep(self, rows: Sequence[tuple[Key, Row]], size: int) -> None:
+        self._make_room(size)
+        shelved = _Shelved([key for key, _ in rows], size)
+        self._order[shelved] = None
+        self._bytes += size
+        self._kept.update((key, (row, shelved)) for key, row in rows)
+
+    def _make_room(self, size: int) -> None:
         while self._bytes + size > self._budget_bytes:
             oldest, _ = self._order.popitem(last=False)
             self._bytes -= oldest.nbytes
@@ -200,7 +213,3 @@ class RowCache:
                 if key in self._kept and self._kept[key][1] is oldest:
                     del self._kept[key]
                     self._evicted += 1
-        shelved = _Shelved([key for key, _ in rows], size)
-        self._order[shelved] = None
-        self._bytes += size
-        self._kept.update((key, (row, shelved)) for key, row in rows)

@@ -145,6 +145,18 @@ class IoService:
         self._tidy.shutdown()
         self._poller.stop()
 
+    def bound(self, *, requests: int, window_bytes: int) -> None:
+        """Let no more requests and bytes be under way from now on, beside one request of each job."""
+        self._room.bound(window_bytes, requests)
+
+    def bound_cache(self, nbytes: int) -> None:
+        """Keep no more than so many bytes of rows from now on."""
+        self._row_cache.bound(nbytes)
+
+    def cached_bytes(self) -> int:
+        """Bytes of the rows that are kept."""
+        return self._row_cache.statistics().bytes
+
     def forked(self) -> None:
         """This process is a child of the one that serves: let go of connections, which end with that one alone."""
         for connection in (self._listening, *self._connections):

@@ -88,7 +88,7 @@ class Job(JobTable):
         self._settings = settings
         self._near = near
         self._trains_in_store = trains_in_store
-        tuner, follower, self._close = tuned(settings, fetcher, router, data, close)
+        tuner, follower, self._close = tuned(settings, fetcher, router, data, cache_policy, close)
         self._maker = LoaderFactory(
             data=data,
             fetcher=fetcher,

@@ -34,7 +34,7 @@ from frostline.ordering import BlockOrder, BlockShuffle, RecordedOrder
 from frostline.prefetch import Dealer, Tuner
 from frostline.preprocess import Preprocess
 from frostline.preprocess.masks import MASK_DTYPE
-from frostline.tuning import rule_of
+from frostline.tuning import Setting, rule_of
 
 if TYPE_CHECKING:  # of jobs that share a store; others do without
     from frostline.control.follower import ControlFollower
@@ -63,6 +63,7 @@ class CachePolicy:
     ) -> None:
         self._scope = scope
         self._settings = settings
+        self._bound_bytes = settings.cache_bytes
         self._store = store
         self._names = None if store is None else RowNames(samples)
         self._caches: dict[bytes, TieredCache] = {}
@@ -70,6 +71,18 @@ class CachePolicy:
     def rejected(self) -> int:
         """The number of rows that no cache of the job had room for."""
         return sum(cache.rejected for cache in self._caches.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the caches in memory hold together."""
+        return sum(cache.memory.statistics().bytes for cache in list(self._caches.values()))
+
+    def bound(self, nbytes: int) -> None:
+        """Keep no further rows in memory once all caches together hold so many bytes; what is kept stays."""
+        self._bound_bytes = nbytes
+        for cache in list(self._caches.values()):
+            own_bytes = cache.memory.statistics().bytes
+            cache.memory.bound(max(0, nbytes - (self.held_bytes - own_bytes)))
 
     def view(self, preprocess: Preprocess, seed: int, epoch: int) -> View | None:
         """Which random view an epoch has; None where the preprocessing is not random.
@@ -91,11 +104,12 @@ class CachePolicy:
             scope = replace(scope, shapes=(*scope.shapes, mask), dtypes=(*scope.dtypes, MASK_DTYPE))
         if scope.digest not in self._caches:
             # What the caches in memory may take together stays within the setting.
-            left = self._settings.cache_bytes - sum(cache.memory.statistics().bytes for cache in self._caches.values())
+            left = self._settings.cache_bytes - self.held_bytes
             disk = None
             if self._store is not None and self._names is not None:
                 disk = DiskCache(self._store, scope, self._names)
             self._caches[scope.digest] = TieredCache(FeatureCache(scope, max(0, left)), disk)
+            self.bound(self._bound_bytes)
         return self._caches[scope.digest]
 
 
@@ -274,7 +288,12 @@ class LoaderFactory:
 
 
 def tuned(
-    settings: LoaderSettings, fetcher: Fetcher, router: Router, data: Dataset, close: Callable[[], None]
+    settings: LoaderSettings,
+    fetcher: Fetcher,
+    router: Router,
+    data: Dataset,
+    cache_policy: CachePolicy,
+    close: Callable[[], None],
 ) -> "tuple[Tuner, ControlFollower | None, Callable[[], None]]":
     """The tuner of a job's windows, what keeps it to its control plane's share where there is one, and what closes all.
 
@@ -283,6 +302,7 @@ def tuned(
         fetcher: fetcher of the job.
         router: router of the job.
         data: data of the job.
+        cache_policy: cache policy of the job.
         close: closes the rest of the job.
 
     Raises:
@@ -291,9 +311,14 @@ def tuned(
     tuner = _tuner(settings, fetcher, router, data)
     if settings.control is None:
         return tuner, None, close
-    from frostline.control.follower import ControlFollower, ControlLink
+    from frostline.control.cache_stage import CacheStage
+    from frostline.control.follower import ControlFollower
+    from frostline.control.link import ControlLink
 
-    follower = ControlFollower(ControlLink(settings.control, settings.token), tuner, settings)
+    link = ControlLink(settings.control, settings.token)
+    cache = CacheStage(link.job, settings.cache_bytes, lambda: cache_policy.held_bytes, cache_policy.bound)
+    maximum = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
+    follower = ControlFollower(link, tuner.limit, maximum, beside=[cache] if settings.cache_bytes else [])
     return tuner, follower, partial(_close_both, follower.close, close)
 
 

@@ -107,12 +107,13 @@ class WorkerSetup:
         store = None
         if settings.cache_folder is not None:
             store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
-        tuner, follower, close = tuned(settings, fetcher, router, self.data, _nothing)
+        cache_policy = CachePolicy(self.scope, self.data.samples, settings, store)
+        tuner, follower, close = tuned(settings, fetcher, router, self.data, cache_policy, _nothing)
         stack.callback(close)
         return LoaderFactory(
             data=self.data,
             fetcher=fetcher,
-            cache_policy=CachePolicy(self.scope, self.data.samples, settings, store),
+            cache_policy=cache_policy,
             router=router,
             collector=collector,
             settings=settings,

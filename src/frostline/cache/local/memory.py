@@ -67,7 +67,7 @@ class FeatureCache:
 
     def __init__(self, scope: Scope, budget_bytes: int) -> None:
         self.scope = scope
-        self._budget_bytes = budget_bytes
+        self._budget_bytes = self._bound_bytes = budget_bytes
         self._lock = threading.Lock()
         self._index = IdIndex()
         self._layout: tuple[tuple[tuple[int, ...], np.dtype[np.generic]], ...] = ()
@@ -91,6 +91,11 @@ class FeatureCache:
         None at all where nothing was ever kept.
         """
         return self._tables
+
+    def bound(self, nbytes: int) -> None:
+        """Keep no further rows beyond so many bytes, within the budget; what is kept stays, since rows never move."""
+        with self._lock:
+            self._bound_bytes = nbytes
 
     def contains(self, ids: _Ids) -> _Mask:
         """Which of the ids are kept: ``bool[n]`` for ``int64[n]``. What is kept stays kept."""
@@ -126,7 +131,8 @@ class FeatureCache:
             rows = np.sort(first)
             rows = rows[self._index.find(ids[rows]) < 0]
             start = len(self._index)
-            kept = rows[: self._capacity - start]
+            bounded = self._bound_bytes // (self._row_bytes + _INDEX_BYTES_PER_ROW)
+            kept = rows[: max(0, min(self._capacity, bounded) - start)]
             self._turned_away += len(rows) - len(kept)
             for table, tensor in zip(self._tables, tensors, strict=True):
                 table[start : start + len(kept)] = tensor if len(kept) == len(tensor) else tensor[kept]

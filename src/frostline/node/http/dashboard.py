@@ -1,4 +1,4 @@
-"""A node's page for people: one file that asks the node itself for its statistics, and nothing else for anything."""
+"""Pages for people: each is one file that asks its own server for figures, and nothing else for anything."""
 
 import base64
 import hashlib
@@ -12,12 +12,23 @@ __all__ = ("Dashboard",)
 
 
 class Dashboard:
-    """Gives the page, which holds no figures: whoever may not read the statistics sees none."""
+    """Gives a page, which holds no figures: whoever may not read the statistics sees none.
 
-    def __init__(self) -> None:
-        self._page = files("frostline.node").joinpath("dashboard.html").read_bytes()
+    Args:
+        package: package with its ``dashboard.html``, which names the style and the script that all pages share.
+
+    Attributes:
+        text: page as it is sent.
+    """
+
+    def __init__(self, package: str = "frostline.node") -> None:
+        shared = files("frostline.node")
+        self.text = files(package).joinpath("dashboard.html").read_text(encoding="utf-8")
+        for name in ("page.css", "page.js"):
+            part = shared.joinpath(name).read_text(encoding="utf-8")
+            self.text = self.text.replace(f"/* {name} */\n", part)
         self._headers = {
-            "Content-Security-Policy": _policy(self._page.decode()),
+            "Content-Security-Policy": _policy(self.text),
             "Referrer-Policy": "no-referrer",
             "X-Content-Type-Options": "nosniff",
             "Cache-Control": "no-cache",
@@ -25,11 +36,11 @@ class Dashboard:
 
     async def page(self, _: Request) -> Response:
         """Answer with the page."""
-        return Response(self._page, media_type="text/html; charset=utf-8", headers=self._headers)
+        return Response(self.text, media_type="text/html; charset=utf-8", headers=self._headers)
 
 
 def _policy(page: str) -> str:
-    """Allow this script, this style and requests to the node itself."""
+    """Allow this script, this style and requests to the server itself."""
     script, style = (_digest_of(page, tag) for tag in ("script", "style"))
     return (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "

@@ -30,6 +30,9 @@ _MAX_WEIGHTS = 0.5
 # of one prefix take at most, and for half of another.
 _MAX_TRIALS = 0.5
 _TRIALS_SAVED_S = 1800.0
+# A control plane gives another share each second, so little of it is saved; and one of nothing still ends.
+_SHARE_SAVED_S = 2.0
+_MIN_SHARE = 1e-3
 
 
 class Account:
@@ -51,6 +54,9 @@ class Account:
         self._lock = threading.Lock()
         rate = self._settings.device_s_per_s
         self._allowance = None if rate is None else Allowance(rate)
+        self._share: Allowance | None = None
+        self._share_bytes = math.inf
+        self._was_held_back = False
         self._trials = Allowance(_MAX_TRIALS, _TRIALS_SAVED_S)
         self._inside = 0
         self.counters = counters
@@ -72,10 +78,36 @@ class Account:
 
     def claim(self, device_s: float, room_bytes: int) -> Claim:
         """The claim of its work on a pool of ``room_bytes``."""
-        maximum = self._settings.work_bytes
-        if maximum is None:
-            maximum = room_bytes if self._is_alone else int(_MAX_WORK * room_bytes)
+        maximum = min(self.max_work_bytes(room_bytes), self._share_bytes)
         return Claim(tenant=self.name, device_s=device_s, max_bytes=maximum)
+
+    def max_work_bytes(self, room_bytes: int) -> int:
+        """The maximum that its work may hold of a pool of ``room_bytes``, by the node's settings."""
+        if self._settings.work_bytes is not None:
+            return self._settings.work_bytes
+        return room_bytes if self._is_alone else int(_MAX_WORK * room_bytes)
+
+    def bound(self, device_s_per_s: float, work_bytes: float) -> None:
+        """Bind it from outside, as a control plane does, beside the quotas of its settings.
+
+        Args:
+            device_s_per_s: device seconds a second; infinite for no bound, and 0 lets nothing begin.
+            work_bytes: bytes of the memory for work; infinite for no bound.
+        """
+        with self._lock:
+            self._share_bytes = work_bytes
+            if math.isinf(device_s_per_s):
+                self._share = None
+            elif self._share is None:
+                self._share = Allowance(max(_MIN_SHARE, device_s_per_s), _SHARE_SAVED_S)
+            else:
+                self._share.change(max(_MIN_SHARE, device_s_per_s), self._clock())
+
+    def was_held_back(self) -> bool:
+        """Whether the share that ``bound`` gave has kept work from beginning since the last call, or still does."""
+        with self._lock:
+            was, self._was_held_back = self._was_held_back, False
+            return was or (self._share is not None and self._share.wait_s(self._clock()) > 0)
 
     def max_weight_bytes(self, room_bytes: int) -> float:
         """The maximum that its prefixes and engines may take of ``room_bytes`` for weights."""
@@ -86,17 +118,15 @@ class Account:
     def used(self, device_s: float) -> None:
         """Charge it for device seconds."""
         self.counters.add(compute_s=device_s)
-        if self._allowance is not None:
-            with self._lock:
-                self._allowance.spend(device_s, self._clock())
+        self._spend(device_s)
 
     def tried(self, trial_s: float) -> None:
         """Charge it for seconds of engine trials."""
         self.counters.add(trial_s=trial_s)
         with self._lock:
             self._trials.spend(trial_s, self._clock())
-            if self._allowance is not None:
-                self._allowance.owe(trial_s)
+            for allowance in self._bounds():
+                allowance.owe(trial_s)
 
     def check_trials(self) -> None:
         """Check that engines may be tried for this tenant.
@@ -112,9 +142,7 @@ class Account:
     def trained(self, train_s: float) -> None:
         """Charge it for training a head, in device seconds."""
         self.counters.add(train_s=train_s)
-        if self._allowance is not None:
-            with self._lock:
-                self._allowance.spend(train_s, self._clock())
+        self._spend(train_s)
 
     def check(self, *, has_room: bool = True) -> None:
         """Check that another request of this tenant may be admitted.
@@ -128,8 +156,12 @@ class Account:
         wanted = self._settings
         with self._lock:
             wait_s = 0.0 if self._allowance is None else self._allowance.wait_s(self._clock())
+            share_s = 0.0 if self._share is None else self._share.wait_s(self._clock())
+            self._was_held_back |= share_s > 0
         if wait_s > 0:
             self._refuse(f"has used its {wanted.device_s_per_s} device seconds a second", wait_s)
+        if share_s > 0:  # the share may be another one in a second
+            self._refuse("has used its share of the device, which a control plane gives", min(share_s, _RETRY_AFTER_S))
         if wanted.requests is not None and self._inside >= wanted.requests:
             self._refuse(f"has {self._inside} requests in work already", _RETRY_AFTER_S)
         if wanted.work_bytes is not None and not has_room:
@@ -144,6 +176,14 @@ class Account:
         """Count a request as ended."""
         with self._lock:
             self._inside -= 1
+
+    def _bounds(self) -> list[Allowance]:
+        return [allowance for allowance in (self._allowance, self._share) if allowance is not None]
+
+    def _spend(self, device_s: float) -> None:
+        with self._lock:
+            for allowance in self._bounds():
+                allowance.spend(device_s, self._clock())
 
     def _refuse(self, why: str, wait_s: float) -> None:
         self.counters.add(refused_quota=1)

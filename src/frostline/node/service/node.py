@@ -23,6 +23,7 @@ from frostline.node.scheduling.admission import Admission
 from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import PoolStatistics, cells_bytes
 from frostline.node.scheduling.statistics import Counters, NodeStatistics
+from frostline.node.scheduling.tenant_limits import TenantLimits
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.direct_reads import DirectReads
 from frostline.node.service.listings import Listings
@@ -114,6 +115,10 @@ class Node:
     def identify(self, token: str | None) -> Account:
         """The account of a token; see ``Tenants.identify`` for the errors."""
         return self._resources.tenants.identify(token)
+
+    def limits(self) -> list[TenantLimits]:
+        """What each tenant uses, and may be bound to while the node runs."""
+        return self._resources.limits()
 
     def statistics(self, asker: Account | None = None) -> NodeStatistics:
         """The state of the node, with the tenants that the asker may see; an asker of None sees all."""

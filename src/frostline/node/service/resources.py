@@ -16,6 +16,7 @@ from frostline.node.scheduling.admission import Gate
 from frostline.node.scheduling.fair_shares import LockedFairShares, Readers
 from frostline.node.scheduling.memory_pool import Lane, Pool, Shares
 from frostline.node.scheduling.statistics import Counters, TenantStatistics
+from frostline.node.scheduling.tenant_limits import TenantLimits
 from frostline.node.scheduling.tenants import Account, Tenants
 from frostline.node.weights.weight_memory import WeightMemory
 
@@ -126,6 +127,13 @@ class Resources:
         train_s = processor_s / self._compute_threads
         account.trained(train_s)
         self._fair_shares.charge(account.name, train_s)
+
+    def limits(self) -> list[TenantLimits]:
+        """What each tenant uses, and may be bound to while the node runs."""
+        return [
+            TenantLimits(account, self._work, lambda: len(self.devices.in_service()))
+            for account in self.tenants.accounts
+        ]
 
     def statistics(self, asker: Account | None, weight_bytes: Callable[[str], int]) -> dict[str, TenantStatistics]:
         """The state of the tenants, by name.
