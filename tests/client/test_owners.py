@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.client.owners import MAX_SLOTS, SLACK, BlockOwners, Blocks, as_steps
+from frostline.client.owners import MAX_SLOTS, BlockOwners, Blocks, as_steps, slack
 
 LARGE = Blocks(data="s3://photos/train", samples=2_000_000)
 
@@ -38,7 +38,7 @@ def test_no_node_owns_more_than_its_bound_and_every_slot_has_an_owner(blocks, no
     assert found.loads.sum() == blocks.slots
     assert (found.loads <= found.bounds).all()
     exact = blocks.slots * np.array(found.weights) / sum(found.weights)
-    assert (found.bounds <= (1 + SLACK) * exact + 2).all()
+    assert (found.bounds <= (1 + slack(len(found.nodes))) * exact + 2).all()
 
 
 @given(some_blocks, some_nodes, some_nodes)

@@ -12,7 +12,7 @@ from frostline.core import TensorSpec
 from frostline.core.features import array_dtype
 from frostline.datasets import Dataset
 from frostline.loaders.epoch.fetch import Fetcher, FetchRows
-from frostline.prefetch import GroupedRequests, RowOwners
+from frostline.prefetch import OwnedRequests, RowOwners
 from frostline.transport.protocol import OwnsBlocks, Transport
 
 __all__ = ("fetch_from", "owned_rows")
@@ -23,7 +23,7 @@ _GROUP_PART = 4
 
 def owned_rows(
     transport: Transport, data: Dataset, settings: LoaderSettings, tensors: Sequence[TensorSpec]
-) -> tuple[Callable[[], GroupedRequests] | None, LoaderSettings]:
+) -> tuple[Callable[[], OwnedRequests] | None, LoaderSettings]:
     """How each pass divides its samples by owner; None where any node will do.
 
     Args:
@@ -49,8 +49,8 @@ def owned_rows(
     def whole_rows(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return rows if chosen is None else chosen.at(rows)
 
-    def owned() -> GroupedRequests:
-        return GroupedRequests(
+    def owned() -> OwnedRequests:
+        return OwnedRequests(
             owners,
             whole_rows,
             request_rows=settings.samples_per_request,
