@@ -1,11 +1,12 @@
 """Epochs over one, two, four and eight nodes whose computing is simulated: throughput, hits and requests' lengths.
 
-    python benchmarks/many_nodes.py [--samples 1536] [--rate 60] [--out benchmarks/results/DATE-many-nodes]
+    python benchmarks/many_nodes.py [--samples 4608] [--rate 20] [--out benchmarks/results/DATE-many-nodes]
 
 All nodes are real ones in this process, over HTTP on loopback, each with a cache of its own. Their engine is a test
 engine and declared as one: it computes a tiny network, and then waits until as much time has passed as a device of
-`--rate` samples a second would need, so that eight nodes fit on two cores. Each number of nodes runs twice: by owners,
-and with requests to the least busy node, as they were spread before. The trainer keeps nothing.
+`--rate` samples a second would need, so that eight nodes fit on two cores. What a node answers waits in the same way
+for a link of its own of `--link` samples a second, which only the second epoch feels, since that computes nothing.
+Each number of nodes runs twice: by owners, and with requests to the least busy node. The trainer keeps nothing.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -37,8 +39,9 @@ COMPUTED = []  # rows of each run of a simulated device
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=1536)
-    parser.add_argument("--rate", type=float, default=60.0, help="samples a second of each node's device")
+    parser.add_argument("--samples", type=int, default=4608)
+    parser.add_argument("--rate", type=float, default=20.0, help="samples a second of each node's device")
+    parser.add_argument("--link", type=float, default=60.0, help="samples a second that each node can send")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
@@ -52,13 +55,15 @@ def main():
         for count in wanted.nodes:
             for by_owners in (True, False) if count > 1 else (True,):
                 COMPUTED.clear()
-                found.append(run(folder, scratch / f"kept-{count}-{by_owners}", count, by_owners=by_owners))
+                kept = scratch / f"kept-{count}-{by_owners}"
+                found.append(run(folder, kept, count, by_owners=by_owners, link=wanted.link))
                 check(found[-1], wanted.samples // 3 * 3, wanted.rate, sum(COMPUTED))
                 print(json.dumps(found[-1]), flush=True)
     finally:
         shutil.rmtree(scratch)
     if wanted.out:
-        about = {"samples": wanted.samples, "rate": wanted.rate, "device_batch": DEVICE_BATCH, "load": os.getloadavg()}
+        about = {"samples": wanted.samples, "rate": wanted.rate, "link": wanted.link, "device_batch": DEVICE_BATCH}
+        about["load"] = os.getloadavg()
         wanted.out.with_suffix(".json").write_text(json.dumps({**about, "runs": found}, indent=1) + "\n")
 
 
@@ -84,7 +89,31 @@ def check(row, samples, rate, computed):
     assert row["first_epoch_samples_per_s"] <= most, f"faster than {most:.0f} samples/s, which all devices give"
 
 
-def run(folder, kept, count, *, by_owners):
+class Sent:
+    """An answer whose rows leave a node as a link of some samples a second lets them. All of a node's share one."""
+
+    def __init__(self, node, link):
+        self._features, self._link = node.features, link
+        self._turn, self._free_at = threading.Lock(), 0.0
+        node.features = self.features
+
+    def features(self, *args, **options):
+        answer = self._features(*args, **options)
+        taken = type(answer).__next__
+
+        def paced(self_):
+            batch = taken(self_)
+            with self._turn:
+                self._free_at = max(self._free_at, time.monotonic()) + len(batch) / self._link
+                free_at = self._free_at
+            time.sleep(max(0.0, free_at - time.monotonic()))
+            return batch
+
+        answer.__class__ = type("PacedStream", (type(answer),), {"__next__": paced})
+        return answer
+
+
+def run(folder, kept, count, *, by_owners, link):
     """Two epochs over some nodes."""
     asked = []
 
@@ -101,6 +130,8 @@ def run(folder, kept, count, *, by_owners):
         loader_factory.fetch_from = lambda fetcher, fetch: None
     try:
         with some_nodes(folder, kept, count, device_batch=DEVICE_BATCH) as (nodes, urls):
+            for node in nodes:
+                Sent(node, link)
             job = fl.offload(
                 frozen(), fl.Dataset(folder), preprocess=tiny_preprocess(), near=urls, accuracy="exact",
                 settings=settings, observe=observe,
