@@ -1,4 +1,4 @@
-"""Epochs over one, two, four and eight nodes whose computing is simulated: throughput, hits and requests' lengths.
+"""Epochs over one to eight nodes whose computing is simulated: throughput, hits, requests' lengths, and a crossing.
 
     python benchmarks/many_nodes.py [--samples 4608] [--rate 20] [--out benchmarks/results/DATE-many-nodes]
 
@@ -7,6 +7,11 @@ engine and declared as one: it computes a tiny network, and then waits until as 
 `--rate` samples a second would need, so that eight nodes fit on two cores. What a node answers waits in the same way
 for a link of its own of `--link` samples a second, which only the second epoch feels, since that computes nothing.
 Each number of nodes runs twice: by owners, and with requests to the least busy node. The trainer keeps nothing.
+
+    python benchmarks/many_nodes.py --trainer 110 --nodes 1 2 3 4 5 6 7 8 [--out benchmarks/results/DATE-crossing]
+
+runs all frozen layers at the trainer alone, whose device is simulated in the same way at so many samples a second, and
+then at that many nodes. Beside each stands what the plan (``frostline plan --nodes``) predicts from declared rates.
 """
 
 import argparse
@@ -30,8 +35,12 @@ from frostline.core import Route
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.events import RequestFinished
 from frostline.jobs import loader_factory
+from frostline.jobs.partition import TorchLocalPrefix
+from frostline.planning import Link, make_plan
+from frostline.planning.whatif import vary
 from support.images import image_folder, tiny_preprocess
 from support.many_nodes import frozen, hits, some_nodes
+from support.situations import profile, situation
 
 DEVICE_BATCH = 32
 COMPUTED = []  # rows of each run of a simulated device
@@ -42,6 +51,7 @@ def main():
     parser.add_argument("--samples", type=int, default=4608)
     parser.add_argument("--rate", type=float, default=20.0, help="samples a second of each node's device")
     parser.add_argument("--link", type=float, default=60.0, help="samples a second that each node can send")
+    parser.add_argument("--trainer", type=float, help="samples a second of the trainer's device: find the crossing")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
@@ -52,6 +62,9 @@ def main():
     folder = image_folder(scratch / "images", per_class=wanted.samples // 3, size=(40, 36))
     found = []
     try:
+        if wanted.trainer:
+            found = crossing(folder, scratch, wanted)
+            return
         for count in wanted.nodes:
             for by_owners in (True, False) if count > 1 else (True,):
                 COMPUTED.clear()
@@ -61,10 +74,41 @@ def main():
                 print(json.dumps(found[-1]), flush=True)
     finally:
         shutil.rmtree(scratch)
-    if wanted.out:
-        about = {"samples": wanted.samples, "rate": wanted.rate, "link": wanted.link, "device_batch": DEVICE_BATCH}
-        about["load"] = os.getloadavg()
-        wanted.out.with_suffix(".json").write_text(json.dumps({**about, "runs": found}, indent=1) + "\n")
+        if wanted.out and found:
+            about = {name: getattr(wanted, name) for name in ("samples", "rate", "link", "trainer")}
+            about |= {"device_batch": DEVICE_BATCH, "load": os.getloadavg()}
+            wanted.out.with_suffix(".json").write_text(json.dumps({**about, "runs": found}, indent=1) + "\n")
+
+
+def crossing(folder, scratch, wanted):
+    """The trainer alone, and then as many nodes as are wanted, beside what the plan predicts for them."""
+    run_batch = TorchLocalPrefix._run_batch  # noqa: SLF001 (the trainer's device)
+
+    def slowed(self, arrays, size):
+        started = time.monotonic()
+        result = run_batch(self, arrays, size)
+        time.sleep(max(0.0, started + size / wanted.trainer - time.monotonic()))
+        return result
+
+    TorchLocalPrefix._run_batch = slowed  # noqa: SLF001
+    seconds = (0.0, 0.0, 1 / wanted.rate)
+    declared = situation(
+        seconds=seconds, trainer=profile((0.0, 0.0, 1 / wanted.trainer)), link=Link(bytes_per_s=1e12, round_trip_s=0.0)
+    )
+    found = []
+    for count in (0, *wanted.nodes):
+        predicted = make_plan(vary(declared, nodes=max(1, count)), "freeze" if count else "baseline")
+        kept = scratch / f"crossing-{count}"
+        with (
+            some_nodes(folder, kept, max(1, count), device_batch=DEVICE_BATCH) as (_, urls),
+            a_job(folder, urls) as job,
+        ):
+            job.use({Route(job.frost_line.number if count else 0): 1.0})
+            took_s, samples = epoch(job, 0)
+        row = {"nodes": count, "samples_per_s": round(samples / took_s, 1)}
+        found.append({**row, "predicted_samples_per_s": round(predicted.mean_samples_per_s, 1)})
+        print(json.dumps(found[-1]), flush=True)
+    return found
 
 
 def compute_at(rate):
@@ -121,9 +165,6 @@ def run(folder, kept, count, *, by_owners, link):
         if isinstance(event, RequestFinished):
             asked.append(event.samples)
 
-    settings = LoaderSettings(
-        cache_bytes=0, device_batch=DEVICE_BATCH, hedge_quantile=1.0, requests_in_flight=max(8, 4 * count)
-    )
     owned = loader_factory.owned_rows, loader_factory.fetch_from
     if not by_owners:
         loader_factory.owned_rows = lambda transport, data, settings, tensors: (None, settings)
@@ -132,11 +173,7 @@ def run(folder, kept, count, *, by_owners, link):
         with some_nodes(folder, kept, count, device_batch=DEVICE_BATCH) as (nodes, urls):
             for node in nodes:
                 Sent(node, link)
-            job = fl.offload(
-                frozen(), fl.Dataset(folder), preprocess=tiny_preprocess(), near=urls, accuracy="exact",
-                settings=settings, observe=observe,
-            )  # fmt: skip
-            with job:
+            with a_job(folder, urls, observe) as job:
                 job.use({Route(job.frost_line.number): 1.0})  # all frozen layers at the nodes, whatever a plan says
                 first_s, samples = epoch(job, 0)
                 before, done = hits(nodes), [node.statistics().totals.samples for node in nodes]
@@ -164,6 +201,16 @@ def run(folder, kept, count, *, by_owners, link):
                 }
     finally:
         loader_factory.owned_rows, loader_factory.fetch_from = owned
+
+
+def a_job(folder, urls, observe=None):
+    settings = LoaderSettings(
+        cache_bytes=0, device_batch=DEVICE_BATCH, hedge_quantile=1.0, requests_in_flight=max(8, 4 * len(urls))
+    )
+    return fl.offload(
+        frozen(), fl.Dataset(folder), preprocess=tiny_preprocess(), near=urls, accuracy="exact", settings=settings,
+        observe=observe,
+    )  # fmt: skip
 
 
 def epoch(job, number):

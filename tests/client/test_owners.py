@@ -92,6 +92,13 @@ def test_nodes_of_any_speed_come_and_go_for_at_most_a_fifth_more(nodes, new):
     assert moved(BlockOwners.of(LARGE, more), BlockOwners.of(LARGE, less)) <= 1.2
 
 
+@pytest.mark.parametrize("count", [2, 5, 8, 16])
+def test_of_few_nodes_none_owns_a_fiftieth_more_than_its_share(count):
+    found = BlockOwners.of(LARGE, alike(count))
+    assert found.loads.max() <= 1.02 * found.loads.mean()
+    assert slack(count) < slack(100) < slack(1000) == slack(2000)
+
+
 def test_where_one_node_is_lost_its_blocks_go_to_their_second_owners():
     before = BlockOwners.of(LARGE, alike(5))
     after = before.changed(alike(4, first=1))
