@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
@@ -190,25 +190,25 @@ class HttpTransport:
         path = f"/v1/prefixes/{digest}"
         if self._exchange(self._message("HEAD", path), accepted=(_OK, 404))[0] == _OK:
             return
-        shared = pieces_of(artifact)
-        for _ in range(_PIECE_ROUNDS if sum(piece.stop - piece.start for piece in shared) >= _MIN_SHARED_BYTES else 0):
-            if self._put_rest(path, artifact, shared):
-                return
-        self._exchange(self._message("PUT", path, body=artifact, media_type=_BINARY))
+        if not self._put_rest(path, artifact):
+            self._exchange(self._message("PUT", path, body=artifact, media_type=_BINARY))
 
-    def _put_rest(self, path: str, artifact: bytes, shared: Sequence[Piece]) -> bool:
-        """Send a prefix without the pieces that the node has; False where it had some no more when they came."""
-        names = json.dumps([piece.digest for piece in shared]).encode()
-        known = _value(_held, self._exchange_json(self._message("POST", "/v1/pieces", body=names)), self._url)
-        held = [piece for piece in shared if piece.digest in known]
-        if not held:
+    def _put_rest(self, path: str, artifact: bytes) -> bool:
+        """Send a prefix without the pieces that the node has; False where that saves little, or they go meanwhile."""
+        shared = pieces_of(artifact)
+        if sum(piece.stop - piece.start for piece in shared) < _MIN_SHARED_BYTES:
             return False
-        body, headers = without(artifact, held), {LENGTH_HEADER: str(len(artifact))}
-        try:
-            self._exchange(self._message("PUT", path, body=body, media_type=MEDIA_TYPE, headers=headers))
-        except UnknownPrefix:
-            return False
-        return True
+        names, headers = json.dumps([piece.digest for piece in shared]).encode(), {LENGTH_HEADER: str(len(artifact))}
+        for _ in range(_PIECE_ROUNDS):
+            known = _value(_held, self._exchange_json(self._message("POST", "/v1/pieces", body=names)), self._url)
+            held = [piece for piece in shared if piece.digest in known]
+            if not held:
+                return False
+            rest = self._message("PUT", path, body=without(artifact, held), media_type=MEDIA_TYPE, headers=headers)
+            with suppress(UnknownPrefix):
+                self._exchange(rest)
+                return True
+        return False
 
     def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """See ``Transport``."""
