@@ -4,7 +4,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from types import MappingProxyType, TracebackType
@@ -20,7 +20,7 @@ from frostline.wire.framing import decode
 from frostline.wire.http.exchange import Exchange, Message
 from frostline.wire.http.pool import Connections, address_of
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
-from frostline.wire.pieces import LENGTH_HEADER, MEDIA_TYPE, Piece, pieces_of, without
+from frostline.wire.pieces import LENGTH_HEADER, MEDIA_TYPE, pieces_of, without
 from frostline.wire.refusals import error_from_answer
 
 __all__ = ("HttpResponse", "HttpTraining", "HttpTransport")
