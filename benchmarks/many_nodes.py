@@ -6,7 +6,8 @@ All nodes are real ones in this process, over HTTP on loopback, each with a cach
 engine and declared as one: it computes a tiny network, and then waits until as much time has passed as a device of
 `--rate` samples a second would need, so that eight nodes fit on two cores. What a node answers waits in the same way
 for a link of its own of `--link` samples a second, which only the second epoch feels, since that computes nothing.
-Each number of nodes runs twice: by owners, and with requests to the least busy node. The trainer keeps nothing.
+Each number of nodes runs twice: by owners, and with requests to the least busy node. Both begin with two requests for
+each node. The trainer keeps nothing.
 
     python benchmarks/many_nodes.py --trainer 110 --nodes 1 2 3 4 5 6 7 8 [--out benchmarks/results/DATE-crossing]
 
@@ -36,6 +37,7 @@ from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.events import RequestFinished
 from frostline.jobs import loader_factory
 from frostline.jobs.partition import TorchLocalPrefix
+from frostline.loaders.epoch.rows import EpochStream
 from frostline.planning import Link, make_plan
 from frostline.planning.whatif import vary
 from support.images import image_folder, tiny_preprocess
@@ -165,10 +167,11 @@ def run(folder, kept, count, *, by_owners, link):
         if isinstance(event, RequestFinished):
             asked.append(event.samples)
 
-    owned = loader_factory.owned_rows, loader_factory.fetch_from
+    owned, nodes_of = (loader_factory.owned_rows, loader_factory.fetch_from), EpochStream.nodes
     if not by_owners:
         loader_factory.owned_rows = lambda transport, data, settings, tensors: (None, settings)
         loader_factory.fetch_from = lambda fetcher, fetch: None
+        EpochStream.nodes = count
     try:
         with some_nodes(folder, kept, count, device_batch=DEVICE_BATCH) as (nodes, urls):
             for node in nodes:
@@ -200,7 +203,7 @@ def run(folder, kept, count, *, by_owners, link):
                     ),
                 }
     finally:
-        loader_factory.owned_rows, loader_factory.fetch_from = owned
+        (loader_factory.owned_rows, loader_factory.fetch_from), EpochStream.nodes = owned, nodes_of
 
 
 def a_job(folder, urls, observe=None):
