@@ -1,11 +1,18 @@
-"""Epochs over one, two, four and eight nodes whose computing is simulated: throughput, hits and requests' lengths.
+"""Epochs over one to eight nodes whose computing is simulated: throughput, hits, requests' lengths, and a crossing.
 
-    python benchmarks/many_nodes.py [--samples 1536] [--rate 60] [--out benchmarks/results/DATE-many-nodes]
+    python benchmarks/many_nodes.py [--samples 4608] [--rate 20] [--out benchmarks/results/DATE-many-nodes]
 
 All nodes are real ones in this process, over HTTP on loopback, each with a cache of its own. Their engine is a test
 engine and declared as one: it computes a tiny network, and then waits until as much time has passed as a device of
-`--rate` samples a second would need, so that eight nodes fit on two cores. Each number of nodes runs twice: by owners,
-and with requests to the least busy node, as they were spread before. The trainer keeps nothing.
+`--rate` samples a second would need, so that eight nodes fit on two cores. What a node answers waits in the same way
+for a link of its own of `--link` samples a second, which only the second epoch feels, since that computes nothing.
+Each number of nodes runs twice: by owners, and with requests to the least busy node. Both begin with two requests for
+each node. The trainer keeps nothing.
+
+    python benchmarks/many_nodes.py --trainer 110 --nodes 1 2 3 4 5 6 7 8 [--out benchmarks/results/DATE-crossing]
+
+runs all frozen layers at the trainer alone, whose device is simulated in the same way at so many samples a second, and
+then at that many nodes. Beside each stands what the plan (``frostline plan --nodes``) predicts from declared rates.
 """
 
 import argparse
@@ -15,6 +22,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -28,8 +36,13 @@ from frostline.core import Route
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.events import RequestFinished
 from frostline.jobs import loader_factory
+from frostline.jobs.partition import TorchLocalPrefix
+from frostline.loaders.epoch.rows import EpochStream
+from frostline.planning import Link, make_plan
+from frostline.planning.whatif import vary
 from support.images import image_folder, tiny_preprocess
 from support.many_nodes import frozen, hits, some_nodes
+from support.situations import profile, situation
 
 DEVICE_BATCH = 32
 COMPUTED = []  # rows of each run of a simulated device
@@ -37,8 +50,10 @@ COMPUTED = []  # rows of each run of a simulated device
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=1536)
-    parser.add_argument("--rate", type=float, default=60.0, help="samples a second of each node's device")
+    parser.add_argument("--samples", type=int, default=4608)
+    parser.add_argument("--rate", type=float, default=20.0, help="samples a second of each node's device")
+    parser.add_argument("--link", type=float, default=60.0, help="samples a second that each node can send")
+    parser.add_argument("--trainer", type=float, help="samples a second of the trainer's device: find the crossing")
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--out", type=Path)
     wanted = parser.parse_args()
@@ -49,17 +64,53 @@ def main():
     folder = image_folder(scratch / "images", per_class=wanted.samples // 3, size=(40, 36))
     found = []
     try:
+        if wanted.trainer:
+            found = crossing(folder, scratch, wanted)
+            return
         for count in wanted.nodes:
             for by_owners in (True, False) if count > 1 else (True,):
                 COMPUTED.clear()
-                found.append(run(folder, scratch / f"kept-{count}-{by_owners}", count, by_owners=by_owners))
+                kept = scratch / f"kept-{count}-{by_owners}"
+                found.append(run(folder, kept, count, by_owners=by_owners, link=wanted.link))
                 check(found[-1], wanted.samples // 3 * 3, wanted.rate, sum(COMPUTED))
                 print(json.dumps(found[-1]), flush=True)
     finally:
         shutil.rmtree(scratch)
-    if wanted.out:
-        about = {"samples": wanted.samples, "rate": wanted.rate, "device_batch": DEVICE_BATCH, "load": os.getloadavg()}
-        wanted.out.with_suffix(".json").write_text(json.dumps({**about, "runs": found}, indent=1) + "\n")
+        if wanted.out and found:
+            about = {name: getattr(wanted, name) for name in ("samples", "rate", "link", "trainer")}
+            about |= {"device_batch": DEVICE_BATCH, "load": os.getloadavg()}
+            wanted.out.with_suffix(".json").write_text(json.dumps({**about, "runs": found}, indent=1) + "\n")
+
+
+def crossing(folder, scratch, wanted):
+    """The trainer alone, and then as many nodes as are wanted, beside what the plan predicts for them."""
+    run_batch = TorchLocalPrefix._run_batch  # noqa: SLF001 (the trainer's device)
+
+    def slowed(self, arrays, size):
+        started = time.monotonic()
+        result = run_batch(self, arrays, size)
+        time.sleep(max(0.0, started + size / wanted.trainer - time.monotonic()))
+        return result
+
+    TorchLocalPrefix._run_batch = slowed  # noqa: SLF001
+    seconds = (0.0, 0.0, 1 / wanted.rate)
+    declared = situation(
+        seconds=seconds, trainer=profile((0.0, 0.0, 1 / wanted.trainer)), link=Link(bytes_per_s=1e12, round_trip_s=0.0)
+    )
+    found = []
+    for count in (0, *wanted.nodes):
+        predicted = make_plan(vary(declared, nodes=max(1, count)), "freeze" if count else "baseline")
+        kept = scratch / f"crossing-{count}"
+        with (
+            some_nodes(folder, kept, max(1, count), device_batch=DEVICE_BATCH) as (_, urls),
+            a_job(folder, urls) as job,
+        ):
+            job.use({Route(job.frost_line.number if count else 0): 1.0})
+            took_s, samples = epoch(job, 0)
+        row = {"nodes": count, "samples_per_s": round(samples / took_s, 1)}
+        found.append({**row, "predicted_samples_per_s": round(predicted.mean_samples_per_s, 1)})
+        print(json.dumps(found[-1]), flush=True)
+    return found
 
 
 def compute_at(rate):
@@ -84,7 +135,31 @@ def check(row, samples, rate, computed):
     assert row["first_epoch_samples_per_s"] <= most, f"faster than {most:.0f} samples/s, which all devices give"
 
 
-def run(folder, kept, count, *, by_owners):
+class Sent:
+    """An answer whose rows leave a node as a link of some samples a second lets them. All of a node's share one."""
+
+    def __init__(self, node, link):
+        self._features, self._link = node.features, link
+        self._turn, self._free_at = threading.Lock(), 0.0
+        node.features = self.features
+
+    def features(self, *args, **options):
+        answer = self._features(*args, **options)
+        taken = type(answer).__next__
+
+        def paced(self_):
+            batch = taken(self_)
+            with self._turn:
+                self._free_at = max(self._free_at, time.monotonic()) + len(batch) / self._link
+                free_at = self._free_at
+            time.sleep(max(0.0, free_at - time.monotonic()))
+            return batch
+
+        answer.__class__ = type("PacedStream", (type(answer),), {"__next__": paced})
+        return answer
+
+
+def run(folder, kept, count, *, by_owners, link):
     """Two epochs over some nodes."""
     asked = []
 
@@ -92,20 +167,16 @@ def run(folder, kept, count, *, by_owners):
         if isinstance(event, RequestFinished):
             asked.append(event.samples)
 
-    settings = LoaderSettings(
-        cache_bytes=0, device_batch=DEVICE_BATCH, hedge_quantile=1.0, requests_in_flight=max(8, 4 * count)
-    )
-    owned = loader_factory.owned_rows, loader_factory.fetch_from
+    owned, nodes_of = (loader_factory.owned_rows, loader_factory.fetch_from), EpochStream.nodes
     if not by_owners:
         loader_factory.owned_rows = lambda transport, data, settings, tensors: (None, settings)
         loader_factory.fetch_from = lambda fetcher, fetch: None
+        EpochStream.nodes = count
     try:
         with some_nodes(folder, kept, count, device_batch=DEVICE_BATCH) as (nodes, urls):
-            job = fl.offload(
-                frozen(), fl.Dataset(folder), preprocess=tiny_preprocess(), near=urls, accuracy="exact",
-                settings=settings, observe=observe,
-            )  # fmt: skip
-            with job:
+            for node in nodes:
+                Sent(node, link)
+            with a_job(folder, urls, observe) as job:
                 job.use({Route(job.frost_line.number): 1.0})  # all frozen layers at the nodes, whatever a plan says
                 first_s, samples = epoch(job, 0)
                 before, done = hits(nodes), [node.statistics().totals.samples for node in nodes]
@@ -132,7 +203,17 @@ def run(folder, kept, count, *, by_owners):
                     ),
                 }
     finally:
-        loader_factory.owned_rows, loader_factory.fetch_from = owned
+        (loader_factory.owned_rows, loader_factory.fetch_from), EpochStream.nodes = owned, nodes_of
+
+
+def a_job(folder, urls, observe=None):
+    settings = LoaderSettings(
+        cache_bytes=0, device_batch=DEVICE_BATCH, hedge_quantile=1.0, requests_in_flight=max(8, 4 * len(urls))
+    )
+    return fl.offload(
+        frozen(), fl.Dataset(folder), preprocess=tiny_preprocess(), near=urls, accuracy="exact", settings=settings,
+        observe=observe,
+    )  # fmt: skip
 
 
 def epoch(job, number):

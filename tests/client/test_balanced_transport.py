@@ -121,6 +121,18 @@ def test_a_closed_answer_gives_nothing_more_and_frees_its_node():
     assert ids(spread.features(ASKED)) == [3]
 
 
+def test_what_a_job_measures_on_a_node_does_not_count_for_its_speed():
+    turns = LoadBalancer(2)
+    for node in (0, 1):
+        turns.began(node, 0.0)
+        turns.ended(node, 20.0, rows=2048)
+    turns.began(0, 20.0, is_timed=False)
+    turns.ended(0, 21.0, rows=2048, is_timed=False)
+    turns.began(1, 20.0, is_timed=False)
+    assert turns.samples_per_s(60.0) == {0: 102.4, 1: 102.4}
+    assert turns.order(60.0)[0] == 0, "it is busy all the same"
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
 def test_turns_never_favour_a_busier_node_among_those_that_answer(happened):
     turns, flying = LoadBalancer(4), [0] * 4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.errors import NodeUnreachable
-from frostline.prefetch import Delivery, GroupedRequests, Window
+from frostline.prefetch import Delivery, OwnedRequests, Window
 from frostline.prefetch.owned_requests import in_pieces
 from support.mixing import one_way
 
@@ -41,8 +41,8 @@ def samples(count):
     return Samples(ids=ids, objects=[str(item) for item in ids], offsets=zeros, lengths=zeros + 9, labels=zeros)
 
 
-def grouped(found, request_rows, max_rows=1 << 20):
-    return GroupedRequests(lambda: found, lambda rows: rows, request_rows=request_rows, max_rows=max_rows)
+def owned(found, request_rows, max_rows=1 << 20):
+    return OwnedRequests(lambda: found, lambda rows: rows, request_rows=request_rows, max_rows=max_rows)
 
 
 def answer(ids, unreadable):
@@ -67,8 +67,8 @@ def test_behind_the_window_rows_come_once_and_in_order_whatever_fails(
     table, rows = samples(count), random.permutation(count)
     positions = np.sort(random.choice(3 * count, count, replace=False))
     unreadable = table.ids[random.random(count) < 0.1]
-    groups = grouped(owners(count, nodes), request_rows, max_rows)
-    asked = groups.plan(table, rows, positions, one_way(request_rows, ROW_BYTES))
+    planned = owned(owners(count, nodes), request_rows, max_rows)
+    asked = planned.plan(table, rows, positions, one_way(request_rows, ROW_BYTES))
     window = Window(asked, LoaderSettings(samples_per_request=request_rows, requests_in_flight=requests, ramp=False))
 
     def deliveries():
@@ -91,7 +91,7 @@ def test_behind_the_window_rows_come_once_and_in_order_whatever_fails(
                 delivery = window.take()
             yield None
 
-    found = [delivery for delivery in groups.in_order(deliveries()) if delivery is not None]
+    found = [delivery for delivery in planned.in_order(deliveries()) if delivery is not None]
     places = np.concatenate([delivery.positions for delivery in found])
     ids = np.concatenate([delivery.batch.ids for delivery in found])
     kept = ~np.isin(table.ids[rows], unreadable)
@@ -104,34 +104,45 @@ def test_behind_the_window_rows_come_once_and_in_order_whatever_fails(
     assert found[-1].stop == positions[-1] + 1
 
 
-def test_none_says_that_the_window_has_nothing_and_not_that_a_group_is_incomplete():
-    groups = grouped(owners(6, 2), 8)
-    asked = list(groups.plan(samples(6), *[np.arange(6)] * 2, one_way(8, ROW_BYTES)))
-    stops = (int(asked[1].positions[0]), 6)
+def test_none_says_that_the_window_has_nothing_and_not_that_rows_wait():
+    planned = owned(owners(6, 2), 8)
+    asked = list(planned.plan(samples(6), *[np.arange(6)] * 2, one_way(8, ROW_BYTES)))
 
     def deliveries():
-        for request, stop in zip(asked, stops, strict=True):
-            yield Delivery(positions=request.positions, stop=stop, reach=stop, batch=answer(request.samples.ids, ()))
+        for request in asked:
+            yield Delivery(positions=request.positions, stop=6, reach=6, batch=answer(request.samples.ids, ()))
 
     # Whoever is told None waits for rows to arrive, and here all have.
-    assert None not in list(groups.in_order(deliveries()))
+    assert None not in list(planned.in_order(deliveries()))
 
 
-def test_a_request_is_of_one_owner_and_of_half_a_device_batch_at_least():
+def test_requests_of_an_owner_are_whole_but_for_its_last():
     count, found = 40_000, owners(40_000, 8)
-    asked = list(grouped(found, 32).plan(samples(count), *[np.arange(count)] * 2, one_way(32, ROW_BYTES)))
-    lengths = [len(request) for request in asked]
+    asked = list(owned(found, 32).plan(samples(count), *[np.arange(count)] * 2, one_way(32, ROW_BYTES)))
     assert all(len(set(found.table[request.positions].tolist())) == 1 for request in asked)
-    assert sum(lengths) == count
-    assert np.mean(np.array(lengths) >= 16) > 0.99
-    assert np.mean(lengths) > 25
+    assert sum(map(len, asked)) == count
+    assert sum(len(request) < 32 for request in asked) <= 8
+
+
+def test_a_node_that_owns_little_holds_rows_up_for_a_bounded_number_of_places():
+    table = np.zeros(2000, np.int32)
+    table[::100] = 1
+    asked = owned(Owners(table, ("much", "little")), 8, max_rows=96).plan(
+        samples(2000), *[np.arange(2000)] * 2, one_way(8, ROW_BYTES)
+    )
+    seen, missing = np.zeros(2000, bool), 0
+    for request in asked:
+        seen[request.positions] = True
+        while missing < 2000 and seen[missing]:
+            missing += 1
+        assert np.flatnonzero(seen)[-1] - missing < 96
 
 
 def test_a_request_names_its_owner_and_whom_to_ask_next_and_attempts_take_turns():
     found = owners(64, 3)
-    groups = grouped(found, 8)
+    planned = owned(found, 8)
     window = Window(
-        groups.plan(samples(64), *[np.arange(64)] * 2, one_way(8, ROW_BYTES)),
+        planned.plan(samples(64), *[np.arange(64)] * 2, one_way(8, ROW_BYTES)),
         LoaderSettings(samples_per_request=8, requests_in_flight=1, ramp=False),
     )
     nodes = []
@@ -143,11 +154,11 @@ def test_a_request_names_its_owner_and_whom_to_ask_next_and_attempts_take_turns(
     assert nodes[0][0] == found.nodes[found.table[(ask.samples.ids[0] - 3) // 7]]
 
 
-def test_owners_that_change_hold_for_the_next_group():
+def test_owners_that_change_hold_for_what_was_not_asked_for():
     first, then = owners(600, 2, seed=1), owners(600, 3, seed=2)
     now = [first]
-    groups = GroupedRequests(lambda: now[0], lambda rows: rows, request_rows=8, max_rows=100)
-    asked = groups.plan(samples(600), *[np.arange(600)] * 2, one_way(8, ROW_BYTES))
+    planned = OwnedRequests(lambda: now[0], lambda rows: rows, request_rows=8, max_rows=100)
+    asked = planned.plan(samples(600), *[np.arange(600)] * 2, one_way(8, ROW_BYTES))
     by_then = [next(asked)]
     now[0] = then
     by_then += list(asked)
@@ -156,27 +167,30 @@ def test_owners_that_change_hold_for_the_next_group():
     assert sum(map(len, by_then)) == 600
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.integers(1, 9))
-def test_pieces_are_even_and_the_last_place_stands_in_the_last_piece(numbers, request_rows):
-    pieces = in_pieces(np.array(numbers, np.int32), request_rows)
-    assert sorted(np.concatenate(pieces).tolist()) == list(range(len(numbers)))
-    assert pieces[-1][-1] == len(numbers) - 1
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.integers(1, 9), st.integers(0, 200))
+def test_pieces_fill_requests_and_the_rest_waits_unless_it_is_old(numbers, request_rows, oldest):
+    table, places = np.array(numbers, np.int32), np.arange(len(numbers)) * 3
+    pieces, waiting = in_pieces(table, places, request_rows, oldest)
+    assert sorted([*np.concatenate([*pieces, waiting]).tolist()]) == places.tolist()
+    assert [piece[0] for piece in pieces] == sorted(piece[0] for piece in pieces)
+    assert waiting.tolist() == sorted(waiting.tolist())
+    assert not len(waiting) or waiting[0] >= oldest
     for piece in pieces:
-        assert len(piece) <= request_rows
-        mine = numbers.count(numbers[piece[0]])
-        assert len(piece) >= mine // -(-mine // request_rows)
+        assert len(set(table[piece // 3].tolist())) == 1
+        assert len(piece) == request_rows or (len(piece) < request_rows and piece[0] < oldest)
+    assert (np.bincount(table[waiting // 3], minlength=1) < request_rows).all()
 
 
-def test_encoded_and_decoded_rows_of_a_group_come_in_order_too():
-    groups = grouped(owners(6, 2), 8)
-    asked = list(groups.plan(samples(6), *[np.arange(6)] * 2, one_way(8, ROW_BYTES)))
+def test_encoded_and_decoded_rows_come_in_order_too():
+    planned = owned(owners(6, 2), 8)
+    asked = list(planned.plan(samples(6), *[np.arange(6)] * 2, one_way(8, ROW_BYTES)))
     encoded, decoded = asked
 
     def deliveries():
         some = FeatureBatch(ids=encoded.samples.ids, encoded=[b"x"] * len(encoded))
-        yield Delivery(positions=encoded.positions, stop=int(decoded.positions[0]), reach=0, batch=some)
+        yield Delivery(positions=encoded.positions, stop=6, reach=6, batch=some)
         yield Delivery(positions=decoded.positions, stop=6, reach=6, batch=answer(decoded.samples.ids, ()))
 
-    found = [delivery for delivery in groups.in_order(deliveries()) if delivery is not None]
+    found = [delivery for delivery in planned.in_order(deliveries()) if delivery is not None]
     assert np.concatenate([delivery.positions for delivery in found]).tolist() == list(range(6))
     assert found[-1].stop == 6

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.tuning import AutoTuning, Observation, Setting
+from frostline.config import LoaderSettings
+from frostline.tuning import AutoTuning, Observation, Setting, rule_of
 from support.queues import Queues
 
 REQUEST = 160_000
@@ -27,6 +28,13 @@ def ideal(round_trip_s, bytes_per_s, **_):
 
 def kept(run, start, stop=float("inf")):
     return [change.after for at, change in run.changes if start <= at < stop and not change.is_trial]
+
+
+@pytest.mark.parametrize(("nodes", "requests"), [(1, 8), (2, 8), (8, 32), (100, 64)])
+def test_a_window_over_several_nodes_begins_with_four_requests_for_each(nodes, requests):
+    assert rule_of(LoaderSettings(), nodes=nodes).setting.requests == requests
+    assert rule_of(LoaderSettings(requests_in_flight=5), nodes=nodes).setting.requests == 5
+    assert rule_of(LoaderSettings(tuning="fixed"), nodes=nodes).setting.requests == 8
 
 
 @pytest.mark.parametrize("round_trip_s", [0.0, 0.02, 0.075, 0.15])

@@ -185,13 +185,13 @@ class BalancedTransport:
             now, preferred = self._clock(), [self._names.index(name) for name in first if name in self._names]
             able = self._able(self._turns.order(now, preferred), request.engine)
             number = next(index for index in able if index not in tried)
-            self._turns.began(number, now)
+            self._turns.began(number, now, is_timed=bool(first))
         return number, self._nodes[number].features(request)
 
-    def ended(self, number: int, rows: int = 0) -> None:
-        """A request to that node is over, which brought so many rows."""
+    def ended(self, number: int, rows: int = 0, *, is_owned: bool = True) -> None:
+        """A request to that node is over, which brought so many rows; only requests by owner say how fast nodes are."""
         with self._lock:
-            self._turns.ended(number, self._clock(), rows=rows)
+            self._turns.ended(number, self._clock(), rows=rows, is_timed=is_owned)
 
     def failed(self, number: int, error: Unavailable) -> None:
         """That node did not answer."""
@@ -340,7 +340,7 @@ class BalancedResponse:
         with self._lock:
             number, self._node = self._node, None
         if number is not None:
-            self._spread.ended(number, self._rows)
+            self._spread.ended(number, self._rows, is_owned=bool(self._first))
         return number
 
 

@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
@@ -13,13 +13,14 @@ from typing import Any, Self, TypeVar
 from frostline.client.responses import ResponseStream
 from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch
-from frostline.errors import FrostlineError, NodeUnreachable, Refused
+from frostline.errors import FrostlineError, NodeUnreachable, Refused, UnknownPrefix
 from frostline.profiles import Profile
 from frostline.transport.protocol import Cancellation, TransportStatistics
 from frostline.wire.framing import decode
 from frostline.wire.http.exchange import Exchange, Message
 from frostline.wire.http.pool import Connections, address_of
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
+from frostline.wire.pieces import LENGTH_HEADER, MEDIA_TYPE, pieces_of, without
 from frostline.wire.refusals import error_from_answer
 
 __all__ = ("HttpResponse", "HttpTraining", "HttpTransport")
@@ -142,6 +143,11 @@ _TRIALS_S = 1800.0
 # The node's part of the longest silence, so that its own sentence comes before the connection counts as broken.
 _ANSWER_WITHIN = 0.95
 
+# What the node has of a prefix is asked for where this much could be saved, which a round trip is worth; and again
+# where it was evicted before the rest came. Then the prefix is sent whole.
+_MIN_SHARED_BYTES = 1 << 20
+_PIECE_ROUNDS = 2
+
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 T = TypeVar("T")
@@ -184,7 +190,25 @@ class HttpTransport:
         path = f"/v1/prefixes/{digest}"
         if self._exchange(self._message("HEAD", path), accepted=(_OK, 404))[0] == _OK:
             return
-        self._exchange(self._message("PUT", path, body=artifact, media_type=_BINARY))
+        if not self._put_rest(path, artifact):
+            self._exchange(self._message("PUT", path, body=artifact, media_type=_BINARY))
+
+    def _put_rest(self, path: str, artifact: bytes) -> bool:
+        """Send a prefix without the pieces that the node has; False where that saves little, or they go meanwhile."""
+        shared = pieces_of(artifact)
+        if sum(piece.stop - piece.start for piece in shared) < _MIN_SHARED_BYTES:
+            return False
+        names, headers = json.dumps([piece.digest for piece in shared]).encode(), {LENGTH_HEADER: str(len(artifact))}
+        for _ in range(_PIECE_ROUNDS):
+            known = _value(_held, self._exchange_json(self._message("POST", "/v1/pieces", body=names)), self._url)
+            held = [piece for piece in shared if piece.digest in known]
+            if not held:
+                return False
+            rest = self._message("PUT", path, body=without(artifact, held), media_type=MEDIA_TYPE, headers=headers)
+            with suppress(UnknownPrefix):
+                self._exchange(rest)
+                return True
+        return False
 
     def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """See ``Transport``."""
@@ -295,6 +319,10 @@ class HttpResponse(ResponseStream):
             self._exchange.break_off()
             self._exchange.end()
             raise
+
+
+def _held(value: dict[str, Any]) -> set[str]:
+    return {str(name) for name in value["held"]}
 
 
 def _json(request: FeatureRequest | ProfileRequest) -> bytes:

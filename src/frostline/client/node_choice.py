@@ -15,6 +15,7 @@ _MIN_ROWS = 1024
 class _Place:
     is_member: bool = True
     in_flight: int = 0
+    timed: int = 0
     begun: int = 0
     away_until: float = 0.0
     failures: int = 0
@@ -23,7 +24,7 @@ class _Place:
     busy_since: float = 0.0
 
     def busy_by(self, now: float) -> float:
-        return self.busy_s + (now - self.busy_since if self.in_flight else 0.0)
+        return self.busy_s + (now - self.busy_since if self.timed else 0.0)
 
 
 class LoadBalancer:
@@ -76,21 +77,30 @@ class LoadBalancer:
         """Those that are not known to be away, in the same order."""
         return [node for node in self.order(now) if self._places[node].away_until <= now]
 
-    def began(self, node: int, now: float = 0.0) -> None:
-        """A request went to it."""
+    def began(self, node: int, now: float = 0.0, *, is_timed: bool = True) -> None:
+        """A request went to it.
+
+        Args:
+            node: its number.
+            now: in seconds.
+            is_timed: the request says how fast the node is. One by which a job measures something does not.
+        """
         place = self._places[node]
-        if not place.in_flight:
+        if is_timed and not place.timed:
             place.busy_since = now
+        place.timed += is_timed
         place.in_flight += 1
         place.begun += 1
 
-    def ended(self, node: int, now: float = 0.0, *, rows: int = 0) -> None:
+    def ended(self, node: int, now: float = 0.0, *, rows: int = 0, is_timed: bool = True) -> None:
         """The request is over, whatever became of it, and brought so many rows."""
         place = self._places[node]
-        place.busy_s = place.busy_by(now)
-        place.busy_since = now
+        if is_timed:
+            place.busy_s = place.busy_by(now)
+            place.busy_since = now
+            place.timed -= 1
+            place.rows += rows
         place.in_flight -= 1
-        place.rows += rows
         if rows:
             place.failures = 0
 
@@ -101,7 +111,7 @@ class LoadBalancer:
         place.failures += 0 if is_full else 1
 
     def samples_per_s(self, now: float) -> dict[int, float]:
-        """How fast each node was while it was asked for something, 0 where too little is known.
+        """How fast each node was while it was asked for something by a timed request, 0 where too little is known.
 
         Of the members that count as lost none is named, unless all do.
         """

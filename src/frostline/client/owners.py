@@ -15,13 +15,15 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("MAX_SLOTS", "SLACK", "BlockOwners", "Blocks", "as_steps")
+__all__ = ("MAX_SLOTS", "BlockOwners", "Blocks", "as_steps", "slack")
 
 # Blocks of a large data set share so many slots. At a thousand nodes each has 1,048, which the draw alone spreads
 # within a few percent: few are full, and hardly any block moves because others did (benchmarks/owners_simulated.py).
 MAX_SLOTS = 1 << 20
-SLACK = 0.08
-"""A node owns at most this much more than its share."""
+# A first epoch lasts until the node that owns most is done. Few nodes are bound closely, which moves few blocks more;
+# among many, each newcomer would move blocks of all others (benchmarks/owners_simulated.py).
+_MIN_SLACK, _MAX_SLACK = 0.01, 0.08
+_FEW = 16
 _MIN_ROWS, _MAX_ROWS = 16, 64
 _MANY_BLOCKS = 4096
 # Speeds are told apart by steps of a fifth, so that jobs that measure nearly the same agree on owners.
@@ -33,6 +35,11 @@ _Ints = npt.NDArray[np.int64]
 _Costs = npt.NDArray[np.float32]
 _Words = npt.NDArray[np.uint32]
 _Numbers = npt.NDArray[np.int32]
+
+
+def slack(nodes: int) -> float:
+    """How much more than its share each of so many nodes may own, as a part of its share."""
+    return min(_MAX_SLACK, _MIN_SLACK * max(1.0, nodes / _FEW))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +151,15 @@ class BlockOwners:
         """``int64[nodes]``, most slots that each node may own.
 
         What is left of a whole slot is drawn by each node for itself, so that the bounds of few nodes change at once.
+        The drawn slot counts as a part of the slack where nodes are few, since of few slots it may be several percent.
         """
         weights = np.array(self.weights, np.float64)
-        exact = (1 + SLACK) * self.blocks.slots * weights / weights.sum()
+        shares = self.blocks.slots * weights / weights.sum()
         draws = np.array([_number(f"bound {node}") / 2**32 for node in self.nodes])
-        found = np.floor(exact + draws).astype(np.int64)
+        above = np.maximum(0, slack(len(self.nodes)) * shares - (len(self.nodes) <= _FEW))
+        found = np.floor(shares + above + draws).astype(np.int64)
         enough = int(found.sum()) >= self.blocks.slots
-        return np.asarray(found if enough else np.ceil(exact + 1), np.int64)
+        return np.asarray(found if enough else np.ceil(shares), np.int64)
 
     def _without(self, left: Sequence[str], nodes: Sequence[str]) -> tuple[_Numbers, _Costs]:
         """The nearest nodes under their new numbers; -1 at those that left."""

@@ -34,6 +34,7 @@ from frostline.ordering import BlockOrder, BlockShuffle, RecordedOrder
 from frostline.prefetch import Dealer, Tuner
 from frostline.preprocess import Preprocess
 from frostline.preprocess.masks import MASK_DTYPE
+from frostline.transport.protocol import OwnsBlocks
 from frostline.tuning import Setting, rule_of
 
 if TYPE_CHECKING:  # of jobs that share a store; others do without
@@ -335,11 +336,13 @@ def _tuner(settings: LoaderSettings, fetcher: Fetcher, router: Router, data: Dat
     Samples that are decoded behind their window are read ahead for no longer than decoded ones would be, until the
     decoder is seen to wait for them.
     """
+    nodes = len(fetcher.transport.members) if isinstance(fetcher.transport, OwnsBlocks) else 1
     if not (settings.is_followed and _decodes(fetcher, router)):
-        return Tuner(rule_of(settings), time.monotonic())
+        return Tuner(rule_of(settings, nodes=nodes), time.monotonic())
     maximum = settings.window_bytes - _finished_bytes(settings)
     first = undecoded_bytes(data.samples, fetcher.preprocess, settings.window_bytes)
-    return Tuner(rule_of(replace(settings, window_bytes=maximum), window_bytes=first), time.monotonic())
+    rule = rule_of(replace(settings, window_bytes=maximum), window_bytes=first, nodes=nodes)
+    return Tuner(rule, time.monotonic())
 
 
 def _finished_bytes(settings: LoaderSettings) -> int:

@@ -2,7 +2,7 @@
 
 from frostline.prefetch.assemble import BatchAssembler, Gathered, RowRange
 from frostline.prefetch.driver import Fetch, Prefetcher
-from frostline.prefetch.owned_requests import GroupedRequests, RowOwners
+from frostline.prefetch.owned_requests import OwnedRequests, RowOwners
 from frostline.prefetch.requests import Ask, Deal, Dealer, Delivery, PlannedRequest, WeightedRoutes, plan_requests
 from frostline.prefetch.tuner import Tuner
 from frostline.prefetch.window import Window, WindowStatistics
@@ -15,7 +15,7 @@ __all__ = (
     "Delivery",
     "Fetch",
     "Gathered",
-    "GroupedRequests",
+    "OwnedRequests",
     "PlannedRequest",
     "Prefetcher",
     "RowOwners",

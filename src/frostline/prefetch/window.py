@@ -77,10 +77,16 @@ class Window:
         settings: ``slack``, ``hedge_quantile``, ``retry_for_s`` and ``ramp`` are used, and the bounds
             hold until ``bound`` gives others.
         jitter: from 0 to below 1, another each time, so that many windows do not ask a node again at once.
+        nodes: nodes that the requests name; the ramp begins with two requests for each.
     """
 
     def __init__(
-        self, requests: Iterable[PlannedRequest], settings: LoaderSettings, *, jitter: Callable[[], float] = float
+        self,
+        requests: Iterable[PlannedRequest],
+        settings: LoaderSettings,
+        *,
+        jitter: Callable[[], float] = float,
+        nodes: int = 1,
     ) -> None:
         self._jitter = jitter
         self._source = iter(requests)
@@ -96,7 +102,7 @@ class Window:
         self._max_bytes = settings.window_bytes
         self._rows_allowed = self._max_rows
         if settings.ramp:
-            self._rows_allowed = min(FIRST_REQUESTS * settings.samples_per_request, self._max_rows)
+            self._rows_allowed = min(FIRST_REQUESTS * nodes, settings.last_requests) * settings.samples_per_request
         self._rows_under_way = 0
         self._asks = 0
         self._stop = 0  # the place after the last row of the requests that left whole
@@ -252,7 +258,7 @@ class Window:
                 break
             if entry.ready and (number == 0 or entry.place(entry.ready[0].stop - 1) - first <= self._slack):
                 return self._hand_out(entry)
-            if entry.place(0) - first > self._slack:
+            if not self._slack or entry.place(0) - first > self._slack:
                 break
         return None
 

@@ -176,6 +176,10 @@ class TrainsBeside(Protocol):
 class OwnsBlocks(Protocol):
     """A way to several nodes, each of which keeps a part of the data."""
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the nodes that are asked."""
+
     def owners(self, data: str, samples: int) -> RowOwners:
         """The owners of a data set's rows at present.
 

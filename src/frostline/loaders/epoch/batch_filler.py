@@ -19,7 +19,7 @@ from frostline.loaders.epoch.local_stage import THREADS as DECODING
 from frostline.loaders.epoch.local_stage import DecodePool
 from frostline.loaders.epoch.numpy_batch import Arrays
 from frostline.prefetch.driver import Prefetcher
-from frostline.prefetch.owned_requests import GroupedRequests
+from frostline.prefetch.owned_requests import OwnedRequests
 from frostline.prefetch.requests import Delivery
 from frostline.processors import in_background
 
@@ -56,9 +56,9 @@ class Arrivals:
         """What a prefetcher brings."""
         return cls(deliveries=deliveries, prefetcher=prefetcher, happened=prefetcher.happened)
 
-    def grouped(self, groups: GroupedRequests | None) -> "Arrivals":
-        """The same in the order of the epoch, where it was asked for in groups."""
-        return self if groups is None else replace(self, deliveries=groups.in_order(self.deliveries))
+    def in_order(self, owned: OwnedRequests | None) -> "Arrivals":
+        """The same in the order of the epoch, where it was asked for by owner."""
+        return self if owned is None else replace(self, deliveries=owned.in_order(self.deliveries))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -74,8 +74,9 @@ class NextEpochPrefetch:
         self.close()
         self._begun, self._offsets, self._asked = {}, {}, set()
         self._now, self._is_handed_out = place, False
-        source = self._first(place).source
-        window = Window(_Drawn(self._draw), source.settings, jitter=jitter)
+        first = self._first(place)
+        source = first.source
+        window = Window(_Drawn(self._draw), source.settings, jitter=jitter, nodes=first.nodes)
         if not window.is_done:
             prefetcher = Prefetcher(
                 window,

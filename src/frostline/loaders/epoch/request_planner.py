@@ -118,7 +118,7 @@ class RequestPlanner:
     Attributes:
         segments: segments that were planned. They are made as requests are drawn.
         asked: all places below this that must be asked for were drawn.
-        groups: divides the samples by the nodes that own them; None where any node will do.
+        owned: divides the samples by the nodes that own them; None where any node will do.
     """
 
     def __init__(self, source: RowSource, samples: SampleTable, order: EpochOrder, shard: Shard) -> None:
@@ -128,7 +128,7 @@ class RequestPlanner:
         self._shard = shard
         self._reads: BlockReads | None = None
         self.segments = Segments(samples)
-        self.groups = None if source.owned is None else source.owned()
+        self.owned = None if source.owned is None else source.owned()
         self.asked = 0
 
     def requests(self, *, begins: bool) -> Iterator[PlannedRequest]:
@@ -146,7 +146,7 @@ class RequestPlanner:
             self.segments.add(segment)
             held = segment.held
             missing = np.flatnonzero((held.rows < 0) & ~held.is_on_disk)
-            plan = plan_requests if self.groups is None else self.groups.plan
+            plan = plan_requests if self.owned is None else self.owned.plan
             for request in requests_for(self._source, self._samples, segment, missing, dealer, plan):
                 self.asked = max(self.asked, int(request.positions[-1]) + 1)
                 if ahead is not None:

@@ -15,7 +15,7 @@ from frostline.loaders.epoch.block_reads import BlockSource
 from frostline.loaders.epoch.fetch import FetchRows
 from frostline.loaders.epoch.local_stage import Decode
 from frostline.prefetch.assemble import Memory
-from frostline.prefetch.owned_requests import GroupedRequests
+from frostline.prefetch.owned_requests import OwnedRequests
 from frostline.prefetch.requests import Dealer
 from frostline.prefetch.tuner import Tuner
 
@@ -68,5 +68,5 @@ class RowSource:
     decode: Decode | None = None
     max_finished_bytes: int | None = None
     catch_up: Callable[[], None] = _nothing
-    owned: Callable[[], GroupedRequests] | None = None
+    owned: Callable[[], OwnedRequests] | None = None
     fetch_from: Callable[[tuple[str, ...]], FetchRows] | None = None

@@ -60,6 +60,11 @@ class EpochStream:
         """All places below this that must be asked for were drawn from ``plan_requests``."""
         return self._planner.asked
 
+    @property
+    def nodes(self) -> int:
+        """Nodes among which its requests choose by owner; 1 where any node will do."""
+        return 1 if self._planner.owned is None else self._planner.owned.nodes
+
     def plan_requests(self, *, begins: bool = True) -> Iterator[PlannedRequest]:
         """What the epoch must ask for; see ``RequestPlanner``."""
         return self._planner.requests(begins=begins)
@@ -76,7 +81,7 @@ class EpochStream:
     @contextmanager
     def arrivals(self) -> Iterator[Arrivals]:
         """What the epoch must ask for, asked for by a window of its own."""
-        window = Window(self.plan_requests(), self.source.settings, jitter=jitter)
+        window = Window(self.plan_requests(), self.source.settings, jitter=jitter, nodes=self.nodes)
         if window.is_done:
             yield Arrivals()
             return
@@ -86,7 +91,7 @@ class EpochStream:
     @contextmanager
     def decoding(self, arrivals: Arrivals) -> Iterator[Arrivals]:
         """The same decoded, as ``batches`` takes them."""
-        arrivals = arrivals.grouped(self._planner.groups)
+        arrivals = arrivals.in_order(self._planner.owned)
         if self.source.decode is None:
             yield arrivals
             return

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -37,11 +39,14 @@ from frostline.models.files.length_file import lengths_from_json, lengths_to_jso
 from frostline.models.graph.flow import changes, is_random, reads, uses_batch_statistics
 from frostline.models.graph.frontiers import DTYPE_BYTES
 from frostline.preprocess.tokens import MAX_TOKENIZER_BYTES
+from frostline.wire.pieces import MIN_BYTES
 
 __all__ = (
     "Prefix",
     "digest_of",
+    "file_bytes",
     "header_of",
+    "named_pieces",
     "read_outline",
     "read_prefix",
     "save_prefix",
@@ -133,9 +138,29 @@ def save_prefix(prefix: Prefix, file: IO[bytes]) -> None:
         start += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     file.write(len(text).to_bytes(8, "little") + text)
-    for tensor in prefix.tensors.values():
-        dense = flat(tensor).detach().cpu().contiguous().reshape(-1)
-        file.write(dense.view(torch.uint8).numpy().data)
+    for name in prefix.tensors:
+        file.write(_dense(prefix.tensors[name]).data)
+
+
+def named_pieces(prefix: Prefix) -> dict[str, str]:
+    """Names of the tensors that other prefixes may share, by the SHA-256 of their bytes in the file."""
+    large = [name for name, tensor in prefix.tensors.items() if tensor.nbytes >= MIN_BYTES]
+    names = [*large, *([_TOKENIZER] if len(prefix.tokenizer) >= MIN_BYTES else [])]
+    return {digest_of(file_bytes(prefix, name)): name for name in names}
+
+
+def file_bytes(prefix: Prefix, tensor: str) -> memoryview:
+    """The bytes of a tensor as they stand in the prefix's file; a view of it where it lies in memory like that.
+
+    Args:
+        prefix: prefix of the tensor.
+        tensor: its name.
+    """
+    return memoryview(prefix.tokenizer) if tensor == _TOKENIZER else _dense(prefix.tensors[tensor]).data
+
+
+def _dense(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    return flat(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def read_prefix(body: bytes | memoryview) -> Prefix:

@@ -19,7 +19,14 @@ from starlette.types import ASGIApp
 from frostline.errors import BadRequest
 from frostline.node.http.dashboard import Dashboard
 from frostline.node.http.listing_routes import ListingRoutes
-from frostline.node.http.messages import REFUSALS, BodyReader, body_length, json_response, run_while_connected
+from frostline.node.http.messages import (
+    REFUSALS,
+    BodyReader,
+    announced,
+    body_length,
+    json_response,
+    run_while_connected,
+)
 from frostline.node.http.metrics import metrics_text
 from frostline.node.http.protocol import recognise
 from frostline.node.http.streaming import FeatureResponse
@@ -31,6 +38,7 @@ from frostline.node.scheduling.statistics import NodeStatistics
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.node import Node
 from frostline.node.weights.uploads import Upload
+from frostline.wire import pieces
 from frostline.wire.embeddings import EmbeddingRequest
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
@@ -50,6 +58,7 @@ def make_app(node: Node) -> Starlette:
         routes=[
             Route("/", Dashboard().page, methods=["GET"]),
             Route("/v1/prefixes/{digest}", service.prefix, methods=["HEAD", "PUT"]),
+            Route("/v1/pieces", service.pieces, methods=["POST"]),
             Route("/v1/features", service.features, methods=["POST"]),
             Route("/v1/profiles", service.profile, methods=["POST"]),
             Route("/v1/embeddings", service.embeddings, methods=["POST"]),
@@ -103,10 +112,21 @@ class _Service:
             return Response(status_code=200 if is_held else 404)
         if is_held:
             return json_response({"digest": digest})
-        with self._node.upload(digest, body_length(request), account) as upload:
+        is_in_pieces = request.headers.get("content-type") == pieces.MEDIA_TYPE
+        length = announced(request, pieces.LENGTH_HEADER) if is_in_pieces else body_length(request)
+        with self._node.upload(digest, length, account, is_in_pieces=is_in_pieces) as upload:
             await self._receive(request, upload)
             await self._run(upload.finish)
         return json_response({"digest": digest}, status=201)
+
+    async def pieces(self, request: Request) -> Response:
+        account, length = self._asker(request), body_length(request)
+        if length > pieces.MAX_LIST_BYTES:
+            raise BadRequest(f"a list of pieces has at most {pieces.MAX_LIST_BYTES} bytes")
+        with self._node.admit(length, account):
+            names = pieces.names_from_json(await self._body_reader.whole(request))
+            held = await self._run(self._node.held_pieces, account)
+        return json_response({"held": [name for name in names if name in held]})
 
     async def features(self, request: Request) -> ASGIApp:
         account, deadline_s = self._asker(request), _deadline_s(request)

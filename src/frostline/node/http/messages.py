@@ -18,12 +18,22 @@ from frostline.errors import BadRequest, FrostlineError, Unavailable
 from frostline.node.scheduling.memory_pool import Cancelled
 from frostline.wire.refusals import error_to_json, retry_after, status_of
 
-__all__ = ("REFUSALS", "BodyReader", "body_length", "error_response", "json_response", "run_while_connected")
+__all__ = (
+    "REFUSALS",
+    "BodyReader",
+    "announced",
+    "body_length",
+    "error_response",
+    "json_response",
+    "run_while_connected",
+)
 
 T = TypeVar("T")
 
 # Seconds without a byte after which a sender has gone. A body may take that much longer than its minimum rate allows.
 _SILENCE_S = 60.0
+# Python reads longer numbers slowly, and no memory has as many bytes.
+_MAX_DIGITS = 18
 
 
 class BodyReader:
@@ -79,9 +89,18 @@ def body_length(request: Request) -> int:
     Raises:
         BadRequest: if it is not announced.
     """
-    length = request.headers.get("content-length", "")
-    if not length.isascii() or not length.isdigit():
-        raise BadRequest("the length of the body must be announced with Content-Length")
+    return announced(request, "Content-Length")
+
+
+def announced(request: Request, header: str) -> int:
+    """The length in bytes that a header announces.
+
+    Raises:
+        BadRequest: if it announces none.
+    """
+    length = request.headers.get(header, "")
+    if not length.isascii() or not length.isdigit() or len(length) > _MAX_DIGITS:
+        raise BadRequest(f"the length of the body must be announced with {header}")
     return int(length)
 
 

@@ -147,6 +147,8 @@ class NodeCache:
         self._store = None if folder is None else FeatureStore(Path(folder), settings.cache_bytes)
         self._hardware = hardware_name(settings.device)
         self.is_on = self._shared is not None or self._store is not None
+        # Here, and not when the first request waits for it: it reads what is said of every package there is.
+        self._packages = _packages() if self.is_on else ""
 
     def of(
         self, request: FeatureRequest, preprocess: Preprocess, crossing: Crossing | None, counters: Counters
@@ -174,7 +176,7 @@ class NodeCache:
             prefix=request.prefix or "",
             cut=request.cut,
             preprocess=preprocess.digest,
-            engine="" if crossing is None else f"{request.engine}, {_packages()}, {self._hardware}",
+            engine="" if crossing is None else f"{request.engine}, {self._packages}, {self._hardware}",
             shapes=shapes,
             dtypes=dtypes,
             view=view,

@@ -35,7 +35,7 @@ from frostline.node.trials.trial_policy import EngineMemory
 from frostline.node.weights.inspection import Inspector
 from frostline.node.weights.prefix_registry import Prefixes, Resident
 from frostline.node.weights.torch_bridge import TorchBridge
-from frostline.node.weights.uploads import Upload
+from frostline.node.weights.uploads import PieceUpload, Upload
 from frostline.node.weights.weight_memory import WeightMemory
 from frostline.preprocess import Preprocess
 from frostline.processors import usable_cores
@@ -158,10 +158,22 @@ class Node:
             upload.write(artifact)
             upload.finish()
 
-    def upload(self, digest: str, length: int, account: Account | None = None) -> Upload:
-        """Receive a prefix of that many bytes in pieces; see ``Gate.enter`` for the errors."""
+    def upload(self, digest: str, length: int, account: Account | None = None, *, is_in_pieces: bool = False) -> Upload:
+        """Receive a prefix of that many bytes chunk by chunk; see ``Gate.enter`` for the errors.
+
+        Args:
+            digest: digest of the prefix.
+            length: size of the whole file in bytes.
+            account: account of the tenant that uploads it.
+            is_in_pieces: the pieces that the node has are left out.
+        """
         admission = self.admit(0, account)
-        return Upload(self._prefixes, digest, self._resources.lane(admission.account), length, admission)
+        kind = PieceUpload if is_in_pieces else Upload
+        return kind(self._prefixes, digest, self._resources.lane(admission.account), length, admission)
+
+    def held_pieces(self, account: Account | None = None) -> set[str]:
+        """The pieces of the prefixes that a tenant uploaded; see ``wire.pieces``."""
+        return self._prefixes.held_pieces(account or self._resources.tenants.everybody)
 
     def admit(self, body_bytes: int = 0, account: Account | None = None) -> Admission:
         """Admit a request before its body is read; see ``Gate.enter`` for the errors."""

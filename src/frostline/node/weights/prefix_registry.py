@@ -1,18 +1,18 @@
 """The prefixes and engines that a node holds: all requests share them, and they are evicted when others need memory."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from frostline.core import REFERENCE, Cut, Levels
 from frostline.engines.base.protocols import Arrays, Engine, Footprint, Queueing, RunningBatch
-from frostline.errors import BadRequest, EngineNotReady, UnknownPrefix
+from frostline.errors import BadRequest, EngineNotReady, Overloaded, UnknownPrefix
 from frostline.node.scheduling.statistics import Counters
 from frostline.node.scheduling.tenants import Account
 from frostline.node.weights.torch_bridge import TorchBridge
@@ -89,6 +89,8 @@ class Prefixes:
         self._bridge = bridge
         self._counters = counters
         self._making = threading.Lock()
+        self._naming = threading.Lock()
+        self._pieces: dict[str, Mapping[str, str]] = {}
 
     def __len__(self) -> int:
         return len(self._weights)
@@ -154,6 +156,32 @@ class Prefixes:
         engines = self._bridge.references(prefix, inspection)
         room.keep(self._resident(digest, prefix, engines, engines, min(self._bridge.rows(inspection), self._max_rows)))
         self._counters.add(uploads=1)
+
+    def held_pieces(self, asker: Account) -> set[str]:
+        """The pieces of all prefixes that a tenant uploaded itself; of others' it is told nothing."""
+        return {piece for _, pieces in self._pieces_of(asker) for piece in pieces}
+
+    def write_piece(self, digest: str, asker: Account, file: IO[bytes]) -> int:
+        """Write a piece of a prefix that the tenant uploaded, and return its bytes; 0 if none has it any more."""
+        for prefix, pieces in self._pieces_of(asker):
+            with suppress(UnknownPrefix, Overloaded):  # it was evicted meanwhile, or is being evicted
+                if digest in pieces:
+                    with self._using(prefix, asker.name) as used:
+                        return file.write(self._bridge.file_bytes(used.prefix, pieces[digest]))
+        return 0
+
+    def _pieces_of(self, asker: Account) -> list[tuple[str, Mapping[str, str]]]:
+        """Names of the larger tensors of a tenant's prefixes by their SHA-256, worked out at the first need."""
+        with self._naming:
+            self._pieces = {digest: pieces for digest, pieces in self._pieces.items() if digest in self}
+            found = []
+            for digest in self._weights.prefixes_of(asker.name):
+                with suppress(UnknownPrefix, Overloaded):
+                    if digest not in self._pieces:
+                        with self._using(digest, asker.name) as used:
+                            self._pieces[digest] = self._bridge.pieces_of(used.prefix)
+                    found.append((digest, self._pieces[digest]))
+            return found
 
     def wake(self) -> None:
         """Make all threads that wait for memory check whether they are still wanted."""

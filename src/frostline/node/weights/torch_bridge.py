@@ -93,6 +93,18 @@ class TorchBridge:
 
         return read_prefix(body)
 
+    def pieces_of(self, prefix: "Prefix") -> dict[str, str]:
+        """See ``models.files.artifact.named_pieces``."""
+        from frostline.models.files.artifact import named_pieces
+
+        return named_pieces(prefix)
+
+    def file_bytes(self, prefix: "Prefix", tensor: str) -> memoryview:
+        """See ``models.files.artifact.file_bytes``."""
+        from frostline.models.files.artifact import file_bytes
+
+        return file_bytes(prefix, tensor)
+
     def inspect(self, body: bytes, tenant: str) -> "Inspection | None":
         """Inspect an uploaded prefix before any of it is run here; None if it comes from this process.
 

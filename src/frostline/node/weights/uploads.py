@@ -1,19 +1,21 @@
-"""Receives a prefix in pieces, within memory that was reserved first."""
+"""Receives a prefix, whole or without the pieces that the node has, within memory that was reserved first."""
 
+from collections import deque
 from contextlib import ExitStack
 from io import BytesIO
 from types import TracebackType
 from typing import Self
 
 from frostline.batching import readable_bytes
-from frostline.errors import BadRequest, OverBudget, Overloaded
+from frostline.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
 from frostline.node.scheduling.admission import Admission
 from frostline.node.scheduling.cancel_scope import CancelScope
 from frostline.node.scheduling.memory_pool import Cancelled, Lane
 from frostline.node.weights.prefix_registry import Prefixes, Resident
 from frostline.node.weights.weight_memory import WeightReservation
+from frostline.wire.pieces import PREAMBLE_BYTES, Piece, list_bytes, pieces_from_json
 
-__all__ = ("Upload",)
+__all__ = ("PieceUpload", "Upload")
 
 # A growing buffer may be an eighth larger than its content.
 _GROWN = 9 / 8
@@ -121,3 +123,71 @@ class Upload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class PieceUpload(Upload):
+    """One upload of a prefix without some pieces, which are taken from prefixes that the same tenant uploaded.
+
+    The digest of the whole file is checked as for any upload, so that nobody gets what they could not have sent.
+    """
+
+    def __init__(self, prefixes: Prefixes, digest: str, memory: Lane, length: int, admission: Admission) -> None:
+        super().__init__(prefixes, digest, memory, length, admission)
+        self._preamble = bytearray()
+        self._pieces: tuple[Piece, ...] | None = None
+        self._gaps: deque[tuple[int, int]] = deque()
+
+    def write(self, chunk: bytes) -> None:
+        """See ``Upload.write``.
+
+        Raises:
+            BadRequest: if the list of pieces is none, or there is more than what lies between them.
+        """
+        if self._room is None:
+            return
+        rest = chunk if self._pieces is not None else self._listed(chunk)
+        while rest:
+            if not self._gaps:
+                raise BadRequest("the prefix has more than lies between its pieces")
+            start, stop = self._gaps.popleft()
+            some, rest = rest[: stop - start], rest[stop - start :]
+            self._buffer.seek(start)
+            super().write(some)
+            if start + len(some) < stop:
+                self._gaps.appendleft((start + len(some), stop))
+
+    def finish(self) -> None:
+        """See ``Upload.finish``.
+
+        Raises:
+            UnknownPrefix: if a piece is held no more.
+        """
+        if self._room is None:
+            return
+        if self._pieces is None or self._gaps:
+            raise BadRequest("the prefix ended before what lies between its pieces")
+        for piece in self._pieces:
+            self._buffer.seek(piece.start)
+            if self._prefixes.write_piece(piece.digest, self._account, self._buffer) != piece.stop - piece.start:
+                raise UnknownPrefix(
+                    f"this node does not hold the piece {piece.digest[:12]}, or not any more: ask which pieces it "
+                    "holds, and send the others"
+                )
+        self._buffer.seek(self._length)
+        super().finish()
+
+    def _listed(self, chunk: bytes) -> bytes:
+        """Read the list; what follows it in the chunk."""
+        self._preamble += chunk
+        if len(self._preamble) < PREAMBLE_BYTES:
+            return b""
+        stop = PREAMBLE_BYTES + list_bytes(self._preamble[:PREAMBLE_BYTES])
+        if len(self._preamble) < stop:
+            return b""
+        self._pieces = pieces_from_json(self._preamble[PREAMBLE_BYTES:stop], self._length)
+        edges = [0, *(edge for piece in self._pieces for edge in (piece.start, piece.stop)), self._length]
+        pairs = zip(edges[::2], edges[1::2], strict=True)
+        self._gaps = deque((start, stop) for start, stop in pairs if start < stop)
+        rest = bytes(self._preamble[stop:])
+        self._preamble.clear()
+        return rest

@@ -79,6 +79,12 @@ class WeightMemory(Generic[T]):
         with self._changed:
             return sum(held.counted_bytes for held in self._held.values() if held.owner == owner)
 
+    def prefixes_of(self, owner: str) -> list[str]:
+        """Digests of the prefixes that count against a tenant's quota."""
+        with self._changed:
+            mine = [key for key, held in self._held.items() if held.owner == owner]
+        return [key[0] for key in mine if key == prefix_key(key[0])]
+
     def left_bytes(self, key: Key, asker: Account) -> float:
         """The bytes that a tenant's quota leaves beside the weights under a key."""
         with self._changed:
