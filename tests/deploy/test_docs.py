@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from frostline.cli.cluster import cluster
 from frostline.cli.commands import verbs
 from frostline.node.scheduling.tenants import read_tenants
 from support.deployed import DEPLOY, OPTIONS, ROOT, options_of
@@ -17,28 +18,30 @@ _OF_OTHERS = {
     "--uid", "--values", "--wait",
 }  # fmt: skip
 _OF_OTHER_VERBS = {"--data", "--model", "--until", "--near", "--format"}
+_OF_CLUSTER = {"--on-label", "--min", "--max"}
 
 
 def test_every_option_that_the_page_names_is_one_of_the_node_or_of_the_verbs_in_its_examples():
     named = set(options_of(PAGE))
     assert len(named & OPTIONS) > 10
-    assert named - OPTIONS - _OF_OTHERS - _OF_OTHER_VERBS == set()
+    assert named - OPTIONS - _OF_OTHERS - _OF_OTHER_VERBS - _OF_CLUSTER == set()
 
 
 @pytest.mark.parametrize("path", [path for path in TEXTS if path.suffix in (".md", ".yaml", ".service", ".example")])
 def test_every_option_that_a_comment_or_command_names_is_the_nodes(path):
     named = set(options_of(path.read_text())) - _OF_OTHERS
-    assert named - OPTIONS - {"--near"} == set()
+    assert named - OPTIONS - {"--near"} == (_OF_CLUSTER if path.parent.name == "kuberay" else set())
 
 
 def test_options_of_other_verbs_are_theirs():
     assert not _OF_OTHER_VERBS & OPTIONS
     known = {name for verb in verbs.commands.values() for option in verb.params for name in option.opts}
     assert known >= _OF_OTHER_VERBS
+    assert {name for option in cluster.commands["up"].params for name in option.opts} >= _OF_CLUSTER
 
 
 def test_what_the_page_says_lies_in_the_folder():
-    for name in re.findall(r"`((?:container|compose|helm|systemd|deploy)/[\w./-]+)`", PAGE):
+    for name in re.findall(r"`((?:container|compose|helm|kuberay|systemd|deploy)/[\w./-]+)`", PAGE):
         assert (DEPLOY / name).exists() or (ROOT / name).exists(), name
 
 

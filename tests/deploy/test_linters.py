@@ -38,8 +38,9 @@ def ran(*command, said=None):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_hadolint_finds_nothing_to_say():
-    ran(TOOLS / "bin" / "hadolint", DEPLOY / "container" / "Dockerfile")
+@pytest.mark.parametrize("image", ["container", "kuberay"])
+def test_hadolint_finds_nothing_to_say(image):
+    ran(TOOLS / "bin" / "hadolint", DEPLOY / image / "Dockerfile")
 
 
 def test_yamllint_finds_nothing_to_say():
