@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from frostline.config import IoSettings, NodeSettings, default_node_memory_bytes
 
 if TYPE_CHECKING:
     from frostline.control.link import ControlLink
+    from frostline.io_service.service import IoService
     from frostline.transport.protocol import Transport
 
 __all__ = ("io",)
@@ -68,6 +69,11 @@ _END_S = 30.0
     help="Number of samples asked of a store at once, with --data-root; more hides a longer round trip.",
 )
 @click.option("--status", is_flag=True, help="Show the running service: its jobs, bytes under way and hits.")
+@click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Serve metrics for Prometheus there, such as at 127.0.0.1:9101, to whoever reaches it.",
+)
 @control_option
 @log_format_option
 @as_json
@@ -80,6 +86,7 @@ def io(
     node_memory: int,
     read_threads: int,
     status: bool,
+    metrics: str | None,
     control: str | None,
     as_json: bool,
 ) -> None:
@@ -94,7 +101,6 @@ def io(
         _say_status(url, as_json=as_json)
         return
     from frostline.io_service.addresses import listening_at
-    from frostline.io_service.service import IoService
     from frostline.io_service.upstream import Upstream
 
     settings = IoSettings(memory_bytes=memory, window_bytes=window or 0)
@@ -104,19 +110,31 @@ def io(
         _until_told() as wait,
         Upstream(near=near, roots=roots, node=node).opened() as upstream,
         listening_at(url) as listening,
-        IoService(upstream, settings, listening) if link is None else _kept_to(upstream, settings, listening, link),
+        _service(upstream, settings, listening, link) as service,
+        nullcontext() if metrics is None else _served(metrics, service),
     ):
         _say(url, near or roots, as_json=as_json)
         wait()
         log("io_service_stopping", url=url)
 
 
-def _kept_to(
-    upstream: "Transport", settings: IoSettings, listening: socket.socket, link: "ControlLink"
-) -> AbstractContextManager[Any]:
+def _service(
+    upstream: "Transport", settings: IoSettings, listening: socket.socket, link: "ControlLink | None"
+) -> AbstractContextManager["IoService"]:
+    """The service, which keeps to what a control plane says where there is a way to one."""
+    if link is None:
+        from frostline.io_service.service import IoService
+
+        return IoService(upstream, settings, listening)
     from frostline.io_service.controlled import controlled_service
 
     return controlled_service(upstream, settings, listening, link)
+
+
+def _served(metrics: str, service: "IoService") -> AbstractContextManager[None]:
+    from frostline.io_service.metrics import serving_metrics
+
+    return serving_metrics(metrics, service.statistics)
 
 
 @contextmanager

@@ -14,13 +14,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from frostline.control.messages import ControlAnswer, StageReport
+from frostline.control.metrics import metrics_text
 from frostline.control.settings import EVERY_TENANT
 from frostline.control.state import ControlState
 from frostline.control.store import RecordStore
 from frostline.control.view import view_of
 from frostline.errors import BadRequest, OverBudget, Unauthenticated
 from frostline.node.http.dashboard import Dashboard
-from frostline.node.http.messages import REFUSALS, BodyReader, body_length, json_response
+from frostline.node.http.messages import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_response
 from frostline.node.http.protocol import recognise
 
 __all__ = ("ControlPlane", "make_control_app")
@@ -85,6 +86,7 @@ def make_control_app(plane: ControlPlane) -> Starlette:
             Route("/", Dashboard("frostline.control").page, methods=["GET"]),
             Route("/v1/stages", service.stages, methods=["POST"]),
             Route("/v1/view", service.view, methods=["GET"]),
+            Route("/v1/metrics", service.metrics, methods=["GET"]),
             Route("/v1/health", service.health, methods=["GET"]),
         ],
         exception_handlers=REFUSALS,
@@ -110,6 +112,11 @@ class _Routes:
     async def view(self, request: Request) -> Response:
         tenant = self._asker(request)
         return json_response(await to_thread.run_sync(self._plane.view, tenant, limiter=self._thread))
+
+    async def metrics(self, request: Request) -> Response:
+        tenant = self._asker(request)
+        view = await to_thread.run_sync(self._plane.view, tenant, limiter=self._thread)
+        return Response(metrics_text(view), media_type=METRICS_TYPE)
 
     async def health(self, request: Request) -> Response:
         self._asker(request)

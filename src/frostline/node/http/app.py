@@ -20,6 +20,7 @@ from frostline.errors import BadRequest
 from frostline.node.http.dashboard import Dashboard
 from frostline.node.http.listing_routes import ListingRoutes
 from frostline.node.http.messages import (
+    METRICS_TYPE,
     REFUSALS,
     BodyReader,
     announced,
@@ -45,7 +46,6 @@ from frostline.wire.messages import FeatureRequest, ProfileRequest
 __all__ = ("make_app",)
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 _LOOKERS = 2
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class _Service:
 
     async def metrics(self, request: Request) -> Response:
         statistics = await self._looked_up(self._asker(request))
-        return Response(metrics_text(statistics), media_type=_METRICS_TYPE)
+        return Response(metrics_text(statistics), media_type=METRICS_TYPE)
 
     async def openapi(self, _: Request) -> Response:
         return Response(self._openapi, media_type="application/json")

@@ -19,6 +19,7 @@ from frostline.node.scheduling.memory_pool import Cancelled
 from frostline.wire.refusals import error_to_json, retry_after, status_of
 
 __all__ = (
+    "METRICS_TYPE",
     "REFUSALS",
     "BodyReader",
     "announced",
@@ -27,6 +28,9 @@ __all__ = (
     "json_response",
     "run_while_connected",
 )
+
+METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+"""What Prometheus is answered."""
 
 T = TypeVar("T")
 

@@ -1,0 +1,59 @@
+"""The metrics of an I/O service: served over HTTP where they are asked for, and each of them is on the page."""
+
+from contextlib import closing
+from urllib.request import ProxyHandler, build_opener
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from frostline.config import NodeSettings
+from frostline.errors import SettingError
+from frostline.io_service.metrics import serving_metrics
+from frostline.node import Node
+from support.metric_pages import listed, scraped
+from support.nodes import joined, make_images, request, samples_of
+from support.servers import free_ports
+from support.services import serving_node
+
+
+def fetched(port):
+    with closing(build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/metrics", timeout=30)) as answer:
+        return answer.read().decode()
+
+
+def test_they_count_what_the_service_did_and_each_is_on_the_page(tmp_path):
+    images = make_images(tmp_path / "images", 4)
+    [port] = free_ports(1)
+    with (
+        Node(NodeSettings(memory_bytes=64 << 20), (images.as_uri(),)) as node,
+        serving_node(node) as (service, transport),
+        serving_metrics(f"127.0.0.1:{port}", service.statistics),
+    ):
+        for _ in range(2):
+            joined(transport.features(request(images, 0, samples=samples_of(images, with_versions=True))))
+        text = fetched(port)
+        totals = service.statistics()["totals"]
+    assert scraped(text) == listed("frostline_io_")
+    values = {
+        family.name: [sample.value for sample in family.samples] for family in text_string_to_metric_families(text)
+    }
+    assert values["frostline_io_samples"] == [totals["samples"]] == [8]
+    assert values["frostline_io_cache_hits"] == [4]
+    assert values["frostline_io_job_processes"] == [1]
+
+
+@pytest.mark.parametrize("address", ["9101", ":9101", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:http"])
+def test_an_address_that_makes_no_sense_is_refused(address):
+    with pytest.raises(SettingError, match="--metrics takes HOST:PORT"), serving_metrics(address, dict):
+        pass
+
+
+def test_a_port_that_is_taken_is_named():
+    [port] = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    with (
+        serving_metrics(address, dict),
+        pytest.raises(SettingError, match=f"metrics cannot be served at {address}"),
+        serving_metrics(address, dict),
+    ):
+        pass
