@@ -140,9 +140,9 @@ def up(
     click.echo(f"jobs find them by --near ray://{namespace}; frostline cluster down ends them")
 
 
-# The options of serve, with the same words; its own are there already.
+# The options of serve, with the same words; its own are there already, and nodes under Ray keep to no control plane.
 up.params.extend(
-    option for option in serve.params if option.name not in {"listen", *(known.name for known in up.params)}
+    option for option in serve.params if option.name not in {"listen", "control", *(known.name for known in up.params)}
 )
 
 

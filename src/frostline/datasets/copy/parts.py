@@ -108,9 +108,10 @@ class PartTally:
         self._done += len(part.rows)
         self._skipped += len(skipped)
         if self._skipped > self._max_skipped:
+            lost = skipped[-1]
             raise TooManySkipped(
                 f"{self._skipped} of {self._samples} samples cannot be read, and at most {self._max_skipped} may be "
-                "left out: see which, or allow more with --skip-allowance"
+                f"left out: {lost.object} is the last ({lost.reason}); allow more with --skip-allowance"
             )
         self._observe(ProgressMade(done=self._done, total=self._samples))
 
