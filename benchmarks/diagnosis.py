@@ -175,7 +175,7 @@ def network(kind):
 
 
 def train(*, url, data, seconds, options):
-    """Take batches for some seconds, epoch after epoch, and say what the job says of itself."""
+    """Take batches for some seconds, and two at least, epoch after epoch, and say what the job says of itself."""
     import numpy as np
 
     import frostline as fl
@@ -202,7 +202,7 @@ def train(*, url, data, seconds, options):
                     first = now
                 elif first is not None:
                     samples, last = samples + len(batch.labels), now
-                if now - started > seconds:
+                if now - started > seconds and samples:
                     break
             else:
                 continue
