@@ -184,6 +184,7 @@ class PacedRows:
         self._fetch = fetch
         self._rows: Iterator[FeatureBatch] | None = None
         self._is_over = False
+        self._counting = threading.Lock()
         self._paid_bytes = 0.0
         self._came_bytes = 0
 
@@ -196,14 +197,16 @@ class PacedRows:
             if paid_bytes is None:
                 raise StopIteration
             self._paid_bytes, self._rows = paid_bytes, self._fetch()
+        batch = None
         try:
             batch = next(self._rows)
-        except BaseException:
-            self._end()
-            raise
-        paid_bytes = min(self._paid_bytes, float(batch.nbytes))
-        self._paid_bytes -= paid_bytes
-        self._came_bytes += batch.nbytes
+        finally:
+            if batch is None:
+                self._end()
+        with self._counting:
+            paid_bytes = min(self._paid_bytes, float(batch.nbytes))
+            self._paid_bytes -= paid_bytes
+            self._came_bytes += batch.nbytes
         self._follower.came(batch.nbytes, paid_bytes)
         return batch
 
@@ -218,6 +221,7 @@ class PacedRows:
         self._end()
 
     def _end(self) -> None:
-        came_bytes, unused_bytes = self._came_bytes, self._paid_bytes
-        self._came_bytes, self._paid_bytes = 0, 0.0
+        with self._counting:  # whoever closes it may be another thread, and bytes are given back once
+            came_bytes, unused_bytes = self._came_bytes, self._paid_bytes
+            self._came_bytes, self._paid_bytes = 0, 0.0
         self._follower.ended(came_bytes, unused_bytes)
