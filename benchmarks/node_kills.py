@@ -1,11 +1,11 @@
 """Nodes are killed at random while a job trains: are losses those of an undisturbed run, and how long is each pause?
 
-    python benchmarks/node_kills.py [--list ray|file] [--nodes 3] [--seconds 300] [--every 10] [--out FILE]
+    python benchmarks/node_kills.py [--list ray|file|dns] [--nodes 3] [--seconds 300] [--every 10] [--out FILE]
 
 With `--list ray` nodes are actors under a Ray of this machine, which starts them again, and the job finds them by
 `ray://`. With `--list file` they are processes that this benchmark starts again itself, as a service of systemd would,
-at new ports that it writes to a JSON list, by which the job finds them. Every so many seconds one of those that live is
-killed by SIGKILL. The loop takes batches at a fixed pace, as a trainer's own computing would, and keeps nothing. After
+at new ports that it writes to a JSON list, by which the job finds them; with `--list dns` they keep their addresses,
+which a name has while they listen. Every so many seconds one of those that live is killed by SIGKILL. The loop takes batches at a fixed pace, as a trainer's own computing would, and keeps nothing. After
 it a plain PyTorch loop takes the same steps, and all losses are compared bit by bit. A pause begins with a kill
 and ends when the second that follows has 90 % of the usual batches. What was asked for ahead may hide it or put it off:
 the longest wait for any batch of the run is given beside it.
@@ -17,6 +17,7 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -40,14 +41,18 @@ from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.many_nodes import frozen
 from support.ray_here import NODE, ray_here, workers_of_ray
+from support.servers import free_ports
 
 BATCH = 16
 SAMPLES = 768
 CAUGHT_UP = 0.9
+HOSTS = "FROSTLINE_HOSTS"
 
 
 def main():
     wanted = arguments()
+    if wanted.list == "dns" and HOSTS not in os.environ:
+        with_own_hosts()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
@@ -159,36 +164,69 @@ def under_ray(folder, wanted):
 @contextmanager
 def in_a_file(folder, wanted):
     """Processes that are started again at other ports; the list has those that listen."""
-    settings = NodeSettings(memory_bytes=256 << 20, device_batch=8, trial_s=0)
-    nodes, ended = [], threading.Event()
     listed = folder.parent / "nodes.json"
 
-    def write():
+    def write(nodes):
         with tempfile.NamedTemporaryFile("w", dir=folder.parent, delete=False) as file:
             json.dump([node.url for node in nodes if node.pid], file)
         Path(file.name).replace(listed)
 
+    with started_again(folder, [{} for _ in range(wanted.nodes)], write) as living:
+        yield f"file://{listed}", living
+
+
+@contextmanager
+def by_a_name(folder, wanted):
+    """Processes at addresses of their own, which they keep; the name has those that listen, as a headless service's."""
+    [port] = free_ports(1)
+    places = [{"host": f"127.0.0.{2 + number}", "port": port} for number in range(wanted.nodes)]
+
+    def write(nodes):
+        # In place: the file is mounted over /etc/hosts.
+        there = [place["host"] for place, node in zip(places, nodes, strict=True) if node.pid]
+        Path(os.environ[HOSTS]).write_text("".join(f"{host} nodes.test\n" for host in there))
+
+    with started_again(folder, places, write) as living:
+        yield f"dns://nodes.test:{port}", living
+
+
+@contextmanager
+def started_again(folder, places, write):
+    """Nodes as processes, each of which is started again when it is gone; ``write`` is told of every change."""
+    settings = NodeSettings(memory_bytes=256 << 20, device_batch=8, trial_s=0)
+    roots, ended = (f"file://{folder}",), threading.Event()
+
     def start_again():
         while not ended.wait(0.2):
-            for place, node in enumerate(nodes):
+            for number, node in enumerate(nodes):
                 if not node.pid:
-                    write()
+                    write(nodes)
                     node.stop()
-                    nodes[place] = start_node((f"file://{folder}",), settings)
-                    write()
+                    nodes[number] = start_node(roots, settings, **places[number])
+                    write(nodes)
 
     with ExitStack() as stack:
-        nodes += [start_node((f"file://{folder}",), settings) for _ in range(wanted.nodes)]
-        write()
+        nodes = [start_node(roots, settings, **place) for place in places]
+        write(nodes)
         again = threading.Thread(target=start_again)
         again.start()
         stack.callback(lambda: [node.stop() for node in nodes])
         stack.callback(again.join)
         stack.callback(ended.set)
-        yield f"file://{listed}", lambda: [node.pid for node in nodes if node.pid]
+        yield lambda: [node.pid for node in nodes if node.pid]
 
 
-LISTS = {"ray": under_ray, "file": in_a_file}
+def with_own_hosts():
+    """Run this again where a file of its own lies over /etc/hosts, in a mount namespace; it needs root."""
+    with tempfile.TemporaryDirectory() as folder:
+        hosts = Path(folder, "hosts")
+        hosts.touch()
+        mounted = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", mounted, hosts, sys.executable, *sys.argv]
+        raise SystemExit(subprocess.run(command, env={**os.environ, HOSTS: str(hosts)}).returncode)
+
+
+LISTS = {"ray": under_ray, "file": in_a_file, "dns": by_a_name}
 
 
 def arguments():
