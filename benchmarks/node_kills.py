@@ -5,10 +5,11 @@
 With `--list ray` nodes are actors under a Ray of this machine, which starts them again, and the job finds them by
 `ray://`. With `--list file` they are processes that this benchmark starts again itself, as a service of systemd would,
 at new ports that it writes to a JSON list, by which the job finds them; with `--list dns` they keep their addresses,
-which a name has while they listen. Every so many seconds one of those that live is killed by SIGKILL. The loop takes batches at a fixed pace, as a trainer's own computing would, and keeps nothing. After
-it a plain PyTorch loop takes the same steps, and all losses are compared bit by bit. A pause begins with a kill
-and ends when the second that follows has 90 % of the usual batches. What was asked for ahead may hide it or put it off:
-the longest wait for any batch of the run is given beside it.
+which a name has while they listen. Every so many seconds one of those that live is killed by SIGKILL. The loop takes
+batches at a fixed pace, as a trainer's own computing would, and keeps nothing. After it a plain PyTorch loop takes the
+same steps, and all losses are compared bit by bit. A pause begins with a kill and ends when the second that follows has
+90 % of the usual batches. What was asked for ahead may hide it or put it off: the longest wait for any batch of the run
+is given beside it.
 """
 
 import argparse
