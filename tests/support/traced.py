@@ -11,9 +11,9 @@ from collections import defaultdict
 _SOURCE = "/src/frostline/"
 _FIRST, _LAST = 24, 88  # the batches between which calls are recorded: all threads run, and the window is full
 
-# A file is on the way if it is called for at least one batch in so many: not what happens now and then, such as the
-# start of a thread or a change of the window's bounds.
-_ONE_IN = 20
+# A file is on the way if it is called for at least one batch in so many: requests are made for one in six. What happens
+# now and then is not: up to four threads start in a slow run, and the window changes its bounds.
+_ONE_IN = 10
 
 batches_by_file, threads, calls = defaultdict(set), set(), 0
 at_batch = 0
