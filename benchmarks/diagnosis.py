@@ -1,10 +1,13 @@
 """Bottlenecks that were planted for real: does a job's diagnosis name them, and is the gain what removing them gives?
 
-    python benchmarks/diagnosis.py --data DIR [--seconds 12] [--rounds 1] [--only thin_link,quota] [--out FILE.json]
+    python benchmarks/diagnosis.py --data DIR [--seconds 16] [--rounds 1] [--only quota,starved] [--out FILE.json]
 
-Node and trainer run in network namespaces of their own, each on one core, joined by a link that tc shapes. Each case
-runs a job for some seconds with one thing in its way and once more without it; the samples a second of the second over
-those of the first, as the loop got them, are the gain that the first run's diagnosis is compared with. Needs root.
+Node and trainer run in network namespaces of their own, each on one core, joined by a link that tc shapes, or by one
+with a delay (`wide_link.py`). Each case runs a job for some seconds with one thing in its way and once more without it.
+Most loops wait for a step after each batch, as for an accelerator, so that a free job is as fast as that, or as
+the node. Rates are those of the second half of a run; the samples a second of the free one over those of the planted
+one are the gain that the planted one's diagnosis is compared with. It is asked every two seconds: whether it names
+another part between the first quarter of the run and its end is said too. Needs root, and a machine without other work.
 """
 
 import argparse
@@ -14,30 +17,61 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 
+import wide_link
 from links import STORE, STORE_ADDRESS, TRAINER, Inside, ShapedLink, answer_questions
 
-MBIT, THIN_MBIT = 1000, 8
-BATCH = 16
-WIDE = "wide"
+MBIT, BATCH = 1000, 16
+STEP_S = 0.1
+PIXELS, WIDE = {"cut": 0}, "wide"
+# Answers that share a thin link come late, and all at once: of small ones the first batches come sooner.
+SMALL = {"samples_per_request": 8}
 TOKEN = "the-token"
+LOOP, LINK, NODE, STORES = "the training loop", "the link", "the node's compute", "the store"
+ROUND_TRIP, QUOTA, SHARE, CACHE = "the round trip", "a quota", "its share", "the cache"
+PROCESSORS = "this machine's processors"
 
-# What is planted, what it should be called, and how: of the link, the node's environment and options, and the trainer.
+
+def case(part, *, both=None, times=1, **planted):
+    """A bottleneck: what it is to be called, what the free job has too, and what is planted beside.
+
+    A planted run takes some times the usual seconds where it takes so long until batches come steadily.
+    """
+    return {"part": part, "both": {"step_s": STEP_S, **(both or {})}, "planted": planted, "times": times}
+
+
+# Of the keys `mbit`, `node` (environment), `tenant`, `share` (bytes a second), and `busy` (loops on a core, by core)
+# are planted around the job; all others are options of the trainer. A case `on` a delayed link is free without delay.
 CASES = {
-    "slow_loop": {"names": ["the training loop"], "trainer": {"pause_s": 0.4}},
-    "thin_link": {"names": ["the link"], "link": {"mbit": THIN_MBIT}, "trainer": {"cut": 0}},
-    "thin_link_features": {"names": ["the link"], "link": {"mbit": THIN_MBIT}, "trainer": {"cut": 2}},
-    "slow_node": {"names": ["the node's compute"], "trainer": {"network": WIDE}},
-    "throttled_store": {"names": ["the store"], "node": {"FROSTLINE_STORE_REQUESTS_PER_S": "60"}, "store": "s3"},
-    "quota": {"names": ["a quota"], "tenant": {"device_s_per_s": 0.05}},
-    "quota_requests": {"names": ["a quota"], "tenant": {"requests": 1}},
-    "starved": {"names": ["this machine's processors"], "busy_loops": 4, "trainer": {"cut": 0}},
-    "full_cache": {"names": ["the cache"], "trainer": {"cache_bytes": 65536, "cut": 2}},
+    "slow_loop": case(LOOP, both={"step_s": 0.0}, step_s=0.5),
+    "busy_loop": case(LOOP, both={"step_s": 0.0}, busy_s=0.25),
+    "thin_link": case(LINK, times=2, both={**PIXELS, **SMALL}, mbit=20),
+    "thin_link_no_step": case(LINK, times=2, both={**PIXELS, **SMALL, "step_s": 0.0}, mbit=40),
+    "thin_link_features": case(LINK, times=2, both={"cut": 2, **SMALL}, mbit=100),
+    "thin_link_small_features": case(LINK, times=2, both=SMALL, mbit=1),
+    "long_link": case(ROUND_TRIP, round_trip_ms=400, max_requests=1),
+    "long_link_pixels": case(ROUND_TRIP, both=PIXELS, round_trip_ms=800, max_requests=1),
+    "slow_node": case(NODE, network=WIDE),
+    "busy_node": case(NODE, busy={0: 3}),
+    "throttled_store": case(STORES, both={"in_s3": True}, node={"FROSTLINE_STORE_REQUESTS_PER_S": "60"}),
+    "throttled_store_pixels": case(
+        STORES, both={"in_s3": True, **PIXELS}, node={"FROSTLINE_STORE_REQUESTS_PER_S": "30"}
+    ),
+    "quota": case(QUOTA, tenant={"device_s_per_s": 0.05}),
+    "quota_features": case(QUOTA, both={"cut": 2}, tenant={"device_s_per_s": 0.03}),
+    "share_of_bytes": case(SHARE, both=PIXELS, share={"bytes_per_s": 2e6}),
+    "share_of_requests": case(SHARE, share={"requests_per_s": 2.0}),
+    "starved": case(PROCESSORS, both={**PIXELS, "step_s": 0.0}, busy={1: 4}),
+    "starved_by_one": case(PROCESSORS, both={**PIXELS, "step_s": 0.02}, busy={1: 1}),
+    "full_cache": case(CACHE, both={"cut": 2, "samples": 128, "cache_bytes": 1 << 30}, mbit=200, cache_bytes=65536),
+    "full_cache_disk": case(CACHE, both={"cut": 2, "samples": 128, "disk_bytes": 1 << 30}, mbit=200, disk_mb=2),
 }
+AROUND = ("mbit", "node", "tenant", "share", "busy", "round_trip_ms", "in_s3", "disk_mb")
 
 
 def main():
@@ -45,104 +79,115 @@ def main():
     if wanted.inside:
         {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
         return
-    chosen = [name for name in CASES if name in (wanted.only or CASES)]
     rows = []
-    with ShapedLink() as link:
-        for number, name in itertools.product(range(wanted.rounds), chosen):
-            rows.append({"round": number, **one_case(wanted, link, name)})
-            print(line(rows[-1]), flush=True)
-            if wanted.out:
-                report = {"command": sys.argv[1:], "load": os.getloadavg(), "rows": rows}
-                Path(wanted.out).write_text(json.dumps(report, indent=1) + "\n")
-    named = sum(row["is_named"] for row in rows)
-    print(f"{named} of {len(rows)} were named; gain within 20 %: {sum(row['is_near'] for row in rows)}")
+    for number, name in itertools.product(range(wanted.rounds), wanted.only or CASES):
+        rows.append({"round": number, **one_case(wanted, name)})
+        print(line(rows[-1]), flush=True)
+        if wanted.out:
+            report = {"command": sys.argv[1:], "load": os.getloadavg(), "rows": rows}
+            Path(wanted.out).write_text(json.dumps(report, indent=1) + "\n")
+    named, near, steady = (sum(row[name] for row in rows) for name in ("is_named", "is_near", "is_steady"))
+    print(f"of {len(rows)}: named {named}, gain within 20 % {near}, named alike all the time {steady}")
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folders of photographs, one a class")
-    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--seconds", type=float, default=16.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--out")
     parser.add_argument("--inside")
-    parser.add_argument("--in-s3", action="store_true")
-    parser.add_argument("--tenant", type=json.loads, default={})
+    parser.add_argument("--options", type=json.loads, default={})
     return parser.parse_args()
 
 
-def one_case(wanted, link, name):
-    case = CASES[name]
-    planted = measured(wanted, link, case, is_planted=True)
-    free = measured(wanted, link, case, is_planted=False)
+def one_case(wanted, name):
+    planted, free = (measured(wanted, name, is_planted=is_planted) for is_planted in (True, False))
     gain = free["samples_per_s"] / planted["samples_per_s"]
     said = planted["diagnosis"]
-    is_named = said["held_back_by"] in case["names"]
-    expected = said["gain"]
+    is_named = said["held_back_by"] == CASES[name]["part"]
     return {
         "case": name,
         "planted": planted,
         "free": free,
         "gain": gain,
         "is_named": is_named,
-        "is_near": is_named and abs(expected - gain) <= 0.2 * gain,
+        "is_near": is_named and abs(said["gain"] - gain) <= 0.2 * gain,
+        "is_steady": len(set(planted["named"])) <= 1,
     }
 
 
-def measured(wanted, link, case, *, is_planted):
+def measured(wanted, name, *, is_planted):
     """One job of some seconds, with what is planted or without it."""
-    shape = case.get("link", {}) if is_planted else {}
-    link.rate(shape.get("mbit", MBIT))
-    environment = case.get("node", {}) if is_planted else {}
-    tenant = json.dumps(case.get("tenant", {}) if is_planted else {})
-    options = {**case.get("trainer", {})}
-    if not is_planted:
-        removed = ("pause_s", "network", "cache_bytes")
-        options = {name: value for name, value in options.items() if name not in removed}
-    loops = [busy_loop() for _ in range(case.get("busy_loops", 0) if is_planted else 0)]
-    node_options = ["--inside", "node", "--data", wanted.data, "--tenant", tenant]
-    node_options += ["--in-s3"] if case.get("store") == "s3" else []
+    options = {**CASES[name]["both"], **(CASES[name]["planted"] if is_planted else {})}
+    around = {key: options.pop(key) for key in AROUND if key in options}
+    with ExitStack() as stack:
+        host = stack.enter_context(the_link(CASES[name]["planted"], around))
+        for core, number in around.get("busy", {}).items():
+            for _ in range(number):
+                stack.enter_context(busy_loop(core))
+        given = {key: around[key] for key in ("tenant", "share", "in_s3") if key in around}
+        given |= {"host": host, "disk_mb": around.get("disk_mb", 0)}
+        inside = ["--data", wanted.data, "--options", json.dumps(given), "--inside"]
+        node = stack.enter_context(Inside(STORE, 0, __file__, *inside, "node", environment=around.get("node")))
+        trainer = stack.enter_context(Inside(TRAINER, 1, __file__, *inside, "trainer"))
+        seconds = wanted.seconds * (CASES[name]["times"] if is_planted else 1)
+        return trainer.ask(do="train", **node.answer(), seconds=seconds, options=options)
+
+
+@contextmanager
+def the_link(planted, around):
+    """The namespaces with their link; gives the address of the store side."""
+    if "round_trip_ms" in planted:
+        with wide_link.WideLink(round_trip_ms=around.get("round_trip_ms", 0.0), mbit=MBIT):
+            yield wide_link.STORE_ADDRESS
+        return
+    with ShapedLink() as link:
+        link.rate(around.get("mbit", MBIT))
+        yield STORE_ADDRESS
+
+
+@contextmanager
+def busy_loop(core):
+    loop = subprocess.Popen(["taskset", "-c", str(core), sys.executable, "-c", "while True: pass"])
     try:
-        with (
-            Inside(STORE, 0, __file__, *node_options, environment=environment) as node,
-            Inside(TRAINER, 1, __file__, "--inside", "trainer", "--data", wanted.data) as trainer,
-        ):
-            served = node.answer()
-            return trainer.ask(do="train", **served, seconds=wanted.seconds, options=options)
+        yield
     finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
-
-
-def busy_loop():
-    return subprocess.Popen(["taskset", "-c", "1", sys.executable, "-c", "while True: pass"])
+        loop.kill()
+        loop.wait()
 
 
 def line(row):
     said = row["planted"]["diagnosis"]
     return (
-        f"{row['case']:20} {'named ' if row['is_named'] else 'MISSED'} {said['held_back_by']:28} "
-        f"gain {said['gain']:.2f} expected, {row['gain']:.2f} measured"
+        f"{row['case']:25} {'named ' if row['is_named'] else 'MISSED'} {said['held_back_by']:26} gain "
+        f"{said['gain']:6.2f} expected, {row['gain']:6.2f} measured {'near' if row['is_near'] else 'FAR '} "
+        f"{'' if row['is_steady'] else 'FLAPS ' + ', '.join(row['planted']['named'])}"
     )
 
 
 def node_inside(wanted):
-    """Serve the data over HTTP until standard input ends."""
+    """Serve the data over HTTP until standard input ends, and divide what is to be divided."""
     from frostline.config import NodeSettings, TenantSettings
     from frostline.node.process.subprocess import start_node
 
-    job = TenantSettings(name="job", token_sha256=sha256(TOKEN.encode()).hexdigest(), **wanted.tenant)
+    given = wanted.options
+    job = TenantSettings(name="job", token_sha256=sha256(TOKEN.encode()).hexdigest(), **given.get("tenant", {}))
     settings = NodeSettings(memory_bytes=2 << 30, compute_threads=1, decode_threads=1, trial_s=0, tenants=(job,))
-    with stored(wanted) as data, start_node((data,), settings, host=STORE_ADDRESS) as node:
-        print(json.dumps({"url": node.url, "data": data}), flush=True)
+    with (
+        stored(wanted) as data,
+        controlled(given) as control,
+        start_node((data,), settings, host=given["host"]) as node,
+    ):
+        print(json.dumps({"url": node.url, "data": data, "control": control}), flush=True)
         sys.stdin.read()
 
 
 @contextmanager
 def stored(wanted):
     """The data's URL: of its folder, or of a bucket of a real S3 server beside the node."""
-    if not wanted.in_s3:
+    if not wanted.options.get("in_s3"):
         yield str(Path(wanted.data).resolve())
         return
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -155,8 +200,42 @@ def stored(wanted):
         yield "s3://photographs"
 
 
-def trainer_inside(_):
-    answer_questions({"train": train})
+@contextmanager
+def controlled(given):
+    """A control plane that divides the share; gives its URL, None where there is nothing to divide."""
+    if "share" not in given:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as place:
+        config, port = Path(place, "control.toml"), 7075
+        config.write_text("[capacity]\n" + "".join(f"{name} = {value}\n" for name, value in given["share"].items()))
+        command = [sys.executable, "-m", "frostline", "control", "--config", str(config)]
+        command += ["--listen", f"{given['host']}:{port}", "--state", str(Path(place, "state"))]
+        plane = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield f"http://{given['host']}:{port}?job=planted"
+        finally:
+            plane.terminate()
+            plane.wait()
+
+
+def trainer_inside(wanted):
+    with tempfile.TemporaryDirectory() as folder, small_disk(folder, wanted.options["disk_mb"]):
+        answer_questions({"train": lambda **asked: train(folder=folder, **asked)})
+
+
+def small_disk(folder, megabytes):
+    """A file system of so many megabytes at the folder; none where there are 0."""
+    return nullcontext() if not megabytes else mounted(folder, megabytes)
+
+
+@contextmanager
+def mounted(folder, megabytes):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def network(kind):
@@ -167,24 +246,26 @@ def network(kind):
     torch.manual_seed(0)
     body = [nn.Conv2d(3, 16, 7, stride=4), nn.ReLU(), nn.Conv2d(16, 8, 3, stride=2), nn.ReLU()]
     if kind == WIDE:
-        body += [layer for _ in range(8) for layer in (nn.Conv2d(8, 8, 15, padding=7), nn.ReLU())]
+        body += [layer for _ in range(24) for layer in (nn.Conv2d(8, 8, 15, padding=7), nn.ReLU())]
     body += [nn.AdaptiveAvgPool2d(8), nn.Flatten()]
     model = nn.Sequential(nn.Sequential(*body), nn.Linear(512, 6))
     model[0].requires_grad_(False)
     return model
 
 
-def train(*, url, data, seconds, options):
-    """Take batches for some seconds, and two at least, epoch after epoch, and say what the job says of itself."""
+def train(*, url, data, control, seconds, folder, options):
+    """Take batches for some seconds, epoch after epoch, and say what the job says of itself meanwhile."""
     import numpy as np
 
     import frostline as fl
     from frostline.config import LoaderSettings
 
-    settings = {"cache_bytes": options.get("cache_bytes", 0), "token": TOKEN, "hedge_quantile": 1.0}
+    settings = {"cache_bytes": options.get("cache_bytes", 0), "token": TOKEN, "hedge_quantile": 1.0, "control": control}
+    settings |= {name: options[name] for name in ("max_requests", "samples_per_request") if name in options}
+    if "disk_bytes" in options:
+        settings |= {"cache_dir": folder, "cache_disk_bytes": options["disk_bytes"]}
     data = fl.Dataset(data, near=url, token=TOKEN)
-    # A full cache is only seen where epochs come again within the run.
-    data = data.take(np.arange(256)) if "cache_bytes" in options else data
+    data = data.take(np.arange(options["samples"])) if "samples" in options else data
     with fl.offload(
         network(options.get("network")),
         data,
@@ -193,22 +274,44 @@ def train(*, url, data, seconds, options):
         accuracy="exact",
         settings=LoaderSettings(**settings),
     ) as job:
-        started, first, samples = time.perf_counter(), None, 0
-        for epoch in itertools.count():
-            for batch in job.loader(BATCH, shuffle=True, epoch=epoch, data=data):
-                now = time.perf_counter()
-                time.sleep(options.get("pause_s", 0.0))
-                if first is None and now - started > 1.0:
-                    first = now
-                elif first is not None:
-                    samples, last = samples + len(batch.labels), now
-                if now - started > seconds and samples:
-                    break
-            else:
-                continue
+        found = watched(job, data, seconds, options)
+        said = job.diagnosis()
+        return {"diagnosis": said.to_json(), "says": str(said), **found}
+
+
+def watched(job, data, seconds, options):
+    """The rate of the second half of some seconds, and which parts were named from the first quarter on."""
+    started, half, samples, named, is_over = time.perf_counter(), None, 0, [], threading.Event()
+    # To ask for the diagnosis asks the node: the loop must not wait for that.
+    asking = threading.Thread(target=ask, args=(job, seconds / 4, named, is_over))
+    asking.start()
+    passes = (job.loader(BATCH, shuffle=True, epoch=epoch, data=data) for epoch in itertools.count())
+    for batch in itertools.chain.from_iterable(passes):
+        now = time.perf_counter() - started
+        if half is not None:
+            samples += len(batch.labels)
+        elif now >= seconds / 2:
+            half = now
+        if now >= seconds and samples:
             break
-        found = job.diagnosis()
-        return {"diagnosis": found.to_json(), "says": str(found), "samples_per_s": samples / (last - first)}
+        step(options)
+    is_over.set()
+    asking.join()
+    return {"samples_per_s": samples / (now - half), "named": named}
+
+
+def ask(job, first_s, named, is_over):
+    is_over.wait(first_s)
+    while not is_over.wait(2.0):
+        named.append(job.diagnosis().held_back_by)
+
+
+def step(options):
+    """What a loop does with a batch: wait for an accelerator, or compute itself."""
+    time.sleep(options.get("step_s", 0.0))
+    until = time.perf_counter() + options.get("busy_s", 0.0)
+    while time.perf_counter() < until:
+        pass
 
 
 if __name__ == "__main__":

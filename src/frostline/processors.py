@@ -11,6 +11,7 @@ __all__ = (
     "collector_rests",
     "cores_busy_s",
     "in_background",
+    "threads_waited_s",
     "usable_cores",
     "usable_memory_bytes",
 )
@@ -47,6 +48,22 @@ def cores_busy_s(root: Path = Path("/")) -> tuple[float, float]:
             total += sum(map(int, ticks[:8]))
     per_s = os.sysconf("SC_CLK_TCK")
     return (total - idle) / per_s, total / per_s
+
+
+def threads_waited_s(root: Path = Path("/")) -> dict[int, float]:
+    """Seconds in which each thread of this process could have run, and no core was free; by its number.
+
+    Nothing where the system does not count that, as only Linux does.
+
+    Args:
+        root: folder in which ``proc`` lies.
+    """
+    waited_s = {}
+    for path in (root / "proc/self/task").glob("*/schedstat"):
+        # Nanoseconds on a core, nanoseconds of waiting for one, and turns (Documentation/scheduler/sched-stats.rst).
+        for line in _lines(path):
+            waited_s[int(path.parent.name)] = int(line.split()[1]) / 1e9
+    return waited_s
 
 
 def usable_memory_bytes(root: Path = Path("/")) -> int:

@@ -41,7 +41,7 @@ def test_a_loop_that_is_slower_than_its_data_is_told_that_nothing_is_wrong(folde
         take(job, epochs=4, pause_s=0.3, until=lambda found: found.held_back_by == TRAINER)
         found = job.diagnosis()
     assert found.held_back_by == TRAINER
-    assert found.gain == 1.0
+    assert found.gain > 1.0, "a faster loop would be fed faster"
     assert "nothing is wrong" in found.mend
 
 

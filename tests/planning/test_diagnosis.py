@@ -14,6 +14,7 @@ from frostline.planning.diagnosis import (
     PROCESSORS,
     QUOTA,
     ROUND_TRIP,
+    SHARE,
     STORE,
     TRAINER,
     Usage,
@@ -22,21 +23,31 @@ from frostline.planning.diagnosis import (
 
 
 def usage(**fields):
-    return Usage(**{"seconds": 10.0, "samples": 1000, "stall_s": 6.0, "requests": 40, "request_s": 0.2, **fields})
+    """Ten seconds of a job at 100 samples a second, whose loop waits for 6 of them; parts cost what they were busy."""
+    busy = fields.get("busy", {})
+    costs_s = {part: share / 100 for part, share in busy.items() if part != PROCESSORS}
+    costs_s |= {PROCESSORS: (busy[PROCESSORS] - fields.get("others", 0.0)) / 100} if PROCESSORS in busy else {}
+    plain = {"seconds": 10.0, "samples": 1000, "arrived": 1000, "stall_s": 6.0, "requests": 40, "request_s": 0.2}
+    return Usage(**{**plain, "costs_s": costs_s, **fields})
 
 
 @pytest.mark.parametrize(
     ("fields", "part", "gain"),
     [
-        ({"stall_s": 0.5}, TRAINER, 1.0),
+        ({"stall_s": 0.5, "busy": {NODE: 0.25}}, TRAINER, 4.0),
         ({"busy": {LINK: 0.97, NODE: 0.5, PROCESSORS: 0.3}}, LINK, 2.0),
         ({"busy": {LINK: 0.4, NODE: 0.95, PROCESSORS: 0.3}}, NODE, 2.5),
-        ({"busy": {LINK: 0.1, NODE: 0.2, PROCESSORS: 0.99}, "own_cores": 0.95}, PROCESSORS, 2.5),
-        ({"busy": {NODE: 0.9, PROCESSORS: 1.0}, "own_cores": 0.5, "same_host": True}, PROCESSORS, 2.0),
-        ({"busy": {NODE: 0.9, PROCESSORS: 0.95}, "own_cores": 0.9, "same_host": True}, PROCESSORS, 1 / 0.9),
+        ({"busy": {LINK: 0.1, NODE: 0.2, PROCESSORS: 0.99}, "others": 0.04}, PROCESSORS, 2.5),
+        ({"busy": {NODE: 0.9, PROCESSORS: 1.0}, "others": 0.5, "same_host": True}, PROCESSORS, 2.0),
+        ({"busy": {PROCESSORS: 1.0}, "others": 0.5}, PROCESSORS, 2.0),
+        ({"busy": {NODE: 0.9, PROCESSORS: 0.95}, "others": 0.05, "same_host": True}, PROCESSORS, 1 / 0.9),
         ({"busy": {LINK: 0.1, NODE: 0.2, PROCESSORS: 0.3}}, STORE, 2.5),
         ({"busy": {LINK: 0.1, NODE: 0.2, PROCESSORS: 0.3}, "round_trip_s": 0.15}, ROUND_TRIP, 2.5),
+        # Of 0.8 s the node and the link explain 25 samples of 3 ms, and nothing 0.725 s less the way.
+        ({"busy": {LINK: 0.1, NODE: 0.2}, "request_s": 0.8, "round_trip_s": 0.35}, STORE, 2.5),
+        ({"busy": {LINK: 0.1, NODE: 0.2}, "request_s": 0.8, "round_trip_s": 0.37}, ROUND_TRIP, 2.5),
         ({"busy": {NODE: 0.5}, "refusals": 30}, QUOTA, 2.0),
+        ({"busy": {NODE: 0.5}, "held_s": 6.0}, SHARE, 2.0),
         ({"busy": {NODE: 0.95}, "fetched_again": 900}, CACHE, 2.5),
     ],
 )
@@ -45,6 +56,24 @@ def test_names_the_part_that_is_busy_all_the_time_and_the_gain_that_the_next_one
     assert found.held_back_by == part
     assert found.gain == pytest.approx(gain)
     assert found.mend
+
+
+def test_the_gain_is_over_what_arrives_while_the_window_fills():
+    """The loop took 1,000 samples, and the link, which is busy all the time, brought 2,000."""
+    found = diagnose(usage(arrived=2000, busy={LINK: 1.0}, costs_s={LINK: 0.005, NODE: 0.0025}, stall_s=9.9))
+    assert found.gain == pytest.approx(2.0)
+
+
+def test_a_loop_that_took_no_time_would_take_no_processor_either():
+    fields = {"stall_s": 0.0, "busy": {PROCESSORS: 0.9}, "loop_cores_s": 0.007}
+    assert diagnose(usage(**fields)).gain == pytest.approx(5.0)
+
+
+def test_work_that_was_done_ahead_costs_a_sample_no_more():
+    """The node has computed twice as many samples as the loop took: it could do so for twice as many again."""
+    found = diagnose(usage(stall_s=0.0, arrived=2000, busy={NODE: 0.5}, costs_s={NODE: 0.0025}))
+    assert found.held_back_by == TRAINER
+    assert found.gain == pytest.approx(4.0)
 
 
 def test_says_nothing_before_anything_was_measured():
@@ -74,17 +103,17 @@ def test_json_has_plain_values():
 shares = st.floats(0.0, 1.0)
 
 
-@given(waiting=shares, link=shares, node=shares, processors=shares, own=shares, same_host=st.booleans())
-def test_whatever_was_measured_the_gain_is_finite_and_no_loss(waiting, link, node, processors, own, same_host):
+@given(waiting=shares, link=shares, node=shares, processors=shares, others=shares, same_host=st.booleans())
+def test_whatever_was_measured_the_gain_is_finite_and_no_loss(waiting, link, node, processors, others, same_host):
     found = diagnose(
         usage(
             stall_s=10 * waiting,
             busy={LINK: link, NODE: node, PROCESSORS: processors},
-            own_cores=own,
+            others=others * processors,
             same_host=same_host,
         )
     )
-    assert 1.0 <= found.gain <= 1000.0
+    assert 1.0 <= found.gain <= 100.0
 
 
 @given(link=st.floats(0.85, 1.0), node=st.floats(0.0, 0.8), noise=st.floats(-0.04, 0.04))

@@ -31,6 +31,9 @@ class ControlFollower:
         kind: ``window`` or ``io``.
         beside: further stages of the process, such as its cache.
         clock: monotonic seconds.
+
+    Attributes:
+        held_s: seconds so far in which the next request waited for its share.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class ControlFollower:
         self._line: deque[threading.Condition] = deque()
         self._pace = Pace(clock())
         self._is_closed = False
+        self.held_s = 0.0
         self._reporter = ControlReporter(link, (self, *beside), clock)
 
     def begin(self) -> None:
@@ -115,11 +119,18 @@ class ControlFollower:
                     wait_s = self._pace.ask(self._clock()) if self._line[0] is own else math.inf
                     if wait_s <= 0:
                         return paid_bytes
-                    own.wait(None if wait_s == math.inf else wait_s)
+                    self._wait(own, wait_s)
             finally:
                 self._line.remove(own)
                 self._wake_first()
             return None
+
+    def _wait(self, own: threading.Condition, wait_s: float) -> None:
+        """Wait for a place at the head of the line, or there until the share allows it."""
+        is_first, since_s = self._line[0] is own, self._clock()
+        own.wait(None if wait_s == math.inf else wait_s)
+        if is_first:
+            self.held_s += self._clock() - since_s
 
     def wake(self) -> None:
         """Have everybody who waits look whether it is over."""

@@ -76,10 +76,11 @@ class Job(JobTable):
         self._worker_setup = worker_setup
         self._router = router
         self._collector = collector
-        measured = None if measuring is None else partial(measuring.changes, fetcher=fetcher, router=router)
+        tuner, follower, self._close = tuned(settings, fetcher, router, data, cache_policy, close)
         self._usage = UsageMeter(
-            fetcher.transport, collector.statistics, cache_policy.rejected, has_own_process=near is not None
+            fetcher.transport, collector.statistics, cache_policy.rejected, follower, has_own_process=near is not None
         )
+        measured = None if measuring is None else partial(measuring.changes, fetcher=fetcher, router=router)
         self._observe = PlanFollower(collector, router, measured, self._usage)
         self._cuts = tuple(cuts)
         self._head = head
@@ -88,7 +89,6 @@ class Job(JobTable):
         self._settings = settings
         self._near = near
         self._trains_in_store = trains_in_store
-        tuner, follower, self._close = tuned(settings, fetcher, router, data, cache_policy, close)
         self._maker = LoaderFactory(
             data=data,
             fetcher=fetcher,

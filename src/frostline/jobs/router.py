@@ -269,7 +269,7 @@ class PlanFollower:
     def __call__(self, event: Event) -> None:
         """Take an event. For the loop's thread."""
         self._tell(event)
-        if isinstance(event, (EpochStarted, EpochFinished)):
+        if isinstance(event, (EpochStarted, BatchDelivered, EpochFinished)):
             self._usage(event)
         replanned = self._router.observe(event)
         measured = [] if self._measured is None else self._measured(event)

@@ -1,23 +1,29 @@
 """Measures how busy each part of a running job is, while batches come from the store side and not from the cache."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frostline.engines.machine.hardware import host_digest
 from frostline.errors import FrostlineError
-from frostline.events import EpochFinished, EpochStarted, Event
+from frostline.events import BatchDelivered, EpochFinished, EpochStarted, Event
 from frostline.jobs.statistics import JobStatistics
 from frostline.planning.diagnosis import LINK, NODE, PROCESSORS, Usage
-from frostline.processors import cores_busy_s, usable_cores
+from frostline.processors import cores_busy_s, threads_waited_s, usable_cores
 from frostline.transport.protocol import Transport
+
+if TYPE_CHECKING:
+    from frostline.control.follower import ControlFollower
 
 __all__ = ("UsageMeter",)
 
 # The first batches fill the pipe, and a job of a second needs no diagnosis.
 _SETTLED_S = 1.0
+# Threads end with their pass: how long they waited for a core is looked at so often while they are there.
+_LOOK_S = 1.0
 # A pass that ends while the node is being looked at waits so long for the answer.
 _ENDS_WITHIN_S = 1.0
 
@@ -29,14 +35,20 @@ class _Counts:
     at_s: float = 0.0
     samples: int = 0
     from_cache: int = 0
+    arrived: int = 0
+    payload_bytes: int = 0
     stall_s: float = 0.0
     answered: int = 0
     answering_s: float = 0.0
     quota_refusals: int = 0
+    transfer_bytes: int = 0
     transfer_s: float = 0.0
+    held_s: float = 0.0
     cores_busy_s: float = 0.0
     cores_s: float = 0.0
     process_s: float = 0.0
+    waited_s: float = 0.0
+    loop_s: float = 0.0
 
     def __add__(self, other: "_Counts") -> "_Counts":
         return _Counts(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})
@@ -58,6 +70,7 @@ class _NodeLook:
     cores: int
     is_here: bool
     round_trip_s: float
+    """Seconds of the shorter of two small requests: the other one may have had to connect first."""
 
 
 class UsageMeter:
@@ -67,6 +80,7 @@ class UsageMeter:
         transport: way to the nodes, whose counters and connections are read.
         statistics: gives the job's own counters.
         rejected: gives the number of samples that the cache had no room for.
+        follower: keeps the job's requests to its share of a control plane; None where there is none.
         has_own_process: the node works in a process of its own, and not in this one.
     """
 
@@ -75,12 +89,14 @@ class UsageMeter:
         transport: Transport,
         statistics: Callable[[], JobStatistics],
         rejected: Callable[[], int],
+        follower: "ControlFollower | None",
         *,
         has_own_process: bool,
     ) -> None:
         self._transport = transport
         self._statistics = statistics
         self._rejected = rejected
+        self._follower = follower
         self._has_own_process = has_own_process
         self._lock = threading.Lock()
         self._born_s: float | None = None  # when the first pass began
@@ -91,9 +107,17 @@ class UsageMeter:
         self._begun: _Counts | None = None
         self._done = _Counts()
         self._first: _NodeLook | None = None
+        self._loop_s = 0.0  # of processors, between the batches of passes
+        self._loop_at_s = 0.0
+        self._cores = _CoreWaits()
 
     def __call__(self, event: Event) -> None:
-        """Take the beginning or the end of a pass."""
+        """Take the beginning or the end of a pass, or a batch of it; for the loop's thread."""
+        now_s = time.thread_time()
+        if isinstance(event, BatchDelivered):
+            self._loop_s += max(0.0, now_s - self._loop_at_s)
+            self._cores.look_if_due()
+        self._loop_at_s = now_s
         if isinstance(event, EpochStarted):
             with self._lock:
                 self._epochs.add(event.epoch)
@@ -120,26 +144,27 @@ class UsageMeter:
         fetched = done.samples - done.from_cache
         if fetched <= 0 or done.at_s <= 0:
             return None
-        busy = {LINK: done.transfer_s / done.at_s}
-        if done.cores_s:
-            busy[PROCESSORS] = done.cores_busy_s / done.cores_s
         now = None if first is None else self._look_at_node()
-        own_s = done.process_s
-        if first is not None and now is not None:
-            busy[NODE] = _computed_s(first, now) / done.at_s
-            own_s += now.cpu_s - first.cpu_s if now.is_here and self._has_own_process else 0.0
+        looks = None if first is None or now is None else (first, now)
+        own_s, waited_s = done.process_s, done.waited_s
+        if looks is not None and looks[1].is_here and self._has_own_process:
+            own_s, waited_s = own_s + looks[1].cpu_s - looks[0].cpu_s, math.inf  # how long it waited is not known
         return Usage(
             seconds=done.at_s,
             samples=fetched,
+            arrived=_flowed(done),
             stall_s=done.stall_s,
-            busy={part: min(1.0, share) for part, share in busy.items()},
+            busy=_shares(done, looks, own_s + waited_s),
+            costs_s=_costs_s(done, looks, own_s),
             requests=done.answered,
             request_s=done.answering_s / done.answered if done.answered else 0.0,
-            round_trip_s=0.0 if now is None else now.round_trip_s,
+            round_trip_s=0.0 if looks is None else min(look.round_trip_s for look in looks),
             refusals=done.quota_refusals,
+            held_s=done.held_s,
             fetched_again=min(self._rejected(), fetched) if epochs > 1 else 0,
             same_host=now is not None and now.is_here,
-            own_cores=min(1.0, own_s / done.cores_s) if done.cores_s else 0.0,
+            loop_cores_s=done.loop_s * done.at_s / done.cores_s / fetched if done.cores_s else 0.0,
+            others=max(0.0, done.cores_busy_s - own_s) / done.cores_s if done.cores_s else 0.0,
         )
 
     def _begin(self, number: int) -> None:
@@ -160,6 +185,7 @@ class UsageMeter:
 
     def _counts(self) -> _Counts:
         done = self._statistics()
+        crossed = self._transport.statistics()
         busy_s, all_s = cores_busy_s()
         return _Counts(
             at_s=time.monotonic(),
@@ -169,18 +195,25 @@ class UsageMeter:
             answered=done.answered,
             answering_s=done.answering_s,
             quota_refusals=done.quota_refusals,
-            transfer_s=self._transport.statistics().transfer_s,
+            arrived=sum(number for _, number in done.routed),
+            payload_bytes=done.payload_bytes,
+            transfer_bytes=crossed.transfer_bytes,
+            transfer_s=crossed.transfer_s,
+            held_s=0.0 if self._follower is None else self._follower.held_s,
             cores_busy_s=busy_s,
             cores_s=all_s,
             process_s=time.process_time(),
+            waited_s=self._cores.waited_s(),
+            loop_s=self._loop_s,
         )
 
     def _look_at_node(self) -> _NodeLook | None:
         try:
             asked_s = time.monotonic()
             health = self._transport.health()
-            at_s = time.monotonic()
+            known_s = time.monotonic()
             statistics = self._transport.node_statistics()
+            at_s = time.monotonic()
         except FrostlineError:  # it went away
             return None
         return _NodeLook(
@@ -189,8 +222,66 @@ class UsageMeter:
             cpu_s=float(statistics.get("cpu_s", 0.0)),
             cores=max(1, len(health.cores)),
             is_here=health.host == host_digest() and bool(set(health.cores).intersection(usable_cores())),
-            round_trip_s=at_s - asked_s,
+            round_trip_s=min(known_s - asked_s, at_s - known_s),
         )
+
+
+class _CoreWaits:
+    """Seconds in which threads of this process waited for a core, those that have ended too. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._before: dict[int, float] = {}
+        self._sum_s = 0.0
+        self._at_s = -math.inf
+
+    def look_if_due(self) -> None:
+        """Look at all threads, if that was not done for a while."""
+        if time.monotonic() - self._at_s > _LOOK_S:
+            self.waited_s()
+
+    def waited_s(self) -> float:
+        """What was waited so far."""
+        with self._lock:
+            now = threads_waited_s()
+            self._sum_s += sum(max(0.0, waited_s - self._before.get(thread, 0.0)) for thread, waited_s in now.items())
+            self._before, self._at_s = now, time.monotonic()
+            return self._sum_s
+
+
+_Looks = tuple[_NodeLook, _NodeLook]
+
+
+def _shares(done: _Counts, looks: _Looks | None, wanted_s: float) -> dict[str, float]:
+    """Share of the time in which each part worked, or of the processors: in which the job used them or waited for them.
+
+    That others use them too is no harm where the job's threads need not wait for it. Where nobody says how long they
+    waited, the processors count as wanted all the time in which anybody used them.
+    """
+    shares = {LINK: done.transfer_s / done.at_s}
+    if done.cores_s:
+        shares[PROCESSORS] = min(wanted_s if done.waited_s else math.inf, done.cores_busy_s) / done.cores_s
+    if looks is not None:
+        shares[NODE] = _computed_s(*looks) / max(done.at_s, looks[1].at_s - looks[0].at_s)
+    return {part: min(1.0, share) for part, share in shares.items()}
+
+
+def _flowed(done: _Counts) -> int:
+    """Samples that came, those of answers that are still under way by their bytes."""
+    by_bytes = done.transfer_bytes * done.arrived / done.payload_bytes if done.payload_bytes else 0.0
+    return max(done.arrived, int(by_bytes))
+
+
+def _costs_s(done: _Counts, looks: _Looks | None, own_s: float) -> dict[str, float]:
+    """Seconds that each part works for one sample."""
+    costs_s = {}
+    if done.transfer_bytes and done.arrived:
+        costs_s[LINK] = done.transfer_s / done.transfer_bytes * done.payload_bytes / done.arrived
+    if done.cores_s:
+        costs_s[PROCESSORS] = own_s * done.at_s / done.cores_s / max(done.samples, _flowed(done))
+    if looks is not None and (answered := _grown(*looks, "samples")):
+        costs_s[NODE] = _computed_s(*looks) / answered
+    return costs_s
 
 
 def _computed_s(first: _NodeLook, now: _NodeLook) -> float:

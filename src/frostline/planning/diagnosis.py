@@ -1,8 +1,9 @@
-"""Decides what holds a running job back, and how much faster it would be without that, by the time each part is busy.
+"""Decides what holds a running job back, and how much faster it would be without that, by what each part's work takes.
 
-The rule is the utilisation law of queueing networks (Denning and Buzen 1978): a part that is busy for a share ``u`` of
-the time at a rate of ``r`` samples a second cannot do more than ``r / u``. The part that is busy all the time holds the
-job back; without it the next busiest one would, so that the rate could grow to ``r / u`` of that.
+The rules are the utilisation and the bottleneck law of queueing networks (Denning and Buzen 1978): a part that works
+``d`` seconds for each sample cannot do more than ``1 / d`` samples a second. The part that is busy all the time holds
+the job back; without it the one with the next largest ``d`` would. Work is divided by the samples that it was
+done for, not by those that the loop took: a window that fills has the node and the link do more.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ __all__ = (
     "PROCESSORS",
     "QUOTA",
     "ROUND_TRIP",
+    "SHARE",
     "STORE",
     "TRAINER",
     "Diagnosis",
@@ -34,6 +36,7 @@ LINK = "the link"
 ROUND_TRIP = "the round trip"
 PROCESSORS = "this machine's processors"
 QUOTA = "a quota"
+SHARE = "its share"
 CACHE = "the cache"
 NOTHING_YET = "nothing yet"
 
@@ -45,6 +48,7 @@ _MENDS: Mapping[str, str] = {
     ROUND_TRIP: "let more requests be under way (LoaderSettings.max_requests and window_bytes)",
     PROCESSORS: "end what else runs here, give this process more cores, or let a node on another machine do the work",
     QUOTA: "ask the node's operator for a larger quota of this tenant",
+    SHARE: "give the job or its tenant a greater weight, or the control plane a greater capacity",
     CACHE: "give it more (LoaderSettings.cache_bytes, cache_disk_bytes), or make room on its disk",
 }
 
@@ -52,11 +56,13 @@ _MENDS: Mapping[str, str] = {
 _LITTLE = 0.1
 # A part that is busy for this share of the time has no room: batches come in bursts, and so does work.
 _BUSY = 0.8
-# Of a request's time: more is spent on the way than in the store.
+# Requests wait for their turn for more than so much of the time.
 _MOSTLY = 0.5
 # One refusal in so many requests is a loop that tries how far it may go; more of them are what it waits for.
 _OFTEN = 0.05
 _MIN_S = 1.0
+# Beyond this nobody knows: what is left takes so little that it was not measured.
+_MAX_GAIN = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,40 +72,48 @@ class Usage:
     Attributes:
         seconds: seconds of wall clock.
         samples: samples that the loop took meanwhile.
-        stall_s: seconds of these in which it waited.
-        busy: share of the time in which each part worked, of ``NODE``, ``LINK`` and ``PROCESSORS``; those that were not
-            measured are missing.
+        arrived: samples that came from the store side meanwhile; while the window fills these are more.
+        stall_s: seconds in which the loop waited.
+        busy: share of the time in which each part worked, of ``NODE``, ``LINK`` and ``PROCESSORS``, of these also that
+            in which the job waited for them; those that were not measured are missing.
+        costs_s: seconds that each of them works for one sample, whatever else it does; of ``PROCESSORS`` those of the
+            job's own processes, divided by the number of cores. Those that did nothing are missing.
         requests: requests that were answered.
         request_s: mean seconds from sending a request to the end of its answer; 0 where there was none.
         round_trip_s: seconds of a small request; 0 within a process.
         refusals: requests that a quota refused.
+        held_s: seconds in which requests waited for the job's share of a control plane.
         fetched_again: samples that came a second time, since the cache had no room to keep them.
         same_host: whether the node works on this machine's processors too.
-        own_cores: share of this machine's processors that the job's own processes had, the node's among them where it
-            is on this machine.
+        loop_cores_s: of the cost of ``PROCESSORS``, what the loop's own thread takes.
+        others: share of this machine's processors that other programs had, not the node on this machine.
     """
 
     seconds: float
     samples: int
+    arrived: int
     stall_s: float
     busy: Mapping[str, float] = field(default_factory=dict)
+    costs_s: Mapping[str, float] = field(default_factory=dict)
     requests: int = 0
     request_s: float = 0.0
     round_trip_s: float = 0.0
     refusals: int = 0
+    held_s: float = 0.0
     fetched_again: int = 0
     same_host: bool = False
-    own_cores: float = 0.0
-
-    @property
-    def others(self) -> float:
-        """Share of this machine's processors that other programs had."""
-        return max(0.0, self.busy.get(PROCESSORS, 0.0) - self.own_cores)
+    loop_cores_s: float = 0.0
+    others: float = 0.0
 
     @property
     def waiting(self) -> float:
         """Share of the time in which the loop waited."""
         return min(1.0, self.stall_s / self.seconds)
+
+    @property
+    def loop_s(self) -> float:
+        """Seconds that the loop itself takes for one sample."""
+        return (1.0 - self.waiting) * self.seconds / self.samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +122,12 @@ class Diagnosis(ShownInNotebooks):
 
     Attributes:
         held_back_by: ``the store``, ``the node's compute``, ``the link``, ``the round trip``, ``this machine's
-            processors``, ``a quota``, ``the cache``, ``the training loop``, or ``nothing yet``.
+            processors``, ``a quota``, ``its share`` of a control plane, ``the cache``, ``the training loop``, or
+            ``nothing yet``.
         says: the finding with its evidence, in one sentence.
         mend: the change that helps.
-        gain: how many times as many samples a second there would be without it; 1 where nothing is to be gained.
+        gain: how many times as many samples a second there would be without it, 100 for that and more; 1 where
+            nothing is to be gained.
         shares: share of the time in which each part that was measured was busy.
     """
 
@@ -147,9 +163,9 @@ def diagnose(usage: Usage | None) -> Diagnosis:
     """
     if usage is None or usage.seconds < _MIN_S or not usage.samples:
         return Diagnosis(held_back_by=NOTHING_YET, says="too few batches came from the store side to say what is slow")
-    shares = {TRAINER: 1.0 - usage.waiting, **usage.busy}
     part = _held_back_by(usage)
-    gain = _gain(part, usage, shares)
+    gain = _gain(part, usage)
+    shares = {TRAINER: 1.0 - usage.waiting, **usage.busy}
     return Diagnosis(
         held_back_by=part, says=_sentence(part, usage, shares, gain), mend=_MENDS[part], gain=gain, shares=shares
     )
@@ -160,6 +176,8 @@ def _held_back_by(usage: Usage) -> str:
         return TRAINER
     if usage.refusals > _OFTEN * (usage.requests + usage.refusals):
         return QUOTA
+    if usage.held_s > _MOSTLY * usage.seconds:
+        return SHARE
     if usage.fetched_again > usage.samples // 2:
         return CACHE
     busy = dict(usage.busy)
@@ -168,38 +186,60 @@ def _held_back_by(usage: Usage) -> str:
     part = max(busy, key=lambda name: busy[name], default=None)
     if part is not None and busy[part] >= _BUSY:
         return part
-    return ROUND_TRIP if usage.round_trip_s > _MOSTLY * usage.request_s else STORE
+    return ROUND_TRIP if usage.round_trip_s > _in_store_s(usage) else STORE
 
 
-def _gain(part: str, usage: Usage, shares: Mapping[str, float]) -> float:
-    """How many times as many samples a second the next busiest part allows."""
-    if part == TRAINER:
-        return 1.0
-    if part == CACHE:
-        return 1.0 / max(shares[TRAINER], 1e-3)  # features that are kept need none of the other parts
+def _in_store_s(usage: Usage) -> float:
+    """Seconds of a request that neither its way nor the work of the parts explains."""
+    rows = usage.arrived / max(1, usage.requests)
+    worked_s = rows * sum(cost for part, cost in usage.costs_s.items() if part != PROCESSORS)
+    return max(0.0, usage.request_s - usage.round_trip_s - worked_s)
+
+
+def _gain(part: str, usage: Usage) -> float:
+    """How many times as many samples a second the part with the next largest cost allows."""
+    per_s = (usage.samples if part == TRAINER else max(usage.samples, usage.arrived)) / usage.seconds
+    most_s = max(_left_s(part, usage).values(), default=0.0)
+    return max(1.0, 1.0 / max(per_s * most_s, 1.0 / _MAX_GAIN))
+
+
+def _left_s(part: str, usage: Usage) -> dict[str, float]:
+    """What each part still takes for a sample where one no longer holds the job back."""
+    left = {TRAINER: usage.loop_s, **usage.costs_s}
+    if part == TRAINER and PROCESSORS in left:
+        left[PROCESSORS] = max(0.0, left[PROCESSORS] - usage.loop_cores_s)
     if part == PROCESSORS and usage.others > _LITTLE:
-        # Whatever else was timed here took longer because of them.
-        return max(1.0, 1.0 / max(usage.own_cores, shares[TRAINER], 1e-3))
-    others = [share for name, share in shares.items() if name != part]
-    return max(1.0, 1.0 / max(*others, 1e-3))
+        # Without other programs the job's own work would be left; a node beside it took longer because of them.
+        return {name: cost for name, cost in left.items() if name != NODE or not usage.same_host}
+    if part == CACHE:
+        return {name: cost for name, cost in left.items() if name in (TRAINER, PROCESSORS)}
+    return {name: cost for name, cost in left.items() if name != part}
 
 
 def _sentence(part: str, usage: Usage, shares: Mapping[str, float], gain: float) -> str:
     rate = f"{in_rate(usage.samples / usage.seconds)} samples/s"
+    then = _then(gain)
     if part == TRAINER:
         return (
-            f"the training loop itself is the slowest part: it waits {in_percent(usage.waiting)} of the time, at {rate}"
+            f"the training loop itself is the slowest part: it waits {in_percent(usage.waiting)} of the time, at "
+            f"{rate}; if it took no time, {then}"
         )
     busy = f"busy {in_percent(shares.get(part, 1.0))} of the time"
     evidence = {
         STORE: "no other part is busy all the time",
         ROUND_TRIP: f"{in_seconds(usage.round_trip_s)} of the {in_seconds(usage.request_s)} that a request takes",
         QUOTA: f"it refused {usage.refusals} requests, and {usage.requests} were answered",
+        SHARE: f"requests waited for it {in_percent(min(1.0, usage.held_s / usage.seconds))} of the time",
         CACHE: f"it had no room, and {usage.fetched_again} samples were fetched again",
         PROCESSORS: f"{busy}, {in_percent(usage.others)} by other programs",
     }.get(part, busy)
-    then = f"up to {in_times(gain)} as many" if gain >= 1 + _LITTLE else "another part would hold it back as much"
     return (
         f"held back by {part} ({evidence}): the loop waits {in_percent(usage.waiting)} of the time for what comes from "
         f"the store side, at {rate}; without that {then}"
     )
+
+
+def _then(gain: float) -> str:
+    if gain < 1 + _LITTLE:
+        return "another part would hold it back as much"
+    return f"up to {in_times(gain)} as many" if gain < _MAX_GAIN else "far more than can be measured now"
