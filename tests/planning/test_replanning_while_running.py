@@ -105,6 +105,25 @@ def test_a_link_that_becomes_thin_is_followed_at_once_and_once():
     assert last != first
 
 
+def test_a_share_of_a_control_plane_is_planned_with_as_a_link_that_gives_as_much():
+    profiled = situation()
+    first = shares_of(make_plan(profiled))
+    seen = replace(look(profiled, first), allowed_bytes_per_s=0.6 * MB)
+    rates = learn(profiled, Rates(), seen)
+    assert rates.is_held(profiled)
+    change = better(as_measured(profiled, rates), first)
+    assert shares_of(change.plan) == pytest.approx(shares_of(make_plan(vary(profiled, bandwidth=0.6 * MB))))
+    assert is_news(learn(profiled, rates, replace(seen, allowed_bytes_per_s=0.3 * MB)), rates)
+    assert is_news(learn(profiled, rates, replace(seen, allowed_bytes_per_s=math.inf)), rates)
+
+
+def test_a_share_that_is_more_than_the_link_gives_changes_no_plan():
+    profiled = situation()
+    rates = learn(profiled, Rates(), replace(look(profiled, shares_of(make_plan(profiled))), allowed_bytes_per_s=1e9))
+    assert not rates.is_held(profiled)
+    assert as_measured(profiled, rates).link.bytes_per_s == pytest.approx(profiled.link.bytes_per_s)
+
+
 def test_a_link_that_comes_back_is_found_by_asking_for_more():
     profiled = situation()
     thin = shares_of(make_plan(vary(profiled, bandwidth=0.05 * MB)))
@@ -140,7 +159,7 @@ def test_a_gain_within_the_noise_changes_nothing():
 def test_a_change_says_what_was_measured_and_what_it_gains():
     profiled = situation()
     change = better(vary(profiled, bandwidth=0.6 * MB), {Route(0): 1.0})
-    assert "the link gives 600 kB/s" in change.reason
+    assert "600 kB/s may cross the link" in change.reason
     assert "held to 10 samples/s by the link" in change.reason
 
 

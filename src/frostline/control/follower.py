@@ -33,6 +33,7 @@ class ControlFollower:
         clock: monotonic seconds.
 
     Attributes:
+        share: what it may use now.
         held_s: seconds so far in which the next request waited for its share.
     """
 
@@ -56,6 +57,7 @@ class ControlFollower:
         self._line: deque[threading.Condition] = deque()
         self._pace = Pace(clock())
         self._is_closed = False
+        self.share = Amounts()
         self.held_s = 0.0
         self._reporter = ControlReporter(link, (self, *beside), clock)
 
@@ -80,6 +82,7 @@ class ControlFollower:
     def keep_to(self, share: Amounts) -> None:
         """Let requests go within this share from now on."""
         with self._lock:
+            self.share = share
             self._pace.change(share, self._clock())
             maximum = self._maximum
             requests = int(max(1.0, min(share.requests, maximum.requests)))

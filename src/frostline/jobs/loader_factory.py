@@ -320,6 +320,7 @@ def tuned(
     cache = CacheStage(link.job, settings.cache_bytes, lambda: cache_policy.held_bytes, cache_policy.bound)
     maximum = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
     follower = ControlFollower(link, tuner.limit, maximum, beside=[cache] if settings.cache_bytes else [])
+    router.count_on(lambda: follower.share.bytes_per_s)
     return tuner, follower, partial(_close_both, follower.close, close)
 
 

@@ -94,6 +94,7 @@ class Router:
         self._link_seen = self._born
         self._is_fetching = False
         self._since = _Since(at=self._born)
+        self._allowed_bytes_per_s: Callable[[], float] = lambda: math.inf
 
     @property
     def age_s(self) -> float:
@@ -114,6 +115,10 @@ class Router:
     def shares(self) -> Mapping[Route, float]:
         """Of the samples, by way."""
         return dict(self._shares)
+
+    def count_on(self, allowed_bytes_per_s: Callable[[], float]) -> None:
+        """Plan with the bytes a second that this says from now on, where the link gives more."""
+        self._allowed_bytes_per_s = allowed_bytes_per_s
 
     def deal(self, left: int) -> Deal:
         """See ``Dealer``."""
@@ -220,8 +225,9 @@ class Router:
 
     def _probe(self) -> None:
         assert self._situation is not None
+        assert self._profiled is not None
         now = self._clocks.wall()
-        if now < self._next_probe and self._rates.is_settled:
+        if self._rates.is_held(self._profiled) or (now < self._next_probe and self._rates.is_settled):
             return
         silent_s = now - self._link_seen
         found = probe(self._situation, self._shares, silent_s=silent_s, is_settled=self._rates.is_settled)
@@ -241,6 +247,7 @@ class Router:
             transfer_bytes=now.transfer_bytes - since.transport.transfer_bytes,
             transfer_s=now.transfer_s - since.transport.transfer_s,
             busy_s=(self._clocks.busy() - since.busy_s) / self._cores,
+            allowed_bytes_per_s=self._allowed_bytes_per_s(),
         )
 
     def _bytes_per_sample(self, route: Route) -> int:

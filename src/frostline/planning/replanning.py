@@ -60,6 +60,7 @@ class Observed:
         transfer_bytes: bytes of large bodies.
         transfer_s: in which at least one of them was under way.
         busy_s: seconds of this process, shared out over its cores.
+        allowed_bytes_per_s: bytes a second of the job's share of a control plane now; infinite where there is none.
     """
 
     seconds: float = 0.0
@@ -68,6 +69,7 @@ class Observed:
     transfer_bytes: int = 0
     transfer_s: float = 0.0
     busy_s: float = 0.0
+    allowed_bytes_per_s: float = math.inf
 
     @property
     def count(self) -> int:
@@ -82,6 +84,7 @@ class Observed:
             transfer_bytes=self.transfer_bytes + other.transfer_bytes,
             transfer_s=self.transfer_s + other.transfer_s,
             busy_s=self.busy_s + other.busy_s,
+            allowed_bytes_per_s=other.allowed_bytes_per_s,
         )
 
 
@@ -94,6 +97,7 @@ class Rates:
         is_settled: the last two sights of the link agree.
         head_s: seconds a sample that the trainer spends beside the plan's own work there.
         store_speed: as a multiple of the profiled one.
+        allowed_bytes_per_s: most that the job may move, whatever the link gives.
         tally: looks since the sides' speeds were last learned.
     """
 
@@ -101,7 +105,16 @@ class Rates:
     is_settled: bool = True
     head_s: float = 0.0
     store_speed: float = 1.0
+    allowed_bytes_per_s: float = math.inf
     tally: Observed = Observed()
+
+    def link_bytes_per_s(self, profiled: Situation) -> float:
+        """Bytes a second of the link, as it was seen last."""
+        return profiled.link.bytes_per_s if self.bytes_per_s is None else self.bytes_per_s
+
+    def is_held(self, profiled: Situation) -> bool:
+        """Whether the job may move less than the link gives, so that a faster one would be no help."""
+        return self.allowed_bytes_per_s < self.link_bytes_per_s(profiled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +140,7 @@ def learn(profiled: Situation, rates: Rates, seen: Observed) -> Rates:
       far off replaces it, since links do change at once, and counts as settled when the next sight agrees.
     * What the trainer's process spends beyond the plan's own work is the loop and its head: it is the same
       whatever way a sample takes.
+    * A share of a control plane is a thinner link: jobs that plan with their shares add up to what there is.
     * The store's speed shows while the loop waits and neither link nor trainer are busy: then the store works all
       the time, and what it did, at its profiled cost, over that time is its speed.
 
@@ -135,7 +149,7 @@ def learn(profiled: Situation, rates: Rates, seen: Observed) -> Rates:
         rates: known until now.
         seen: the look.
     """
-    rates = _learn_link(rates, seen)
+    rates = replace(_learn_link(rates, seen), allowed_bytes_per_s=seen.allowed_bytes_per_s)
     tally = rates.tally + seen
     if profiled.same_host or tally.seconds < _TALLY_S or tally.count < _TALLY_ROWS:
         return replace(rates, tally=tally)
@@ -148,14 +162,20 @@ def is_news(known: Rates | None, rates: Rates) -> bool:
     """Whether rates differ enough from those that a plan was last compared with; that takes a while."""
     if known is None or (known.head_s, known.store_speed) != (rates.head_s, rates.store_speed):
         return True
-    if known.bytes_per_s is None or rates.bytes_per_s is None:
-        return known.bytes_per_s != rates.bytes_per_s
-    return not 1 / _NEWS < rates.bytes_per_s / known.bytes_per_s < _NEWS
+    pairs = (known.bytes_per_s, rates.bytes_per_s), (known.allowed_bytes_per_s, rates.allowed_bytes_per_s)
+    return any(_differ(before, now) for before, now in pairs)
+
+
+def _differ(before: float | None, now: float | None) -> bool:
+    if before is None or now is None or math.isinf(before) or math.isinf(now):
+        return before != now
+    return not 1 / _NEWS < now / before < _NEWS
 
 
 def as_measured(profiled: Situation, rates: Rates) -> Situation:
     """The situation with what was learned in place of what was profiled."""
-    found = vary(profiled, bandwidth=rates.bytes_per_s, store_speed=rates.store_speed)
+    bytes_per_s = min(rates.link_bytes_per_s(profiled), rates.allowed_bytes_per_s)
+    found = vary(profiled, bandwidth=bytes_per_s, store_speed=rates.store_speed)
     return found if profiled.same_host else replace(found, head_s=rates.head_s)
 
 
@@ -183,7 +203,7 @@ def better(situation: Situation, shares: Mapping[Route, float]) -> Replan | None
         return None
     gain = in_samples_per_s(plan.samples_per_s)
     reason = (
-        f"the link gives {in_bytes(situation.link.bytes_per_s)}/s, the mixture before would be held to "
+        f"{in_bytes(situation.link.bytes_per_s)}/s may cross the link, the mixture before would be held to "
         f"{in_samples_per_s(rate)} by the {limit}, this one has {gain}"
     )
     return Replan(plan=plan, reason=reason)
