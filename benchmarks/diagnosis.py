@@ -276,7 +276,8 @@ def train(*, url, data, control, seconds, folder, options):
     ) as job:
         found = watched(job, data, seconds, options)
         said = job.diagnosis()
-        return {"diagnosis": said.to_json(), "says": str(said), **found}
+        tunings = [(round(one.at_s, 1), one.requests, one.window_bytes, one.reason) for one in job.statistics().tunings]
+        return {"diagnosis": said.to_json(), "says": str(said), **found, "tunings": tunings}
 
 
 def watched(job, data, seconds, options):

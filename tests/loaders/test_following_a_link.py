@@ -1,6 +1,7 @@
 """A real node behind a link whose rate changes: the plan follows, and nothing that the loop sees changes."""
 
 import copy
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from frostline.events import Replanned
 from frostline.models import freeze
 from frostline.node.process.subprocess import start_node
 from support import plain
+from support.control_planes import control_plane
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.paced import PacedLink
@@ -100,6 +102,19 @@ def test_the_plan_follows_a_link_that_becomes_thin_and_the_loop_sees_no_differen
     assert statistics.replans == tuple(replans)
     assert len(statistics.routed) > 1
     assert sum(rows for _, rows in statistics.routed) == len(ids)
+
+
+def test_the_plan_follows_a_share_of_a_control_plane_as_it_follows_a_link(folder, node, tmp_path):
+    """The link would carry pixels; of the link's bytes this job may move a megabyte a second."""
+    with control_plane(tmp_path, time.time, bytes_per_s=1e6) as (control, _):
+        settings = replace(SETTINGS, control=control, hedge_quantile=1.0)
+        with job_for(folder, node.url, frozen(), settings=settings) as job:
+            job.use({Route(1): 1.0}, follow=True)
+            train(job, lambda _: None, epochs=2)
+            replans = job.statistics().replans
+    assert replans
+    assert replans[0].before.startswith("100 % cut 1")
+    assert "1.00 MB/s may cross" in replans[0].reason
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def usage(**fields):
     ("fields", "part", "gain"),
     [
         ({"stall_s": 0.5, "busy": {NODE: 0.25}}, TRAINER, 4.0),
-        ({"busy": {LINK: 0.97, NODE: 0.5, PROCESSORS: 0.3}}, LINK, 2.0),
+        ({"busy": {LINK: 0.96, NODE: 0.5, PROCESSORS: 0.3}}, LINK, 0.96 / 0.5),
         ({"busy": {LINK: 0.4, NODE: 0.95, PROCESSORS: 0.3}}, NODE, 2.5),
         ({"busy": {LINK: 0.1, NODE: 0.2, PROCESSORS: 0.99}, "others": 0.04}, PROCESSORS, 2.5),
         ({"busy": {NODE: 0.9, PROCESSORS: 1.0}, "others": 0.5, "same_host": True}, PROCESSORS, 2.0),
@@ -89,8 +89,8 @@ def test_a_few_refusals_are_no_quota_and_few_samples_that_come_again_no_full_cac
 
 
 def test_the_sentence_has_the_evidence_and_stands_alone():
-    said = str(diagnose(usage(busy={LINK: 0.97, NODE: 0.5})))
-    assert said.startswith("held back by the link (busy 97.0 % of the time): the loop waits 60.0 % of the time")
+    said = str(diagnose(usage(busy={LINK: 1.0, NODE: 0.5})))
+    assert said.startswith("held back by the link (busy 100.0 % of the time): the loop waits 60.0 % of the time")
     assert "up to 2.0 × as many" in said
     assert "--accuracy" in said
 

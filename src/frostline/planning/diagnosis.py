@@ -199,6 +199,8 @@ def _in_store_s(usage: Usage) -> float:
 def _gain(part: str, usage: Usage) -> float:
     """How many times as many samples a second the part with the next largest cost allows."""
     per_s = (usage.samples if part == TRAINER else max(usage.samples, usage.arrived)) / usage.seconds
+    if part == LINK:  # a job's first requests are few and short, and do not fill it
+        per_s = max(per_s, 1.0 / usage.costs_s[LINK]) if usage.costs_s.get(LINK) else per_s
     most_s = max(_left_s(part, usage).values(), default=0.0)
     return max(1.0, 1.0 / max(per_s * most_s, 1.0 / _MAX_GAIN))
 
