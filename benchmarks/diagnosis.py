@@ -1,6 +1,6 @@
 """Bottlenecks that were planted for real: does a job's diagnosis name them, and is the gain what removing them gives?
 
-    python benchmarks/diagnosis.py --data DIR [--seconds 16] [--rounds 1] [--only quota,starved] [--out FILE.json]
+    python benchmarks/diagnosis.py --data DIR [--seconds 20] [--rounds 1] [--only quota,starved] [--out FILE.json]
 
 Node and trainer run in network namespaces of their own, each on one core, joined by a link that tc shapes, or by one
 with a delay (`wide_link.py`). Each case runs a job for some seconds with one thing in its way and once more without it.
@@ -29,9 +29,12 @@ from links import STORE, STORE_ADDRESS, TRAINER, Inside, ShapedLink, answer_ques
 MBIT, BATCH = 1000, 16
 STEP_S = 0.1
 PIXELS, WIDE = {"cut": 0}, "wide"
-# Answers that share a thin link come late, and all at once: of small ones the first batches come sooner.
-SMALL = {"samples_per_request": 8}
+# Sixteen answers at once come late, and all at once, where little comes a second. Smaller ones make a run of some
+# seconds a steady one.
+ROWS = 8
 TOKEN = "the-token"
+# What an earlier run left on the node's disk would hide the store of this one.
+KEEPS_NONE = {"local_tier_bytes": 0}
 LOOP, LINK, NODE, STORES = "the training loop", "the link", "the node's compute", "the store"
 ROUND_TRIP, QUOTA, SHARE, CACHE = "the round trip", "a quota", "its share", "the cache"
 PROCESSORS = "this machine's processors"
@@ -50,26 +53,28 @@ def case(part, *, both=None, times=1, **planted):
 CASES = {
     "slow_loop": case(LOOP, both={"step_s": 0.0}, step_s=0.5),
     "busy_loop": case(LOOP, both={"step_s": 0.0}, busy_s=0.25),
-    "thin_link": case(LINK, times=2, both={**PIXELS, **SMALL}, mbit=20),
-    "thin_link_no_step": case(LINK, times=2, both={**PIXELS, **SMALL, "step_s": 0.0}, mbit=40),
-    "thin_link_features": case(LINK, times=2, both={"cut": 2, **SMALL}, mbit=100),
-    "thin_link_small_features": case(LINK, times=2, both=SMALL, mbit=1),
+    "thin_link": case(LINK, times=2, both={**PIXELS}, mbit=20),
+    "thin_link_no_step": case(LINK, times=2, both={**PIXELS, "step_s": 0.0}, mbit=40),
+    "thin_link_features": case(LINK, times=2, both={"cut": 2}, mbit=100),
+    "thin_link_small_features": case(LINK, times=2, mbit=1),
     "long_link": case(ROUND_TRIP, round_trip_ms=400, max_requests=1),
     "long_link_pixels": case(ROUND_TRIP, both=PIXELS, round_trip_ms=800, max_requests=1),
     "slow_node": case(NODE, network=WIDE),
-    "busy_node": case(NODE, busy={0: 3}),
+    "busy_node": case(NODE, busy={0: 6}),
     "throttled_store": case(STORES, both={"in_s3": True}, node={"FROSTLINE_STORE_REQUESTS_PER_S": "60"}),
     "throttled_store_pixels": case(
         STORES, both={"in_s3": True, **PIXELS}, node={"FROSTLINE_STORE_REQUESTS_PER_S": "30"}
     ),
-    "quota": case(QUOTA, tenant={"device_s_per_s": 0.05}),
-    "quota_features": case(QUOTA, both={"cut": 2}, tenant={"device_s_per_s": 0.03}),
+    "quota": case(QUOTA, tenant={"device_s_per_s": 0.015}),
+    "quota_features": case(QUOTA, both={"cut": 2}, tenant={"device_s_per_s": 0.01}),
     "share_of_bytes": case(SHARE, both=PIXELS, share={"bytes_per_s": 2e6}),
     "share_of_requests": case(SHARE, share={"requests_per_s": 2.0}),
     "starved": case(PROCESSORS, both={**PIXELS, "step_s": 0.0}, busy={1: 4}),
     "starved_by_one": case(PROCESSORS, both={**PIXELS, "step_s": 0.02}, busy={1: 1}),
-    "full_cache": case(CACHE, both={"cut": 2, "samples": 128, "cache_bytes": 1 << 30}, mbit=200, cache_bytes=65536),
-    "full_cache_disk": case(CACHE, both={"cut": 2, "samples": 128, "disk_bytes": 1 << 30}, mbit=200, disk_mb=2),
+    "full_cache": case(CACHE, both={"cut": 2, "samples": 128, "cache_bytes": 1 << 30}, mbit=60, cache_bytes=65536),
+    "full_cache_disk": case(
+        CACHE, both={"cut": 2, "samples": 128, "disk_bytes": 1 << 30, "cache_bytes": 65536}, mbit=60, disk_mb=2
+    ),
 }
 AROUND = ("mbit", "node", "tenant", "share", "busy", "round_trip_ms", "in_s3", "disk_mb")
 
@@ -93,7 +98,7 @@ def main():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folders of photographs, one a class")
-    parser.add_argument("--seconds", type=float, default=16.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--out")
@@ -174,7 +179,9 @@ def node_inside(wanted):
 
     given = wanted.options
     job = TenantSettings(name="job", token_sha256=sha256(TOKEN.encode()).hexdigest(), **given.get("tenant", {}))
-    settings = NodeSettings(memory_bytes=2 << 30, compute_threads=1, decode_threads=1, trial_s=0, tenants=(job,))
+    settings = NodeSettings(
+        memory_bytes=2 << 30, compute_threads=1, decode_threads=1, trial_s=0, tenants=(job,), **KEEPS_NONE
+    )
     with (
         stored(wanted) as data,
         controlled(given) as control,
@@ -208,15 +215,18 @@ def controlled(given):
         return
     with tempfile.TemporaryDirectory() as place:
         config, port = Path(place, "control.toml"), 7075
-        config.write_text("[capacity]\n" + "".join(f"{name} = {value}\n" for name, value in given["share"].items()))
-        command = [sys.executable, "-m", "frostline", "control", "--config", str(config)]
+        lines = ["[capacity]", *(f"{name} = {value}" for name, value in given["share"].items())]
+        lines += ["[[tenant]]", 'name = "job"', f'token_sha256 = "{sha256(TOKEN.encode()).hexdigest()}"', ""]
+        config.write_text("\n".join(lines))
+        command = [str(Path(sys.executable).with_name("frostline")), "control", "--config", str(config), "--json"]
         command += ["--listen", f"{given['host']}:{port}", "--state", str(Path(place, "state"))]
-        plane = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        plane = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        plane.stdout.readline()  # it says when it listens
         try:
             yield f"http://{given['host']}:{port}?job=planted"
         finally:
             plane.terminate()
-            plane.wait()
+            plane.communicate()
 
 
 def trainer_inside(wanted):
@@ -246,7 +256,7 @@ def network(kind):
     torch.manual_seed(0)
     body = [nn.Conv2d(3, 16, 7, stride=4), nn.ReLU(), nn.Conv2d(16, 8, 3, stride=2), nn.ReLU()]
     if kind == WIDE:
-        body += [layer for _ in range(24) for layer in (nn.Conv2d(8, 8, 15, padding=7), nn.ReLU())]
+        body += [layer for _ in range(72) for layer in (nn.Conv2d(8, 8, 15, padding=7), nn.ReLU())]
     body += [nn.AdaptiveAvgPool2d(8), nn.Flatten()]
     model = nn.Sequential(nn.Sequential(*body), nn.Linear(512, 6))
     model[0].requires_grad_(False)
@@ -261,9 +271,9 @@ def train(*, url, data, control, seconds, folder, options):
     from frostline.config import LoaderSettings
 
     settings = {"cache_bytes": options.get("cache_bytes", 0), "token": TOKEN, "hedge_quantile": 1.0, "control": control}
-    settings |= {name: options[name] for name in ("max_requests", "samples_per_request") if name in options}
+    settings |= {"samples_per_request": ROWS, "max_requests": options.get("max_requests", 64)}
     if "disk_bytes" in options:
-        settings |= {"cache_dir": folder, "cache_disk_bytes": options["disk_bytes"]}
+        settings |= {"cache_folder": folder, "cache_disk_bytes": options["disk_bytes"]}
     data = fl.Dataset(data, near=url, token=TOKEN)
     data = data.take(np.arange(options["samples"])) if "samples" in options else data
     with fl.offload(
