@@ -1,6 +1,6 @@
 """Bottlenecks that were planted for real: does a job's diagnosis name them, and is the gain what removing them gives?
 
-    python benchmarks/diagnosis.py --data DIR [--seconds 20] [--rounds 1] [--only quota,starved] [--out FILE.json]
+    python benchmarks/diagnosis.py --data DIR [--seconds 24] [--rounds 1] [--only quota,starved] [--out FILE.json]
 
 Node and trainer run in network namespaces of their own, each on one core, joined by a link that tc shapes, or by one
 with a delay (`wide_link.py`). Each case runs a job for some seconds with one thing in its way and once more without it.
@@ -31,7 +31,7 @@ STEP_S = 0.1
 PIXELS, WIDE = {"cut": 0}, "wide"
 # Sixteen answers at once come late, and all at once, where little comes a second. Smaller ones make a run of some
 # seconds a steady one.
-ROWS = 8
+ROWS = 16
 TOKEN = "the-token"
 # What an earlier run left on the node's disk would hide the store of this one.
 KEEPS_NONE = {"local_tier_bytes": 0}
@@ -53,10 +53,10 @@ def case(part, *, both=None, times=1, **planted):
 CASES = {
     "slow_loop": case(LOOP, both={"step_s": 0.0}, step_s=0.5),
     "busy_loop": case(LOOP, both={"step_s": 0.0}, busy_s=0.25),
-    "thin_link": case(LINK, times=2, both={**PIXELS}, mbit=20),
+    "thin_link": case(LINK, times=2, both=PIXELS, mbit=20),
     "thin_link_no_step": case(LINK, times=2, both={**PIXELS, "step_s": 0.0}, mbit=40),
     "thin_link_features": case(LINK, times=2, both={"cut": 2}, mbit=100),
-    "thin_link_small_features": case(LINK, times=2, mbit=1),
+    "thin_link_small_features": case(LINK, times=2, mbit=4),
     "long_link": case(ROUND_TRIP, round_trip_ms=400, max_requests=1),
     "long_link_pixels": case(ROUND_TRIP, both=PIXELS, round_trip_ms=800, max_requests=1),
     "slow_node": case(NODE, network=WIDE),
@@ -98,7 +98,7 @@ def main():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", required=True, help="folders of photographs, one a class")
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=24.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--out")
@@ -155,7 +155,9 @@ def the_link(planted, around):
 
 @contextmanager
 def busy_loop(core):
-    loop = subprocess.Popen(["taskset", "-c", str(core), sys.executable, "-c", "while True: pass"])
+    # It ends with this program, whatever ends that.
+    spin = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(10**5))"
+    loop = subprocess.Popen(["taskset", "-c", str(core), sys.executable, "-c", spin])
     try:
         yield
     finally:
@@ -257,8 +259,8 @@ def network(kind):
     body = [nn.Conv2d(3, 16, 7, stride=4), nn.ReLU(), nn.Conv2d(16, 8, 3, stride=2), nn.ReLU()]
     if kind == WIDE:
         body += [layer for _ in range(72) for layer in (nn.Conv2d(8, 8, 15, padding=7), nn.ReLU())]
-    body += [nn.AdaptiveAvgPool2d(8), nn.Flatten()]
-    model = nn.Sequential(nn.Sequential(*body), nn.Linear(512, 6))
+    body += [nn.AdaptiveAvgPool2d(16), nn.Flatten()]
+    model = nn.Sequential(nn.Sequential(*body), nn.Linear(2048, 6))
     model[0].requires_grad_(False)
     return model
 

@@ -77,9 +77,8 @@ class Job(JobTable):
         self._router = router
         self._collector = collector
         tuner, follower, self._close = tuned(settings, fetcher, router, data, cache_policy, close)
-        rejected, is_apart = cache_policy.rejected, near is not None
         self._usage = UsageMeter(
-            fetcher.transport, collector.statistics, rejected, router, follower, has_own_process=is_apart
+            fetcher.transport, collector.statistics, cache_policy.rejected, follower, has_own_process=near is not None
         )
         measured = None if measuring is None else partial(measuring.changes, fetcher=fetcher, router=router)
         self._observe = PlanFollower(collector, router, measured, self._usage)

@@ -112,11 +112,6 @@ class Router:
         return self._situation
 
     @property
-    def link_bytes_per_s(self) -> float | None:
-        """Bandwidth of the link as it was seen last, whatever of it the job may use; None before it was measured."""
-        return None if self._profiled is None else self._rates.link_bytes_per_s(self._profiled)
-
-    @property
     def shares(self) -> Mapping[Route, float]:
         """Of the samples, by way."""
         return dict(self._shares)

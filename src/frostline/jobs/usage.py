@@ -17,7 +17,6 @@ from frostline.transport.protocol import Transport
 
 if TYPE_CHECKING:
     from frostline.control.follower import ControlFollower
-    from frostline.jobs.router import Router
 
 __all__ = ("UsageMeter",)
 
@@ -38,7 +37,6 @@ class _Counts:
     from_cache: int = 0
     arrived: int = 0
     payload_bytes: int = 0
-    wire_bytes: int = 0
     stall_s: float = 0.0
     answered: int = 0
     answering_s: float = 0.0
@@ -82,7 +80,6 @@ class UsageMeter:
         transport: way to the nodes, whose counters and connections are read.
         statistics: gives the job's own counters.
         rejected: gives the number of samples that the cache had no room for.
-        router: knows the link's bandwidth.
         follower: keeps the job's requests to its share of a control plane; None where there is none.
         has_own_process: the node works in a process of its own, and not in this one.
     """
@@ -92,7 +89,6 @@ class UsageMeter:
         transport: Transport,
         statistics: Callable[[], JobStatistics],
         rejected: Callable[[], int],
-        router: "Router",
         follower: "ControlFollower | None",
         *,
         has_own_process: bool,
@@ -100,7 +96,6 @@ class UsageMeter:
         self._transport = transport
         self._statistics = statistics
         self._rejected = rejected
-        self._router = router
         self._follower = follower
         self._has_own_process = has_own_process
         self._lock = threading.Lock()
@@ -159,8 +154,8 @@ class UsageMeter:
             samples=fetched,
             arrived=_flowed(done),
             stall_s=done.stall_s,
-            busy=_shares(done, looks, own_s + waited_s, self._router.link_bytes_per_s),
-            costs_s=_costs_s(done, looks, own_s, self._router.link_bytes_per_s),
+            busy=_shares(done, looks, own_s + waited_s),
+            costs_s=_costs_s(done, looks, own_s),
             requests=done.answered,
             request_s=done.answering_s / done.answered if done.answered else 0.0,
             round_trip_s=0.0 if looks is None else min(look.round_trip_s for look in looks),
@@ -202,7 +197,6 @@ class UsageMeter:
             quota_refusals=done.quota_refusals,
             arrived=sum(number for _, number in done.routed),
             payload_bytes=done.payload_bytes,
-            wire_bytes=crossed.bytes_received,
             transfer_bytes=crossed.transfer_bytes,
             transfer_s=crossed.transfer_s,
             held_s=0.0 if self._follower is None else self._follower.held_s,
@@ -258,16 +252,13 @@ class _CoreWaits:
 _Looks = tuple[_NodeLook, _NodeLook]
 
 
-def _shares(done: _Counts, looks: _Looks | None, wanted_s: float, link_bytes_per_s: float | None) -> dict[str, float]:
+def _shares(done: _Counts, looks: _Looks | None, wanted_s: float) -> dict[str, float]:
     """Share of the time in which each part worked, or of the processors: in which the job used them or waited for them.
 
     That others use them too is no harm where the job's threads need not wait for it. Where nobody says how long they
-    waited, the processors count as wanted all the time in which anybody used them. Small answers are not seen on their
-    way: what they take of the link is judged by its bandwidth, where that is known.
+    waited, the processors count as wanted all the time in which anybody used them.
     """
     shares = {LINK: done.transfer_s / done.at_s}
-    if link_bytes_per_s is not None:
-        shares[LINK] = max(shares[LINK], done.wire_bytes / link_bytes_per_s / done.at_s)
     if done.cores_s:
         shares[PROCESSORS] = min(wanted_s if done.waited_s else math.inf, done.cores_busy_s) / done.cores_s
     if looks is not None:
@@ -281,13 +272,11 @@ def _flowed(done: _Counts) -> int:
     return max(done.arrived, int(by_bytes))
 
 
-def _costs_s(done: _Counts, looks: _Looks | None, own_s: float, link_bytes_per_s: float | None) -> dict[str, float]:
+def _costs_s(done: _Counts, looks: _Looks | None, own_s: float) -> dict[str, float]:
     """Seconds that each part works for one sample."""
     costs_s = {}
     if done.transfer_bytes and done.arrived:
         costs_s[LINK] = done.transfer_s / done.transfer_bytes * done.payload_bytes / done.arrived
-    elif link_bytes_per_s is not None and done.arrived:
-        costs_s[LINK] = done.wire_bytes / link_bytes_per_s / done.arrived
     if done.cores_s:
         costs_s[PROCESSORS] = own_s * done.at_s / done.cores_s / max(done.samples, _flowed(done))
     if looks is not None and (answered := _grown(*looks, "samples")):
