@@ -5,6 +5,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 
 from frostline.client.http import HttpTransport
 from frostline.config import LoaderSettings, NodeSettings
@@ -246,3 +247,19 @@ def test_a_real_job_reads_the_same_samples_under_control_and_leaves_when_it_ends
         assert there == [("night", "window"), ("night", "cache")]
         assert state.records == []
     assert found[0].tolist() == found[1].tolist()
+
+
+def test_the_bytes_of_a_share_are_those_that_cross_whatever_the_job_makes_of_them(tmp_path, images):
+    """Encoded samples cross, and the layers behind the cut, which run here, leave eight numbers of each."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(8), torch.nn.Linear(8, 2))
+    model(torch.zeros(1, *preprocess().shape))
+    model[:2].requires_grad_(False)
+    clock, settings = Clock(), {"samples_per_request": 4, "cache_bytes": 0, "measure_first": False}
+    with control_plane(tmp_path, clock, bytes_per_s=1e9) as (url, state):
+        own = LoaderSettings(control=f"{url}?job=night", **settings)
+        with offload(model, Dataset(images.as_uri()), preprocess=preprocess(), cut=0, settings=own) as job:
+            for _ in job.loader(8):
+                pass
+            crossed = job.statistics().payload_bytes
+            assert crossed > len(job.data) * 8 * 4, "more than the features"
+            until(lambda: [record.report.moved_bytes for record in state.records] == [crossed])

@@ -262,14 +262,7 @@ class LoaderFactory:
     def _paced(self, make: Callable[[Fetcher], FetchRows]) -> Callable[[Fetcher], FetchRows]:
         """The same requests; where there is a control plane, each goes when it may."""
         follower = self.follower
-        if follower is None:
-            return make
-
-        def paced(fetcher: Fetcher) -> FetchRows:
-            fetch = make(fetcher)
-            return lambda samples, route: follower.paced(partial(fetch, samples, route))
-
-        return paced
+        return make if follower is None else lambda fetcher: make(replace(fetcher, pace=follower.paced))
 
     def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> RowSource:
         """The same, of samples that nobody decodes; they are of any length, so none is kept."""

@@ -65,7 +65,7 @@ class EncodedRowStream:
     def __init__(self, fetcher: Fetcher, samples: Samples, route: Route) -> None:
         self._arrived = fetcher.arrived
         self._route = route
-        self._batches: Iterator[FeatureBatch] = fetcher.transport.features(fetcher.request(samples, route, None))
+        self._batches: Iterator[FeatureBatch] = fetcher.features(fetcher.request(samples, route, None))
 
     def __iter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -84,6 +85,7 @@ FetchRows = Callable[[Samples, Route], Iterator[FeatureBatch]]
 """Makes one request for samples on a way, no one twice, and yields their rows at the frost line."""
 
 Arrived = Callable[[Route, FeatureBatch], None]
+Pace = Callable[[Callable[[], Iterator[FeatureBatch]]], Iterator[FeatureBatch]]
 
 # Samples on which an engine is tried that the node has not ready.
 _TRIED = 96
@@ -122,6 +124,7 @@ class Fetcher:
         tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
         unfit: numbers of the cuts at which the engine cannot be used, which has been tried up to the plan's own.
         closed: set when the job is, for this and all that were made of it: nobody answers any more.
+        pace: makes each exchange when the job's share of a control plane allows it; None where there is none.
     """
 
     transport: Transport
@@ -135,6 +138,7 @@ class Fetcher:
     tried: FeatureRequest | None = None
     unfit: set[int] = field(default_factory=set)
     closed: threading.Event = field(default_factory=threading.Event)
+    pace: Pace | None = None
 
     def fetch(self, samples: Samples, route: Route, view: View | None, *, decodes: bool = True) -> "RowStream":
         """Rows of these samples at the frost line, as they arrive; encoded ones stay so where it does not decode."""
@@ -163,6 +167,11 @@ class Fetcher:
             engine=self.engine.name if route.cut > 1 and route.cut not in self.unfit else REFERENCE,
         )
 
+    def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:
+        """The answer, as it crosses the network; see ``Transport.features``."""
+        make = partial(self.transport.features, request)
+        return make() if self.pace is None else self.pace(make)
+
     def prepare(self, request: FeatureRequest) -> bool:
         """Have the node make the engine ready that a request names; ``Transport.profile`` says what may be raised.
 
@@ -189,7 +198,7 @@ class RowStream:
         self._route = route
         self._view = view
         self._request = fetcher.request(samples, route, view)
-        self._batches: Iterator[FeatureBatch] = fetcher.transport.features(self._request)
+        self._batches: Iterator[FeatureBatch] = fetcher.features(self._request)
         self._begun = False
         self._stays_encoded = route.cut == 0 and not decodes
 
@@ -240,7 +249,7 @@ class RowStream:
             raise UnknownPrefix("the node asks for a prefix that this job does not have")
         self._begun = True
         self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)
-        self._batches = self._fetcher.transport.features(self._request)
+        self._batches = self._fetcher.features(self._request)
         try:
             return next(self._batches)
         except EngineNotReady:
@@ -252,7 +261,7 @@ class RowStream:
         """The node has not made the engine ready, as for a cut that no plan wanted before: have it do so, ask again."""
         if not self._fetcher.prepare(self._request):
             self._request = replace(self._request, engine=REFERENCE)
-        self._batches = self._fetcher.transport.features(self._request)
+        self._batches = self._fetcher.features(self._request)
         return next(self._batches)
 
 

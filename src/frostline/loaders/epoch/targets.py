@@ -101,7 +101,7 @@ class Masked:
         self._encoded: Iterator[FeatureBatch] = iter(())
         if len(self._masks.asked):
             request = fetcher.request(self._masks.asked, Route(0), view)
-            self._encoded = fetcher.transport.features(request)
+            self._encoded = fetcher.features(request)
         self._features = fetcher.fetch(samples, route, view, decodes=decodes)
         self._is_fetched = False
 
