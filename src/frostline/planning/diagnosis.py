@@ -215,7 +215,9 @@ def _left_s(part: str, usage: Usage) -> dict[str, float]:
         return {name: cost for name, cost in left.items() if name != NODE or not usage.same_host}
     if part == CACHE:
         return {name: cost for name, cost in left.items() if name in (TRAINER, PROCESSORS)}
-    return {name: cost for name, cost in left.items() if name != part}
+    # One request at a time is slow for its round trips, of which the first bytes of an answer take some more.
+    gone = {part, LINK} if part == ROUND_TRIP else {part}
+    return {name: cost for name, cost in left.items() if name not in gone}
 
 
 def _sentence(part: str, usage: Usage, shares: Mapping[str, float], gain: float) -> str:
