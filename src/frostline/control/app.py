@@ -117,9 +117,7 @@ class ControlPlane:
     @contextmanager
     def _changed(self, by: str) -> Iterator[float]:
         if not self._tenants:
-            raise Forbidden(
-                "this control plane knows no tenants, so nobody may change it: see may_change of [[tenant]]"
-            )
+            raise Forbidden("this control plane has no tenants, so nobody may change it: see may_change of [[tenant]]")
         if by not in self._changing:
             raise Forbidden(f"tenant {by} may change nothing here: its [[tenant]] has no may_change = true")
         with self._lock:
