@@ -220,6 +220,40 @@ def with_axe(page):
     return page.replace("</body>", f"<script>{script}</script><script>{asking}</script></body>")
 
 
+def axe_findings(page):
+    """What axe-core finds of weight on a driven page as it is now: names of rules, and how many others passed."""
+    if not AXE.is_file():
+        pytest.skip("no axe-core here: see scripts/browser.sh")
+    page.value(f"{AXE.read_text(encoding='utf-8')};0")
+    return page.value(
+        "axe.run(document).then(found => [found.violations"
+        ".filter(each => ['serious', 'critical'].includes(each.impact)).map(each => each.id), found.passes.length])"
+    )
+
+
+def sign_in(page, address, token):
+    """Open a page of figures that asks for a token, give it one by keyboard, and wait until it has drawn some."""
+    page.visit(address)
+    page.until("!document.getElementById('ask').hidden && document.activeElement.id === 'token'")
+    page.press(*token, "Enter")
+    page.until("seen.length > 1")
+
+
+def opened(page, what):
+    """Open the form of a change by keyboard, and give back the labels of its fields."""
+    page.until(f"!!document.querySelector('[aria-label=\"Change {what}\"]')")
+    page.value(f"document.querySelector('[aria-label=\"Change {what}\"]').focus()")
+    page.press("Enter")
+    page.until("!!document.querySelector('dialog[open]')")
+    return page.value("[...document.querySelectorAll('dialog label')].map(label => label.textContent)")
+
+
+def typed_over(page, field, words):
+    """Type over what a field of the open form says, and send it by keyboard."""
+    page.value(f"document.getElementById('change_{field}').focus(), document.getElementById('change_{field}').select()")
+    page.press(*words, "Enter")
+
+
 def found_by_axe(dom):
     """What the title of such a page says: its colours, how many rules passed, and the names of those that did not."""
     [title] = re.findall("<title>(.*?)</title>", dom)

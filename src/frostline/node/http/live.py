@@ -53,6 +53,10 @@ class LiveAnswers(Generic[R]):
         """The number of viewers that are sent events now."""
         return self._viewers
 
+    def is_full(self) -> bool:
+        """Whether no further viewer is sent events."""
+        return self._viewers >= self._max_viewers
+
     async def answer(self, request: Request, rights: R) -> ASGIApp:
         """The answer for whoever has these rights: an event each second where it accepts that, else JSON.
 
@@ -66,7 +70,7 @@ class LiveAnswers(Generic[R]):
             Overloaded: It accepts events alone, and there are too many viewers.
         """
         accepted = request.headers.get("accept", "")
-        if EVENT_STREAM in accepted and self._viewers < self._max_viewers:
+        if EVENT_STREAM in accepted and not self.is_full():
             self._viewers += 1
             return _Events(self, rights)
         if EVENT_STREAM in accepted and "application/json" not in accepted:
