@@ -46,7 +46,7 @@ def test_weight_and_quotas_are_changed_in_a_row_by_who_may(page, url):
     opened(page, "tenant bob")
     typed_over(page, "work_bytes", "none")
     page.until(
-        "document.querySelector('dialog [role=alert]').textContent.startsWith('work_bytes takes a whole number')"
+        "document.querySelector('dialog [role=alert]').textContent.startsWith('work_bytes takes a whole')"
     )
 
 
