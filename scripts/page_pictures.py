@@ -3,7 +3,7 @@
     python scripts/page_pictures.py
 
 It starts `frostline serve` and `frostline control`, has three jobs of two tenants read through them for some minutes,
-changes a weight as a person would, and writes dashboard.png and control.png, and the same for a phone, to docs/pictures.
+changes a weight as a person would, and writes dashboard.png and control.png, and both for a phone, to docs/pictures.
 It needs a Chromium and the package of EfficientNet-lite0 that `make install` has.
 """
 
@@ -54,7 +54,6 @@ def main():
                 if name == "control":
                     change(f"{plane}/v1/jobs/birds/owls", {"weight": 2})
                 page.until(f"seen.length > {WATCHED_S}", longest_s=300)
-                print(page.value("JSON.stringify(seen.map(v => (v.held||{}).compute_s_per_s))"))
                 take(page, PICTURES / f"{name}.png", LAPTOP)
                 take(page, PICTURES / f"{name}_phone.png", PHONE)
         finally:

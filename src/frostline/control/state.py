@@ -77,14 +77,14 @@ class ControlState:
     Args:
         settings: settings of the control plane, as its file says them.
         records: records that an earlier state had; it may have none.
-        changes: what was changed of the settings since; a change goes before the file.
+        changes: changes of the settings since; a change goes before the file.
         events: events that an earlier state had.
         now_s: seconds since 1970.
 
     Attributes:
         settings: the settings with the changes.
         changes: the changes.
-        events: what happened and why.
+        events: log of what happened and why.
 
     Raises:
         SettingError: The settings and the changes make no sense together.

@@ -50,7 +50,7 @@ class ControlChanges:
         """The same changes and those of a PATCH of the capacity; null goes back to the file.
 
         Args:
-            settings: what the file says.
+            settings: settings that the file says.
             body: the PATCH, as JSON gave it.
 
         Raises:
@@ -70,7 +70,7 @@ class ControlChanges:
         """The same changes and those of a PATCH of a tenant; null goes back to the file.
 
         Args:
-            settings: what the file says.
+            settings: settings that the file says.
             name: name of the tenant.
             body: the PATCH, as JSON gave it.
 
@@ -89,7 +89,7 @@ class ControlChanges:
         """The same changes and those of a PATCH of a job; null goes back to the file.
 
         Args:
-            settings: what the file says.
+            settings: settings that the file says.
             job: tenant and name of the job, which the caller knows to be there.
             body: the PATCH, as JSON gave it; ``ends_at`` is a date and time with its offset, or ``"never"``.
 
@@ -110,7 +110,7 @@ class ControlChanges:
         """The settings of the file with the changes. What the file no longer names, has no change.
 
         Args:
-            settings: what the file says.
+            settings: settings that the file says.
 
         Raises:
             SettingError: They make no sense together.

@@ -20,7 +20,7 @@ class ControlEvent:
         at_s: when it happened, in seconds since 1970.
         kind: ``joined``, ``ended``, ``lost``, ``changed``, ``late``, ``in_time`` or ``share``.
         tenant: tenant whose stages it is about; None where it is about those of all.
-        sentence: what happened and why, for people.
+        sentence: sentence for people about what happened and why.
     """
 
     number: int

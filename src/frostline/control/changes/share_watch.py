@@ -14,6 +14,7 @@ _MIN_PART = 0.25
 # Jobs named for one decision: after a change of the capacity there may be thousands.
 _MAX_JOBS = 8
 _MAX_CAUSES = 3
+_MAX_NOTED = 64
 _UNITS = {
     "compute_s_per_s": "device seconds a second",
     "bytes_per_s": "a second",
@@ -31,7 +32,7 @@ class Cause:
 
     Attributes:
         tenant: tenant whose stages or settings changed; None for what is everybody's.
-        words: what happened, for that tenant: ``"job night joined"``.
+        words: words about it for that tenant: ``"job night joined"``.
         for_others: the same for others, who are told no names.
     """
 
@@ -49,13 +50,15 @@ class ShareWatch:
 
     def note(self, tenant: str | None, words: str, for_others: str) -> None:
         """Note what may change shares at the next decision; see ``Cause``."""
-        self._causes.append(Cause(tenant, words, for_others))
+        cause = Cause(tenant, words, for_others)
+        if cause not in self._causes and len(self._causes) < _MAX_NOTED:
+            self._causes.append(cause)
 
     def news(self, shares: Mapping[JobName, Row]) -> list[tuple[JobName, str]]:
         """The jobs whose shares changed most, with a sentence each; none where nothing was noted.
 
         Args:
-            shares: what each job may use after a decision.
+            shares: amounts that each job may use after a decision.
         """
         before, causes = self._shares, self._causes
         self._shares, self._causes = shares, []
@@ -64,7 +67,7 @@ class ShareWatch:
         changed = [
             (_part(before[job][place], row[place]), job, place)
             for job, row in shares.items()
-            if job in before and (place := _most_changed(before[job], row)) is not None
+            if job in before and (place := _greatest_change(before[job], row)) is not None
         ]
         changed.sort(key=lambda entry: (-entry[0], entry[1]))
         return [
@@ -73,7 +76,7 @@ class ShareWatch:
         ]
 
 
-def _most_changed(before: Row, after: Row) -> int | None:
+def _greatest_change(before: Row, after: Row) -> int | None:
     parts = [_part(old, new) for old, new in zip(before, after, strict=True)]
     place = max(range(len(parts)), key=parts.__getitem__)
     return place if parts[place] > _MIN_PART else None
@@ -94,8 +97,7 @@ def _said(job: str, place: int, before: Row, after: Row) -> str:
 
 def _why(tenant: str, causes: list[Cause]) -> str:
     words = list(dict.fromkeys(_words(tenant, causes)))
-    rest = len(words) - _MAX_CAUSES
-    return ", ".join(words[:_MAX_CAUSES]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(words[:_MAX_CAUSES]) + (" and more" if len(words) > _MAX_CAUSES else "")
 
 
 def _words(tenant: str, causes: list[Cause]) -> Iterator[str]:

@@ -41,8 +41,8 @@ def job_told(by: str, before: ControlledJob, after: ControlledJob, job: tuple[st
 
     Args:
         by: name of the tenant that changed it.
-        before: what was known of it.
-        after: what is known of it now.
+        before: the job as it was known.
+        after: the job as it is known now.
         job: its tenant and name.
     """
     parts = []

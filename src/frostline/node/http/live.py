@@ -64,7 +64,7 @@ class LiveAnswers(Generic[R]):
 
         Args:
             request: request, whose ``Accept`` is looked at.
-            rights: what may be seen; equal ones see the same.
+            rights: rights of who asks; equal ones see the same.
 
         Raises:
             Overloaded: It accepts events alone, and there are too many viewers.
