@@ -13,17 +13,17 @@ from support.tenants import header, tenant, token_of
 TENANTS = tenant("ann", sees_all=True, may_change=True), tenant("bob", requests=4)
 
 
-@pytest.fixture
-def page(tmp_path):
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
     needed_browser()
-    with a_browser(tmp_path) as page:
+    with a_browser(tmp_path_factory.mktemp("browser")) as page:
         yield page
 
 
-@pytest.fixture
-def url(tmp_path):
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
     settings = NodeSettings(memory_bytes=96 << 20, tenants=TENANTS)
-    with Node(settings, (tmp_path.as_uri(),)) as node, served(node) as url:
+    with Node(settings, (tmp_path_factory.mktemp("data").as_uri(),)) as node, served(node) as url:
         yield str(url)
 
 
@@ -45,9 +45,7 @@ def test_weight_and_quotas_are_changed_in_a_row_by_who_may(page, url):
     assert page.errors[before:] == []
     opened(page, "tenant bob")
     typed_over(page, "work_bytes", "none")
-    page.until(
-        "document.querySelector('dialog [role=alert]').textContent.startsWith('work_bytes takes a whole')"
-    )
+    page.until("document.querySelector('dialog [role=alert]').textContent.startsWith('work_bytes takes a whole')")
 
 
 def test_who_may_not_change_is_shown_no_forms(page, url):
