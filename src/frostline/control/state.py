@@ -238,14 +238,14 @@ class ControlState:
         if before is None:
             self._make_room(tenant)
             before = StageRecord(tenant=tenant, report=report, heard_s=now_s)
-        self._note(before, report, now_s)
+        self._announce(before, report, now_s)
         self._is_changed |= before.is_gone or before.version == 0 or before.report.demand != report.demand
         self._version = max(self._version, report.version)
         asked_s = math.inf if report.version == before.version else before.asked_s
         held = _NONE if report.has_ended else self._held_after(before, report)
         self._put(replace(before, report=report, heard_s=now_s, held=held, asked_s=asked_s, is_gone=report.has_ended))
 
-    def _note(self, before: StageRecord, report: StageReport, now_s: float) -> None:
+    def _announce(self, before: StageRecord, report: StageReport, now_s: float) -> None:
         """Note that a stage joined or ended."""
         was_there = before.version > 0 and not before.is_gone
         if was_there is not report.has_ended:
