@@ -135,7 +135,7 @@ def test_the_command_goes_back_to_the_file_where_it_is_told_to(tmp_path):
     command += ["--config", "control.toml", "--state", "plane.state", "--listen", "127.0.0.1:0"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert "what was changed does not fit control.toml (see --forget-changes)" in done.stderr
+    assert "what was changed while it ran does not fit --config (see --forget-changes)" in done.stderr
     with subprocess.Popen([*command, "--forget-changes"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         try:
             url = json.loads(process.stdout.readline())["url"]

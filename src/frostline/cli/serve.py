@@ -325,7 +325,6 @@ def control(config: Path, address: str, state: Path | None, is_open: bool, forge
     from frostline.control.app import ControlPlane, make_control_app
     from frostline.control.changes.changes import ControlChanges
     from frostline.control.config_file import read_control_settings
-    from frostline.control.state import ControlState
     from frostline.control.store import RecordStore
     from frostline.node.http.server import AppServer, listen
 
@@ -337,11 +336,7 @@ def control(config: Path, address: str, state: Path | None, is_open: bool, forge
     ):
         if forget_changes:
             store.write({}, changes=ControlChanges())
-        records, events = store.records(), store.events()
-        try:
-            kept = ControlState(settings, records, changes=store.changes(), events=events, now_s=time.time())
-        except SettingError as error:
-            raise SettingError(f"what was changed does not fit {config} (see --forget-changes): {error}") from error
+        kept = store.state(settings, now_s=time.time())
         server = AppServer(make_control_app(ControlPlane(kept, store)), listening)
         server.run(on_ready=lambda: _say_control(server.url, as_json=as_json))
 

@@ -13,7 +13,8 @@ from typing import Any
 from frostline.control.changes.changes import ControlChanges
 from frostline.control.changes.event_log import ControlEvent
 from frostline.control.messages import StageReport
-from frostline.control.state import StageRecord
+from frostline.control.settings import ControlSettings
+from frostline.control.state import ControlState, StageRecord
 from frostline.errors import BadRequest, SettingError
 
 __all__ = ("RecordStore",)
@@ -51,6 +52,24 @@ class RecordStore:
             self._connection.execute(f"PRAGMA user_version = {_SCHEMA}")
         except sqlite3.Error as error:
             raise SettingError(f"cannot keep the state in {path}: {error}") from error
+
+    def state(self, settings: ControlSettings, now_s: float) -> ControlState:
+        """The state that was written, with the settings of now.
+
+        Args:
+            settings: settings that the file of the control plane says.
+            now_s: seconds since 1970.
+
+        Raises:
+            SettingError: This file is damaged, or what was changed does not fit the settings any more.
+        """
+        records, events, changes = self.records(), self.events(), self.changes()
+        try:
+            return ControlState(settings, records, changes=changes, events=events, now_s=now_s)
+        except SettingError as error:
+            raise SettingError(
+                f"what was changed while it ran does not fit --config (see --forget-changes): {error}"
+            ) from error
 
     def records(self) -> list[StageRecord]:
         """Every record that was written.
