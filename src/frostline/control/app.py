@@ -100,7 +100,8 @@ class ControlPlane:
         """
         with self._changed(by) as now_s:
             self._state.change_capacity(by, body, now_s)
-        return {"capacity": self._state.settings.capacity.to_json(), "changed": sorted(self._state.changes.capacity)}
+            capacity = self._state.settings.capacity.to_json()
+            return {"capacity": capacity, "changed": sorted(self._state.changes.capacity)}
 
     def change_tenant(self, by: str, name: str, body: object) -> dict[str, Any]:
         """Change a tenant, and return it; see ``change_capacity``."""
