@@ -29,9 +29,7 @@ __all__ = (
     "io_socket",
 )
 
-_KIB = 1 << 10
-_MIB = 1 << 20
-_GIB = 1 << 30
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 BATCHING = ("fair", "hapi", "fixed")
 """Rules by which a node forms batches: its own, and two to compare it with."""
@@ -65,6 +63,7 @@ class TenantSettings:
             it. None is half of the memory for weights where there are several tenants.
         roots: URLs under which it may read; None is all that the node serves.
         sees_all: it is told the statistics of the other tenants too.
+        may_change: it may change weights and quotas of all tenants while the node runs.
     """
 
     name: str
@@ -76,6 +75,7 @@ class TenantSettings:
     weight_bytes: int | None = None
     roots: tuple[str, ...] | None = None
     sees_all: bool = False
+    may_change: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -89,6 +89,8 @@ class TenantSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise SettingError(f"{name} of tenant {self.name} must be above 0, not {value}")
+        if self.may_change and not self.sees_all:
+            raise SettingError(f"tenant {self.name} may change what all have, so it must see them: set sees_all too")
 
 
 def default_node_memory_bytes() -> int:

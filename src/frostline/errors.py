@@ -29,6 +29,7 @@ FrostlineError
 │   ├── BadRequest            the request does not make sense
 │   ├── Unauthenticated          the node does not know who asks
 │   ├── Forbidden            this node does not do that: its operator has to allow it
+│   ├── UnknownName           there is no tenant or job of that name
 │   ├── UnknownTraining       the node holds no such training, or nothing of it
 │   ├── UnknownPrefix         the node does not hold this prefix: upload it
 │   ├── EngineNotReady        the node has not made this engine ready: have it profiled
@@ -76,6 +77,7 @@ __all__ = (
     "Unavailable",
     "UnknownLayer",
     "UnknownModel",
+    "UnknownName",
     "UnknownPrefix",
     "UnknownTraining",
     "UnsafeArtifact",
@@ -204,6 +206,10 @@ class Unauthenticated(Refused):
 
 class Forbidden(Refused):
     """This node does not do that; the message names the setting with which its operator allows it."""
+
+
+class UnknownName(Refused):
+    """There is no tenant or job of that name."""
 
 
 class UnknownTraining(Refused):

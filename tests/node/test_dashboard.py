@@ -17,11 +17,14 @@ from frostline.node.http.app import make_app
 from frostline.node.http.dashboard import Dashboard
 from support.nodes import artifact_of, make_images, request, served, small_network
 from support.pages import (
+    HAS_FIGURES,
+    HAS_TITLE,
     figures,
     found_by_axe,
     may_only_ask_its_server,
     seen,
     tells_readers_of_screens,
+    typed_token,
     with_axe,
 )
 from support.tenants import header, tenant, token_of
@@ -75,7 +78,7 @@ def test_a_browser_shows_what_the_api_says_without_an_error(tmp_path, images):
     for name, pool in said["memory"].items():
         assert re.search(rf'data-name="{name}".*?<data value="{pool["reserved_bytes"]}">', page.stdout, re.DOTALL)
     assert '<main id="figures">' in page.stdout
-    assert "Read every second." in page.stdout
+    assert "Live, every second." in page.stdout
     assert f"{health['hardware']} · {len(health['cores'])} cores" in page.stdout
     assert "CONSOLE" not in page.stderr
 
@@ -92,7 +95,7 @@ def test_it_follows_a_job_that_runs(tmp_path, images):
         job = threading.Thread(target=run)
         job.start()
         try:
-            page = seen(tmp_path, url, for_ms=6000)
+            page = seen(tmp_path, url)
         finally:
             ends.set()
             job.join()
@@ -129,12 +132,11 @@ def a_node_with_copies(monkeypatch, images, copies, **settings):
 
 
 def test_with_a_token_it_shows_the_tenant_s_shares_against_its_weight(tmp_path, images, monkeypatch):
-    typing = f"document.getElementById('token').value = '{token_of('ann')}'; document.querySelector('button').click();"
-    page = PAGE.replace("</body>", f"<script>setTimeout(() => {{ {typing} }}, 1500);</script></body>")
+    page = typed_token(PAGE, token_of("ann"))
     tenants = (tenant("ann", weight=3.0), tenant("bob", weight=1.0))
     with a_node_with_copies(monkeypatch, images, {"/typed": page}, tenants=tenants) as url:
         work(url, images, header("ann"))
-        said = seen(tmp_path, f"{url}/typed", for_ms=6000).stdout
+        said = seen(tmp_path, f"{url}/typed", until=HAS_FIGURES).stdout
     [row] = re.findall(r'<tr data-name="ann">(.*?)</tr>', said)
     assert [unescape(cell) for cell in re.findall(r">([^<>]+)</t[hd]>", row)][:3] == ["ann", "3", "–"]
     assert 'value="16"' in said
@@ -144,7 +146,7 @@ def test_with_a_token_it_shows_the_tenant_s_shares_against_its_weight(tmp_path, 
 def test_axe_finds_nothing_of_weight(tmp_path, images, monkeypatch):
     with a_node_with_copies(monkeypatch, images, {"/copy": with_axe(PAGE)}) as url:
         work(url, images)
-        scheme, passed, bad = found_by_axe(seen(tmp_path, f"{url}/copy", for_ms=6000).stdout)
+        scheme, passed, bad = found_by_axe(seen(tmp_path, f"{url}/copy", until=HAS_TITLE).stdout)
     assert (scheme, bad) == ("light", [])
     assert passed > 10
 
@@ -152,11 +154,12 @@ def test_axe_finds_nothing_of_weight(tmp_path, images, monkeypatch):
 @pytest.mark.parametrize("width", [360, 1280])
 def test_nothing_is_wider_than_a_phone_or_a_laptop(tmp_path, images, monkeypatch, width):
     measuring = (
-        "setTimeout(() => { const inner = document.querySelector('iframe').contentWindow;"
-        "document.title = `wide ${inner.document.documentElement.scrollWidth} of ${inner.innerWidth}`; }, 2500)"
+        "setInterval(() => { const inner = document.querySelector('iframe').contentWindow;"
+        "if (inner.document.getElementById('samples')?.value) document.title ="
+        " `wide ${inner.document.documentElement.scrollWidth} of ${inner.innerWidth}`; }, 50)"
     )
     frame = f'<iframe src="/copy" width="{width}" height="900"></iframe><script>{measuring}</script>'
     with a_node_with_copies(monkeypatch, images, {"/copy": PAGE, "/framed": frame}) as url:
         work(url, images)
-        said = seen(tmp_path, f"{url}/framed").stdout
+        said = seen(tmp_path, f"{url}/framed", until=HAS_TITLE).stdout
     assert f"<title>wide {width} of {width}</title>" in said

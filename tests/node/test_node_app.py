@@ -184,7 +184,7 @@ def test_every_figure_of_the_statistics_is_a_metric(client, node, images):
     assert 'frostline_node_memory_reserved_bytes{share="work"} 0.0' in text
     for name in (
         *statistics["totals"],
-        *(name for name, value in statistics.items() if isinstance(value, int | float)),
+        *(name for name, value in statistics.items() if type(value) in (int, float)),
     ):
         assert f"frostline_node_{name.removesuffix('_s')}" in text
 

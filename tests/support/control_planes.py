@@ -25,7 +25,7 @@ def control_plane(folder, clock, *, port=0, jobs=(), tenants=(), **capacity):
     """Gives its URL and its state."""
     settings = ControlSettings(capacity=Amounts(**capacity), jobs=jobs, tenants=tenants)
     with closing(RecordStore(Path(folder) / "plane.state")) as store:
-        state = ControlState(settings, store.records(), now_s=clock())
+        state = ControlState(settings, store.records(), changes=store.changes(), events=store.events(), now_s=clock())
         server = AppServer(make_control_app(ControlPlane(state, store, clock)), listen("127.0.0.1", port))
         ready = threading.Event()
         thread = threading.Thread(target=server.run, args=[ready.set])

@@ -6,18 +6,16 @@ import html
 import json
 import os
 import re
-import shutil
 import subprocess
+import time
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-)  # fmt: skip
+from support.browser import QUIET, a_browser, browser_path
+
 # Where scripts/browser.sh puts axe-core.
 AXE = Path(os.environ.get("FROSTLINE_AXE") or Path(__file__).parents[2] / "build" / "axe" / "axe.min.js")
 IS_DARK = "--blink-settings=preferredColorScheme=0"
@@ -44,12 +42,16 @@ def browse(tmp_path, page, *options):
     return visit(tmp_path, path.as_uri(), *options).stdout
 
 
+def needed_browser():
+    path = browser_path()
+    if path is None:
+        pytest.skip("no Chromium here: see scripts/browser.sh")
+    return path
+
+
 def visit(tmp_path, address, *options):
     """What a browser says of an address, and on ``stderr`` what its console has, if it is asked to log."""
-    browser = next(filter(None, map(shutil.which, (os.environ.get("FROSTLINE_BROWSER") or "", *NAMES))), None)
-    if browser is None:
-        pytest.skip("no Chromium here: see scripts/browser.sh")
-    command = [browser, *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *options, address]
+    command = [needed_browser(), *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *options, address]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90)
 
 
@@ -164,10 +166,33 @@ def tells_readers_of_screens(page):
     assert ":focus-visible" in page
 
 
-def seen(tmp_path, address, *options, for_ms=4000):
-    return visit(
-        tmp_path, address, "--enable-logging=stderr", f"--virtual-time-budget={for_ms}", "--dump-dom", *options
+# A page of figures has drawn some, or asks for a token.
+IS_DRAWN = "(typeof seen === 'object' && seen.length > 2) || !document.getElementById('ask').hidden"
+
+
+def seen(tmp_path, address, *options, until=IS_DRAWN, for_ms=0):
+    """What a page that is sent figures shows once an expression is true, and what its console has on ``stderr``."""
+    needed_browser()
+    with a_browser(tmp_path, *options) as page:
+        page.visit(address)
+        time.sleep(for_ms / 1000)
+        page.until(until)
+        said = page.dom()
+    return SimpleNamespace(stdout=said, stderr="".join(f"CONSOLE {error}\n" for error in page.errors))
+
+
+def typed_token(page, token):
+    """A copy of the page in which a token is typed once it asks for one."""
+    typing = (
+        "const typing = setInterval(() => { if (document.getElementById('ask').hidden) return; clearInterval(typing);"
+        f"document.getElementById('token').value = '{token}'; document.querySelector('#ask button').click(); }}, 50);"
     )
+    return page.replace("</body>", f"<script>{typing}</script></body>")
+
+
+# A page that was given a token has drawn some figures; one with axe-core has its title.
+HAS_FIGURES = "seen.length > 2"
+HAS_TITLE = "/^(light|dark|wide) /.test(document.title)"
 
 
 def figures(dom):
@@ -185,13 +210,48 @@ def with_axe(page):
     if not AXE.is_file():
         pytest.skip("no axe-core here: see scripts/browser.sh")
     asking = (
-        "setTimeout(async () => { const found = await axe.run(document); const bad = found.violations"
+        "const looking = setInterval(async () => { if (seen.length < 3) return; clearInterval(looking);"
+        "const found = await axe.run(document); const bad = found.violations"
         ".filter(each => ['serious', 'critical'].includes(each.impact)).map(each => each.id);"
         "const scheme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';"
-        "document.title = `${scheme} ${found.passes.length} ${bad.join(' ')}`; }, 2500);"
+        "document.title = `${scheme} ${found.passes.length} ${bad.join(' ')}`; }, 50);"
     )
     script = AXE.read_text(encoding="utf-8")
     return page.replace("</body>", f"<script>{script}</script><script>{asking}</script></body>")
+
+
+def axe_findings(page):
+    """What axe-core finds of weight on a driven page as it is now: names of rules, and how many others passed."""
+    if not AXE.is_file():
+        pytest.skip("no axe-core here: see scripts/browser.sh")
+    page.value(f"{AXE.read_text(encoding='utf-8')};0")
+    return page.value(
+        "axe.run(document).then(found => [found.violations"
+        ".filter(each => ['serious', 'critical'].includes(each.impact)).map(each => each.id), found.passes.length])"
+    )
+
+
+def sign_in(page, address, token):
+    """Open a page of figures that asks for a token, give it one by keyboard, and wait until it has drawn some."""
+    page.visit(address)
+    page.until("!document.getElementById('ask').hidden && document.activeElement.id === 'token'")
+    page.press(*token, "Enter")
+    page.until("seen.length > 1")
+
+
+def opened(page, what):
+    """Open the form of a change by keyboard, and give back the labels of its fields."""
+    page.until(f"!!document.querySelector('[aria-label=\"Change {what}\"]')")
+    page.value(f"document.querySelector('[aria-label=\"Change {what}\"]').focus()")
+    page.press("Enter")
+    page.until("!!document.querySelector('dialog[open]')")
+    return page.value("[...document.querySelectorAll('dialog label')].map(label => label.textContent)")
+
+
+def typed_over(page, field, words):
+    """Type over what a field of the open form says, and send it by keyboard."""
+    page.value(f"document.getElementById('change_{field}').focus(), document.getElementById('change_{field}').select()")
+    page.press(*words, "Enter")
 
 
 def found_by_axe(dom):

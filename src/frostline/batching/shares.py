@@ -43,6 +43,11 @@ class FairShares:
         """What its share is in proportion to."""
         return self._weights.get(tenant, 1.0)
 
+    def change_weight(self, tenant: str, weight: float) -> None:
+        """Let its share be in proportion to another weight from now on; what it was charged stays charged."""
+        assert weight > 0, "a weight is above 0"
+        self._weights[tenant] = weight
+
     def tag(self, tenant: str) -> float:
         """Where it stands; the least is next."""
         return max(self._tags.get(tenant, 0.0), self._floor(tenant))

@@ -308,8 +308,14 @@ _ADVICE = (
     help="File of what stages hold, which outlives the process; by default beside --config, with the suffix .state.",
 )
 @click.option("--open", "is_open", is_flag=True, help="Listen beyond this machine without tenants.")
+@click.option(
+    "--forget-changes",
+    is_flag=True,
+    help="Go back to what --config says: forget what was changed while a control plane with this state ran.",
+)
+@log_format_option
 @as_json
-def control(config: Path, address: str, state: Path | None, is_open: bool, as_json: bool) -> None:
+def control(config: Path, address: str, state: Path | None, is_open: bool, forget_changes: bool, as_json: bool) -> None:
     """Run the control plane of jobs that share a store, until Ctrl-C.
 
     Jobs name it by LoaderSettings.control, nodes and I/O services by --control, all by FROSTLINE_CONTROL. They report
@@ -317,8 +323,8 @@ def control(config: Path, address: str, state: Path | None, is_open: bool, as_js
     on stdout tells the address once it is ready.
     """
     from frostline.control.app import ControlPlane, make_control_app
+    from frostline.control.changes.changes import ControlChanges
     from frostline.control.config_file import read_control_settings
-    from frostline.control.state import ControlState
     from frostline.control.store import RecordStore
     from frostline.node.http.server import AppServer, listen
 
@@ -328,7 +334,9 @@ def control(config: Path, address: str, state: Path | None, is_open: bool, as_js
         closing(listen(host, port, for_others=bool(settings.tenants) or is_open, advice=_ADVICE)) as listening,
         closing(RecordStore(state or config.with_suffix(".state"))) as store,
     ):
-        kept = ControlState(settings, store.records(), now_s=time.time())
+        if forget_changes:
+            store.write({}, changes=ControlChanges())
+        kept = store.state(settings, now_s=time.time())
         server = AppServer(make_control_app(ControlPlane(kept, store)), listening)
         server.run(on_ready=lambda: _say_control(server.url, as_json=as_json))
 

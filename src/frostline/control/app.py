@@ -2,9 +2,13 @@
 
 import hashlib
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
@@ -12,26 +16,44 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
+from frostline.control.changes.changes import ControlChanges
 from frostline.control.messages import ControlAnswer, StageReport
 from frostline.control.metrics import metrics_text
 from frostline.control.settings import EVERY_TENANT
 from frostline.control.state import ControlState
 from frostline.control.store import RecordStore
-from frostline.control.view import view_of
-from frostline.errors import BadRequest, OverBudget, Unauthenticated
+from frostline.control.view import job_of, tenant_of, view_of
+from frostline.errors import BadRequest, Forbidden, OverBudget, Unauthenticated
 from frostline.node.http.dashboard import Dashboard
+from frostline.node.http.live import MAX_VIEWERS, LiveAnswers
 from frostline.node.http.messages import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_response
 from frostline.node.http.protocol import recognise
+from frostline.wire.patches import MAX_PATCH_BYTES
 
-__all__ = ("ControlPlane", "make_control_app")
+__all__ = ("ControlPlane", "Rights", "make_control_app")
 
 _MAX_BODY_BYTES = 16 << 10
 _MIN_BYTES_PER_S = 1 << 10
+_LOG = logging.getLogger("frostline.control")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """What somebody may see and do.
+
+    Attributes:
+        tenant: tenant whose stages are seen; None for those of all.
+        may_change: whether weights, jobs and capacities may be changed.
+    """
+
+    tenant: str | None
+    may_change: bool
 
 
 class ControlPlane:
-    """The state with its file and its clock. Safe for threads.
+    """The state with its file and its clock. Safe for threads. Every event is logged as ``control_event``.
 
     Args:
         state: the state.
@@ -46,19 +68,69 @@ class ControlPlane:
         self._lock = threading.Lock()
         self._tenants = {tenant.token_sha256: tenant for tenant in state.settings.tenants}
         self._seeing = {tenant.name for tenant in state.settings.tenants if tenant.sees_all}
+        self._changing = {tenant.name for tenant in state.settings.tenants if tenant.may_change}
 
     def receive(self, tenant: str, report: StageReport) -> ControlAnswer:
         """See ``ControlState.receive``; what it changed is on disk when this returns."""
         with self._lock:
             answer = self._state.receive(tenant, report, self._clock())
-            self._store.write(self._state.touched())
+            self._keep()
             return answer
 
-    def view(self, tenant: str) -> dict[str, Any]:
-        """What a tenant may see, as plain values."""
+    def rights(self, tenant: str) -> Rights:
+        """What a tenant may see and do; those with the same see the same."""
         sees_all = not self._tenants or tenant in self._seeing
+        return Rights(tenant=None if sees_all else tenant, may_change=tenant in self._changing)
+
+    def view(self, rights: Rights) -> dict[str, Any]:
+        """What somebody with such rights may see, as plain values."""
         with self._lock:
-            return view_of(self._state, None if sees_all else tenant, self._clock())
+            return view_of(self._state, rights.tenant, self._clock(), may_change=rights.may_change)
+
+    def change_capacity(self, by: str, body: object) -> dict[str, Any]:
+        """Change what there is, and return it; on disk when this returns.
+
+        Args:
+            by: name of the tenant that asks.
+            body: a PATCH, as JSON gave it.
+
+        Raises:
+            Forbidden: The tenant may change nothing.
+            Refused: The change makes no sense; see ``ControlState``.
+        """
+        with self._changed(by) as now_s:
+            self._state.change_capacity(by, body, now_s)
+            capacity = self._state.settings.capacity.to_json()
+            return {"capacity": capacity, "changed": sorted(self._state.changes.capacity)}
+
+    def change_tenant(self, by: str, name: str, body: object) -> dict[str, Any]:
+        """Change a tenant, and return it; see ``change_capacity``."""
+        with self._changed(by) as now_s:
+            self._state.change_tenant(by, name, body, now_s)
+            return tenant_of(self._state, name)
+
+    def change_job(self, by: str, tenant: str, job: str, body: object) -> dict[str, Any]:
+        """Change a job, and return it; see ``change_capacity``."""
+        with self._changed(by) as now_s:
+            self._state.change_job(by, tenant, job, body, now_s)
+            return job_of(self._state, (tenant, job))
+
+    @contextmanager
+    def _changed(self, by: str) -> Iterator[float]:
+        if not self._tenants:
+            raise Forbidden("this control plane has no tenants, so nobody may change it: see may_change of [[tenant]]")
+        if by not in self._changing:
+            raise Forbidden(f"tenant {by} may change nothing here: its [[tenant]] has no may_change = true")
+        with self._lock:
+            before = self._state.changes
+            yield self._clock()
+            self._keep(self._state.changes if self._state.changes != before else None)
+
+    def _keep(self, changes: ControlChanges | None = None) -> None:
+        events = self._state.events.unsaved()
+        self._store.write(self._state.touched(), events, changes)
+        for event in filter(None, events.values()):
+            _LOG.info("control_event", extra={"fields": {**event.to_json(), "tenant": event.tenant or "all"}})
 
     def identify(self, token: str | None) -> str:
         """The name of the tenant that a token belongs to.
@@ -78,14 +150,22 @@ class ControlPlane:
         return tenant.name
 
 
-def make_control_app(plane: ControlPlane) -> Starlette:
-    """Make the ASGI application of a control plane, whose file the caller closes."""
-    service = _Routes(plane)
+def make_control_app(plane: ControlPlane, max_viewers: int = MAX_VIEWERS) -> Starlette:
+    """Make the ASGI application of a control plane, whose file the caller closes.
+
+    Args:
+        plane: control plane.
+        max_viewers: viewers that are sent the view each second; others ask for it.
+    """
+    service = _Routes(plane, max_viewers)
     return Starlette(
         routes=[
             Route("/", Dashboard("frostline.control").page, methods=["GET"]),
             Route("/v1/stages", service.stages, methods=["POST"]),
             Route("/v1/view", service.view, methods=["GET"]),
+            Route("/v1/capacity", service.capacity, methods=["PATCH"]),
+            Route("/v1/tenants/{tenant}", service.tenant, methods=["PATCH"]),
+            Route("/v1/jobs/{tenant}/{job}", service.job, methods=["PATCH"]),
             Route("/v1/metrics", service.metrics, methods=["GET"]),
             Route("/v1/health", service.health, methods=["GET"]),
         ],
@@ -96,27 +176,48 @@ def make_control_app(plane: ControlPlane) -> Starlette:
 class _Routes:
     """The endpoints. Decisions are made one after another, in one thread beside the event loop."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, max_viewers: int) -> None:
         self._plane = plane
         self._thread = CapacityLimiter(1)
         self._body_reader = BodyReader(_MIN_BYTES_PER_S)
+        self._live = LiveAnswers(self._viewed, max_viewers)
 
     async def stages(self, request: Request) -> Response:
         tenant = self._asker(request)
-        if body_length(request) > _MAX_BODY_BYTES:
-            raise OverBudget(f"a report has at most {_MAX_BODY_BYTES:,} bytes")
-        report = StageReport.from_json(_parsed(await self._body_reader.whole(request)))
+        report = StageReport.from_json(await self._body(request, _MAX_BODY_BYTES, "report"))
         answer = await to_thread.run_sync(self._plane.receive, tenant, report, limiter=self._thread)
         return json_response(answer.to_json())
 
-    async def view(self, request: Request) -> Response:
-        tenant = self._asker(request)
-        return json_response(await to_thread.run_sync(self._plane.view, tenant, limiter=self._thread))
+    async def view(self, request: Request) -> ASGIApp:
+        rights = self._plane.rights(self._asker(request))
+        return await self._live.answer(request, rights)
+
+    async def capacity(self, request: Request) -> Response:
+        return await self._change(request, self._plane.change_capacity)
+
+    async def tenant(self, request: Request) -> Response:
+        return await self._change(request, self._plane.change_tenant, request.path_params["tenant"])
+
+    async def job(self, request: Request) -> Response:
+        names = request.path_params["tenant"], request.path_params["job"]
+        return await self._change(request, self._plane.change_job, *names)
 
     async def metrics(self, request: Request) -> Response:
-        tenant = self._asker(request)
-        view = await to_thread.run_sync(self._plane.view, tenant, limiter=self._thread)
+        view = await self._viewed(self._plane.rights(self._asker(request)))
         return Response(metrics_text(view), media_type=METRICS_TYPE)
+
+    async def _viewed(self, rights: Rights) -> dict[str, Any]:
+        return await to_thread.run_sync(self._plane.view, rights, limiter=self._thread)
+
+    async def _change(self, request: Request, change: Callable[..., dict[str, Any]], *names: str) -> Response:
+        by = self._asker(request)
+        body = await self._body(request, MAX_PATCH_BYTES, "change")
+        return json_response(await to_thread.run_sync(partial(change, by, *names, body), limiter=self._thread))
+
+    async def _body(self, request: Request, max_bytes: int, what: str) -> object:
+        if body_length(request) > max_bytes:
+            raise OverBudget(f"a {what} has at most {max_bytes:,} bytes")
+        return _parsed(await self._body_reader.whole(request))
 
     async def health(self, request: Request) -> Response:
         self._asker(request)

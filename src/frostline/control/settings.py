@@ -14,6 +14,9 @@ __all__ = ("EVERY_TENANT", "POLICY_NAMES", "ControlSettings", "ControlTenant", "
 EVERY_TENANT = "everybody"
 """The name of the only tenant of a control plane that was started without tenants."""
 
+# Far within the 64 bits of a table of stages.
+_MAX_PRIORITY = 1_000_000
+
 POLICY_NAMES = ("deadlines", "priorities", "max_min", "proportional")
 """Rules that a control plane may chain: each divides what those before it left."""
 
@@ -27,18 +30,22 @@ class ControlTenant:
         token_sha256: SHA-256 of its token, in small hexadecimal digits.
         weight: its share is in proportion to this; its jobs divide that.
         sees_all: whether it may see the stages of all tenants.
+        may_change: whether it may change weights, jobs and capacities of all while the control plane runs.
     """
 
     name: str
     token_sha256: str = field(repr=False)
     weight: float = 1.0
     sees_all: bool = False
+    may_change: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         _check_weight(f"tenant {self.name}", self.weight)
         if not re.fullmatch(r"[0-9a-f]{64}", self.token_sha256):
             raise SettingError(f"token_sha256 of tenant {self.name} must be 64 small hexadecimal digits")
+        if self.may_change and not self.sees_all:
+            raise SettingError(f"tenant {self.name} may change what all have, so it must see them: set sees_all too")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,8 @@ class ControlledJob:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_weight(f"job {self.name}", self.weight)
+        if abs(self.priority) > _MAX_PRIORITY:
+            raise SettingError(f"the priority of job {self.name} must be within ±{_MAX_PRIORITY:,}")
         if self.ends_at_s < math.inf and not 0 < self.work_bytes < math.inf:
             raise SettingError(f"job {self.name} must end by a time, so it needs work_bytes: what it moves until then")
 

@@ -8,11 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from frostline.control.amounts import RESOURCES, Amounts, Row
+from frostline.control.changes.changes import ControlChanges
+from frostline.control.changes.event_log import ControlEvent, ControlEventLog
+from frostline.control.changes.share_watch import ShareWatch
+from frostline.control.changes.told import capacity_told, job_told, tenant_told
 from frostline.control.fairness import Floats
 from frostline.control.messages import ControlAnswer, StageReport
 from frostline.control.policies import StageTable, chained, policies_of
 from frostline.control.settings import ControlledJob, ControlSettings
-from frostline.errors import Overloaded
+from frostline.errors import Overloaded, UnknownName
 
 __all__ = ("ControlState", "StageRecord")
 
@@ -71,17 +75,36 @@ class ControlState:
     the while.
 
     Args:
-        settings: settings of the control plane.
+        settings: settings of the control plane, as its file says them.
         records: records that an earlier state had; it may have none.
+        changes: changes of the settings since; a change goes before the file.
+        events: events that an earlier state had.
         now_s: seconds since 1970.
+
+    Attributes:
+        settings: the settings with the changes.
+        changes: the changes.
+        events: log of what happened and why.
+
+    Raises:
+        SettingError: The settings and the changes make no sense together.
     """
 
-    def __init__(self, settings: ControlSettings, records: Iterable[StageRecord] = (), *, now_s: float) -> None:
-        self.settings = settings
-        self._capacity: Row = settings.capacity.row
-        self._bounded = tuple(math.isfinite(amount) for amount in self._capacity)
+    def __init__(
+        self,
+        settings: ControlSettings,
+        records: Iterable[StageRecord] = (),
+        *,
+        changes: ControlChanges | None = None,
+        events: Iterable[ControlEvent] = (),
+        now_s: float,
+    ) -> None:
+        self._file = settings
+        self._bounded = tuple(math.isfinite(amount) for amount in settings.capacity.row)
         self._policies = policies_of(settings.policies)
-        self._known = {(job.tenant, job.name): job for job in settings.jobs}
+        self.events = ControlEventLog(events)
+        self._watch = ShareWatch()
+        self._set(changes or ControlChanges())
         # Whoever was there has another lease: the time without a control plane is nobody's silence.
         self._records = {record.key: replace(record, heard_s=now_s) for record in records}
         self._version = max((record.version for record in self._records.values()), default=0)
@@ -91,7 +114,6 @@ class ControlState:
         self._targets: Floats = np.zeros((0, len(RESOURCES)))
         self._notices: dict[_JobName, tuple[str, ...]] = {}
         self._decided_s = -math.inf
-        self._is_changed = True
         self._touched: set[tuple[str, str]] = set()
 
     @property
@@ -104,8 +126,45 @@ class ControlState:
         """The most that all stages together may be using."""
         return self.named(self._held)
 
+    def change_capacity(self, by: str, body: object, now_s: float) -> None:
+        """Change what there is; see ``ControlChanges.with_capacity``. What stages hold counts until they hold less.
+
+        Args:
+            by: name of the tenant that changes it.
+            body: a PATCH, as JSON gave it.
+            now_s: seconds since 1970.
+        """
+        before = self.settings
+        self._set(self.changes.with_capacity(self._file, body))
+        if (told := capacity_told(by, before, self.settings)) is not None:
+            self.events.add("changed", None, told, now_s)
+            self._watch.note(None, "what there is was changed", "what there is was changed")
+
+    def change_tenant(self, by: str, name: str, body: object, now_s: float) -> None:
+        """Change a tenant; see ``ControlChanges.with_tenant``, and ``change_capacity`` for the arguments."""
+        before = self.settings
+        self._set(self.changes.with_tenant(self._file, name, body))
+        if (told := tenant_told(by, name, before, self.settings)) is not None:
+            self.events.add("changed", name, told, now_s)
+            self._watch.note(name, f"the weight of {name} was changed", "the weight of another tenant was changed")
+
+    def change_job(self, by: str, tenant: str, job: str, body: object, now_s: float) -> None:
+        """Change a job; see ``ControlChanges.with_job``, and ``change_capacity`` for the arguments.
+
+        Raises:
+            UnknownName: No stage has named such a job, nor does the file or an earlier change.
+        """
+        key = tenant, job
+        if key not in self._known and all(record.job != key for record in self._records.values()):
+            raise UnknownName(f"there is no job {job!r} of a tenant {tenant!r}")
+        before = self.known(tenant, job)
+        self._set(self.changes.with_job(self._file, key, body))
+        if (told := job_told(by, before, self.known(tenant, job), key)) is not None:
+            self.events.add("changed", tenant, told, now_s)
+            self._watch.note(tenant, f"job {job} was changed", "a job of another tenant was changed")
+
     def known(self, tenant: str, job: str) -> ControlledJob:
-        """What was known of a job beforehand; one of which nothing was has the weight 1."""
+        """What is known of a job; one of which nothing is has the weight 1."""
         return self._known.get((tenant, job), _PLAIN)
 
     def notices(self, tenant: str, job: str) -> tuple[str, ...]:
@@ -142,27 +201,61 @@ class ControlState:
         self._held = self._all_held()
         there = {key: record for key, record in self._records.items() if not record.is_gone}
         self._numbers = dict(zip(there, range(len(there)), strict=True))
-        self._notices = {}
-        if there:
-            self._divide(list(there.values()), now_s)
+        before, self._notices = self._notices, {}
+        shares = self._divide(list(there.values()), now_s) if there else {}
+        self._tell(before, shares, now_s)
         self._decided_s, self._is_changed = now_s, False
 
-    def _divide(self, there: list[StageRecord], now_s: float) -> None:
+    def _set(self, changes: ControlChanges) -> None:
+        self.settings = changes.applied(self._file)
+        self.changes = changes
+        self._capacity: Row = self.settings.capacity.row
+        self._known = {(job.tenant, job.name): job for job in self.settings.jobs}
+        self._decided_s, self._is_changed = -math.inf, True
+
+    def _tell(self, before: dict[_JobName, tuple[str, ...]], shares: dict[_JobName, Row], now_s: float) -> None:
+        """Note whose shares changed by much, and which jobs are late now or no longer."""
+        for (tenant, _), sentence in self._watch.news(shares):
+            self.events.add("share", tenant, sentence, now_s)
+        for job in self._notices.keys() - before.keys():
+            self.events.add("late", job[0], self._notices[job][0], now_s)
+        for tenant, name in before.keys() - self._notices.keys():
+            if (tenant, name) in shares:
+                self.events.add("in_time", tenant, f"job {name} can end in time again, or is done", now_s)
+
+    def _divide(self, there: list[StageRecord], now_s: float) -> dict[_JobName, Row]:
         job_of = [record.job for record in there]
         jobs = list(dict.fromkeys(job_of))
-        division = chained(self._table(there, job_of, jobs, now_s), self._policies)
+        table = self._table(there, job_of, jobs, now_s)
+        division = chained(table, self._policies)
         self._targets = division.given
         self._notices = {jobs[number]: (sentence,) for number, sentence in division.notices}
+        shares = np.zeros((len(jobs), len(RESOURCES)))
+        np.add.at(shares, table.job, division.given)
+        return dict(zip(jobs, map(tuple, shares.tolist()), strict=True))
 
     def _take(self, before: StageRecord | None, tenant: str, report: StageReport, now_s: float) -> None:
         if before is None:
             self._make_room(tenant)
             before = StageRecord(tenant=tenant, report=report, heard_s=now_s)
+        self._announce(before, report, now_s)
         self._is_changed |= before.is_gone or before.version == 0 or before.report.demand != report.demand
         self._version = max(self._version, report.version)
         asked_s = math.inf if report.version == before.version else before.asked_s
         held = _NONE if report.has_ended else self._held_after(before, report)
         self._put(replace(before, report=report, heard_s=now_s, held=held, asked_s=asked_s, is_gone=report.has_ended))
+
+    def _announce(self, before: StageRecord, report: StageReport, now_s: float) -> None:
+        """Note that a stage joined or ended."""
+        was_there = before.version > 0 and not before.is_gone
+        if was_there is not report.has_ended:
+            return
+        kind = "ended" if report.has_ended else "joined"
+        self._event(kind, before.tenant, report, kind, now_s)
+
+    def _event(self, kind: str, tenant: str, report: StageReport, words: str, now_s: float) -> None:
+        self.events.add(kind, tenant, f"{report.kind} {report.stage} of job {report.job} {words}", now_s)
+        self._watch.note(tenant, f"a stage of job {report.job} {kind}", f"a stage of another tenant {kind}")
 
     def _held_after(self, before: StageRecord, report: StageReport) -> Row:
         if before.is_gone or before.version == 0:  # its amounts may be others' by now: it holds what is left of them
@@ -217,6 +310,8 @@ class ControlState:
         for record in self.records:
             if record.heard_s < silent_s:
                 self._put(replace(record, held=_NONE, is_gone=True))
+                words = f"was lost: nothing was heard of it for {self.settings.lease_s:g} s, others have its share"
+                self._event("lost", record.tenant, record.report, words, now_s)
             elif record.asked_s < silent_s:  # whoever does not say that it holds less keeps nobody waiting for ever
                 self._put(replace(record, held=record.settings, asked_s=math.inf))
 

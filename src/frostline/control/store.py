@@ -1,30 +1,37 @@
-"""Keeps the view over stages in a file of SQLite, so that a control plane goes on where it was stopped."""
+"""Keeps stages, changes and events in a file of SQLite, so that a control plane goes on where it was stopped."""
 
 import json
 import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from frostline.control.changes.changes import ControlChanges
+from frostline.control.changes.event_log import ControlEvent
 from frostline.control.messages import StageReport
-from frostline.control.state import StageRecord
+from frostline.control.settings import ControlSettings
+from frostline.control.state import ControlState, StageRecord
 from frostline.errors import BadRequest, SettingError
 
 __all__ = ("RecordStore",)
 
-_SCHEMA = 1
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS stages (tenant TEXT, stage TEXT, record TEXT NOT NULL, PRIMARY KEY (tenant, stage))"
+_SCHEMA = 2
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS stages (tenant TEXT, stage TEXT, record TEXT NOT NULL, PRIMARY KEY (tenant, stage))",
+    "CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, event TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS changes (only INTEGER PRIMARY KEY CHECK (only = 1), changes TEXT NOT NULL)",
 )
 
 
 class RecordStore:
-    """Records of stages on disk. Written before an answer leaves; not for several threads at once.
+    """Records of stages, changes and events on disk. Written before an answer leaves; not for several threads at once.
 
     Args:
-        path: file of the records; it is made where it is missing.
+        path: file of them; it is made where it is missing.
 
     Raises:
         SettingError: The file is of something else, or cannot be written.
@@ -40,40 +47,92 @@ class RecordStore:
             # What is written outlives this process; what a power cut takes with it, stages say again.
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._connection.execute(_TABLE)
+            for table in _TABLES:
+                self._connection.execute(table)
             self._connection.execute(f"PRAGMA user_version = {_SCHEMA}")
         except sqlite3.Error as error:
             raise SettingError(f"cannot keep the state in {path}: {error}") from error
 
+    def state(self, settings: ControlSettings, now_s: float) -> ControlState:
+        """The state that was written, with the settings of now.
+
+        Args:
+            settings: settings that the file of the control plane says.
+            now_s: seconds since 1970.
+
+        Raises:
+            SettingError: This file is damaged, or what was changed does not fit the settings any more.
+        """
+        records, events, changes = self.records(), self.events(), self.changes()
+        try:
+            return ControlState(settings, records, changes=changes, events=events, now_s=now_s)
+        except SettingError as error:
+            raise SettingError(
+                f"what was changed while it ran does not fit --config (see --forget-changes): {error}"
+            ) from error
+
     def records(self) -> list[StageRecord]:
-        """Everything that was written.
+        """Every record that was written.
 
         Raises:
             SettingError: The file is damaged.
         """
-        try:
+        with self._reading():
             rows = self._connection.execute("SELECT tenant, record FROM stages").fetchall()
             return [_read(tenant, json.loads(text)) for tenant, text in rows]
-        except (sqlite3.Error, ValueError, KeyError, TypeError, BadRequest) as error:
-            raise SettingError(
-                f"{self._path} is damaged; remove it, and stages will say what they hold: {error}"
-            ) from error
 
-    def write(self, changed: Mapping[tuple[str, str], StageRecord | None]) -> None:
-        """Write records by their tenant and stage, all or none; None removes one.
+    def changes(self) -> ControlChanges:
+        """What was changed of the settings, as it was written last; see ``records`` for the errors."""
+        with self._reading():
+            row = self._connection.execute("SELECT changes FROM changes").fetchone()
+            return ControlChanges() if row is None else ControlChanges.from_json(json.loads(row[0]))
+
+    def events(self) -> list[ControlEvent]:
+        """The events that are kept; see ``records`` for the errors."""
+        with self._reading():
+            rows = self._connection.execute("SELECT event FROM events").fetchall()
+            return [ControlEvent(**json.loads(text)) for (text,) in rows]
+
+    def write(
+        self,
+        changed: Mapping[tuple[str, str], StageRecord | None],
+        events: Mapping[int, ControlEvent | None] = MappingProxyType({}),
+        changes: ControlChanges | None = None,
+    ) -> None:
+        """Write what changed, all or nothing.
+
+        Args:
+            changed: records by their tenant and stage; None removes one.
+            events: events by their numbers; None removes one.
+            changes: all changes of the settings; None where there are no other ones.
 
         Raises:
             SettingError: The disk does not take them.
         """
         kept = [(*key, json.dumps(_written(record))) for key, record in changed.items() if record is not None]
         gone = [key for key, record in changed.items() if record is None]
+        added = [(number, json.dumps(event.to_json())) for number, event in events.items() if event is not None]
+        dropped = [(number,) for number, event in events.items() if event is None]
         try:
             self._connection.execute("BEGIN")
             self._connection.executemany("REPLACE INTO stages VALUES (?, ?, ?)", kept)
             self._connection.executemany("DELETE FROM stages WHERE tenant = ? AND stage = ?", gone)
+            self._connection.executemany("REPLACE INTO events VALUES (?, ?)", added)
+            self._connection.executemany("DELETE FROM events WHERE number = ?", dropped)
+            if changes is not None:
+                self._connection.execute("REPLACE INTO changes VALUES (1, ?)", [json.dumps(changes.to_json())])
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             raise SettingError(f"cannot write the state to {self._path}: {error}") from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, ValueError, KeyError, TypeError, AttributeError, BadRequest) as error:
+            raise SettingError(
+                f"{self._path} is damaged; remove it, and stages will say what they hold: {error}"
+            ) from error
 
     def close(self) -> None:
         """Close the file."""

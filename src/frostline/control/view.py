@@ -6,16 +6,17 @@ from typing import Any
 from frostline.control.settings import EVERY_TENANT
 from frostline.control.state import ControlState, StageRecord
 
-__all__ = ("view_of",)
+__all__ = ("job_of", "tenant_of", "view_of")
 
 
-def view_of(state: ControlState, tenant: str | None, now_s: float) -> dict[str, Any]:
-    """The stages that are there, their jobs and tenants.
+def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change: bool = False) -> dict[str, Any]:
+    """The stages that are there, their jobs and tenants, and what happened.
 
     Args:
         state: state of the control plane.
         tenant: tenant that asks, which sees its own alone; None sees all.
         now_s: seconds since 1970.
+        may_change: whether whoever asks may change weights, jobs and capacities.
     """
     records = [record for record in state.records if tenant in (None, record.tenant)]
     jobs: dict[tuple[str, str], list[StageRecord]] = {}
@@ -24,16 +25,36 @@ def view_of(state: ControlState, tenant: str | None, now_s: float) -> dict[str, 
     weights = state.settings.weights or {EVERY_TENANT: 1.0}
     return {
         "now_s": now_s,
+        "may_change": may_change,
         "capacity": state.settings.capacity.to_json(),
+        "changed": sorted(state.changes.capacity),
         "policies": list(state.settings.policies),
         "held": state.held.to_json() if tenant is None else None,
-        "tenants": [{"tenant": name, "weight": weight} for name, weight in weights.items() if tenant in (None, name)],
+        "tenants": [tenant_of(state, name) for name in weights if tenant in (None, name)],
         "jobs": [_job(state, key, stages) for key, stages in jobs.items()],
         "stages": [_stage(state, record, now_s) for record in records],
+        "events": [event.to_json() for event in state.events.seen_by(tenant)],
     }
 
 
-def _job(state: ControlState, key: tuple[str, str], stages: list[StageRecord]) -> dict[str, Any]:
+def tenant_of(state: ControlState, name: str) -> dict[str, Any]:
+    """A tenant's weight, and which of its fields differ from the file because they were changed.
+
+    Args:
+        state: state of the control plane.
+        name: name of the tenant.
+    """
+    changed = ["weight"] if name in state.changes.tenants else []
+    return {"tenant": name, "weight": state.settings.weights.get(name, 1.0), "changed": changed}
+
+
+def job_of(state: ControlState, key: tuple[str, str]) -> dict[str, Any]:
+    """What is known of a job, and which of that differs from the file because it was changed.
+
+    Args:
+        state: state of the control plane.
+        key: tenant and name of the job.
+    """
     known = state.known(*key)
     return {
         "tenant": key[0],
@@ -42,6 +63,13 @@ def _job(state: ControlState, key: tuple[str, str], stages: list[StageRecord]) -
         "priority": known.priority,
         "ends_at_s": None if math.isinf(known.ends_at_s) else known.ends_at_s,
         "work_bytes": known.work_bytes,
+        "changed": sorted(name.removesuffix("_s") for name in state.changes.jobs.get(key, ())),
+    }
+
+
+def _job(state: ControlState, key: tuple[str, str], stages: list[StageRecord]) -> dict[str, Any]:
+    return {
+        **job_of(state, key),
         "stages": len(stages),
         "moved_bytes": sum(record.report.moved_bytes for record in stages),
         "notices": list(state.notices(*key)),

@@ -16,9 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from frostline.errors import BadRequest
+from frostline.errors import BadRequest, OverBudget
 from frostline.node.http.dashboard import Dashboard
 from frostline.node.http.listing_routes import ListingRoutes
+from frostline.node.http.live import LiveAnswers
 from frostline.node.http.messages import (
     METRICS_TYPE,
     REFUSALS,
@@ -36,12 +37,14 @@ from frostline.node.request.embeddings import answer_body, gathered, max_numbers
 from frostline.node.request.pipeline import BatchStream
 from frostline.node.scheduling.admission import Admission
 from frostline.node.scheduling.statistics import NodeStatistics
+from frostline.node.scheduling.tenant_limits import tenant_to_json
 from frostline.node.scheduling.tenants import Account
 from frostline.node.service.node import Node
 from frostline.node.weights.uploads import Upload
 from frostline.wire import pieces
 from frostline.wire.embeddings import EmbeddingRequest
 from frostline.wire.messages import FeatureRequest, ProfileRequest
+from frostline.wire.patches import MAX_PATCH_BYTES
 
 __all__ = ("make_app",)
 
@@ -67,6 +70,7 @@ def make_app(node: Node) -> Starlette:
             Route("/v1/trainings/{id}", service.trainings.one, methods=["GET", "DELETE"]),
             Route("/v1/health", service.health, methods=["GET"]),
             Route("/v1/statistics", service.statistics, methods=["GET"]),
+            Route("/v1/tenants/{name}", service.tenant, methods=["PATCH"]),
             Route("/v1/metrics", service.metrics, methods=["GET"]),
             Route("/v1/openapi.json", service.openapi, methods=["GET"]),
         ],
@@ -88,14 +92,22 @@ class _Service:
             node.trainings, self._threads, ask=self._asker, length=body_length, chunks=self._body_reader.chunks
         )
         self.listings = ListingRoutes(node, self._threads, ask=self._asker, body_reader=self._body_reader)
+        self._live = LiveAnswers(self._viewed)
         self._openapi = files("frostline.node").joinpath("openapi.json").read_bytes()
 
     async def health(self, request: Request) -> Response:
         return json_response(self._node.health(self._asker(request)).to_json())
 
-    async def statistics(self, request: Request) -> Response:
-        statistics = await self._looked_up(self._asker(request))
-        return json_response(statistics.to_json())
+    async def statistics(self, request: Request) -> ASGIApp:
+        return await self._live.answer(request, self._asker(request))
+
+    async def tenant(self, request: Request) -> Response:
+        asker = self._asker(request)
+        if body_length(request) > MAX_PATCH_BYTES:
+            raise OverBudget(f"a change has at most {MAX_PATCH_BYTES:,} bytes")
+        body = _parsed(await self._body_reader.whole(request), lambda value: value)
+        change = partial(self._node.change_tenant, asker, request.path_params["name"], body)
+        return json_response(tenant_to_json(await to_thread.run_sync(change, limiter=self._lookers)))
 
     async def metrics(self, request: Request) -> Response:
         statistics = await self._looked_up(self._asker(request))
@@ -163,6 +175,9 @@ class _Service:
             measure = partial(self._node.profile, wanted, admission, scope)
             profile = await run_while_connected(request.receive, measure, scope.cancel, self._threads, deadline_s)
         return json_response(profile.to_json())
+
+    async def _viewed(self, account: Account) -> dict[str, Any]:
+        return (await self._looked_up(account)).to_json()
 
     async def _looked_up(self, account: Account) -> NodeStatistics:
         """The state of the node, read in a thread because the cache reads a file, which a slow disk could delay."""

@@ -10,7 +10,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-__all__ = ("ConnectionLimits", "ConnectionTable", "GuardedProtocol", "Guards", "limits_of", "recognise")
+__all__ = ("ConnectionLimits", "ConnectionTable", "GuardedProtocol", "Guards", "is_stopping", "limits_of", "recognise")
 
 C = TypeVar("C", bound=Hashable)
 
@@ -116,6 +116,7 @@ _LOG_S = 60.0
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _RECOGNISED = "frostline.recognised"
+_STOPPING = "frostline.stopping"
 
 
 class Guards:
@@ -123,10 +124,14 @@ class Guards:
 
     Args:
         limits: limits of the connections.
+
+    Attributes:
+        is_stopping: whether the server ends, so that answers that go on for ever are to end too.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
+        self.is_stopping = False
         self.connections: ConnectionTable[GuardedProtocol] = ConnectionTable(limits)
         self._counts: dict[str, int] = {}
         self._said_at_s: dict[str, float] = {}
@@ -198,7 +203,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """See ``httptools``."""
         super().on_message_begin()
-        self.scope["state"][_RECOGNISED] = self._recognised
+        self.scope["state"] |= {_RECOGNISED: self._recognised, _STOPPING: self._is_stopping}
         if not self._is_in_head:
             self._begin_head()
 
@@ -214,6 +219,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _recognised(self) -> None:
         self._guards.connections.recognised(self)
+
+    def _is_stopping(self) -> bool:
+        return self._guards.is_stopping
 
     def _begin_head(self) -> None:
         self._is_in_head, self._head_bytes = True, 0
@@ -243,3 +251,9 @@ def recognise(state: dict[str, Any]) -> None:
     recognised: Callable[[], None] | None = state.get(_RECOGNISED)
     if recognised is not None:
         recognised()
+
+
+def is_stopping(state: dict[str, Any]) -> bool:
+    """Whether the server of a request is about to end, from the state in the request's ASGI scope."""
+    stopping: Callable[[], bool] | None = state.get(_STOPPING)
+    return stopping is not None and stopping()

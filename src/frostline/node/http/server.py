@@ -91,7 +91,7 @@ class AppServer:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
         )
-        self._server = _Reporting(config)
+        self._server = _Reporting(config, guards)
 
     @property
     def url(self) -> str:
@@ -148,12 +148,17 @@ class _Reporting(uvicorn.Server):
     on_ready: Callable[[], None]
     on_end: Callable[[], None] | None
 
+    def __init__(self, config: uvicorn.Config, guards: Guards) -> None:
+        super().__init__(config)
+        self._guards = guards
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self.on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._guards.is_stopping = True
         await super().shutdown(sockets)
         if self.on_end is not None:
             self.on_end()

@@ -24,6 +24,11 @@ class LockedFairShares(FairShares):
         super().__init__(weights)
         self._lock = threading.RLock()
 
+    def change_weight(self, tenant: str, weight: float) -> None:
+        """See ``FairShares``."""
+        with self._lock:
+            super().change_weight(tenant, weight)
+
     def tag(self, tenant: str) -> float:
         """See ``FairShares``."""
         with self._lock:

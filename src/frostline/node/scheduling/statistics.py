@@ -110,6 +110,7 @@ class TenantStatistics:
         requests_in_progress: admitted requests that are not yet answered completely.
         work_bytes: bytes that it holds of the memory for work.
         weight_bytes: bytes of its resident prefixes and of the engines made for it.
+        quotas: its quotas by their names, as of ``config.TenantSettings``; None is no bound but the node's own.
         totals: work done for it; a run with rows of several tenants is divided by rows in ``compute_s``.
     """
 
@@ -117,6 +118,7 @@ class TenantStatistics:
     requests_in_progress: int
     work_bytes: int
     weight_bytes: int
+    quotas: dict[str, float | None]
     totals: Totals
 
 
@@ -134,6 +136,7 @@ class NodeStatistics:
         memory: state of each memory share, by name.
         totals: work done so far.
         tenants: state of the tenants that the asker may see, by name.
+        may_change: whether the asker may change their weights and quotas.
         cache: state of its feature cache; None if it has none.
         shared_cache: state of the feature cache in an object store, as far as this node knows.
         local_tier: state of the samples on its own disk; None if none were kept so far.
@@ -151,6 +154,7 @@ class NodeStatistics:
     memory: dict[str, PoolStatistics]
     totals: Totals
     tenants: dict[str, TenantStatistics] = field(default_factory=dict)
+    may_change: bool = False
     cache: DiskStatistics | None = None
     shared_cache: SharedStatistics | None = None
     local_tier: TierStatistics | None = None

@@ -1,13 +1,20 @@
-"""What a tenant of a node uses, and what it is bound to from outside while the node runs."""
+"""What a tenant of a node uses, and what it is bound to from outside or changed to while the node runs."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from frostline.config import TenantSettings
+from frostline.errors import BadRequest, Forbidden, SettingError
 from frostline.node.scheduling.memory_pool import Pool
-from frostline.node.scheduling.tenants import Account
+from frostline.node.scheduling.tenants import Account, Tenants
+from frostline.wire.patches import fields_of_patch
 
-__all__ = ("TenantLimits", "TenantUsage")
+__all__ = ("QUOTAS", "TenantLimits", "TenantUsage", "changed_settings", "check_may_change", "tenant_to_json")
+
+QUOTAS = ("requests", "work_bytes", "device_s_per_s", "weight_bytes")
+"""Fields of ``TenantSettings`` that bound a tenant, where they are not None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +74,41 @@ class TenantLimits:
             work_bytes: bytes of the memory for work; what needs more waits, but for one piece at a time.
         """
         self._account.bound(device_s_per_s, work_bytes)
+
+
+def check_may_change(tenants: Tenants, asker: Account) -> None:
+    """Check that somebody may change weights and quotas.
+
+    Args:
+        tenants: tenants of the node.
+        asker: account that asks.
+
+    Raises:
+        Forbidden: It may not.
+    """
+    if tenants.accounts == [tenants.everybody]:
+        raise Forbidden("this node has no tenants, so nobody may change it: see may_change in --tenants")
+    if not asker.settings.may_change:
+        raise Forbidden(f"tenant {asker.name} may change nothing here: it has no may_change = true in --tenants")
+
+
+def changed_settings(before: TenantSettings, body: object) -> TenantSettings:
+    """Settings with what a PATCH sets: the weight, and quotas, of which null is no bound but the node's own.
+
+    Args:
+        before: settings of a tenant.
+        body: the PATCH, as JSON gave it.
+
+    Raises:
+        BadRequest: It makes no sense; the sentence names the field.
+    """
+    patch: dict[str, Any] = fields_of_patch(body, ("weight", *QUOTAS))
+    try:
+        return replace(before, **patch)
+    except SettingError as error:
+        raise BadRequest(str(error)) from error
+
+
+def tenant_to_json(settings: TenantSettings) -> dict[str, Any]:
+    """The name, the weight and the quotas of a tenant as plain values."""
+    return {name: getattr(settings, name) for name in ("name", "weight", *QUOTAS)}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from frostline.batching import Allowance, Claim, readable_bytes
 from frostline.config import TenantSettings
-from frostline.errors import Overloaded, SettingError, Unauthenticated
+from frostline.errors import Overloaded, SettingError, Unauthenticated, UnknownName
 from frostline.node.scheduling.statistics import Counters
 
 __all__ = ("EVERYBODY", "Account", "Tenants", "read_tenants")
@@ -70,6 +70,23 @@ class Account:
     def settings(self) -> TenantSettings:
         """The settings of the tenant."""
         return self._settings
+
+    def change(self, settings: TenantSettings) -> None:
+        """Let it have another weight and other quotas from now on.
+
+        What is under way goes on. Requests that have begun keep the bound of memory for work that they began with.
+
+        Args:
+            settings: settings of the same tenant, of which only weight and quotas differ.
+        """
+        with self._lock:
+            rate, self._settings = settings.device_s_per_s, settings
+            if rate is None:
+                self._allowance = None
+            elif self._allowance is None:
+                self._allowance = Allowance(rate)
+            else:
+                self._allowance.change(rate, self._clock())
 
     @property
     def inside(self) -> int:
@@ -224,6 +241,17 @@ class Tenants:
         """The tenants' weights, by name."""
         return {account.name: account.settings.weight for account in self.accounts}
 
+    def named(self, name: str) -> Account:
+        """The account of a tenant.
+
+        Raises:
+            UnknownName: if there is no such tenant.
+        """
+        found = next((account for account in self._by_token.values() if account.name == name), None)
+        if found is None:
+            raise UnknownName(f"there is no tenant {name!r}")
+        return found
+
     def identify(self, token: str | None) -> Account:
         """The account that a token belongs to.
 
@@ -268,6 +296,7 @@ def _tenant(path: Path, table: dict[str, object]) -> TenantSettings:
         "weight_bytes": (int,),
         "roots": (list,),
         "sees_all": (bool,),
+        "may_change": (bool,),
     }
     assert set(kinds) == {field.name for field in fields(TenantSettings)}, "every field can be set"
     for name, value in table.items():

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from frostline.batching import ROWS
-from frostline.config import NodeSettings
+from frostline.config import NodeSettings, TenantSettings
 from frostline.core import FeatureBatch
 from frostline.engines.machine.hardware import hardware_name, host_digest
 from frostline.node.request.embeddings import EmbeddingInputs, embedding_inputs, max_numbers
@@ -132,11 +132,16 @@ class Node:
             memory=self._memory(),
             totals=self._resources.counters.totals(),
             tenants=self._resources.statistics(asker, self._prefixes.owned_bytes),
+            may_change=asker is not None and asker.settings.may_change,
             cache=self._cache.statistics(),
             shared_cache=self._cache.shared_statistics(),
             local_tier=self._opener.tier_statistics(),
             latencies=self._resources.counters.latencies(),
         )
+
+    def change_tenant(self, asker: Account, name: str, body: object) -> TenantSettings:
+        """See ``Resources.change_tenant``."""
+        return self._resources.change_tenant(asker, name, body)
 
     def holds_prefix(self, digest: str) -> bool:
         """Whether a prefix is held, so that it need not be uploaded."""

@@ -1,12 +1,14 @@
 """The resources that a node's tenants share: memory, threads and the device, and the order in which they get them."""
 
+import logging
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import TypeVar
 
 from frostline.batching import BatchingRule, FairMerging, FirstCome, Hapi
 from frostline.checks import devices_of
-from frostline.config import NodeSettings
+from frostline.config import NodeSettings, TenantSettings
 from frostline.core import FeatureBatch
 from frostline.engines.machine.hardware import free_device_bytes, is_accelerator
 from frostline.node.request.devices import Devices
@@ -16,7 +18,13 @@ from frostline.node.scheduling.admission import Gate
 from frostline.node.scheduling.fair_shares import LockedFairShares, Readers
 from frostline.node.scheduling.memory_pool import Lane, Pool, Shares
 from frostline.node.scheduling.statistics import Counters, TenantStatistics
-from frostline.node.scheduling.tenant_limits import TenantLimits
+from frostline.node.scheduling.tenant_limits import (
+    QUOTAS,
+    TenantLimits,
+    changed_settings,
+    check_may_change,
+    tenant_to_json,
+)
 from frostline.node.scheduling.tenants import Account, Tenants
 from frostline.node.weights.weight_memory import WeightMemory
 
@@ -26,6 +34,7 @@ T = TypeVar("T")
 
 # Samples being read or decoded at once: enough to decode some while others wait for the store.
 _READERS = 16
+_LOG = logging.getLogger("frostline.node")
 
 
 class Resources:
@@ -49,6 +58,7 @@ class Resources:
         self._compute_threads = settings.compute_threads
         self.counters = Counters()
         self.tenants = Tenants(settings.tenants, self.counters)
+        self._changing = threading.Lock()
         self._fair_shares = LockedFairShares(self.tenants.weights)
         # The other rules serve as baselines and know no tenants: memory too is given in order of arrival.
         self._memory_shares = fair_shares = self._fair_shares if settings.batching == "fair" else None
@@ -128,6 +138,30 @@ class Resources:
         account.trained(train_s)
         self._fair_shares.charge(account.name, train_s)
 
+    def change_tenant(self, asker: Account, name: str, body: object) -> TenantSettings:
+        """Change the weight and quotas of a tenant until the node ends, and log it as ``tenant_changed``.
+
+        Args:
+            asker: account that asks.
+            name: name of the tenant to change.
+            body: a PATCH, as JSON gave it; see ``tenant_limits.changed_settings``.
+
+        Raises:
+            Forbidden: The asker may change nothing.
+            UnknownName: There is no such tenant.
+            BadRequest: The change makes no sense.
+        """
+        check_may_change(self.tenants, asker)
+        with self._changing:
+            account = self.tenants.named(name)
+            before, after = account.settings, changed_settings(account.settings, body)
+            if before != after:
+                account.change(after)
+                self._fair_shares.change_weight(name, after.weight)
+                told = {"tenant": name, "by": asker.name, "before": tenant_to_json(before)}
+                _LOG.info("tenant_changed", extra={"fields": {**told, "after": tenant_to_json(after)}})
+        return after
+
     def limits(self) -> list[TenantLimits]:
         """What each tenant uses, and may be bound to while the node runs."""
         return [
@@ -152,6 +186,7 @@ class Resources:
             requests_in_progress=account.inside,
             work_bytes=self._work.held_bytes(account.name),
             weight_bytes=weight_bytes,
+            quotas={name: getattr(account.settings, name) for name in QUOTAS},
             totals=account.counters.totals(),
         )
 

@@ -1,0 +1,1 @@
+"""What is changed at a control plane while it runs, and what happened there and why."""
