@@ -107,6 +107,9 @@ class ControlFollower:
             The bytes that it was paid with; None where it may not go, since it is over or the job closed.
         """
         with self._lock:
+            paid_bytes = self._pace.expected_bytes
+            if not (self._line or self._is_closed or is_over()) and self._pace.ask(self._clock()) <= 0:
+                return paid_bytes
             own = threading.Condition(self._lock)
             self._line.append(own)
             try:
@@ -224,4 +227,5 @@ class PacedRows:
         with self._counting:  # whoever closes it may be another thread, and bytes are given back once
             came_bytes, unused_bytes = self._came_bytes, self._paid_bytes
             self._came_bytes, self._paid_bytes = 0, 0.0
-        self._follower.ended(came_bytes, unused_bytes)
+        if came_bytes or unused_bytes:
+            self._follower.ended(came_bytes, unused_bytes)
