@@ -1,6 +1,7 @@
 """Shows how far a job's passes are: a line of text in a terminal, a live bar in a notebook."""
 
 import html
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -186,6 +187,5 @@ def _notebook_display() -> Callable[..., Any] | None:
     shell = None if ipython is None else ipython.get_ipython()
     if getattr(shell, "kernel", None) is None:
         return None
-    from IPython.display import display  # it is there where its shell is
-
-    return display  # type: ignore[no-any-return]
+    display: Callable[..., Any] = importlib.import_module("IPython.display").display  # it is there where its shell is
+    return display

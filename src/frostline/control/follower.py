@@ -60,11 +60,14 @@ class ControlFollower:
         self._line: deque[threading.Condition] = deque()
         self._pace = Pace(clock())
         self._is_closed = False
+        self._has_begun = False
         self._reporter = ControlReporter(link, (self, *beside), clock)
 
     def begin(self) -> None:
         """See ``ControlReporter.begin``."""
-        self._reporter.begin()
+        if not self._has_begun:  # each request asks, and all but the first need no lock for it
+            self._reporter.begin()
+            self._has_begun = True
 
     def report(self) -> None:
         """See ``ControlReporter.report``."""

@@ -85,8 +85,6 @@ class ControlReporter:
 
     def begin(self) -> None:
         """Report once and wait for the answer, then report each second in a thread. Calling it again does nothing."""
-        if self._thread is not None:  # as for each request but the first
-            return
         with self._beginning:
             if self._thread is not None or self._ending.is_set():
                 return

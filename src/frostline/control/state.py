@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from frostline.control.amounts import RESOURCES, Amounts, Row
+from frostline.control.columns import StageColumns
 from frostline.control.messages import ControlAnswer, StageReport
-from frostline.control.policies import StageColumns, policies_of
+from frostline.control.policies import policies_of
 from frostline.control.settings import ControlledJob, ControlSettings
 from frostline.errors import Overloaded
 

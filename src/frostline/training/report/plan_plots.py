@@ -104,8 +104,9 @@ def rates_plot(bandwidths: Sequence[float], rates: Mapping[str, Sequence[float]]
         for (names, values), (colour, dashes, width) in zip(_together(rates), looks, strict=False):
             axes.plot(bandwidths, values, color=colour, linestyle=dashes, linewidth=width, label=", ".join(names))
         # Above the lines, which may lie anywhere.
-        legend = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 2}
-        axes.legend(**legend, labelcolor=SOFT, handlelength=1.8, borderaxespad=0)
+        axes.legend(
+            loc="lower right", bbox_to_anchor=(1, 1), ncols=2, labelcolor=SOFT, handlelength=1.8, borderaxespad=0
+        )
         axes.set_xlabel("bandwidth of the link, a second")
         axes.set_title("samples a second", loc="left", fontsize=10, color=SOFT)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: without_zeros(in_bytes(value))))
