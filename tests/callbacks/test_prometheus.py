@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import frostline as fl
 from frostline.callbacks import JobCollector
 from frostline.config import LoaderSettings, NodeSettings
+from support.dashboards import check_queries
 from support.images import image_folder, tiny_preprocess
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -38,6 +39,7 @@ def test_a_scrape_has_the_figures_of_the_job_as_they_grow(job):
         assert values["frostline_job_from_cache_total"] == done.from_cache
         assert values["frostline_job_stall_seconds_total"] == pytest.approx(done.stall_s)
         assert values["frostline_job_wire_bytes_total"] == done.wire_bytes
+    assert check_queries("frostline_job_", scraped(registry)) > 2
     (routed,) = [family for family in scraped(registry) if family.name == "frostline_job_routed_samples"]
     assert {(sample.labels["cut"], sample.labels["codec"]): sample.value for sample in routed.samples} == {
         (str(route.cut), route.codec): samples for route, samples in done.routed

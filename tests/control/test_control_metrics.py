@@ -11,6 +11,7 @@ from frostline.control.messages import ControlAnswer
 from frostline.control.settings import ControlTenant
 from frostline.control.stage import ControlledStage
 from support.control_planes import Clock, control_plane
+from support.dashboards import check_queries
 from support.metric_pages import listed, scraped
 from support.tenants import header, token_of
 
@@ -31,6 +32,7 @@ def samples(url, name):
     with DIRECT.open(Request(f"{url}/v1/metrics", headers=header(name)), timeout=30) as answer:
         text = answer.read().decode()
     assert scraped(text) == listed("frostline_control_")
+    assert check_queries("frostline_control_", text) > 2
     families = text_string_to_metric_families(text)
     return {(one.name, *sorted(one.labels.values())): one.value for family in families for one in family.samples}
 

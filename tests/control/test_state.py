@@ -122,6 +122,30 @@ def test_a_stranger_that_claims_to_hold_everything_takes_nothing_from_others():
     assert state.records[0].held[1] == BYTES
 
 
+def test_whoever_comes_back_after_a_lease_holds_what_it_is_given_again():
+    state, first, second = plane(), stage("a"), stage("b")
+    state.receive("everybody", first.report(Amounts()), 0.0)  # the answer is lost
+    exchange(state, second, 11.0)
+    state.receive("everybody", second.report(Amounts(), has_ended=True), 12.0)
+    assert exchange(state, first, 13.0) == BYTES
+    assert state.held.bytes_per_s == BYTES
+    assert exchange(state, stage("c"), 13.5) == 0
+
+
+def test_stages_that_are_forgotten_leave_those_after_them_what_they_have():
+    state = plane(max_stages=40, tenants=tenants(ann=1.0))
+    there = [stage(f"s{number}", job=f"j{number % 3}") for number in range(40)]
+    settle(state, there, 0.0, tenant="ann")
+    for number in range(60):
+        ended, newcomer = there.pop(0), stage(f"n{number}", job=f"n{number}")
+        state.receive("ann", ended.report(Amounts(), has_ended=True), 4.0 + number)
+        there.append(newcomer)
+        shares = settle(state, there, 4.0 + number, rounds=1, tenant="ann")
+    shares = settle(state, there, 64.0, tenant="ann")
+    assert shares == pytest.approx([BYTES / 40] * 40)
+    assert {record.report.stage for record in state.records} == {f"n{number}" for number in range(20, 60)}
+
+
 def test_settings_come_back_from_the_stages_where_the_state_is_lost():
     state, first, second = plane(), stage("a"), stage("b")
     settle(state, [first, second], 0.0)
@@ -194,7 +218,7 @@ DEMANDS = st.lists(st.one_of(st.floats(0, 2000), st.just(float("inf"))), min_siz
 @given(DEMANDS, st.randoms(use_true_random=False))
 @settings(deadline=None)
 def test_losses_doubles_and_disorder_change_nothing_in_the_end(demands, chance):
-    calm, rough = plane(), plane()
+    calm, rough = plane(), plane(lease_s=60.0)  # nobody is cut off for a lease
     amounts = [Amounts(bytes_per_s=demand) for demand in demands]
     quiet = [stage(f"s{number}") for number in range(len(demands))]
     shaken = [stage(f"s{number}") for number in range(len(demands))]

@@ -235,6 +235,18 @@ def test_a_network_that_cannot_be_made(folder, fields, says):
     assert says in finding.says
 
 
+def test_a_network_that_cannot_be_cut_as_it_stands(folder):
+    finding = the_one(found(folder, network=True, model="support.networks:Undecided"), "network")
+    assert finding.level == WARNING
+    assert "cannot trace" in finding.says
+
+
+def test_devices_that_are_none(capsys):
+    code, out, _ = run(capsys, "doctor", "--device", "cuda:0,cpu:1")
+    assert code == 2
+    assert "MEND  device:" in out
+
+
 def test_frozen_layers_with_random_weights(folder):
     findings = found(folder, network=True, model="torchvision:shufflenet_v2_x0_5", until="features", weights="random")
     assert any("random weights" in finding.says and "--weights random" in finding.mend for finding in findings)

@@ -8,7 +8,7 @@ import pytest
 from frostline.doctor import FINE, PROBLEM, WARNING, Finding, worst
 from frostline.doctor import machine as machine_module
 from frostline.doctor.link import connections_needed, examine_link, max_receive_buffer
-from frostline.doctor.machine import examine_machine
+from frostline.doctor.machine import examine_devices, examine_machine
 from frostline.doctor.node import skew_of
 from frostline.planning import Link
 
@@ -51,6 +51,30 @@ def test_an_accelerator_that_pytorch_cannot_use(tmp_path, monkeypatch):
     (finding,) = not_fine(tmp_path)
     assert finding.level == PROBLEM
     assert "NVIDIA" in finding.says
+
+
+def test_devices_of_which_one_is_not_there(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda number: (1 << 30, 2 << 30))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda number: f"card {number}")
+    here, gone = examine_devices("cuda:0,cuda:1")
+    assert (here.part, here.level) == ("device cuda:0", FINE)
+    assert here.says.startswith("card 0, 1.07 GB")
+    assert (gone.part, gone.level) == ("device cuda:1", PROBLEM)
+    assert "PyTorch sees cuda:0" in gone.says
+    assert "--device cuda:0)" in gone.mend
+
+
+def test_an_accelerator_where_there_is_none(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    (finding,) = examine_devices("cuda")
+    assert "no accelerator" in finding.says
+    assert "--device cpu" in finding.mend
+
+
+def test_more_parts_of_the_processor_than_it_has_cores(monkeypatch):
+    monkeypatch.setattr(machine_module, "usable_cores", lambda: (0, 1))
+    assert [finding.level for finding in examine_devices("cpu:0,cpu:1,cpu:2")] == [FINE, FINE, WARNING]
 
 
 def test_a_cache_folder_that_is_a_file(tmp_path, monkeypatch):

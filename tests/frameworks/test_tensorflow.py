@@ -30,6 +30,10 @@ def test_elements_are_the_batches_of_the_arrays(job):
         assert np.array_equal(ids, arrays.ids)
 
 
+def test_nothing_of_tensorflow_sleeps_on_when_an_iteration_is_left(job):
+    assert TensorFlowLoader(job.arrays(8), prefetch=1).dataset().options().autotune.enabled is False
+
+
 @pytest.mark.parametrize(("last", "rows"), [("drop", 8), ("keep", None)])
 def test_shapes_are_known_beforehand_and_whole_where_every_batch_is(job, last, rows):
     loader = TensorFlowLoader(job.arrays(8, last=last))

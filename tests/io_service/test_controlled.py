@@ -4,14 +4,17 @@ import time
 
 import pytest
 
-from frostline.config import IoSettings, NodeSettings
+import frostline as fl
+from frostline.config import IoSettings, LoaderSettings, NodeSettings
 from frostline.control.link import ControlLink
 from frostline.io_service.addresses import listening_at, unnamed
 from frostline.io_service.client.transport import IoTransport
 from frostline.io_service.controlled import controlled_service
+from frostline.io_service.service import IoService
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from support.control_planes import control_plane
+from support.images import tiny_preprocess
 from support.nodes import joined, make_images, request, same, samples_of, until
 from support.services import SETTINGS
 
@@ -47,3 +50,35 @@ def test_a_service_keeps_to_its_shares_and_its_rows_are_the_same(tmp_path, image
             service.bound_cache(0)
             assert service.statistics()["cache"]["bytes"] == 0
         assert state.records == []
+
+
+@pytest.mark.parametrize("does_report", [True, False])
+def test_the_bytes_of_a_job_are_counted_once_though_it_and_its_service_have_a_control_plane(
+    tmp_path, images, does_report
+):
+    url, settings = unnamed(), IoSettings(memory_bytes=8 * MIB)
+    with (
+        Node(NodeSettings(memory_bytes=96 * MIB, device_batch=8), (images.as_uri(),)) as node,
+        control_plane(tmp_path, time.time, requests=8.0, bytes_per_s=1e9, memory_bytes=64.0 * MIB) as (plane, state),
+        listening_at(url) as listening,
+        service_at(node, settings, listening, f"{plane}?job=machine" if does_report else None),
+    ):
+        own = LoaderSettings(control=f"{plane}?job=own", cache_bytes=0)
+        with fl.offload(None, fl.Dataset(images), preprocess=tiny_preprocess(), near=url, settings=own) as job:
+            assert sum(len(batch.labels) for batch in job.loader(4)) == 8
+            until(lambda: sum(moved(state).values()) > 0)
+            assert moved(state)["own"] == 0 if does_report else moved(state)["own"] > 0
+            (report,) = [record.report for record in state.records if record.report.job == "own"]
+            assert (report.demand.bytes_per_s, report.demand.requests) == (0, 0) or not does_report
+            assert report.demand.memory_bytes == own.window_bytes
+
+
+def service_at(node, settings, listening, control):
+    if control is None:
+        return IoService(LocalTransport(node), settings, listening)
+    return controlled_service(LocalTransport(node), settings, listening, ControlLink(control, None))
+
+
+def moved(state):
+    reports = [record.report for record in state.records]
+    return {job: sum(report.moved_bytes for report in reports if report.job == job) for job in ("own", "machine")}

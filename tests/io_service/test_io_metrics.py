@@ -10,6 +10,7 @@ from frostline.config import NodeSettings
 from frostline.errors import SettingError
 from frostline.io_service.metrics import serving_metrics
 from frostline.node import Node
+from support.dashboards import check_queries
 from support.metric_pages import listed, scraped
 from support.nodes import joined, make_images, request, samples_of
 from support.servers import free_ports
@@ -34,6 +35,7 @@ def test_they_count_what_the_service_did_and_each_is_on_the_page(tmp_path):
         text = fetched(port)
         totals = service.statistics()["totals"]
     assert scraped(text) == listed("frostline_io_")
+    assert check_queries("frostline_io_", text) > 2
     values = {
         family.name: [sample.value for sample in family.samples] for family in text_string_to_metric_families(text)
     }

@@ -1,9 +1,6 @@
 """The node's metrics: the page that lists them and the dashboard that draws them name what a live scrape has."""
 
-import json
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,9 +13,9 @@ from frostline.node.http.metrics import metrics_text
 from frostline.node.scheduling.statistics import BOUNDS_S, STAGES, Counters
 from frostline.stores.objects.disk_tier import TierStatistics
 from support import metric_pages
+from support.dashboards import check_queries, dashboard
 from support.nodes import artifact_of, joined, make_images, request, samples_of, small_network
 
-ROOT = Path(__file__).parents[2]
 COUNT = 12
 
 
@@ -63,25 +60,14 @@ def test_the_page_lists_every_metric_of_a_node_with_its_kind_and_unit_and_no_oth
 
 def test_every_query_of_the_dashboard_names_metrics_and_labels_that_a_scrape_has(scraped):
     families, _ = scraped
-    samples = {sample.name: set(sample.labels) for family in families.values() for sample in family.samples}
-    dashboard = json.loads((ROOT / "deploy" / "grafana" / "frostline.json").read_text(encoding="utf-8"))
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
-    assert len(queries) > 10
-    for query in queries:
-        names = re.findall(r"frostline_\w+", query)
-        assert names, query
-        assert set(names) <= samples.keys(), query
-        labels = {label for name in names for label in samples[name]} | {"instance", "job"}
-        grouped = {label.strip() for labels in re.findall(r"by \(([^)]*)\)", query) for label in labels.split(",")}
-        chosen = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", query))
-        assert grouped | chosen <= labels, query
+    assert check_queries("frostline_node_", families.values()) > 10
 
 
 def test_each_panel_of_the_dashboard_has_a_place_of_its_own():
-    dashboard = json.loads((ROOT / "deploy" / "grafana" / "frostline.json").read_text(encoding="utf-8"))
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
     taken = set()
-    for panel in dashboard["panels"]:
+    for panel in panels:
         place = panel["gridPos"]
         cells = {
             (x, y)

@@ -138,6 +138,11 @@ def test_lines_that_lie_on_each_other_are_drawn_as_one():
     assert ">freeze<" not in drawn
 
 
+def test_rates_within_a_decade_stand_between_ticks():
+    drawn = rates_plot([1e6, 1e7], {"best": [18.0, 18.0], "baseline": [5.9, 5.9]}, measured=1e6)
+    assert all(f">{tick}<" in drawn for tick in ("5", "10", "20"))
+
+
 def test_bars_of_memory_begin_at_zero():
     drawn = cuts_plot(a_plan(6))
     assert ">0 B<" in drawn

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from frostline.callbacks.lightning import LightningCallback
+    from frostline.callbacks.progress import JobProgress
     from frostline.callbacks.prometheus import JobCollector
     from frostline.callbacks.traces import OpenTelemetryTrace, TraceFile
     from frostline.callbacks.trackers import MlflowLog, TensorBoardLog, WandbLog
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "JobCollector",
+    "JobProgress",
     "LightningCallback",
     "MlflowLog",
     "OpenTelemetryTrace",
@@ -23,6 +25,7 @@ __all__ = (
 
 _MODULES = {
     "JobCollector": "frostline.callbacks.prometheus",
+    "JobProgress": "frostline.callbacks.progress",
     "LightningCallback": "frostline.callbacks.lightning",
     "MlflowLog": "frostline.callbacks.trackers",
     "OpenTelemetryTrace": "frostline.callbacks.traces",

@@ -26,6 +26,7 @@ _HASTE = {RETRY_FOR: "5", TIMEOUT: "15"}
 @click.option("--column", metavar="NAME", help="Column of Parquet files that has the samples.")
 @click.option("--targets", metavar="COLUMN", help="Column of targets to learn.")
 @click.option("--near", multiple=True, metavar="URL", help="Node beside the data; may be repeated.")
+@click.option("--device", metavar="LIST", help="Devices that are to be here, as serve takes them: cuda:0,cuda:1.")
 @click.option("--model", metavar="NAME", help="Network to train, as train takes it.")
 @click.option(
     "--until", default="features", show_default=True, metavar="LAYER", help="Last frozen module, as train takes it."
@@ -40,6 +41,7 @@ def doctor(
     column: str | None,
     targets: str | None,
     near: tuple[str, ...],
+    device: str | None,
     model: str | None,
     until: str,
     weights: str | None,
@@ -73,7 +75,8 @@ def doctor(
         )
     findings = []
     with ProgressBar() as progress:
-        for finding in examine(ExaminedSetup(nodes=near, data=job, has_network=model is not None), progress):
+        subject = ExaminedSetup(nodes=near, data=job, has_network=model is not None, devices=device)
+        for finding in examine(subject, progress):
             findings.append(finding)
             if not as_json:
                 _print(finding)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from frostline.control.amounts import Amounts
 from frostline.control.link import ControlLink
@@ -17,6 +18,7 @@ __all__ = ("ControlFollower", "PacedRows")
 
 # Who is not held back may come to want half as much again before it is asked next.
 _AMPLE = 1.5
+_NOTHING = Amounts(compute_s_per_s=0.0, bytes_per_s=0.0, requests_per_s=0.0, requests=0.0, memory_bytes=0.0)
 # Whoever is idle still wants this much a second, so that it has a part of what nobody asks for.
 _IDLE = 1.0
 
@@ -30,6 +32,8 @@ class ControlFollower:
         maximum: bounds of the process itself, which a share never exceeds.
         kind: ``window`` or ``io``.
         beside: further stages of the process, such as its cache.
+        counted_elsewhere: whether somebody else reports what is asked for here, such as an I/O service. Then
+            memory alone is wanted and kept to, and no byte is counted twice.
         clock: monotonic seconds.
 
     Attributes:
@@ -45,11 +49,14 @@ class ControlFollower:
         *,
         kind: str = "window",
         beside: Sequence[ReportedStage] = (),
+        counted_elsewhere: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kind = kind
         self.job = link.job
         self._limit = limit
+        self._counted_elsewhere = counted_elsewhere
+        self._is_counted = False
         self._maximum = maximum
         self._clock = clock
         self._lock = threading.Lock()
@@ -59,11 +66,14 @@ class ControlFollower:
         self._is_closed = False
         self.share = Amounts()
         self.held_s = 0.0
+        self._has_begun = False
         self._reporter = ControlReporter(link, (self, *beside), clock)
 
     def begin(self) -> None:
         """See ``ControlReporter.begin``."""
-        self._reporter.begin()
+        if not self._has_begun:  # each request asks, and all but the first need no lock for it
+            self._reporter.begin()
+            self._has_begun = True
 
     def report(self) -> None:
         """See ``ControlReporter.report``."""
@@ -71,8 +81,13 @@ class ControlFollower:
 
     def measure(self, *, is_first: bool) -> Measured:
         """What was used since the last report, and is wanted."""
+        is_counted = self._counted_elsewhere()
         with self._lock:
+            self._is_counted = is_counted
             used = self._pace.used(self._clock())
+            if is_counted:
+                memory_bytes = float(self._maximum.window_bytes)
+                return Measured(demand=replace(_NOTHING, memory_bytes=memory_bytes))
             return Measured(
                 demand=self._demand(used, is_first=is_first or used.seconds <= 0),
                 used=_rates(used),
@@ -82,6 +97,8 @@ class ControlFollower:
     def keep_to(self, share: Amounts) -> None:
         """Let requests go within this share from now on."""
         with self._lock:
+            if self._is_counted:
+                share = Amounts(memory_bytes=share.memory_bytes)
             self.share = share
             self._pace.change(share, self._clock())
             maximum = self._maximum
@@ -114,6 +131,9 @@ class ControlFollower:
             The bytes that it was paid with; None where it may not go, since it is over or the job closed.
         """
         with self._lock:
+            paid_bytes = self._pace.expected_bytes
+            if not (self._line or self._is_closed or is_over()) and self._pace.ask(self._clock()) <= 0:
+                return paid_bytes
             own = threading.Condition(self._lock)
             self._line.append(own)
             try:
@@ -238,4 +258,5 @@ class PacedRows:
         with self._counting:  # whoever closes it may be another thread, and bytes are given back once
             came_bytes, unused_bytes = self._came_bytes, self._paid_bytes
             self._came_bytes, self._paid_bytes = 0, 0.0
-        self._follower.ended(came_bytes, unused_bytes)
+        if came_bytes or unused_bytes:
+            self._follower.ended(came_bytes, unused_bytes)

@@ -10,7 +10,16 @@ from frostline.control.amounts import RESOURCES
 from frostline.control.fairness import Floats, Ints, proportional, summed, weighted_max_min
 from frostline.core.units import in_bytes
 
-__all__ = ("Division", "SharingPolicy", "StageTable", "chained", "deadlines", "max_min", "policies_of", "priorities")
+__all__ = (
+    "Division",
+    "SharingPolicy",
+    "StageTable",
+    "chained",
+    "deadlines",
+    "max_min",
+    "policies_of",
+    "priorities",
+)
 
 _BYTES = RESOURCES.index("bytes_per_s")
 # A job whose end has come cannot keep it.

@@ -8,7 +8,7 @@ from frostline.config import LoaderSettings
 from frostline.datasets import Dataset
 from frostline.doctor.data import examine_data
 from frostline.doctor.findings import PROBLEM, Finding, attempt
-from frostline.doctor.machine import examine_machine
+from frostline.doctor.machine import examine_devices, examine_machine
 from frostline.doctor.node import examine_node
 from frostline.errors import FrostlineError
 from frostline.events import Observer
@@ -32,12 +32,14 @@ class ExaminedSetup:
             at no data.
         has_network: whether the network of ``data`` is examined too.
         loader: settings of the job's loader.
+        devices: devices that are to be there, as a node's ``device`` names them; None asks for none.
     """
 
     nodes: Sequence[str] = ()
     data: JobSettings | None = None
     has_network: bool = False
     loader: LoaderSettings = field(default_factory=LoaderSettings)
+    devices: str | None = None
 
 
 def examine(subject: ExaminedSetup, observe: Observer) -> Iterator[Finding]:
@@ -48,6 +50,8 @@ def examine(subject: ExaminedSetup, observe: Observer) -> Iterator[Finding]:
         observe: told what happens meanwhile.
     """
     yield from examine_machine()
+    if subject.devices is not None:
+        yield from attempt("device", partial(examine_devices, subject.devices))
     hasty = replace(subject.loader, retry_for_s=_RETRY_FOR_S, deadline_s=_DEADLINE_S)
     can_go_on = True
     url = None if subject.data is None else subject.data.data

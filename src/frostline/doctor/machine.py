@@ -4,13 +4,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from frostline.checks import devices_of
 from frostline.config import cache_folder, default_node_memory_bytes
 from frostline.core.units import in_bytes
 from frostline.doctor.findings import FINE, PROBLEM, WARNING, Finding
 from frostline.private import make_private_folder
 from frostline.processors import usable_cores, usable_memory_bytes
 
-__all__ = ("examine_machine",)
+__all__ = ("examine_devices", "examine_machine")
 
 _GIB = 1 << 30
 _MIN_CACHE_BYTES = _GIB
@@ -28,6 +29,49 @@ def examine_machine(root: Path = Path("/")) -> Iterator[Finding]:
     yield from _open_files()
     yield from _accelerator(root)
     yield from _cache()
+
+
+def examine_devices(device: str) -> Iterator[Finding]:
+    """Whether each of some devices is there, as the ``device`` of a node names them.
+
+    Args:
+        device: such as ``cuda:0,cuda:1``.
+
+    Raises:
+        SettingError: It names none, one twice, or devices of several kinds.
+    """
+    devices_of(device)
+    for name in device.split(","):
+        yield _device(name)
+
+
+def _device(name: str) -> Finding:
+    kind, _, digits = name.partition(":")
+    number = int(digits or 0)
+    cores = len(usable_cores())
+    if kind == "cpu":
+        if number < cores:
+            return Finding(part=f"device {name}", level=FINE, says=f"the processor, {cores} cores of which may be used")
+        return Finding(
+            part=f"device {name}",
+            level=WARNING,
+            says=f"parts of the processor have a core each at least, and there are {cores}",
+            mend=f"name cpu:0 to cpu:{cores - 1}, or cpu alone",
+        )
+    import torch
+
+    there = torch.cuda.device_count()
+    if number < there:
+        free, total = torch.cuda.mem_get_info(number)
+        says = f"{torch.cuda.get_device_name(number)}, {in_bytes(free)} of {in_bytes(total)} free"
+        return Finding(part=f"device {name}", level=FINE, says=says)
+    known = ", ".join(f"cuda:{found}" for found in range(there))
+    return Finding(
+        part=f"device {name}",
+        level=PROBLEM,
+        says=f"it is not there: PyTorch sees {known or 'no accelerator'}",
+        mend=f"name what is there (--device {known.replace(' ', '') or 'cpu'}), or look why it is not (nvidia-smi)",
+    )
 
 
 def _processors(root: Path) -> Iterator[Finding]:

@@ -38,8 +38,9 @@ def examine_network(settings: JobSettings, observe: Observer) -> Iterator[Findin
             level=FINE,
             says=f"{settings.model} can be cut; its frost line lies behind {setup.job.frost_line.name}",
         )
-        if setup.job.fallback is not None:
-            yield Finding(part="network", level=WARNING, says=f"it is not cut as it stands: {setup.job.fallback}")
+        fallback = setup.job.fallback
+        if fallback is not None and all(finding.says != fallback for finding in heard):
+            yield Finding(part="network", level=WARNING, says=f"it is not cut as it stands: {fallback}")
         if not any(parameter.requires_grad for parameter in setup.job.head.parameters()):
             yield Finding(
                 part="network",

@@ -41,7 +41,7 @@ def controlled_service(
     cache = CacheStage(link.job, settings.memory_bytes - settings.window_bytes, cached_bytes, limit_cache)
     maximum = Setting(requests=settings.max_connections, window_bytes=settings.window_bytes)
     with closing(ControlFollower(link, limit, maximum, kind="io", beside=[cache])) as follower:
-        service = IoService(PacedTransport(upstream, follower), settings, listening)
+        service = IoService(PacedTransport(upstream, follower), settings, listening, reports_requests=True)
         with service:
             follower.begin()
             yield service

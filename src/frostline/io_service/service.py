@@ -96,6 +96,7 @@ class IoService:
         listening: a Unix-domain stream socket; the caller closes it.
         accepting: held while a connection is accepted; None needs nothing. A process that forks holds it meanwhile, so
             that its child knows every connection that it inherits.
+        reports_requests: whether the upstream's requests are reported to a control plane; jobs that connect are told.
     """
 
     def __init__(
@@ -104,8 +105,11 @@ class IoService:
         settings: IoSettings,
         listening: socket.socket,
         accepting: AbstractContextManager[Any] | None = None,
+        *,
+        reports_requests: bool = False,
     ) -> None:
         self._upstream = upstream
+        self._reports_requests = reports_requests
         self._settings = settings
         self._listening = listening
         self._accepting = accepting or nullcontext()
@@ -244,7 +248,11 @@ class IoService:
             self._sessions[session.name] = session
         process = watched_process(one, pid)
         try:
-            welcome = {"version": __version__, "max_bytes": self._settings.memory_bytes}
+            welcome = {
+                "version": __version__,
+                "max_bytes": self._settings.memory_bytes,
+                "reports": self._reports_requests,
+            }
             send(one, {"kind": "welcome", **welcome, **self._transfers()})
             one.setblocking(False)
             self._poller.readable(one.fileno(), told.read)

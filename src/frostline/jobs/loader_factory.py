@@ -34,7 +34,7 @@ from frostline.ordering import BlockOrder, BlockShuffle, RecordedOrder
 from frostline.prefetch import Dealer, Tuner
 from frostline.preprocess import Preprocess
 from frostline.preprocess.masks import MASK_DTYPE
-from frostline.transport.protocol import OwnsBlocks
+from frostline.transport.protocol import OwnsBlocks, ReportsRequests
 from frostline.tuning import Setting, rule_of
 
 if TYPE_CHECKING:  # of jobs that share a store; others do without
@@ -312,7 +312,10 @@ def tuned(
     link = ControlLink(settings.control, settings.token)
     cache = CacheStage(link.job, settings.cache_bytes, lambda: cache_policy.held_bytes, cache_policy.bound)
     maximum = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
-    follower = ControlFollower(link, tuner.limit, maximum, beside=[cache] if settings.cache_bytes else [])
+    beside = [cache] if settings.cache_bytes else []
+    way = fetcher.transport
+    elsewhere = way.reports_requests if isinstance(way, ReportsRequests) else lambda: False
+    follower = ControlFollower(link, tuner.limit, maximum, beside=beside, counted_elsewhere=elsewhere)
     router.count_on(lambda: follower.share.bytes_per_s)
     return tuner, follower, partial(_close_both, follower.close, close)
 

@@ -194,8 +194,9 @@ class StatisticsCollector:
         with self._lock:
             self._count(event)
             self._hear()
+            untold, self._untold = self._untold, []
             too_many = len(self._skipped) > self._max_skipped
-        self.tell()
+        self._tell(untold)
         self._observe(event)
         if self._refuses_changes and isinstance(event, SampleSkipped) and event.changed:
             raise refusal_of(event.object)
@@ -211,6 +212,9 @@ class StatisticsCollector:
         with self._lock:
             self._hear()
             untold, self._untold = self._untold, []
+        self._tell(untold)
+
+    def _tell(self, untold: list[Skipped]) -> None:
         for skipped in untold:
             self._observe(
                 SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason, changed=skipped.changed)

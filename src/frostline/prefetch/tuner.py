@@ -9,7 +9,7 @@ from frostline.tuning import NewBounds, Observation, Setting, TuningRule
 __all__ = ("Tuner",)
 
 # A look takes tens of microseconds; PRISMA's rule wants ten of them in 100 ms.
-_MIN_S = 0.005
+_MIN_S = 0.01
 
 
 class Tuner:
@@ -33,6 +33,7 @@ class Tuner:
         self._stalled_s = 0.0
         self._seen: WindowStatistics | None = None
         self._limit: Setting | None = None
+        self._in_force = rule.setting
 
     def limit(self, limit: Setting) -> None:
         """Bound all windows from their next look on, whatever the rule chooses.
@@ -42,10 +43,12 @@ class Tuner:
         """
         with self._lock:
             self._limit = limit
+            self._decide()
 
     def begin(self, window: Window, now: float) -> None:
         """Give a window the bounds in force; it is looked at if no other one is."""
         with self._lock:
+            self._decide()
             self._bound(window)
             if self._window is None:
                 self._window, self._seen = window, window.statistics()
@@ -76,21 +79,25 @@ class Tuner:
             The change, which is in force already.
         """
         with self._lock:
-            if self._limit is not None:
+            if self._limit is not None:  # another window's look, or a limit, may have changed the bounds
                 self._bound(window)
             if self._window is not window or now - self._looked_at < _MIN_S:
                 return None
             change = self._rule.look(self._seen_now(window, stalled_s, now))
             if change is None:
                 return None
+            self._decide()
             self._bound(window)
             return self._event(change, now)
 
-    def _bound(self, window: Window) -> None:
+    def _decide(self) -> None:
         setting, limit = self._rule.setting, self._limit or self._rule.setting
-        window.bound(
+        self._in_force = Setting(
             requests=min(setting.requests, limit.requests), window_bytes=min(setting.window_bytes, limit.window_bytes)
         )
+
+    def _bound(self, window: Window) -> None:
+        window.bound(requests=self._in_force.requests, window_bytes=self._in_force.window_bytes)
 
     def _seen_now(self, window: Window, stalled_s: float, now: float) -> Observation:
         before, stands = self._seen, window.statistics()

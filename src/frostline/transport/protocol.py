@@ -19,6 +19,7 @@ __all__ = (
     "Cancellation",
     "OwnsBlocks",
     "ReadsBlocks",
+    "ReportsRequests",
     "TrainsBeside",
     "Transport",
     "TransportStatistics",
@@ -170,6 +171,14 @@ class TrainsBeside(Protocol):
             Refused: The node does not take it.
             Unavailable: It is busy with another one, or cannot be reached.
         """
+
+
+@runtime_checkable
+class ReportsRequests(Protocol):
+    """A way on which somebody may report to a control plane what it asks for on a job's behalf."""
+
+    def reports_requests(self) -> bool:
+        """Whether it does so; then the job that asks reports none of it."""
 
 
 @runtime_checkable

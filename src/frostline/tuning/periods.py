@@ -157,7 +157,11 @@ class Periods:
             self._times.clear()
         self._requests = requests
         self._to_come: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
         self._looks: list[Observation] = []
+        self._seconds, self._finished, self._under_way, self._bytes = 0.0, 0, 0, 0
 
     def add(self, look: Observation) -> Period | None:
         """Take a look; a period, where one has ended with it."""
@@ -172,26 +176,27 @@ class Periods:
             self._to_come -= len(look.took_s)
             return None
         self._looks.append(look)
+        self._seconds += look.seconds
+        self._finished += len(look.took_s)
+        self._under_way += look.requests_in_flight
+        self._bytes += look.bytes_arrived
         if not self._is_whole():
             return None
         period = self._period()
-        self._looks = []
+        self._begin()
         return period
 
     def _is_whole(self) -> bool:
-        seconds = sum(look.seconds for look in self._looks)
-        finished = sum(len(look.took_s) for look in self._looks)
-        under_way = max(1, round(_mean([look.requests_in_flight for look in self._looks])))
+        under_way = max(1, round(self._under_way / len(self._looks)))
         # What ends within this look ends its round: rounds are whole at the look at which their last request came.
-        is_round = finished % under_way < max(1, len(self._looks[-1].took_s))
-        has_rows = any(look.bytes_arrived for look in self._looks)  # samples that cannot be read have no bytes
-        return has_rows and seconds >= _MIN_S and finished >= max(_MIN, _ROUNDS * under_way) and is_round
+        is_round = self._finished % under_way < max(1, len(self._looks[-1].took_s))
+        is_long = self._seconds >= _MIN_S and self._finished >= max(_MIN, _ROUNDS * under_way)
+        return self._bytes > 0 and is_long and is_round  # samples that cannot be read have no bytes
 
     def _period(self) -> Period:
         looks = self._looks
-        seconds = sum(look.seconds for look in looks)
+        seconds, nbytes = self._seconds, self._bytes
         took_s = [took for look in looks for took in look.took_s]
-        nbytes = sum(look.bytes_arrived for look in looks)
         late = sorted(self._times)[int(_LATE * (len(self._times) - 1))]
         return Period(
             now_s=looks[-1].now_s,
@@ -200,11 +205,7 @@ class Periods:
             request_bytes=nbytes / len(took_s),
             median_s=statistics.median(took_s),
             late_s=late,
-            in_flight=_mean([look.requests_in_flight for look in looks]),
+            in_flight=self._under_way / len(looks),
             stalled=sum(look.stalled_s for look in looks) / seconds,
-            full=_mean([look.is_full for look in looks]),
+            full=sum(look.is_full for look in looks) / len(looks),
         )
-
-
-def _mean(values: list[int] | list[bool]) -> float:
-    return sum(values) / len(values)

@@ -85,6 +85,14 @@ class IoTransport:
         """Names the job to the service."""
         return self._made_from[3]
 
+    def reports_requests(self) -> bool:
+        """See ``ReportsRequests``; the service says so in its welcome. One that is not there reports nothing."""
+        try:
+            with translated(self.url):
+                return self._sockets.link().welcome.get("reports") is True
+        except FrostlineError:
+            return False
+
     def health(self) -> Health:
         """See ``Transport``; of the node."""
         return self._value(Health.from_json, {"kind": "health"})

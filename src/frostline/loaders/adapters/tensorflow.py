@@ -86,6 +86,9 @@ class TensorFlowLoader:
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         # What it would hold by itself could not be told from what the loop has.
         options.experimental_optimization.inject_prefetch = False
+        # Its tuner has nothing to set here, and sleeps twice as long each time, up to a minute. Whoever leaves an
+        # iteration waits for that at times: one that was left after 40 seconds took 41 more.
+        options.autotune.enabled = False
         found = found.with_options(options)
         return found.prefetch(self._prefetch) if self._prefetch else found
 

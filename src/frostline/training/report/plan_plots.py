@@ -1,5 +1,6 @@
 """Draws a plan: what every cut along the network would cost, and how fast each rule would be on other links."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
@@ -34,6 +35,8 @@ __all__ = ("PlanView", "cuts_plot", "rates_plot")
 _ROW_INCHES, _HEAD_INCHES, _FOOT_INCHES, _WIDE_INCHES = 0.21, 0.65, 0.4, 10.4
 # A decade more than this below the largest is too little to matter, and would press the rest together.
 _DECADES = 4.0
+# Ticks within a decade.
+_STEPS = (1, 2, 5)
 # Lines nearer than this lie on each other.
 _SAME_LINE = 0.01
 # So many of the fastest cuts that are not in use are worth a look.
@@ -100,17 +103,31 @@ def rates_plot(bandwidths: Sequence[float], rates: Mapping[str, Sequence[float]]
         looks = ((STORE, "solid", 2.4), (TRAINER, "solid", 1.4), (WIRE, "solid", 1.4), (SOFT, (0, (1, 1.5)), 1.4))
         for (names, values), (colour, dashes, width) in zip(_together(rates), looks, strict=False):
             axes.plot(bandwidths, values, color=colour, linestyle=dashes, linewidth=width, label=", ".join(names))
-        axes.legend(loc="lower right", labelcolor=SOFT, handlelength=1.8, borderaxespad=0)
+        # Above the lines, which may lie anywhere.
+        axes.legend(
+            loc="lower right", bbox_to_anchor=(1, 1), ncols=2, labelcolor=SOFT, handlelength=1.8, borderaxespad=0
+        )
         axes.set_xlabel("bandwidth of the link, a second")
         axes.set_title("samples a second", loc="left", fontsize=10, color=SOFT)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: without_zeros(in_bytes(value))))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_rate(value)))
         # Rates seldom span a decade, so that one tick a decade may be none.
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_locator(LogLocator(subs=_STEPS, numticks=12))
+        axes.set_ylim(*_enclosing([value for values in rates.values() for value in values]))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_minor_locator(NullLocator())
         quiet(axes)
         return svg(figure, name="rates", title="Predicted samples a second of several rules at other bandwidths")
+
+
+def _enclosing(values: Sequence[float]) -> tuple[float, float]:
+    """The greatest tick of a log axis below all values, and the least one above them."""
+    found = [value for value in values if 0 < value < math.inf] or [1.0]
+    decades = range(math.floor(math.log10(min(found))), math.ceil(math.log10(max(found))) + 1)
+    ticks = [step * 10.0**decade for decade in decades for step in _STEPS]
+    below = [tick for tick in ticks if tick < min(found)] or [ticks[0] / 2]
+    above = [tick for tick in ticks if tick > max(found)]
+    return below[-1], above[0]
 
 
 def _draw_bytes(axes: Axes, shown: Sequence[Candidate], *, exact: Mapping[int, Candidate]) -> None:
