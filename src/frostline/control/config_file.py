@@ -7,13 +7,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from frostline.control.activity.summary import Prices
 from frostline.control.amounts import Amounts
 from frostline.control.settings import ControlledJob, ControlSettings, ControlTenant
 from frostline.errors import SettingError
 
 __all__ = ("read_control_settings",)
 
-_TOP = ("capacity", "policies", "round_s", "lease_s", "max_stages", "tenant", "job")
+_TOP = ("capacity", "policies", "round_s", "lease_s", "max_stages", "prices", "tenant", "job")
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ def read_control_settings(path: Path) -> ControlSettings:
 
     Args:
         path: TOML file with a table ``[capacity]`` and, where they are wanted, ``policies``, ``round_s``, ``lease_s``,
-            ``max_stages`` and tables ``[[tenant]]`` and ``[[job]]``.
+            ``max_stages`` and tables ``[prices]``, ``[[tenant]]`` and ``[[job]]``.
 
     Raises:
         SettingError: It cannot be read or makes no sense; the sentence names the file and the field.
@@ -48,8 +49,17 @@ def _settings(value: dict[str, Any]) -> ControlSettings:
         policies=tuple(policies),
         tenants=tuple(_made(ControlTenant, table) for table in _tables(value, "tenant")),
         jobs=tuple(_made(ControlledJob, _with_end(table)) for table in _tables(value, "job")),
+        prices=_prices(value.get("prices")),
         **numbers,
     )
+
+
+def _prices(value: object) -> Prices | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise SettingError("prices must be a table [prices]")
+    return _made(Prices, value)
 
 
 def _tables(value: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

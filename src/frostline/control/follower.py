@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from frostline.control.activity.job_activity import JobActivity
 from frostline.control.amounts import Amounts
 from frostline.control.link import ControlLink
 from frostline.control.pace import Pace, Used
@@ -30,6 +31,8 @@ class ControlFollower:
         maximum: bounds of the process itself, which a share never exceeds.
         kind: ``window`` or ``io``.
         beside: further stages of the process, such as its cache.
+        activity: says what the process does for its job; None where nobody is told.
+        was_named: as of ``ControlReporter``.
         clock: monotonic seconds.
     """
 
@@ -41,6 +44,8 @@ class ControlFollower:
         *,
         kind: str = "window",
         beside: Sequence[ReportedStage] = (),
+        activity: Callable[[], JobActivity] | None = None,
+        was_named: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kind = kind
@@ -53,7 +58,14 @@ class ControlFollower:
         self._line: deque[threading.Condition] = deque()
         self._pace = Pace(clock())
         self._is_closed = False
-        self._reporter = ControlReporter(link, (self, *beside), clock)
+        self._activity = activity
+        self._may_hold_back = was_named
+        self._reporter = ControlReporter(link, (self, *beside), clock, was_named=was_named)
+
+    @property
+    def may_hold_back(self) -> bool:
+        """Whether a request may have to wait for its turn: always where somebody named the control plane."""
+        return self._may_hold_back
 
     def begin(self) -> None:
         """See ``ControlReporter.begin``."""
@@ -65,9 +77,11 @@ class ControlFollower:
 
     def measure(self, *, is_first: bool) -> Measured:
         """What was used since the last report, and is wanted."""
+        activity = None if self._activity is None else self._activity()
         with self._lock:
             used = self._pace.used(self._clock())
             return Measured(
+                activity=activity,
                 demand=self._demand(used, is_first=is_first or used.seconds <= 0),
                 used=_rates(used),
                 moved_bytes=self._pace.moved_bytes,
@@ -76,6 +90,7 @@ class ControlFollower:
     def keep_to(self, share: Amounts) -> None:
         """Let requests go within this share from now on."""
         with self._lock:
+            self._may_hold_back |= min(share.requests_per_s, share.bytes_per_s) < math.inf
             self._pace.change(share, self._clock())
             maximum = self._maximum
             requests = int(max(1.0, min(share.requests, maximum.requests)))

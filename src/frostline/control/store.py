@@ -6,18 +6,25 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from frostline.control.messages import StageReport
 from frostline.control.state import StageRecord
 from frostline.errors import BadRequest, SettingError
 
-__all__ = ("RecordStore",)
+__all__ = ("RecordStore", "RecordWriter")
 
 _SCHEMA = 1
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS stages (tenant TEXT, stage TEXT, record TEXT NOT NULL, PRIMARY KEY (tenant, stage))"
 )
+
+
+class RecordWriter(Protocol):
+    """Takes what has to outlive the process."""
+
+    def write(self, changed: Mapping[tuple[str, str], StageRecord | None]) -> None:
+        """Take records by their tenant and stage; None removes one."""
 
 
 class RecordStore:
@@ -81,8 +88,10 @@ class RecordStore:
 
 
 def _written(record: StageRecord) -> dict[str, Any]:
+    activity = record.report.activity
+    report = record.report if activity is None else replace(record.report, activity=activity.brief())
     return {
-        "report": record.report.to_json(),
+        "report": report.to_json(),
         "heard_s": record.heard_s,
         "version": record.version,
         "settings": record.settings,

@@ -16,9 +16,11 @@ from frostline.datasets import Dataset
 from frostline.datasets.access import steps_left_of
 from frostline.errors import SettingError
 from frostline.events import SetupWarning
+from frostline.jobs.activity import ActivityMeter, PassProgress
 from frostline.jobs.explanation import Explanation, JobTable, whereabouts
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuned
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
 from frostline.jobs.measuring import Measuring
+from frostline.jobs.reporting import reported
 from frostline.jobs.router import PlanFollower, Router
 from frostline.jobs.row_reader import RowReader
 from frostline.jobs.statistics import JobStatistics, StatisticsCollector
@@ -62,6 +64,7 @@ class Job(JobTable):
         worker_setup: WorkerSetup,
         router: Router,
         collector: StatisticsCollector,
+        progress: PassProgress,
         measuring: Measuring | None = None,
         cuts: Sequence[Cut],
         head: "nn.Module | None",
@@ -88,19 +91,19 @@ class Job(JobTable):
         self._settings = settings
         self._near = near
         self._trains_in_store = trains_in_store
-        tuner, follower, self._close = tuned(settings, fetcher, router, data, cache_policy, close)
-        self._maker = LoaderFactory(
+        factory = LoaderFactory(
             data=data,
             fetcher=fetcher,
             cache_policy=cache_policy,
             router=router,
             collector=collector,
             settings=settings,
-            tuner=tuner,
-            follower=follower,
+            tuner=tuner_of(settings, fetcher, router, data),
             observe=self._observe,
             tensors=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
         )
+        activity = ActivityMeter(progress, collector, fetcher.transport, router, self._cuts, data, self._usage)
+        self._maker, self._close = reported(factory, worker_setup.nodes, activity, close)
 
     def __repr__(self) -> str:
         near = "" if self._near is None else f", near {self._near}"
@@ -377,7 +380,11 @@ class Job(JobTable):
     def _arrays(self, method: str, batch_size: int, given: EpochOptions, **more: Any) -> ArrayLoader:
         """A loader that knows how it was made, for workers."""
         check_names(given, method)
-        self._refuse_loops()
+        if self._trains_in_store:
+            raise SettingError(
+                "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
+                "of your own"
+            )
         options = checked_options({"batch_size": batch_size, **given, **more})
         batch_size = options.pop("batch_size")
         if options.get("data") is None and (mixed := mixed_splits(self._data)) is not None:
@@ -386,13 +393,6 @@ class Job(JobTable):
             options["map"] = TravellingFunction(function=options["map"])
         arrays = self._maker.arrays(batch_size, **options)
         return arrays.made_by(JobLoaderSpec.of(self._worker_setup, self._router.shares, batch_size, options))
-
-    def _refuse_loops(self) -> None:
-        if self._trains_in_store:
-            raise SettingError(
-                "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
-                "of your own"
-            )
 
 
 def _all_of(data: Dataset) -> Samples:

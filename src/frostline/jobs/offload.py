@@ -16,6 +16,7 @@ from frostline.datasets import Dataset
 from frostline.datasets.access import steps_left_of
 from frostline.errors import EngineNotReady, SettingError
 from frostline.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
+from frostline.jobs.activity import PassProgress
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
 from frostline.jobs.context import JobContext, tried
@@ -178,8 +179,9 @@ def _made(
 ) -> Job:
     """Put the parts of a job together; what ``stack`` holds is closed with the job from then on."""
     data, settings, skipped = context.data, context.settings, SkipLog()
+    progress = PassProgress(observe)
     collector = StatisticsCollector(
-        observe,
+        progress,
         max_skipped=settings.max_skipped(len(data)),
         refuses_changes=data.source.changed == "refuse",
         shared=skipped,
@@ -212,6 +214,7 @@ def _made(
         ),
         router=router,
         collector=collector,
+        progress=progress,
         measuring=begun.measuring,
         cuts=context.cuts,
         head=None if network is None else network.parts.head,

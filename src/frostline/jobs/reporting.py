@@ -1,0 +1,74 @@
+"""Has a job tell a control plane what it does, and keep to what that answers: the one it names, or its first node's."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from frostline.config import LoaderSettings
+from frostline.control.activity.job_activity import JobActivity
+from frostline.control.settings import NO_CONTROL
+from frostline.jobs.connect import members_of
+from frostline.jobs.loader_factory import LoaderFactory
+from frostline.transport.protocol import Transport
+from frostline.tuning import Setting
+
+__all__ = ("control_address", "reported")
+
+
+def reported(
+    factory: LoaderFactory, nodes: Sequence[str], activity: Callable[[], JobActivity], close: Callable[[], None]
+) -> tuple[LoaderFactory, Callable[[], None]]:
+    """The same loaders, which report while they run, and what ends that and closes the rest of the job.
+
+    Args:
+        factory: makes the loaders.
+        nodes: addresses of the job's nodes, as they were given.
+        activity: says what this process of the job does.
+        close: closes the rest of the job.
+
+    Raises:
+        SettingError: The address of the control plane is none.
+    """
+    settings, cache_policy = factory.settings, factory.cache_policy
+    address = control_address(settings, nodes, factory.fetcher.transport)
+    if address is None:
+        return factory, close
+    from frostline.control.cache_stage import CacheStage
+    from frostline.control.follower import ControlFollower
+    from frostline.control.link import ControlLink
+
+    link, was_named = ControlLink(address, settings.token), settings.control is not None
+    cache = CacheStage(link.job, settings.cache_bytes, lambda: cache_policy.held_bytes, cache_policy.bound)
+    follower = ControlFollower(
+        link,
+        factory.tuner.limit,
+        Setting(requests=settings.last_requests, window_bytes=settings.window_bytes),
+        beside=[cache] if settings.cache_bytes and was_named else [],
+        activity=activity,
+        was_named=was_named,
+    )
+    return replace(factory, follower=follower), partial(_close_both, follower.close, close)
+
+
+def control_address(settings: LoaderSettings, nodes: Sequence[str], transport: Transport) -> str | None:
+    """URL of the control plane that a job reports to: the one that was named, else its first node's.
+
+    Args:
+        settings: how the job asks.
+        nodes: addresses that its nodes were given by; a node in this process needs no reports.
+        transport: way to them.
+
+    Returns:
+        None where there is neither, or nobody is to be told.
+    """
+    if settings.control is not None:
+        return None if settings.control == NO_CONTROL else settings.control
+    first = next(iter(members_of(transport, nodes)), "")
+    return first if first.startswith("http:") else None
+
+
+def _close_both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    try:
+        first()
+    finally:
+        second()
