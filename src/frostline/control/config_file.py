@@ -19,27 +19,32 @@ _TOP = ("capacity", "policies", "round_s", "lease_s", "max_stages", "prices", "t
 T = TypeVar("T")
 
 
-def read_control_settings(path: Path) -> ControlSettings:
+def read_control_settings(path: Path, tenants: tuple[ControlTenant, ...] | None = None) -> ControlSettings:
     """Read the settings of a control plane.
 
     Args:
         path: TOML file with a table ``[capacity]`` and, where they are wanted, ``policies``, ``round_s``, ``lease_s``,
             ``max_stages`` and tables ``[prices]``, ``[[tenant]]`` and ``[[job]]``.
+        tenants: tenants of whoever serves it, who are named elsewhere; None has those of the file.
 
     Raises:
         SettingError: It cannot be read or makes no sense; the sentence names the file and the field.
     """
     try:
         value = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _settings(value)
+        return _settings(value, tenants)
     except (OSError, ValueError) as error:
         raise SettingError(f"cannot read {path}: {error}") from error
     except SettingError as error:
         raise SettingError(f"{path}: {error}") from error
 
 
-def _settings(value: dict[str, Any]) -> ControlSettings:
+def _settings(value: dict[str, Any], tenants: tuple[ControlTenant, ...] | None) -> ControlSettings:
     _check_fields_known("the file", value, _TOP)
+    if tenants is None:
+        tenants = tuple(_made(ControlTenant, table) for table in _tables(value, "tenant"))
+    elif "tenant" in value:
+        raise SettingError("a node has its own tenants (--tenants); leave out the tables [[tenant]]")
     policies = value.get("policies", ["deadlines", "max_min"])
     if not isinstance(policies, list) or not all(isinstance(name, str) for name in policies):
         raise SettingError("policies must be a list of names")
@@ -47,7 +52,7 @@ def _settings(value: dict[str, Any]) -> ControlSettings:
     return ControlSettings(
         capacity=Amounts.from_json(value.get("capacity", {}), "capacity"),
         policies=tuple(policies),
-        tenants=tuple(_made(ControlTenant, table) for table in _tables(value, "tenant")),
+        tenants=tenants,
         jobs=tuple(_made(ControlledJob, _with_end(table)) for table in _tables(value, "job")),
         prices=_prices(value.get("prices")),
         **numbers,

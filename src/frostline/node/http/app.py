@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from importlib.resources import files
@@ -51,8 +51,13 @@ _LOOKERS = 2
 T = TypeVar("T")
 
 
-def make_app(node: Node) -> Starlette:
-    """Make the ASGI application of a node, which the caller closes."""
+def make_app(node: Node, routes: Sequence[Route] = ()) -> Starlette:
+    """Make the ASGI application of a node, which the caller closes.
+
+    Args:
+        node: node to serve.
+        routes: what is served beside it, such as its control plane.
+    """
     service = _Service(node)
     return Starlette(
         routes=[
@@ -69,6 +74,7 @@ def make_app(node: Node) -> Starlette:
             Route("/v1/statistics", service.statistics, methods=["GET"]),
             Route("/v1/metrics", service.metrics, methods=["GET"]),
             Route("/v1/openapi.json", service.openapi, methods=["GET"]),
+            *routes,
         ],
         exception_handlers=REFUSALS,
     )
