@@ -117,8 +117,8 @@ def test_of_a_node_with_tenants_it_shows_nothing_until_a_token_is_typed(tmp_path
 def a_node_with_copies(monkeypatch, images, copies, **settings):
     """A node that gives copies of its page too, which no policy forbids to run a test's script."""
 
-    def with_copies(node):
-        app = make_app(node)
+    def with_copies(node, routes):
+        app = make_app(node, routes)
         for path, page in copies.items():
             app.routes.insert(0, Route(path, lambda _, page=page: HTMLResponse(page)))
         return app
