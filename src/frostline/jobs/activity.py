@@ -29,6 +29,7 @@ __all__ = ("ActivityMeter", "PassProgress", "outline_of", "saved_bytes")
 _SAY_AGAIN_S = 5.0
 # While too little was measured nobody is asked for a diagnosis, and it is looked for more often.
 _LOOK_AGAIN_S = 1.0
+_ENDS_WITHIN_S = 1.0
 # Fewer bytes or seconds tell nothing about a link.
 _MIN_TRANSFER_BYTES, _MIN_TRANSFER_S = 1 << 20, 0.05
 
@@ -152,6 +153,11 @@ class ActivityMeter:
             plan=plan,
         )
 
+    def close(self) -> None:
+        """Begin no further look at the node, and give one that is under way a second to end. For the end of the job."""
+        if self._diagnoses is not None:
+            self._diagnoses.close()
+
     def _bytes_of_sample(self) -> float:
         if self._sample_bytes is None:  # it is a sum over all samples, so that it is not made before it is wanted
             self._sample_bytes = self._data.samples.encoded_bytes / max(1, len(self._data))
@@ -187,17 +193,24 @@ class _Diagnoses:
         self._asked_s = -math.inf
         self._asked_samples = -1
         self._found: Hindrance | None = None
+        self._is_closed = False
 
     def latest(self, now_s: float, samples: int) -> Hindrance | None:
         """What was found last. Another look begins where samples were taken since, and the last one is over."""
         is_over = self._thread is None or not self._thread.is_alive()
         has_nothing = self._found is None or self._found.held_back_by == NOTHING_YET
         pause_s = _LOOK_AGAIN_S if has_nothing else _SAY_AGAIN_S
-        if is_over and now_s - self._asked_s >= pause_s and samples != self._asked_samples:
+        if is_over and not self._is_closed and now_s - self._asked_s >= pause_s and samples != self._asked_samples:
             self._asked_s, self._asked_samples = now_s, samples
             self._thread = threading.Thread(target=self._look, name="frostline-diagnosis", daemon=True)
             self._thread.start()
         return self._found
+
+    def close(self) -> None:
+        """Look no more. A look that outlives the job's connections would leave one open."""
+        self._is_closed = True
+        if self._thread is not None:
+            self._thread.join(_ENDS_WITHIN_S)
 
     def _look(self) -> None:
         found = self._diagnose()

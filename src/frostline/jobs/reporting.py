@@ -1,12 +1,13 @@
 """Has a job tell a control plane what it does, and keep to what that answers: the one it names, or its first node's."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
 from frostline.config import LoaderSettings
-from frostline.control.activity.job_activity import JobActivity
 from frostline.control.settings import NO_CONTROL
+from frostline.jobs.activity import ActivityMeter
 from frostline.jobs.connect import members_of
 from frostline.jobs.loader_factory import LoaderFactory
 from frostline.transport.protocol import Transport
@@ -16,7 +17,7 @@ __all__ = ("control_address", "reported")
 
 
 def reported(
-    factory: LoaderFactory, nodes: Sequence[str], activity: Callable[[], JobActivity], close: Callable[[], None]
+    factory: LoaderFactory, nodes: Sequence[str], activity: ActivityMeter, close: Callable[[], None]
 ) -> tuple[LoaderFactory, Callable[[], None]]:
     """The same loaders, which report while they run, and what ends that and closes the rest of the job.
 
@@ -47,7 +48,7 @@ def reported(
         activity=activity,
         was_named=was_named,
     )
-    return replace(factory, follower=follower), partial(_close_both, follower.close, close)
+    return replace(factory, follower=follower), partial(_close_all, (activity.close, follower.close, close))
 
 
 def control_address(settings: LoaderSettings, nodes: Sequence[str], transport: Transport) -> str | None:
@@ -67,8 +68,7 @@ def control_address(settings: LoaderSettings, nodes: Sequence[str], transport: T
     return first if first.startswith("http:") else None
 
 
-def _close_both(first: Callable[[], None], second: Callable[[], None]) -> None:
-    try:
-        first()
-    finally:
-        second()
+def _close_all(closes: Sequence[Callable[[], None]]) -> None:
+    with ExitStack() as stack:
+        for close in reversed(closes):
+            stack.callback(close)

@@ -1,5 +1,5 @@
 // Shared by the pages: what jobs say of themselves, and what they saved. All of it is made of elements and of texts.
-const JOBS = 24, WIDE = 480, HIGH = 110, TOP = 24;
+const JOBS = 24, HIGH = 110, TOP = 24, LEFT = 84, RIGHT = 384, WIDE = 484;
 const signed = value => value < 0 ? `−${bytes(-value)}` : bytes(value);
 const duration = value => value < 0 ? `−${duration(-value)}` : value < 60 ? `${three(value)} s` : seconds(value);
 const job_key = job => `${job.tenant}/${job.job}`;
@@ -63,7 +63,7 @@ function show_card(card, job, several) {
   find("taken").value = said.taken;
   find("taken").textContent = done;
   fill(find("track"), share, done);
-  put_figures(find("rates"), [["samples_per_s", said.samples_per_s, rate, " samples/s"], ["stall_share", said.stall_share, percent, " of the time waited"], ["processes", said.processes, whole, said.processes === 1 ? " process" : " processes"]]);
+  put_figures(find("rates"), [["samples_per_s", said.samples_per_s, rate, " samples/s"], ["stall_share", said.stall_share, percent, " of the time waiting"], ["processes", said.processes, whole, said.processes === 1 ? " process" : " processes"]]);
   put_figures(find("crossed"), [["samples", said.samples, whole, " samples in all"], ["wire_bytes", said.wire_bytes, bytes, " crossed"], ["saved", said.saved.bytes, signed, " saved"]]);
   find("cause").textContent = said.hindrance ? said.hindrance.says : "";
   show_plan(card, job);
@@ -101,17 +101,16 @@ function plan_drawn(plan, title, words) {
   drawn("desc", {id: `${name}_words`}, svg).textContent = words;
   svg.setAttribute("aria-labelledby", `${name}_title`);
   svg.setAttribute("aria-describedby", `${name}_words`);
-  const step = WIDE / plan.names.length, cut = (plan.cut + 1) * step;
+  // On both sides there is room for a name, wherever the cut is.
+  const step = (RIGHT - LEFT) / plan.names.length, cut = LEFT + (plan.cut + 1) * step;
   plan.names.forEach((block, place) => {
     const high = Math.max(1, HIGH * plan.nbytes[place] / most), side = place <= plan.cut ? "store" : "trainer";
-    const bar = drawn("rect", {class: side, x: (place * step + step * .1).toFixed(2), y: (TOP + HIGH - high).toFixed(2), width: (step * .8).toFixed(2), height: high.toFixed(2)}, svg);
+    const bar = drawn("rect", {class: side, x: (LEFT + place * step + step * .1).toFixed(2), y: (TOP + HIGH - high).toFixed(2), width: (step * .8).toFixed(2), height: high.toFixed(2)}, svg);
     drawn("title", {}, bar).textContent = `${block}: ${bytes(plan.nbytes[place])}`;
   });
   drawn("line", {x1: cut.toFixed(2), x2: cut.toFixed(2), y1: 4, y2: TOP + HIGH}, svg);
-  // The words stand where there is room for both.
-  const middle = Math.min(WIDE - 90, Math.max(80, cut));
-  drawn("text", {x: middle - 6, y: 14, "text-anchor": "end"}, svg).textContent = "store side";
-  drawn("text", {x: middle + 6, y: 14}, svg).textContent = "trainer side";
+  drawn("text", {x: (cut - 6).toFixed(2), y: 15, "text-anchor": "end"}, svg).textContent = "store side";
+  drawn("text", {x: (cut + 6).toFixed(2), y: 15}, svg).textContent = "trainer side";
   return svg;
 }
 function drawn(kind, attributes, parent) {
