@@ -130,6 +130,7 @@ class ActivityMeter:
         self._rates = RecentRates()
         self._sample_bytes: float | None = None
         self._diagnoses = None if usage is None else _Diagnoses(lambda: diagnose(usage.usage()))
+        self._drawn: tuple[Mapping[Route, float], PlanOutline] | None = None
         self._said: tuple[float, PlanOutline | None, Hindrance | None] = (-math.inf, None, None)
 
     def __call__(self) -> JobActivity:
@@ -172,11 +173,17 @@ class ActivityMeter:
             return None
         return crossed.transfer_bytes / crossed.transfer_s
 
+    def _outline(self) -> PlanOutline:
+        shares = self._router.shares
+        if self._drawn is None or self._drawn[0] != shares:
+            self._drawn = shares, outline_of(self._cuts, self._bytes_of_sample(), shares)
+        return self._drawn[1]
+
     def _now_and_then(self, now_s: float, samples: int) -> tuple[PlanOutline | None, Hindrance | None]:
         said_s, said_plan, said_hindrance = self._said
         if not samples:
             return None, None
-        plan = outline_of(self._cuts, self._bytes_of_sample(), self._router.shares)
+        plan = self._outline()
         hindrance = None if self._diagnoses is None else self._diagnoses.latest(now_s, samples)
         if now_s - said_s < _SAY_AGAIN_S and plan == said_plan and hindrance == said_hindrance:
             return None, None

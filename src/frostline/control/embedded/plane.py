@@ -21,6 +21,10 @@ __all__ = ("control_routes", "embedded_settings")
 
 # Each takes at most some 16 KiB of memory, which comes on top of the node's.
 _MAX_STAGES = 2_000
+# A job that waits for most of its time has few processor seconds, and a report takes about a thousandth of one
+# (`benchmarks/job_reports.py`): where nothing is bounded, nobody needs it sooner.
+_UNBOUNDED_ROUND_S = 2.0
+_UNBOUNDED = ControlSettings(capacity=Amounts(), round_s=_UNBOUNDED_ROUND_S, max_stages=_MAX_STAGES)
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-3, 1e3
 
 
@@ -52,7 +56,7 @@ def embedded_settings(
         if config is not None or prices is not None:
             raise SettingError("--control none serves no control plane: leave out --control-config and --prices")
         return None
-    given = ControlSettings(capacity=Amounts(), max_stages=_MAX_STAGES) if config is None else _read(config, node)
+    given = _UNBOUNDED if config is None else _read(config, node)
     return replace(given, tenants=tuple(map(_tenant, node.tenants)), prices=prices or given.prices)
 
 
