@@ -34,7 +34,7 @@ class StageReport:
             it is given none.
         used: amounts that it used since its last report, each second, or holds now; infinite where it does not say.
         moved_bytes: bytes that it has moved since it began.
-        activity: what its process says of the job; None where it says nothing, as nodes and caches do.
+        activity: account that its process gives of the job; None where it says nothing, as nodes and caches do.
         has_ended: whether this is its last report.
     """
 

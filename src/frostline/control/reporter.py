@@ -34,7 +34,7 @@ class Measured:
         demand: amounts that it would use if it might; 0 of what it never uses.
         used: amounts that it used since the report before, or holds now; infinite where it does not count them.
         moved_bytes: bytes that it has moved since it began.
-        activity: what its process says of its job.
+        activity: account that its process gives of its job.
     """
 
     demand: Amounts

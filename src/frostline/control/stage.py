@@ -49,7 +49,7 @@ class ControlledStage:
             demand: amounts that it would use if it might.
             moved_bytes: bytes that it has moved since it began.
             used: amounts that it used since the last one.
-            activity: what its process says of the job.
+            activity: account that its process gives of the job.
             has_ended: whether it is the last one.
         """
         self._base = replace(self._base, sequence=self._base.sequence + 1)

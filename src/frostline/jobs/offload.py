@@ -22,6 +22,7 @@ from frostline.jobs.connect import members_of, reach
 from frostline.jobs.context import JobContext, tried
 from frostline.jobs.job import Job
 from frostline.jobs.loader_factory import CachePolicy
+from frostline.jobs.reporting import control_address
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.worker_setup import WorkerSetup
@@ -180,8 +181,9 @@ def _made(
     """Put the parts of a job together; what ``stack`` holds is closed with the job from then on."""
     data, settings, skipped = context.data, context.settings, SkipLog()
     progress = PassProgress(observe)
+    is_reported = control_address(settings, nodes, context.transport) is not None
     collector = StatisticsCollector(
-        progress,
+        progress if is_reported else observe,
         max_skipped=settings.max_skipped(len(data)),
         refuses_changes=data.source.changed == "refuse",
         shared=skipped,

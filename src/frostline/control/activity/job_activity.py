@@ -93,7 +93,7 @@ class JobActivity:
             larger than the samples.
         saved_s: seconds in which the link, at its measured bandwidth, would have moved ``saved_bytes``. They are the
             link's: a loop that never waits for it is no sooner done. None where the bandwidth is not known.
-        hindrance: what holds the job back; None where this report does not say.
+        hindrance: the part that holds the job back; None where this report does not say.
         plan: its plan; None where this report does not say.
     """
 

@@ -43,7 +43,7 @@ def saved(activities: Sequence[JobActivity], prices: Prices | None) -> dict[str,
     """Bytes, seconds of the link and money that jobs saved.
 
     Args:
-        activities: what each process said last, those that have ended too.
+        activities: the last word of each process, those that have ended too.
         prices: prices of both; None where nobody said.
 
     Returns:
@@ -68,8 +68,8 @@ def summarised(
     job back is what the one says that waits longest.
 
     Args:
-        running: what each process that is there said last.
-        ended: what those that have ended said last, which counts in sums.
+        running: the last word of each process that is there.
+        ended: the last word of those that have ended, which counts in sums.
         prices: prices of what is saved.
 
     Returns:

@@ -56,7 +56,7 @@ def make_app(node: Node, routes: Sequence[Route] = ()) -> Starlette:
 
     Args:
         node: node to serve.
-        routes: what is served beside it, such as its control plane.
+        routes: further routes, such as its control plane.
     """
     service = _Service(node)
     return Starlette(

@@ -133,7 +133,7 @@ class Server(AppServer):
         node: node to serve; the caller closes it.
         listening: socket from ``listen``; closed at the end.
         limits: limits of connections; None derives them from the descriptors that this process may open.
-        routes: what is served beside the node, such as its control plane.
+        routes: further routes, such as its control plane.
     """
 
     def __init__(
