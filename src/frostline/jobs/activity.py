@@ -105,7 +105,6 @@ class ActivityMeter:
         router: router of the job.
         cuts: cuts of the job by number.
         data: data of the job.
-        usage: measures how busy each part is; None where another process of the job says what holds it back.
         clock: monotonic seconds.
     """
 
@@ -117,7 +116,6 @@ class ActivityMeter:
         router: Router,
         cuts: Sequence[Cut],
         data: Dataset,
-        usage: UsageMeter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._progress = progress
@@ -129,7 +127,7 @@ class ActivityMeter:
         self._clock = clock
         self._rates = RecentRates()
         self._sample_bytes: float | None = None
-        self._diagnoses = None if usage is None else _Diagnoses(lambda: diagnose(usage.usage()))
+        self._diagnoses: _Diagnoses | None = None
         self._drawn: tuple[Mapping[Route, float], PlanOutline] | None = None
         self._said: tuple[float, PlanOutline | None, Hindrance | None] = (-math.inf, None, None)
 
@@ -153,6 +151,10 @@ class ActivityMeter:
             hindrance=hindrance,
             plan=plan,
         )
+
+    def judge_by(self, usage: UsageMeter) -> None:
+        """Say what holds the job back, too, by how busy each part of it is; for one process of a job."""
+        self._diagnoses = _Diagnoses(lambda: diagnose(usage.usage()))
 
     def close(self) -> None:
         """Begin no further look at the node, and give one that is under way a second to end. For the end of the job."""

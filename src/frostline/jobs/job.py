@@ -20,7 +20,7 @@ from frostline.jobs.activity import ActivityMeter, PassProgress
 from frostline.jobs.explanation import Explanation, JobTable, whereabouts
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
 from frostline.jobs.measuring import Measuring
-from frostline.jobs.reporting import reported
+from frostline.jobs.reporting import followed
 from frostline.jobs.router import PlanFollower, Router
 from frostline.jobs.row_reader import RowReader
 from frostline.jobs.statistics import JobStatistics, StatisticsCollector
@@ -91,19 +91,24 @@ class Job(JobTable):
         self._settings = settings
         self._near = near
         self._trains_in_store = trains_in_store
-        factory = LoaderFactory(
+        tuner = tuner_of(settings, fetcher, router, data)
+        activity = ActivityMeter(progress, collector, fetcher.transport, router, self._cuts, data)
+        activity.judge_by(self._usage)
+        follower, self._close = followed(
+            settings, tuner, fetcher.transport, cache_policy, worker_setup.nodes, activity, close
+        )
+        self._maker = LoaderFactory(
             data=data,
             fetcher=fetcher,
             cache_policy=cache_policy,
             router=router,
             collector=collector,
             settings=settings,
-            tuner=tuner_of(settings, fetcher, router, data),
+            tuner=tuner,
+            follower=follower,
             observe=self._observe,
             tensors=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
         )
-        activity = ActivityMeter(progress, collector, fetcher.transport, router, self._cuts, data, self._usage)
-        self._maker, self._close = reported(factory, worker_setup.nodes, activity, close)
 
     def __repr__(self) -> str:
         near = "" if self._near is None else f", near {self._near}"
@@ -140,25 +145,18 @@ class Job(JobTable):
     @property
     def keeps_features(self) -> bool:
         """Whether all features stay at the trainer after their first epoch, so that later ones cost little."""
-        nbytes = self.frost_line.bytes_per_sample * len(self._data)
-        return keeps_all(nbytes, self._fetcher.preprocess, self._settings)
+        return keeps_all(self.frost_line.bytes_per_sample * len(self._data), self._fetcher.preprocess, self._settings)
 
     @property
     def engine(self) -> EngineChoice:
         """The engine that runs the frozen layers at the node now, its error, and what is known of the others."""
-        is_unfit = self.frost_line.number in self._fetcher.unfit
-        return EngineChoice() if is_unfit else self._fetcher.engine.choice
+        return EngineChoice() if self.frost_line.number in self._fetcher.unfit else self._fetcher.engine.choice
 
     @property
     def where(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a part of the work and where it runs now."""
-        parts = whereabouts(
-            self._router.shares,
-            self._cuts,
-            near=self._near,
-            has_head=self._head is not None,
-            engine=self.engine.engine,
-        )
+        has_head, engine = self._head is not None, self.engine.engine
+        parts = whereabouts(self._router.shares, self._cuts, near=self._near, has_head=has_head, engine=engine)
         if not self._trains_in_store:
             return parts
         return tuple((part, f"beside the node at {self._near}" if part == "head" else at) for part, at in parts)

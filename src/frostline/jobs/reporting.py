@@ -2,38 +2,50 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from frostline.config import LoaderSettings
 from frostline.control.settings import NO_CONTROL
 from frostline.jobs.activity import ActivityMeter
 from frostline.jobs.connect import members_of
-from frostline.jobs.loader_factory import LoaderFactory
+from frostline.jobs.loader_factory import CachePolicy
+from frostline.prefetch import Tuner
 from frostline.transport.protocol import Transport
 from frostline.tuning import Setting
 
-__all__ = ("control_address", "reported")
+if TYPE_CHECKING:  # of jobs that report; others do without
+    from frostline.control.follower import ControlFollower
+
+__all__ = ("control_address", "followed")
 
 
-def reported(
-    factory: LoaderFactory, nodes: Sequence[str], activity: ActivityMeter, close: Callable[[], None]
-) -> tuple[LoaderFactory, Callable[[], None]]:
-    """The same loaders, which report while they run, and what ends that and closes the rest of the job.
+def followed(
+    settings: LoaderSettings,
+    tuner: Tuner,
+    transport: Transport,
+    cache_policy: CachePolicy,
+    nodes: Sequence[str],
+    activity: ActivityMeter,
+    close: Callable[[], None],
+) -> "tuple[ControlFollower | None, Callable[[], None]]":
+    """What tells a control plane of a job and keeps it to its share, and what ends that and closes the rest of the job.
 
     Args:
-        factory: makes the loaders.
-        nodes: addresses of the job's nodes, as they were given.
+        settings: settings of the job.
+        tuner: tuner of its windows, which is bounded.
+        transport: way to its nodes.
+        cache_policy: policy of its caches.
+        nodes: addresses of its nodes, as they were given.
         activity: says what this process of the job does.
         close: closes the rest of the job.
 
     Raises:
         SettingError: The address of the control plane is none.
     """
-    settings, cache_policy = factory.settings, factory.cache_policy
-    address = control_address(settings, nodes, factory.fetcher.transport)
+    address = control_address(settings, nodes, transport)
     if address is None:
-        return factory, close
+        return None, close
     from frostline.control.cache_stage import CacheStage
     from frostline.control.follower import ControlFollower
     from frostline.control.link import ControlLink
@@ -42,13 +54,13 @@ def reported(
     cache = CacheStage(link.job, settings.cache_bytes, lambda: cache_policy.held_bytes, cache_policy.bound)
     follower = ControlFollower(
         link,
-        factory.tuner.limit,
+        tuner.limit,
         Setting(requests=settings.last_requests, window_bytes=settings.window_bytes),
         beside=[cache] if settings.cache_bytes and was_named else [],
         activity=activity,
         was_named=was_named,
     )
-    return replace(factory, follower=follower), partial(_close_all, (activity.close, follower.close, close))
+    return follower, partial(_close_all, (activity.close, follower.close, close))
 
 
 def control_address(settings: LoaderSettings, nodes: Sequence[str], transport: Transport) -> str | None:

@@ -16,7 +16,7 @@ from frostline.events import Event, Observer
 from frostline.jobs.activity import ActivityMeter, PassProgress
 from frostline.jobs.connect import reach
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, tuner_of
-from frostline.jobs.reporting import reported
+from frostline.jobs.reporting import followed
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
@@ -111,21 +111,22 @@ class WorkerSetup:
         if settings.cache_folder is not None:
             store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
         cache_policy = CachePolicy(self.scope, self.data.samples, settings, store)
-        factory = LoaderFactory(
+        tuner = tuner_of(settings, fetcher, router, self.data)
+        activity = ActivityMeter(progress, collector, transport, router, self.cuts, self.data)
+        follower, close = followed(settings, tuner, transport, cache_policy, nodes, activity, _nothing)
+        stack.callback(close)
+        return LoaderFactory(
             data=self.data,
             fetcher=fetcher,
             cache_policy=cache_policy,
             router=router,
             collector=collector,
             settings=settings,
-            tuner=tuner_of(settings, fetcher, router, self.data),
+            tuner=tuner,
+            follower=follower,
             observe=collector,
             tensors=tuple(map(TensorSpec, self.cuts[-1].shapes, self.cuts[-1].dtypes)),
         )
-        activity = ActivityMeter(progress, collector, transport, router, self.cuts, self.data)
-        factory, close = reported(factory, nodes, activity, _nothing)
-        stack.callback(close)
-        return factory
 
     def _collector(self, observe: Observer) -> StatisticsCollector:
         maximum, refuses = self.settings.max_skipped(len(self.data)), self.data.source.changed == "refuse"
