@@ -307,7 +307,7 @@ class LoaderSettings:
         io: address of the I/O service that jobs of this machine share, such as
             ``unix:///run/user/1000/frostline/io.sock``; used where a job names no node.
         control: address of the control plane that divides the store between jobs, such as
-            ``http://store-1:7075?job=night``; None keeps to the job's own settings.
+            ``http://store-1:7075?job=night``; None reports to the job's first node, ``"none"`` to nobody.
         token: token that identifies the job to its nodes; None where they know nobody. Never shown or logged.
     """
 

@@ -393,6 +393,9 @@ def test_extract_refuses_a_file_that_it_cannot_write_before_it_lists_the_data(ca
         (("io", "--socket", "{open}/io.sock", "--data-root", "{folder}"), "0700"),
         (("io", "--data-root", "{folder}", "--memory", "64MiB", "--window", "65MiB"), "window_bytes"),
         (("serve", "--data-root", "{folder}", "--tenants", "{folder}/none.toml"), "none.toml"),
+        (("serve", "--data-root", "{folder}", "--control-config", "{folder}/none.toml"), "none.toml"),
+        (("serve", "--data-root", "{folder}", "--prices", "1,2"), "--prices takes GB,HOUR,CURRENCY"),
+        (("serve", "--data-root", "{folder}", "--prices", "1,2,EUR", "--control", "none"), "serves no control plane"),
         (("train", "--data", "{folder}"), "Missing option"),
     ],
 )

@@ -6,6 +6,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from frostline.control.activity.job_activity import JobActivity
 from frostline.control.amounts import Amounts
 from frostline.control.messages import ControlAnswer
 from frostline.control.settings import ControlTenant
@@ -15,6 +16,7 @@ from support.dashboards import check_queries
 from support.metric_pages import listed, scraped
 from support.tenants import header, token_of
 
+SAID = JobActivity(epoch_samples=20, samples=12, stall_share=0.5, saved_bytes=-3.0)
 DIRECT = build_opener(ProxyHandler({}))
 
 
@@ -45,11 +47,14 @@ def test_shares_of_stages_and_bytes_of_jobs_are_there_for_whoever_may_see_them(t
         for _ in range(6):
             clock.now_s += 1
             reported(url, ann, "ann")
-            reported(url, bob, "bob", moved_bytes=77)
+            reported(url, bob, "bob", moved_bytes=77, activity=SAID)
         all_of_it, own = samples(url, "ann"), samples(url, "bob")
     assert all_of_it["frostline_control_capacity", "bytes_per_s"] == 1000
     assert all_of_it["frostline_control_held", "bytes_per_s"] == 1000
     assert all_of_it["frostline_control_share", "a", "ann", "bytes_per_s", "x"] == 500
     assert all_of_it["frostline_control_moved_bytes_total", "bob", "y"] == 77
+    assert all_of_it["frostline_control_samples_total", "bob", "y"] == 12
+    assert all_of_it["frostline_control_stall_share", "bob", "y"] == 0.5
+    assert all_of_it["frostline_control_saved_bytes", "bob", "y"] == -3
     assert not [key for key in own if "ann" in key], "bob sees his own alone"
     assert own["frostline_control_share", "b", "bob", "bytes_per_s", "y"] == 500

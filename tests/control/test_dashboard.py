@@ -10,6 +10,8 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 import support.control_planes as planes
+from frostline.control.activity.job_activity import JobActivity, PlanOutline
+from frostline.control.activity.summary import Prices
 from frostline.control.amounts import Amounts
 from frostline.control.app import make_control_app
 from frostline.control.messages import ControlAnswer
@@ -48,6 +50,10 @@ JOBS = (
 )
 
 
+PLAN = PlanOutline(names=("encoded", "pixels", "layer1"), nbytes=(900, 3000, 40), cut=2, codec="fp16")
+ACTIVITY = JobActivity(epoch_samples=100, taken=50, saved_bytes=2e9, saved_s=100.0, plan=PLAN)
+
+
 def reports(url, clock, *, moved=0, headers=None):
     """A window of each tenant's job and a node report; nothing changes any more after three rounds."""
     stages = [
@@ -58,7 +64,7 @@ def reports(url, clock, *, moved=0, headers=None):
     for _ in range(3):
         clock.now_s += 1
         for name, stage, demand in stages:
-            said = stage.report(demand, moved, used=Amounts(compute_s_per_s=0.25)).to_json()
+            said = stage.report(demand, moved, used=Amounts(compute_s_per_s=0.25), activity=ACTIVITY).to_json()
             sent = {"Authorization": f"Bearer {name}-token"} if headers is None else headers
             answer = httpx.post(f"{url}/v1/stages", json=said, headers=sent, timeout=60).raise_for_status()
             stage.take(ControlAnswer.from_json(answer.json()), 0.0)
@@ -82,7 +88,9 @@ def test_readers_of_screens_are_told_what_everything_is():
 
 def test_a_browser_shows_what_the_view_says_without_an_error(tmp_path):
     clock = Clock()
-    with control_plane(tmp_path, clock, jobs=[ControlledJob(name="night", weight=3.0)], **CAPACITY) as (url, _):
+    prices = Prices(per_gb=0.25, per_trainer_hour=36.0, currency="EUR")
+    jobs = [ControlledJob(name="night", weight=3.0)]
+    with control_plane(tmp_path, clock, jobs=jobs, prices=prices, **CAPACITY) as (url, _):
         reports(url, clock, moved=500, headers={})
         page = seen(tmp_path, url)
         view = httpx.get(f"{url}/v1/view").json()
@@ -90,6 +98,11 @@ def test_a_browser_shows_what_the_view_says_without_an_error(tmp_path):
     assert shown["job_count"] == len(view["jobs"]) == 3
     assert shown["stage_count"] == len(view["stages"]) == 3
     assert shown["notice_count"] == 0
+    assert shown["saved_bytes"] == view["saved"]["bytes"] == 6e9
+    assert shown["saved_s"] == view["saved"]["seconds"] == 300
+    assert shown["saved_money"] == view["saved"]["money"] == pytest.approx(1.5 + 3.0)
+    assert "4.50 EUR" in page.stdout
+    assert page.stdout.count('role="progressbar"') == page.stdout.count("layer1: 40 B") == 3
     for name, given in view["held"].items():
         assert re.search(rf'data-name="{name}".*?<data value="{given:g}">', page.stdout, re.DOTALL), name
     jobs, stages = rows(page.stdout, "jobs"), rows(page.stdout, "stages")

@@ -11,11 +11,15 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from frostline.config import NodeSettings
+import frostline as fl
+from frostline.config import LoaderSettings, NodeSettings
+from frostline.control.activity.job_activity import Hindrance, JobActivity, PlanOutline
+from frostline.control.amounts import Amounts
+from frostline.control.stage import ControlledStage
 from frostline.node import Node
 from frostline.node.http.app import make_app
 from frostline.node.http.dashboard import Dashboard
-from support.nodes import artifact_of, make_images, request, served, small_network
+from support.nodes import artifact_of, make_images, preprocess, request, served, small_network, until
 from support.pages import (
     HAS_FIGURES,
     HAS_TITLE,
@@ -107,6 +111,60 @@ def test_it_follows_a_job_that_runs(tmp_path, images):
     assert "CONSOLE" not in page.stderr
 
 
+ACTIVITY = JobActivity(
+    epoch=1,
+    taken=6,
+    epoch_samples=8,
+    samples=14,
+    samples_per_s=3.5,
+    stall_share=0.25,
+    wire_bytes=2_000,
+    saved_bytes=5e6,
+    saved_s=90.0,
+    hindrance=Hindrance(held_back_by="the link", says="held back by <b>the link</b>", gain=2.0),
+    plan=PlanOutline(names=("encoded", "<i>pixels</i>", "layer1"), nbytes=(900, 3000, 40), cut=1, codec="fp16"),
+)
+
+
+def reported(url, headers=None):
+    """A job as one of another process would report it."""
+    report = ControlledStage(stage="w", job="night").report(Amounts(), activity=ACTIVITY)
+    httpx.post(f"{url}/v1/stages", json=report.to_json(), headers=headers, timeout=60).raise_for_status()
+
+
+def of_job(dom, name):
+    """The figures of a job's card, and the card."""
+    [card] = re.findall(rf'<article [^>]*data-name="{name}".*?</article>', dom, re.DOTALL)
+    found = re.findall(r'<data class="(?:job_)?(\w+)" value="([^"]*)">', card)
+    return {name: float(value) for name, value in found}, card
+
+
+def test_a_job_that_runs_is_shown_as_the_api_says_with_its_plan_along_the_network(tmp_path, images):
+    data, settings = fl.Dataset(images.as_uri()), LoaderSettings(control=None, samples_per_request=2)
+    with (
+        a_node(images) as url,
+        fl.offload(None, data, preprocess=preprocess(), near=url, settings=settings) as job,
+    ):
+        batches = iter(job.loader(2, epoch=4))
+        next(batches)
+        ask = f"{url}/v1/view"
+        until(lambda: (jobs := httpx.get(ask).json()["jobs"]) and jobs[0]["activity"]["hindrance"])
+        [said] = httpx.get(ask).json()["jobs"]
+        page = seen(tmp_path, url)
+        batches.close()
+    shown, card = of_job(page.stdout, f"everybody/{said['job']}")
+    activity = said["activity"]
+    assert (shown["taken"], shown["samples"], shown["processes"]) == (2, 2, 1)
+    assert "epoch 4" in card
+    assert "2 of 8 samples" in card
+    assert 'role="progressbar"' in card
+    assert 'aria-valuenow="25.0"' in card
+    assert activity["hindrance"]["says"] in unescape(card)
+    assert card.count("<rect") == len(activity["plan"]["names"]) == 2
+    assert f"cut after {activity['plan']['names'][0]}" in card
+    assert "CONSOLE" not in page.stderr
+
+
 def test_of_a_node_with_tenants_it_shows_nothing_until_a_token_is_typed(tmp_path, images):
     with a_node(images, tenants=(tenant("ann"),)) as url:
         page = seen(tmp_path, url)
@@ -120,8 +178,8 @@ def test_of_a_node_with_tenants_it_shows_nothing_until_a_token_is_typed(tmp_path
 def a_node_with_copies(monkeypatch, images, copies, **settings):
     """A node that gives copies of its page too, which no policy forbids to run a test's script."""
 
-    def with_copies(node):
-        app = make_app(node)
+    def with_copies(node, routes):
+        app = make_app(node, routes)
         for path, page in copies.items():
             app.routes.insert(0, Route(path, lambda _, page=page: HTMLResponse(page)))
         return app
@@ -146,7 +204,24 @@ def test_with_a_token_it_shows_the_tenant_s_shares_against_its_weight(tmp_path, 
 def test_axe_finds_nothing_of_weight(tmp_path, images, monkeypatch):
     with a_node_with_copies(monkeypatch, images, {"/copy": with_axe(PAGE)}) as url:
         work(url, images)
-        scheme, passed, bad = found_by_axe(seen(tmp_path, f"{url}/copy", until=HAS_TITLE).stdout)
+        reported(url)
+        said = seen(tmp_path, f"{url}/copy", until=HAS_TITLE).stdout
+        scheme, passed, bad = found_by_axe(said)
+    shown, card = of_job(said, "everybody/night")
+    assert shown == {
+        "taken": 6,
+        "samples_per_s": 3.5,
+        "stall_share": 0.25,
+        "processes": 1,
+        "samples": 14,
+        "wire_bytes": 2000,
+        "saved": 5e6,
+    }
+    assert "held back by &lt;b&gt;the link&lt;/b&gt;" in card
+    assert "<title>&lt;i&gt;pixels&lt;/i&gt;: 3.00 kB</title>" in card
+    assert re.findall(r'<rect class="(\w+)"', card) == ["store", "store", "trainer"]
+    assert (figures(said)["saved_bytes"], figures(said)["saved_s"]) == (5e6, 90)
+    assert '<div hidden=""><dt>by the prices' in said, "nobody said a price"
     assert (scheme, bad) == ("light", [])
     assert passed > 10
 
@@ -161,5 +236,6 @@ def test_nothing_is_wider_than_a_phone_or_a_laptop(tmp_path, images, monkeypatch
     frame = f'<iframe src="/copy" width="{width}" height="900"></iframe><script>{measuring}</script>'
     with a_node_with_copies(monkeypatch, images, {"/copy": PAGE, "/framed": frame}) as url:
         work(url, images)
+        reported(url)
         said = seen(tmp_path, f"{url}/framed", until=HAS_TITLE).stdout
     assert f"<title>wide {width} of {width}</title>" in said

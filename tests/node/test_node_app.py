@@ -12,6 +12,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.testclient import TestClient
 
 from frostline.config import NodeSettings
+from frostline.control.embedded.plane import control_routes, embedded_settings
 from frostline.node import Node
 from frostline.node.http.app import make_app
 from support.nodes import artifact_of, make_images, request, small_network
@@ -19,6 +20,11 @@ from support.nodes import artifact_of, make_images, request, small_network
 DESCRIPTION = json.loads(files("frostline.node").joinpath("openapi.json").read_bytes())
 OPERATIONS = [(path, name) for path, item in DESCRIPTION["paths"].items() for name in item if name != "parameters"]
 MEMORY = 128 << 20
+
+
+def whole_app(node):
+    """The routes of a node and of the control plane within it."""
+    return make_app(node, control_routes(embedded_settings(node.settings)))
 
 
 @pytest.fixture
@@ -34,7 +40,7 @@ def node(images):
 
 @pytest.fixture
 def client(node):
-    with TestClient(make_app(node), raise_server_exceptions=False) as client:
+    with TestClient(whole_app(node), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -49,7 +55,7 @@ def post(client, message):
 
 
 def test_routes_and_description_name_the_same_paths_and_methods(node):
-    routes = {(route.path, method) for route in make_app(node).routes for method in route.methods}
+    routes = {(route.path, method) for route in whole_app(node).routes for method in route.methods}
     described = {
         (path, method.upper())
         for path, item in DESCRIPTION["paths"].items()
@@ -207,7 +213,7 @@ REFUSALS = schemathesis.Config.from_dict(
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_the_app_does_what_its_description_says(node, path, method):
-    described = schemathesis.openapi.from_asgi("/v1/openapi.json", make_app(node), config=REFUSALS)
+    described = schemathesis.openapi.from_asgi("/v1/openapi.json", whole_app(node), config=REFUSALS)
     operation = described[path][method]
 
     @given(case=st.one_of(operation.as_strategy(), operation.as_strategy(GenerationMode.NEGATIVE)))

@@ -21,9 +21,9 @@ class Clock:
 
 
 @contextmanager
-def control_plane(folder, clock, *, port=0, jobs=(), tenants=(), **capacity):
+def control_plane(folder, clock, *, port=0, jobs=(), tenants=(), prices=None, **capacity):
     """Gives its URL and its state."""
-    settings = ControlSettings(capacity=Amounts(**capacity), jobs=jobs, tenants=tenants)
+    settings = ControlSettings(capacity=Amounts(**capacity), jobs=jobs, tenants=tenants, prices=prices)
     with closing(RecordStore(Path(folder) / "plane.state")) as store:
         state = ControlState(settings, store.records(), changes=store.changes(), events=store.events(), now_s=clock())
         server = AppServer(make_control_app(ControlPlane(state, store, clock)), listen("127.0.0.1", port))

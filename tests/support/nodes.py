@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from frostline.control.embedded.plane import control_routes, embedded_settings
 from frostline.core import Samples
 from frostline.engines.backends.torch_eager import TorchEngine
 from frostline.errors import Overloaded
@@ -95,9 +96,10 @@ def request(folder, cut, prefix=None, samples=None, side=SIDE, **fields):
 
 
 @contextmanager
-def served(node, port=0, limits=None):
-    """Serve a node of this process over HTTP; yields its address."""
-    server = Server(node, listen("127.0.0.1", port), limits)
+def served(node, port=0, limits=None, routes=None):
+    """Serve a node of this process over HTTP, with its control plane or other routes; yields its address."""
+    routes = control_routes(embedded_settings(node.settings)) if routes is None else routes
+    server = Server(node, listen("127.0.0.1", port), limits, routes=routes)
     ready = threading.Event()
     thread = threading.Thread(target=server.run, args=(ready.set,))
     thread.start()

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from frostline.jobs import Job, JobStatistics
+from frostline.jobs.activity import saved_bytes
 
 __all__ = ("DIAGNOSIS", "JobMeter", "figures_between")
 
@@ -38,7 +39,7 @@ def figures_between(
         "frostline/samples_per_s": samples / seconds,
         "frostline/cache_share": (now.from_cache - before.from_cache) / samples,
         "frostline/bytes_crossed": float(now.wire_bytes),
-        "frostline/bytes_saved": now.samples * sample_bytes - now.wire_bytes,
+        "frostline/bytes_saved": saved_bytes(now.samples, sample_bytes, now.wire_bytes),
     }
 
 

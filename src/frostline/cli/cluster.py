@@ -140,9 +140,10 @@ def up(
     click.echo(f"jobs find them by --near ray://{namespace}; frostline cluster down ends them")
 
 
+_NOT_UNDER_RAY = ("listen", "control", "control_config", "prices")
 # The options of serve, with the same words; its own are there already, and nodes under Ray keep to no control plane.
 up.params.extend(
-    option for option in serve.params if option.name not in {"listen", "control", *(known.name for known in up.params)}
+    option for option in serve.params if option.name not in {*_NOT_UNDER_RAY, *(known.name for known in up.params)}
 )
 
 

@@ -10,6 +10,7 @@ import click
 
 from frostline.cli.units import ACCURACY, BYTES
 from frostline.config import CHANGED, LoaderSettings, NodeSettings, default_node_memory_bytes
+from frostline.control.settings import NO_CONTROL
 from frostline.core import FLOAT32
 from frostline.errors import DataNotFound
 from frostline.planning import POLICIES
@@ -46,7 +47,8 @@ NODE_MEMORY = "a quarter of the machine's or container's; of a small one 6GiB, o
 control_option = click.option(
     "--control",
     metavar="URL",
-    help="Report to this control plane and keep to the shares that it gives; FROSTLINE_CONTROL says the same.",
+    help="Report to this control plane and keep to the shares that it gives; none has none; FROSTLINE_CONTROL says the "
+    "same.",
 )
 
 
@@ -57,7 +59,7 @@ def control_link(url: str | None) -> "ControlLink | None":
         SettingError: The URL is none.
     """
     asking = LoaderSettings()
-    if not (url or asking.control):
+    if not (url or asking.control) or (url or asking.control) == NO_CONTROL:
         return None
     from frostline.control.link import ControlLink
 

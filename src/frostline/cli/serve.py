@@ -17,6 +17,7 @@ from frostline.config import BATCHING, NodeSettings
 from frostline.errors import SettingError
 
 if TYPE_CHECKING:
+    from frostline.control.activity.summary import Prices
     from frostline.control.link import ControlLink
     from frostline.node import Node
 
@@ -149,6 +150,19 @@ __all__ = ("control", "serve", "served_settings")
     "--max-manifest", type=BYTES, default="4GiB", show_default=True, help="Refuse to send a manifest with more bytes."
 )
 @control_option
+@click.option(
+    "--control-config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML file of what jobs that use this node may use together, as of frostline control; without it nothing is "
+    "bounded.",
+)
+@click.option(
+    "--prices",
+    metavar="GB,HOUR,CURRENCY",
+    help="Show the money that jobs save, by the prices of a GB that crosses the link and of an hour of a trainer, such "
+    "as 0.09,1.20,USD.",
+)
 @node_options
 @log_format_option
 @as_json
@@ -157,6 +171,8 @@ def serve(
     listen: str,
     tenants: Path | None,
     control: str | None,
+    control_config: Path | None,
+    prices: str | None,
     node: NodeSettings,
     as_json: bool,
     **options: Any,
@@ -164,11 +180,13 @@ def serve(
     """Run a node beside the data, until Ctrl-C.
 
     Without --tenants, whoever can reach the address can run networks on the data under the roots. So an address beyond
-    this machine takes --tenants, or --open where only trainers can reach it. With --json
-    one line on stdout tells the address once the node is ready.
+    this machine takes --tenants, or --open where only trainers can reach it. Jobs that use it and name no control plane
+    report to it, and its address shows them; --control none wants no reports. With --json one line on stdout tells the
+    address once the node is ready.
     """
     import torch
 
+    from frostline.control.embedded.plane import control_routes, embedded_settings
     from frostline.node import Node
     from frostline.node.http.server import Server
     from frostline.node.http.server import listen as take_port
@@ -177,6 +195,7 @@ def serve(
     host, port = _address(listen)
     link = control_link(control)
     node = served_settings(node, tenants=tenants, **options)
+    routes = control_routes(embedded_settings(node, control_config, _prices(prices), control))
     # The inspector first: it is a copy of this process, which has torch and no threads yet.
     with (
         Inspector(fork=True, kept=kept_inspections()) as inspector,
@@ -185,12 +204,29 @@ def serve(
         _following(running, link),
     ):
         torch.set_num_threads(node.compute_threads)
-        server = Server(running, listening)
+        server = Server(running, listening, routes=routes)
         url = server.url
         server.run(
             on_ready=lambda: _say(url, running.health().roots, as_json=as_json),
             on_end=lambda: log("node_stopped", url=url),
         )
+
+
+def _prices(text: str | None) -> "Prices | None":
+    """Prices as they are typed.
+
+    Raises:
+        SettingError: They are none.
+    """
+    from frostline.control.activity.summary import Prices
+
+    if text is None:
+        return None
+    try:
+        per_gb, per_hour, currency = text.split(",")
+        return Prices(per_gb=float(per_gb), per_trainer_hour=float(per_hour), currency=currency.strip())
+    except ValueError as error:
+        raise SettingError(f"--prices takes GB,HOUR,CURRENCY, such as 0.09,1.20,USD, not {text!r}") from error
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from frostline.control.messages import ControlAnswer, StageReport
 from frostline.control.metrics import metrics_text
 from frostline.control.settings import EVERY_TENANT
 from frostline.control.state import ControlState
-from frostline.control.store import RecordStore
+from frostline.control.store import RecordWriter
 from frostline.control.view import job_of, tenant_of, view_of
 from frostline.errors import BadRequest, Forbidden, OverBudget, Unauthenticated
 from frostline.node.http.dashboard import Dashboard
@@ -32,7 +32,7 @@ from frostline.node.http.messages import METRICS_TYPE, REFUSALS, BodyReader, bod
 from frostline.node.http.protocol import recognise
 from frostline.wire.patches import MAX_PATCH_BYTES
 
-__all__ = ("ControlPlane", "Rights", "make_control_app")
+__all__ = ("ControlPlane", "Rights", "make_control_app", "stage_routes")
 
 _MAX_BODY_BYTES = 16 << 10
 _MIN_BYTES_PER_S = 1 << 10
@@ -61,7 +61,7 @@ class ControlPlane:
         clock: returns seconds since 1970.
     """
 
-    def __init__(self, state: ControlState, store: RecordStore, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, state: ControlState, store: RecordWriter, clock: Callable[[], float] = time.time) -> None:
         self._state = state
         self._store = store
         self._clock = clock
@@ -171,6 +171,15 @@ def make_control_app(plane: ControlPlane, max_viewers: int = MAX_VIEWERS) -> Sta
         ],
         exception_handlers=REFUSALS,
     )
+
+
+def stage_routes(plane: ControlPlane) -> list[Route]:
+    """Make the routes by which stages report and are seen, for an application that has others."""
+    service = _Routes(plane, MAX_VIEWERS)
+    return [
+        Route("/v1/stages", service.stages, methods=["POST"]),
+        Route("/v1/view", service.view, methods=["GET"]),
+    ]
 
 
 class _Routes:

@@ -7,38 +7,44 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from frostline.control.activity.summary import Prices
 from frostline.control.amounts import Amounts
 from frostline.control.settings import ControlledJob, ControlSettings, ControlTenant
 from frostline.errors import SettingError
 
 __all__ = ("read_control_settings",)
 
-_TOP = ("capacity", "policies", "round_s", "lease_s", "max_stages", "tenant", "job")
+_TOP = ("capacity", "policies", "round_s", "lease_s", "max_stages", "prices", "tenant", "job")
 
 T = TypeVar("T")
 
 
-def read_control_settings(path: Path) -> ControlSettings:
+def read_control_settings(path: Path, tenants: tuple[ControlTenant, ...] | None = None) -> ControlSettings:
     """Read the settings of a control plane.
 
     Args:
         path: TOML file with a table ``[capacity]`` and, where they are wanted, ``policies``, ``round_s``, ``lease_s``,
-            ``max_stages`` and tables ``[[tenant]]`` and ``[[job]]``.
+            ``max_stages`` and tables ``[prices]``, ``[[tenant]]`` and ``[[job]]``.
+        tenants: tenants of whoever serves it, who are named elsewhere; None has those of the file.
 
     Raises:
         SettingError: It cannot be read or makes no sense; the sentence names the file and the field.
     """
     try:
         value = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _settings(value)
+        return _settings(value, tenants)
     except (OSError, ValueError) as error:
         raise SettingError(f"cannot read {path}: {error}") from error
     except SettingError as error:
         raise SettingError(f"{path}: {error}") from error
 
 
-def _settings(value: dict[str, Any]) -> ControlSettings:
+def _settings(value: dict[str, Any], tenants: tuple[ControlTenant, ...] | None) -> ControlSettings:
     _check_fields_known("the file", value, _TOP)
+    if tenants is None:
+        tenants = tuple(_made(ControlTenant, table) for table in _tables(value, "tenant"))
+    elif "tenant" in value:
+        raise SettingError("a node has its own tenants (--tenants); leave out the tables [[tenant]]")
     policies = value.get("policies", ["deadlines", "max_min"])
     if not isinstance(policies, list) or not all(isinstance(name, str) for name in policies):
         raise SettingError("policies must be a list of names")
@@ -46,10 +52,19 @@ def _settings(value: dict[str, Any]) -> ControlSettings:
     return ControlSettings(
         capacity=Amounts.from_json(value.get("capacity", {}), "capacity"),
         policies=tuple(policies),
-        tenants=tuple(_made(ControlTenant, table) for table in _tables(value, "tenant")),
+        tenants=tenants,
         jobs=tuple(_made(ControlledJob, _with_end(table)) for table in _tables(value, "job")),
+        prices=_prices(value.get("prices")),
         **numbers,
     )
+
+
+def _prices(value: object) -> Prices | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise SettingError("prices must be a table [prices]")
+    return _made(Prices, value)
 
 
 def _tables(value: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from frostline.control.activity.job_activity import JobActivity
 from frostline.control.amounts import Amounts
 from frostline.control.link import ControlLink
 from frostline.control.pace import Pace, Used
@@ -34,6 +35,8 @@ class ControlFollower:
         beside: further stages of the process, such as its cache.
         counted_elsewhere: whether somebody else reports what is asked for here, such as an I/O service. Then
             memory alone is wanted and kept to, and no byte is counted twice.
+        activity: says what the process does for its job; None where nobody is told.
+        was_named: as of ``ControlReporter``.
         clock: monotonic seconds.
 
     Attributes:
@@ -50,6 +53,8 @@ class ControlFollower:
         kind: str = "window",
         beside: Sequence[ReportedStage] = (),
         counted_elsewhere: Callable[[], bool] = lambda: False,
+        activity: Callable[[], JobActivity] | None = None,
+        was_named: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kind = kind
@@ -67,7 +72,14 @@ class ControlFollower:
         self.share = Amounts()
         self.held_s = 0.0
         self._has_begun = False
-        self._reporter = ControlReporter(link, (self, *beside), clock)
+        self._activity = activity
+        self._may_hold_back = was_named
+        self._reporter = ControlReporter(link, (self, *beside), clock, was_named=was_named)
+
+    @property
+    def may_hold_back(self) -> bool:
+        """Whether a request may have to wait for its turn: always where somebody named the control plane."""
+        return self._may_hold_back
 
     def begin(self) -> None:
         """See ``ControlReporter.begin``."""
@@ -82,6 +94,7 @@ class ControlFollower:
     def measure(self, *, is_first: bool) -> Measured:
         """What was used since the last report, and is wanted."""
         is_counted = self._counted_elsewhere()
+        activity = None if self._activity is None else self._activity()
         with self._lock:
             self._is_counted = is_counted
             used = self._pace.used(self._clock())
@@ -89,6 +102,7 @@ class ControlFollower:
                 memory_bytes = float(self._maximum.window_bytes)
                 return Measured(demand=replace(_NOTHING, memory_bytes=memory_bytes))
             return Measured(
+                activity=activity,
                 demand=self._demand(used, is_first=is_first or used.seconds <= 0),
                 used=_rates(used),
                 moved_bytes=self._pace.moved_bytes,
@@ -100,6 +114,7 @@ class ControlFollower:
             if self._is_counted:
                 share = Amounts(memory_bytes=share.memory_bytes)
             self.share = share
+            self._may_hold_back |= min(share.requests_per_s, share.bytes_per_s) < math.inf
             self._pace.change(share, self._clock())
             maximum = self._maximum
             requests = int(max(1.0, min(share.requests, maximum.requests)))

@@ -16,6 +16,7 @@ __all__ = ("ControlLink",)
 # Longest silence of a control plane before a report counts as lost; a job's first request waits no longer for it.
 _DEADLINE_S = 1.0
 _OK = 200
+_MAX_ANSWER_BYTES = 64 << 10
 
 
 class ControlLink:
@@ -52,10 +53,14 @@ class ControlLink:
         exchange = Exchange(self._connections, self._url)
         message = Message(method="POST", path="/v1/stages", body=body, headers=self._identity, may_repeat=True)
         status = exchange.send(message)
-        answer = exchange.read_all()
+        answer = bytes(exchange.read(_MAX_ANSWER_BYTES))
+        exchange.end()
         if status != _OK:
             raise error_from_answer(status, answer)
-        return ControlAnswer.from_json(json.loads(answer))
+        try:
+            return ControlAnswer.from_json(json.loads(answer))
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"{self._url} does not answer as a control plane does: {error}") from error
 
     def close(self) -> None:
         """Close the connection."""

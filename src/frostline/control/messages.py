@@ -3,9 +3,10 @@
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from frostline.control.activity.job_activity import JobActivity
 from frostline.control.amounts import Amounts
 from frostline.errors import BadRequest, SettingError
 
@@ -33,6 +34,7 @@ class StageReport:
             it is given none.
         used: amounts that it used since its last report, each second, or holds now; infinite where it does not say.
         moved_bytes: bytes that it has moved since it began.
+        activity: account that its process gives of the job; None where it says nothing, as nodes and caches do.
         has_ended: whether this is its last report.
     """
 
@@ -45,6 +47,7 @@ class StageReport:
     demand: Amounts = field(default_factory=Amounts)
     used: Amounts = field(default_factory=Amounts)
     moved_bytes: int = 0
+    activity: JobActivity | None = None
     has_ended: bool = False
 
     @classmethod
@@ -65,7 +68,12 @@ class StageReport:
         """The report as plain values."""
         plain = {name: getattr(self, name) for name in ("stage", "job", "kind", "sequence", "version", "moved_bytes")}
         amounts = {name: getattr(self, name).to_json() for name in ("in_force", "demand", "used")}
-        return {**plain, **amounts, "has_ended": self.has_ended}
+        said = {} if self.activity is None else {"activity": self.activity.to_json()}
+        return {**plain, **amounts, **said, "has_ended": self.has_ended}
+
+    def after(self, before: "StageReport") -> "StageReport":
+        """The same, with what is not said in each report as the one before said it."""
+        return self if self.activity is None else replace(self, activity=self.activity.after(before.activity))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,5 +180,6 @@ _READ: dict[str, Callable[[object, str], Any]] = {
     "demand": Amounts.from_json,
     "used": Amounts.from_json,
     "moved_bytes": _count,
+    "activity": lambda value, _: JobActivity.from_json(value),
     "has_ended": _switch,
 }

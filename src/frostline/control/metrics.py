@@ -42,6 +42,15 @@ class _View(Collector):
         for job in jobs:
             moved.add_metric([job["tenant"], job["job"]], job["moved_bytes"])
         yield moved
+        samples = CounterMetricFamily("frostline_control_samples", "samples of a job", labels=["tenant", "job"])
+        told = [([job["tenant"], job["job"]], job["activity"]) for job in jobs if job["activity"] is not None]
+        for labels, activity in told:
+            samples.add_metric(labels, activity["samples"])
+        yield samples
+        stalls = [(labels, activity["stall_share"]) for labels, activity in told]
+        yield _gauges("stall_share", "time that a job waited", ["tenant", "job"], stalls)
+        spared = [(labels, activity["saved"]["bytes"]) for labels, activity in told]
+        yield _gauges("saved_bytes", "bytes that did not cross", ["tenant", "job"], spared)
         notices = [([job["tenant"], job["job"]], float(len(job["notices"]))) for job in jobs]
         yield _gauges("notices", "what a job was told that cannot be", ["tenant", "job"], notices)
 

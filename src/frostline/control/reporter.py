@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from frostline.control.activity.job_activity import JobActivity
 from frostline.control.amounts import Amounts
 from frostline.control.link import ControlLink
 from frostline.control.messages import ControlAnswer, StageReport
@@ -20,6 +21,9 @@ __all__ = ("ControlReporter", "Measured", "ReportedStage")
 
 _LOG = logging.getLogger("frostline.control")
 _TIMES = 2  # a report is sent at most, as it is a loss of a message that is usual and a second one that is not
+_TURNS = 8  # in one round that a stage says that it has taken less, whatever it is answered then
+_MIN_ROUND_S, _MAX_ROUND_S = 1.0, 60.0  # of a control plane that nobody named; the longest while it does not answer
+_ENDS_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +34,13 @@ class Measured:
         demand: amounts that it would use if it might; 0 of what it never uses.
         used: amounts that it used since the report before, or holds now; infinite where it does not count them.
         moved_bytes: bytes that it has moved since it began.
+        activity: account that its process gives of its job.
     """
 
     demand: Amounts
     used: Amounts = field(default_factory=Amounts)
     moved_bytes: int = 0
+    activity: JobActivity | None = None
 
 
 class ReportedStage(Protocol):
@@ -65,14 +71,22 @@ class ControlReporter:
         link: way to the control plane, which is closed with the reporter.
         stages: stages of this process.
         clock: monotonic seconds.
+        was_named: whether somebody named the control plane. One that nobody did is a node's, which is there or not:
+            nobody waits for it, and nothing is logged where it does not answer; then it is asked more and more rarely.
     """
 
     def __init__(
-        self, link: ControlLink, stages: Sequence[ReportedStage], clock: Callable[[], float] = time.monotonic
+        self,
+        link: ControlLink,
+        stages: Sequence[ReportedStage],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        was_named: bool = True,
     ) -> None:
         name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._link = link
         self._clock = clock
+        self._was_named = was_named
         self._stages = [
             _Reported(stage, ControlledStage(stage=f"{name}-{number}", job=stage.job, kind=stage.kind))
             for number, stage in enumerate(stages)
@@ -84,11 +98,15 @@ class ControlReporter:
         self._beginning = threading.Lock()
 
     def begin(self) -> None:
-        """Report once and wait for the answer, then report each second in a thread. Calling it again does nothing."""
+        """Report once and wait for the answer, then report each second in a thread. Calling it again does nothing.
+
+        Where nobody named the control plane, the first report is the thread's too.
+        """
         with self._beginning:
             if self._thread is not None or self._ending.is_set():
                 return
-            self.report()
+            if self._was_named:
+                self.report()
             self._thread = threading.Thread(target=self._run, name="frostline-control", daemon=True)
             self._thread.start()
 
@@ -96,13 +114,13 @@ class ControlReporter:
         """Report every stage, and have it keep to its answer from now on."""
         is_lost = False
         for stage in self._stages:
-            is_less = True
-            while is_less:  # it may use less than before: others wait until it says that it does
+            for _ in range(_TURNS):
                 report = stage.reported(has_ended=has_ended)
                 answer = None if is_lost else self._answered(report)
                 is_lost = answer is None  # the others need not wait for the same silence
-                is_less = stage.took(answer, self._clock()) and not has_ended
-                self._round_s = self._round_s if answer is None else answer.round_s
+                self._keep_time(answer)
+                if not stage.took(answer, self._clock()) or has_ended:
+                    break  # else it may use less than before: others wait until it says that it does
 
     def close(self) -> None:
         """Say that the stages have ended, and stop the thread. Calling it again does nothing."""
@@ -113,17 +131,29 @@ class ControlReporter:
         with self._beginning:
             thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.join(_ENDS_WITHIN_S)
+            if thread.is_alive():  # whatever answers does so byte by byte, and the process need not wait for it
+                return
         if not self._is_lost and any(stage.was_answered for stage in self._stages):
             self.report(has_ended=True)
         self._link.close()
 
+    def _keep_time(self, answer: ControlAnswer | None) -> None:
+        if self._was_named:
+            self._round_s = self._round_s if answer is None else answer.round_s
+        elif answer is None:
+            self._round_s = min(_MAX_ROUND_S, 2 * self._round_s)
+        else:
+            self._round_s = min(_MAX_ROUND_S, max(_MIN_ROUND_S, answer.round_s))
+
     def _run(self) -> None:
+        if not self._was_named:
+            self.report()
         while not self._ending.wait(self._round_s):
             self.report()
 
     def _answered(self, report: StageReport) -> ControlAnswer | None:
-        for left in reversed(range(_TIMES)):
+        for left in reversed(range(_TIMES if self._was_named else 1)):
             try:
                 answer = self._link.send(report)
             except (FrostlineError, ValueError) as error:
@@ -135,7 +165,7 @@ class ControlReporter:
         return None
 
     def _lost(self, error: Exception) -> None:
-        if not self._is_lost:
+        if not self._is_lost and self._was_named:
             _LOG.warning("the control plane does not answer, and all goes on with what was heard last: %s", error)
         self._is_lost = True
 
@@ -151,7 +181,9 @@ class _Reported:
 
     def reported(self, *, has_ended: bool) -> StageReport:
         found = self._stage.measure(is_first=not self.was_answered)
-        return self._controlled.report(found.demand, found.moved_bytes, used=found.used, has_ended=has_ended)
+        return self._controlled.report(
+            found.demand, found.moved_bytes, used=found.used, activity=found.activity, has_ended=has_ended
+        )
 
     def took(self, answer: ControlAnswer | None, now_s: float) -> bool:
         """Keep to the answer, or without one to what was heard last; return whether to report again at once."""

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from frostline.checks import check_fields, check_minimums
+from frostline.control.activity.summary import Prices
 from frostline.control.amounts import Amounts
 from frostline.errors import SettingError
 
-__all__ = ("EVERY_TENANT", "POLICY_NAMES", "ControlSettings", "ControlTenant", "ControlledJob")
+__all__ = ("EVERY_TENANT", "NO_CONTROL", "POLICY_NAMES", "ControlSettings", "ControlTenant", "ControlledJob")
 
 EVERY_TENANT = "everybody"
 """The name of the only tenant of a control plane that was started without tenants."""
 
 # Far within the 64 bits of a table of stages.
 _MAX_PRIORITY = 1_000_000
+NO_CONTROL = "none"
+"""The address of a control plane of whoever reports to none, and serves none."""
 
 POLICY_NAMES = ("deadlines", "priorities", "max_min", "proportional")
 """Rules that a control plane may chain: each divides what those before it left."""
@@ -89,6 +92,7 @@ class ControlSettings:
         round_s: seconds between two reports of a stage.
         lease_s: seconds for which the share of a stage that says nothing stays its own.
         max_stages: maximum number of stages; one more is refused.
+        prices: prices at which the view says what was saved; None says no money.
     """
 
     capacity: Amounts
@@ -98,6 +102,7 @@ class ControlSettings:
     round_s: float = 1.0
     lease_s: float = 30.0
     max_stages: int = 20_000
+    prices: Prices | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

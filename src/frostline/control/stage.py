@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from frostline.control.activity.job_activity import JobActivity
 from frostline.control.amounts import Amounts
 from frostline.control.messages import ControlAnswer, StageReport
 
@@ -34,7 +35,13 @@ class ControlledStage:
         self.notices: tuple[str, ...] = ()
 
     def report(
-        self, demand: Amounts, moved_bytes: int = 0, *, used: Amounts = _UNCOUNTED, has_ended: bool = False
+        self,
+        demand: Amounts,
+        moved_bytes: int = 0,
+        *,
+        used: Amounts = _UNCOUNTED,
+        activity: JobActivity | None = None,
+        has_ended: bool = False,
     ) -> StageReport:
         """Make the next report.
 
@@ -42,6 +49,7 @@ class ControlledStage:
             demand: amounts that it would use if it might.
             moved_bytes: bytes that it has moved since it began.
             used: amounts that it used since the last one.
+            activity: account that its process gives of the job.
             has_ended: whether it is the last one.
         """
         self._base = replace(self._base, sequence=self._base.sequence + 1)
@@ -52,6 +60,7 @@ class ControlledStage:
             demand=demand,
             used=used,
             moved_bytes=moved_bytes,
+            activity=activity,
             has_ended=has_ended,
         )
 

@@ -121,6 +121,11 @@ class ControlState:
         return [record for record in self._records.values() if not record.is_gone]
 
     @property
+    def remembered(self) -> list[StageRecord]:
+        """The same, and of stages that have ended as far as there was room to remember them."""
+        return list(self._records.values())
+
+    @property
     def held(self) -> Amounts:
         """The most that all stages together may be using."""
         return self.named(self._held)
@@ -230,6 +235,7 @@ class ControlState:
         if before is None:
             self._make_room(tenant)
             before = StageRecord(tenant=tenant, report=report, heard_s=now_s)
+        report = report.after(before.report)
         self._announce(before, report, now_s)
         self._is_changed |= before.is_gone or before.version == 0 or before.report.demand != report.demand
         self._version = max(self._version, report.version)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from frostline.control.changes.changes import ControlChanges
 from frostline.control.changes.event_log import ControlEvent
@@ -17,7 +17,7 @@ from frostline.control.settings import ControlSettings
 from frostline.control.state import ControlState, StageRecord
 from frostline.errors import BadRequest, SettingError
 
-__all__ = ("RecordStore",)
+__all__ = ("RecordStore", "RecordWriter")
 
 _SCHEMA = 2
 _TABLES = (
@@ -25,6 +25,18 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY, event TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS changes (only INTEGER PRIMARY KEY CHECK (only = 1), changes TEXT NOT NULL)",
 )
+
+
+class RecordWriter(Protocol):
+    """Takes what has to outlive the process."""
+
+    def write(
+        self,
+        changed: Mapping[tuple[str, str], StageRecord | None],
+        events: Mapping[int, ControlEvent | None],
+        changes: ControlChanges | None,
+    ) -> None:
+        """See ``RecordStore.write``."""
 
 
 class RecordStore:
@@ -140,8 +152,10 @@ class RecordStore:
 
 
 def _written(record: StageRecord) -> dict[str, Any]:
+    activity = record.report.activity
+    report = record.report if activity is None else replace(record.report, activity=activity.brief())
     return {
-        "report": record.report.to_json(),
+        "report": report.to_json(),
         "heard_s": record.heard_s,
         "version": record.version,
         "settings": record.settings,

@@ -1,8 +1,12 @@
 """What a tenant may see of a control plane, as plain values."""
 
 import math
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from typing import Any
 
+from frostline.control.activity.job_activity import JobActivity
+from frostline.control.activity.summary import saved, summarised
 from frostline.control.settings import EVERY_TENANT
 from frostline.control.state import ControlState, StageRecord
 
@@ -10,7 +14,7 @@ __all__ = ("job_of", "tenant_of", "view_of")
 
 
 def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change: bool = False) -> dict[str, Any]:
-    """The stages that are there, their jobs and tenants, and what happened.
+    """The stages that are there, their jobs and tenants, what was saved by all that are remembered, and what happened.
 
     Args:
         state: state of the control plane.
@@ -22,6 +26,11 @@ def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change
     jobs: dict[tuple[str, str], list[StageRecord]] = {}
     for record in records:
         jobs.setdefault(record.job, []).append(record)
+    ended: dict[tuple[str, str], list[StageRecord]] = {}
+    for record in state.remembered:
+        if record.is_gone and tenant in (None, record.tenant):
+            ended.setdefault(record.job, []).append(record)
+    prices = state.settings.prices
     weights = state.settings.weights or {EVERY_TENANT: 1.0}
     return {
         "now_s": now_s,
@@ -31,10 +40,16 @@ def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change
         "policies": list(state.settings.policies),
         "held": state.held.to_json() if tenant is None else None,
         "tenants": [tenant_of(state, name) for name in weights if tenant in (None, name)],
-        "jobs": [_job(state, key, stages) for key, stages in jobs.items()],
+        "prices": None if prices is None else asdict(prices),
+        "saved": saved(_activities([*records, *(record for gone in ended.values() for record in gone)]), prices),
+        "jobs": [_job(state, key, stages, ended.get(key, [])) for key, stages in jobs.items()],
         "stages": [_stage(state, record, now_s) for record in records],
         "events": [event.to_json() for event in state.events.seen_by(tenant)],
     }
+
+
+def _activities(records: Iterable[StageRecord]) -> list[JobActivity]:
+    return [record.report.activity for record in records if record.report.activity is not None]
 
 
 def tenant_of(state: ControlState, name: str) -> dict[str, Any]:
@@ -67,19 +82,22 @@ def job_of(state: ControlState, key: tuple[str, str]) -> dict[str, Any]:
     }
 
 
-def _job(state: ControlState, key: tuple[str, str], stages: list[StageRecord]) -> dict[str, Any]:
+def _job(
+    state: ControlState, key: tuple[str, str], stages: list[StageRecord], ended: list[StageRecord]
+) -> dict[str, Any]:
     return {
         **job_of(state, key),
         "stages": len(stages),
         "moved_bytes": sum(record.report.moved_bytes for record in stages),
         "notices": list(state.notices(*key)),
+        "activity": summarised(_activities(stages), _activities(ended), state.settings.prices),
     }
 
 
 def _stage(state: ControlState, record: StageRecord, now_s: float) -> dict[str, Any]:
     return {
         "tenant": record.tenant,
-        **record.report.to_json(),
+        **replace(record.report, activity=None).to_json(),
         "silent_s": max(0.0, now_s - record.heard_s),
         "answered": {"version": record.version, "settings": state.named(record.settings).to_json()},
         "notices": list(state.notices(*record.job)),

@@ -16,9 +16,11 @@ from frostline.datasets import Dataset
 from frostline.datasets.access import steps_left_of
 from frostline.errors import SettingError
 from frostline.events import SetupWarning
+from frostline.jobs.activity import ActivityMeter, PassProgress
 from frostline.jobs.explanation import Explanation, JobTable, whereabouts
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuned
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
 from frostline.jobs.measuring import Measuring
+from frostline.jobs.reporting import followed
 from frostline.jobs.router import PlanFollower, Router
 from frostline.jobs.row_reader import RowReader
 from frostline.jobs.statistics import JobStatistics, StatisticsCollector
@@ -62,6 +64,7 @@ class Job(JobTable):
         worker_setup: WorkerSetup,
         router: Router,
         collector: StatisticsCollector,
+        progress: PassProgress,
         measuring: Measuring | None = None,
         cuts: Sequence[Cut],
         head: "nn.Module | None",
@@ -76,10 +79,15 @@ class Job(JobTable):
         self._worker_setup = worker_setup
         self._router = router
         self._collector = collector
-        tuner, follower, self._close = tuned(settings, fetcher, router, data, cache_policy, close)
+        tuner = tuner_of(settings, fetcher, router, data)
+        activity = ActivityMeter(progress, collector, fetcher.transport, router, cuts, data)
+        follower, self._close = followed(
+            settings, tuner, fetcher.transport, router, cache_policy, worker_setup.nodes, activity, close
+        )
         self._usage = UsageMeter(
             fetcher.transport, collector.statistics, cache_policy.rejected, follower, has_own_process=near is not None
         )
+        activity.judge_by(self._usage)
         measured = None if measuring is None else partial(measuring.changes, fetcher=fetcher, router=router)
         self._observe = PlanFollower(collector, router, measured, self._usage)
         self._cuts = tuple(cuts)
@@ -137,25 +145,18 @@ class Job(JobTable):
     @property
     def keeps_features(self) -> bool:
         """Whether all features stay at the trainer after their first epoch, so that later ones cost little."""
-        nbytes = self.frost_line.bytes_per_sample * len(self._data)
-        return keeps_all(nbytes, self._fetcher.preprocess, self._settings)
+        return keeps_all(self.frost_line.bytes_per_sample * len(self._data), self._fetcher.preprocess, self._settings)
 
     @property
     def engine(self) -> EngineChoice:
         """The engine that runs the frozen layers at the node now, its error, and what is known of the others."""
-        is_unfit = self.frost_line.number in self._fetcher.unfit
-        return EngineChoice() if is_unfit else self._fetcher.engine.choice
+        return EngineChoice() if self.frost_line.number in self._fetcher.unfit else self._fetcher.engine.choice
 
     @property
     def where(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a part of the work and where it runs now."""
-        parts = whereabouts(
-            self._router.shares,
-            self._cuts,
-            near=self._near,
-            has_head=self._head is not None,
-            engine=self.engine.engine,
-        )
+        has_head, engine = self._head is not None, self.engine.engine
+        parts = whereabouts(self._router.shares, self._cuts, near=self._near, has_head=has_head, engine=engine)
         if not self._trains_in_store:
             return parts
         return tuple((part, f"beside the node at {self._near}" if part == "head" else at) for part, at in parts)
@@ -377,7 +378,11 @@ class Job(JobTable):
     def _arrays(self, method: str, batch_size: int, given: EpochOptions, **more: Any) -> ArrayLoader:
         """A loader that knows how it was made, for workers."""
         check_names(given, method)
-        self._refuse_loops()
+        if self._trains_in_store:
+            raise SettingError(
+                "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
+                "of your own"
+            )
         options = checked_options({"batch_size": batch_size, **given, **more})
         batch_size = options.pop("batch_size")
         if options.get("data") is None and (mixed := mixed_splits(self._data)) is not None:
@@ -386,13 +391,6 @@ class Job(JobTable):
             options["map"] = TravellingFunction(function=options["map"])
         arrays = self._maker.arrays(batch_size, **options)
         return arrays.made_by(JobLoaderSpec.of(self._worker_setup, self._router.shares, batch_size, options))
-
-    def _refuse_loops(self) -> None:
-        if self._trains_in_store:
-            raise SettingError(
-                "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
-                "of your own"
-            )
 
 
 def _all_of(data: Dataset) -> Samples:

@@ -34,13 +34,13 @@ from frostline.ordering import BlockOrder, BlockShuffle, RecordedOrder
 from frostline.prefetch import Dealer, Tuner
 from frostline.preprocess import Preprocess
 from frostline.preprocess.masks import MASK_DTYPE
-from frostline.transport.protocol import OwnsBlocks, ReportsRequests
-from frostline.tuning import Setting, rule_of
+from frostline.transport.protocol import OwnsBlocks
+from frostline.tuning import rule_of
 
 if TYPE_CHECKING:  # of jobs that share a store; others do without
     from frostline.control.follower import ControlFollower
 
-__all__ = ("CachePolicy", "LoaderFactory", "keeps_all", "mixed_splits", "tuned")
+__all__ = ("CachePolicy", "LoaderFactory", "keeps_all", "mixed_splits", "tuner_of")
 
 
 def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> bool:
@@ -182,7 +182,7 @@ class LoaderFactory:
         # With slack each rank would be somewhere else in a step, and a replay would be another order.
         is_strict = ranks.are_several or replay is not None
         settings = replace(self.settings, slack=0) if is_strict else self.settings
-        if self.follower is not None:  # a request that waits for its turn is not late
+        if self.follower is not None and self.follower.may_hold_back:  # a request that waits for its turn is not late
             settings = replace(settings, hedge_quantile=1.0)
         blocks = None
         if isinstance(order, BlockOrder) and replay is None:
@@ -281,57 +281,17 @@ class LoaderFactory:
         )
 
 
-def tuned(
-    settings: LoaderSettings,
-    fetcher: Fetcher,
-    router: Router,
-    data: Dataset,
-    cache_policy: CachePolicy,
-    close: Callable[[], None],
-) -> "tuple[Tuner, ControlFollower | None, Callable[[], None]]":
-    """The tuner of a job's windows, what keeps it to its control plane's share where there is one, and what closes all.
+def tuner_of(settings: LoaderSettings, fetcher: Fetcher, router: Router, data: Dataset) -> Tuner:
+    """The tuner of a job's windows.
+
+    Samples that are decoded behind their window are read ahead for no longer than decoded ones would be, until the
+    decoder is seen to wait for them.
 
     Args:
         settings: settings of the job.
         fetcher: fetcher of the job.
         router: router of the job.
         data: data of the job.
-        cache_policy: cache policy of the job.
-        close: closes the rest of the job.
-
-    Raises:
-        SettingError: The address of the control plane is none.
-    """
-    tuner = _tuner(settings, fetcher, router, data)
-    if settings.control is None:
-        return tuner, None, close
-    from frostline.control.cache_stage import CacheStage
-    from frostline.control.follower import ControlFollower
-    from frostline.control.link import ControlLink
-
-    link = ControlLink(settings.control, settings.token)
-    cache = CacheStage(link.job, settings.cache_bytes, lambda: cache_policy.held_bytes, cache_policy.bound)
-    maximum = Setting(requests=settings.last_requests, window_bytes=settings.window_bytes)
-    beside = [cache] if settings.cache_bytes else []
-    way = fetcher.transport
-    elsewhere = way.reports_requests if isinstance(way, ReportsRequests) else lambda: False
-    follower = ControlFollower(link, tuner.limit, maximum, beside=beside, counted_elsewhere=elsewhere)
-    router.count_on(lambda: follower.share.bytes_per_s)
-    return tuner, follower, partial(_close_both, follower.close, close)
-
-
-def _close_both(first: Callable[[], None], second: Callable[[], None]) -> None:
-    try:
-        first()
-    finally:
-        second()
-
-
-def _tuner(settings: LoaderSettings, fetcher: Fetcher, router: Router, data: Dataset) -> Tuner:
-    """The tuner of a job's windows.
-
-    Samples that are decoded behind their window are read ahead for no longer than decoded ones would be, until the
-    decoder is seen to wait for them.
     """
     nodes = len(fetcher.transport.members) if isinstance(fetcher.transport, OwnsBlocks) else 1
     if not (settings.is_followed and _decodes(fetcher, router)):

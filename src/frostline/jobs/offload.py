@@ -16,11 +16,13 @@ from frostline.datasets import Dataset
 from frostline.datasets.access import steps_left_of
 from frostline.errors import EngineNotReady, SettingError
 from frostline.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
+from frostline.jobs.activity import PassProgress
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
 from frostline.jobs.context import JobContext, tried
 from frostline.jobs.job import Job
 from frostline.jobs.loader_factory import CachePolicy
+from frostline.jobs.reporting import control_address
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.worker_setup import WorkerSetup
@@ -178,8 +180,10 @@ def _made(
 ) -> Job:
     """Put the parts of a job together; what ``stack`` holds is closed with the job from then on."""
     data, settings, skipped = context.data, context.settings, SkipLog()
+    progress = PassProgress(observe)
+    is_reported = control_address(settings, nodes, context.transport) is not None
     collector = StatisticsCollector(
-        observe,
+        progress if is_reported else observe,
         max_skipped=settings.max_skipped(len(data)),
         refuses_changes=data.source.changed == "refuse",
         shared=skipped,
@@ -212,6 +216,7 @@ def _made(
         ),
         router=router,
         collector=collector,
+        progress=progress,
         measuring=begun.measuring,
         cuts=context.cuts,
         head=None if network is None else network.parts.head,

@@ -12,9 +12,11 @@ from frostline.cache import FeatureStore, Scope
 from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import Cut, Route, TensorSpec
 from frostline.datasets import Dataset
-from frostline.events import Event
+from frostline.events import Event, Observer
+from frostline.jobs.activity import ActivityMeter, PassProgress
 from frostline.jobs.connect import reach
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, tuned
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, tuner_of
+from frostline.jobs.reporting import followed
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector
 from frostline.loaders.epoch.epoch_loader import ArrayLoader
@@ -81,7 +83,8 @@ class WorkerSetup:
         """
         stack = ExitStack()
         Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
-        settings, collector = _share(self.settings, workers), self._collector()
+        progress = PassProgress(_ignore)
+        settings, collector = _share(self.settings, workers), self._collector(progress)
         nodes = self.nodes or (() if self.forked is None else self.forked.nodes)
         transport = reach(nodes, self.data, settings, self.node, _left_out, stack)
         router = Router(
@@ -108,7 +111,9 @@ class WorkerSetup:
         if settings.cache_folder is not None:
             store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
         cache_policy = CachePolicy(self.scope, self.data.samples, settings, store)
-        tuner, follower, close = tuned(settings, fetcher, router, self.data, cache_policy, _nothing)
+        tuner = tuner_of(settings, fetcher, router, self.data)
+        activity = ActivityMeter(progress, collector, transport, router, self.cuts, self.data)
+        follower, close = followed(settings, tuner, transport, router, cache_policy, nodes, activity, _nothing)
         stack.callback(close)
         return LoaderFactory(
             data=self.data,
@@ -123,9 +128,9 @@ class WorkerSetup:
             tensors=tuple(map(TensorSpec, self.cuts[-1].shapes, self.cuts[-1].dtypes)),
         )
 
-    def _collector(self) -> StatisticsCollector:
+    def _collector(self, observe: Observer) -> StatisticsCollector:
         maximum, refuses = self.settings.max_skipped(len(self.data)), self.data.source.changed == "refuse"
-        return StatisticsCollector(_ignore, max_skipped=maximum, refuses_changes=refuses, shared=self.skipped)
+        return StatisticsCollector(observe, max_skipped=maximum, refuses_changes=refuses, shared=self.skipped)
 
     def _local_stage(self) -> LocalStage:
         rest = None

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from importlib.resources import files
@@ -54,8 +54,13 @@ _LOOKERS = 2
 T = TypeVar("T")
 
 
-def make_app(node: Node) -> Starlette:
-    """Make the ASGI application of a node, which the caller closes."""
+def make_app(node: Node, routes: Sequence[Route] = ()) -> Starlette:
+    """Make the ASGI application of a node, which the caller closes.
+
+    Args:
+        node: node to serve.
+        routes: further routes, such as its control plane.
+    """
     service = _Service(node)
     return Starlette(
         routes=[
@@ -73,6 +78,7 @@ def make_app(node: Node) -> Starlette:
             Route("/v1/tenants/{name}", service.tenant, methods=["PATCH"]),
             Route("/v1/metrics", service.metrics, methods=["GET"]),
             Route("/v1/openapi.json", service.openapi, methods=["GET"]),
+            *routes,
         ],
         exception_handlers=REFUSALS,
     )

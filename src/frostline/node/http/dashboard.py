@@ -15,7 +15,7 @@ class Dashboard:
     """Gives a page, which holds no figures: whoever may not read the statistics sees none.
 
     Args:
-        package: package with its ``dashboard.html``, which names the style and the script that all pages share.
+        package: package with its ``dashboard.html``, which names the styles and the scripts that all pages share.
 
     Attributes:
         text: page as it is sent.
@@ -24,7 +24,7 @@ class Dashboard:
     def __init__(self, package: str = "frostline.node") -> None:
         shared = files("frostline.node")
         self.text = files(package).joinpath("dashboard.html").read_text(encoding="utf-8")
-        for name in ("page.css", "page.js"):
+        for name in ("page.css", "jobs.css", "page.js", "jobs.js"):
             part = shared.joinpath(name).read_text(encoding="utf-8")
             self.text = self.text.replace(f"/* {name} */\n", part)
         self._headers = {

@@ -7,11 +7,12 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
 import uvicorn
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from frostline.errors import AddressInUse, SettingError
@@ -132,10 +133,18 @@ class Server(AppServer):
         node: node to serve; the caller closes it.
         listening: socket from ``listen``; closed at the end.
         limits: limits of connections; None derives them from the descriptors that this process may open.
+        routes: further routes, such as its control plane.
     """
 
-    def __init__(self, node: Node, listening: socket.socket, limits: ConnectionLimits | None = None) -> None:
-        super().__init__(make_app(node), listening, limits)
+    def __init__(
+        self,
+        node: Node,
+        listening: socket.socket,
+        limits: ConnectionLimits | None = None,
+        *,
+        routes: Sequence[Route] = (),
+    ) -> None:
+        super().__init__(make_app(node, routes), listening, limits)
 
 
 def _descriptors() -> int:

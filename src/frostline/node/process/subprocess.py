@@ -21,6 +21,8 @@ from frostline.errors import AddressInUse, NodeUnreachable, SettingError, UserEr
 __all__ = ("NodeProcess", "Subprocess", "start_node")
 
 _ERRORS: dict[str, type[UserError]] = {"AddressInUse": AddressInUse, "SettingError": SettingError}
+# Which runs a node with all that is served beside it.
+_NODE = "frostline.control.embedded"
 _START_S = 60.0
 _STOP_S = 15.0
 _KEPT_LINES = 40
@@ -215,7 +217,7 @@ class NodeProcess:
         self.stop()
 
     def _new(self) -> Subprocess:
-        return Subprocess("frostline.node", json.dumps(self._wanted))
+        return Subprocess(_NODE, json.dumps(self._wanted))
 
     def _start(self) -> None:
         child, self._launched = self._launched or self._new(), None

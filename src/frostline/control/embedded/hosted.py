@@ -1,4 +1,4 @@
-"""Runs a node in a process of its own until its parent closes its stdin."""
+"""Runs a node and its control plane in a process of their own until its parent closes its stdin."""
 
 import gc
 import json
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from frostline.config import NodeSettings, TenantSettings
+from frostline.control.embedded.plane import control_routes, embedded_settings
 from frostline.errors import UserError
 from frostline.node.http.server import Server, listen
 from frostline.node.service.node import Node
@@ -45,7 +46,7 @@ def _serve(wanted: dict[str, Any], settings: NodeSettings, inspector: Inspector)
         _say({"error": type(error).__name__, "message": str(error)})
         return 2
     with node:
-        server = Server(node, listening)
+        server = Server(node, listening, routes=control_routes(embedded_settings(settings)))
         threading.Thread(target=_stop_with_parent, args=(server,), daemon=True).start()
         threading.Thread(target=_warm, args=(node,), daemon=True).start()
         server.run(on_ready=lambda: _say({"url": server.url}))

@@ -7,7 +7,7 @@ from frostline.processors import collector_rests
 
 if __name__ == "__main__":
     with collector_rests():
-        from frostline.node.hosted import main
+        from frostline.control.embedded.hosted import main
     status = main(sys.argv[1])
     sys.stdout.flush()
     os._exit(status)  # everything is closed; a regular exit would spend most of a second on taking PyTorch apart

@@ -1,0 +1,196 @@
+"""What jobs say of themselves: read within bounds, kept where a report does not repeat it, and summed for each job."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from frostline.control.activity.job_activity import Hindrance, JobActivity, PlanOutline
+from frostline.control.activity.recent import RecentRates
+from frostline.control.activity.summary import Prices, saved, summarised
+from frostline.control.amounts import Amounts
+from frostline.control.messages import StageReport
+from frostline.control.settings import ControlSettings, ControlTenant
+from frostline.control.stage import ControlledStage
+from frostline.control.state import ControlState
+from frostline.control.view import view_of
+from frostline.core import Cut, Route
+from frostline.errors import BadRequest, SettingError
+from frostline.events import BatchDelivered, EpochStarted, WaitingForRows
+from frostline.jobs.activity import PassProgress, outline_of, saved_bytes
+
+PLAN = PlanOutline(names=("encoded", "pixels", "layer1"), nbytes=(900, 3000, 40), cut=2, codec="fp16")
+SLOW = Hindrance(held_back_by="the link", says="held back by the link", gain=2.5)
+ACTIVITY = JobActivity(
+    epoch=3,
+    taken=40,
+    epoch_samples=100,
+    samples=340,
+    samples_per_s=12.5,
+    stall_share=0.25,
+    wire_bytes=20_000,
+    saved_bytes=-1.5,
+    saved_s=-0.5,
+    hindrance=SLOW,
+    plan=PLAN,
+)
+
+
+def plain(activity):
+    return json.loads(json.dumps(activity.to_json()))
+
+
+@pytest.mark.parametrize("activity", [ACTIVITY, JobActivity(), ACTIVITY.brief()])
+def test_what_is_said_is_read_again(activity):
+    assert JobActivity.from_json(plain(activity)) == activity
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("taken", -1),
+        ("taken", True),
+        ("taken", 1.5),
+        ("samples", 2**60),
+        ("samples_per_s", math.inf),
+        ("samples_per_s", math.nan),
+        ("samples_per_s", -1),
+        ("stall_share", 1.01),
+        ("saved_bytes", "1"),
+        ("saved_s", -1e300),
+        ("more", 1),
+        ("hindrance", {"held_back_by": "x", "says": "y"}),
+        ("hindrance", {"held_back_by": "x", "says": "y" * 513, "gain": 1}),
+        ("hindrance", {"held_back_by": "x\n", "says": "y", "gain": 1}),
+        ("hindrance", {"held_back_by": "x", "says": "y", "gain": math.inf}),
+        ("hindrance", ["x"]),
+        ("plan", {"names": ["a"] * 65, "nbytes": [1] * 65, "cut": 0, "codec": "exact"}),
+        ("plan", {"names": ["a" * 65], "nbytes": [1], "cut": 0, "codec": "exact"}),
+        ("plan", {"names": ["a", "b"], "nbytes": [1], "cut": 0, "codec": "exact"}),
+        ("plan", {"names": ["a"], "nbytes": [1], "cut": 1, "codec": "exact"}),
+        ("plan", {"names": [], "nbytes": [], "cut": 0, "codec": "exact"}),
+        ("plan", {"names": "a", "nbytes": [1], "cut": 0, "codec": "exact"}),
+    ],
+)
+def test_refuses_what_a_stranger_may_not_say(field, value):
+    with pytest.raises(BadRequest):
+        JobActivity.from_json({**plain(ACTIVITY), field: value})
+    with pytest.raises(BadRequest):
+        StageReport.from_json({"stage": "a", "job": "b", "sequence": 1, "activity": {field: value}})
+
+
+def test_the_longest_that_may_be_said_fits_a_report():
+    longest = PlanOutline(names=("n" * 64,) * 64, nbytes=(2**52,) * 64, cut=63, codec="c" * 64)
+    activity = replace(ACTIVITY, plan=longest, hindrance=replace(SLOW, says="×" * 512))
+    report = StageReport(stage="s" * 128, job="j" * 128, sequence=2**52, activity=activity)
+    assert len(json.dumps(report.to_json())) < 16 << 10
+
+
+def test_rates_are_those_of_the_last_seconds_alone():
+    rates = RecentRates(seconds=10.0)
+    assert rates.take(0.0, 0, 0.0) == (0.0, 0.0)
+    assert rates.take(1.0, 100, 0.5) == (100.0, 0.5)
+    for second in range(2, 40):
+        rate, share = rates.take(float(second), 100 + 10 * (second - 1), 0.5)
+    assert rate == pytest.approx(10.0)
+    assert share == 0.0
+    assert rates.take(40.0, 490, 60.0)[1] == 1.0, "a wait longer than the last seconds is all of them"
+
+
+def cut(number, nbytes):
+    return Cut(
+        number=number, name=f"b{number}", after=number, tensors=(), shapes=(), dtypes=(), bytes_per_sample=nbytes
+    )
+
+
+def test_an_outline_has_the_encoded_size_first_and_the_way_of_most_samples():
+    found = outline_of([cut(0, 0), cut(1, 300), cut(2, 20)], 99.6, {Route(0): 0.3, Route(2, "fp16"): 0.7})
+    assert found == PlanOutline(names=("b0", "b1", "b2"), nbytes=(100, 300, 20), cut=2, codec="fp16")
+
+
+@pytest.mark.parametrize("used", [0, 1, 77, 149])
+def test_of_a_network_with_many_cuts_both_ends_and_the_one_in_use_are_drawn(used):
+    found = outline_of([cut(number, number) for number in range(150)], 5.0, {Route(used): 1.0})
+    assert 60 <= len(found.names) <= 64
+    assert (found.names[0], found.names[-1], found.names[found.cut]) == ("b0", "b149", f"b{used}")
+    assert list(found.nbytes[1:]) == sorted(found.nbytes[1:])
+
+
+def test_progress_is_that_of_the_pass_that_began_last():
+    told = []
+    progress = PassProgress(told.append)
+    for event in (
+        EpochStarted(epoch=1, samples=10),
+        BatchDelivered(epoch=1, samples=4, from_cache=0, stall_s=0.0),
+        EpochStarted(epoch=2, samples=8),
+        BatchDelivered(epoch=1, samples=4, from_cache=0, stall_s=0.0),
+        BatchDelivered(epoch=2, samples=3, from_cache=0, stall_s=0.0),
+        WaitingForRows(requests_in_flight=1),
+        WaitingForRows(requests_in_flight=1),
+    ):
+        progress(event)
+    assert (progress.epoch, progress.taken, progress.samples, progress.waited_s) == (2, 3, 8, 2.0)
+    assert len(told) == 7
+
+
+def test_ranks_and_workers_add_up_and_the_one_that_waits_longest_says_why():
+    fast = replace(ACTIVITY, stall_share=0.75, hindrance=replace(SLOW, says="the slow rank"), saved_s=None)
+    parent = JobActivity(wire_bytes=5, plan=PLAN)
+    late = replace(ACTIVITY, epoch=2, taken=99)
+    found = summarised([parent, ACTIVITY, fast, late], [ACTIVITY], None)
+    assert (found["epoch"], found["taken"], found["epoch_samples"]) == (3, 80, 200)
+    assert found["samples"] == 4 * 340
+    assert found["wire_bytes"] == 4 * 20_000 + 5
+    assert found["samples_per_s"] == 37.5
+    assert found["stall_share"] == pytest.approx((0.25 + 0.75 + 0.25) / 3)
+    assert found["hindrance"]["says"] == "the slow rank"
+    assert found["saved"] == {"bytes": -6.0, "seconds": -1.5, "money": None}
+    assert found["processes"] == 4
+    assert summarised([], [ACTIVITY], None) is None
+
+
+def test_money_is_that_of_bytes_and_of_hours_where_the_bandwidth_is_known():
+    prices = Prices(per_gb=0.5, per_trainer_hour=36.0, currency="EUR")
+    known = JobActivity(saved_bytes=2e9, saved_s=100.0)
+    assert saved([known, JobActivity(saved_bytes=2e9)], prices)["money"] == pytest.approx(2.0 + 1.0)
+    assert saved([JobActivity(saved_bytes=2e9)], prices) == {"bytes": 2e9, "seconds": None, "money": 1.0}
+    for wrong in ({"currency": "ninechars"}, {"currency": "\n"}, {"per_gb": -1.0}, {"per_trainer_hour": math.nan}):
+        with pytest.raises(SettingError):
+            Prices(**wrong)
+
+
+def test_saved_bytes_are_those_of_the_stored_samples_less_what_crossed():
+    assert saved_bytes(10, 100.0, 250) == 750
+    assert saved_bytes(1, 100.0, 250) == -150
+
+
+def seen(state, tenant=None):
+    return view_of(state, tenant, 0.0)
+
+
+def test_the_view_keeps_what_a_report_does_not_repeat_and_what_those_saved_that_ended():
+    tenants = tuple(ControlTenant(name=name, token_sha256=f"{number:064x}") for number, name in enumerate("ab"))
+    state = ControlState(ControlSettings(capacity=Amounts(), tenants=tenants), now_s=0.0)
+    first, second = ControlledStage(stage="w", job="night"), ControlledStage(stage="w", job="day")
+    state.receive("a", first.report(Amounts(), activity=ACTIVITY), 0.0)
+    state.receive("a", first.report(Amounts(), activity=replace(ACTIVITY.brief(), samples=400)), 1.0)
+    state.receive("b", second.report(Amounts(), activity=replace(ACTIVITY, saved_bytes=100.0)), 1.0)
+    [night, day] = seen(state)["jobs"]
+    assert night["activity"]["samples"] == 400
+    assert night["activity"]["plan"]["names"] == PLAN.names
+    assert night["activity"]["hindrance"]["gain"] == 2.5
+    assert day["activity"]["saved"]["bytes"] == 100.0
+    assert "activity" not in seen(state)["stages"][0]
+    state.receive("b", second.report(Amounts(), activity=replace(ACTIVITY, saved_bytes=100.0), has_ended=True), 2.0)
+    assert [job["job"] for job in seen(state)["jobs"]] == ["night"]
+    assert seen(state)["saved"]["bytes"] == 98.5
+    assert seen(state, "a")["saved"]["bytes"] == -1.5
+    assert seen(state, "b")["jobs"] == []
+
+
+def test_a_stage_that_says_nothing_of_a_job_has_no_activity():
+    state = ControlState(ControlSettings(capacity=Amounts()), now_s=0.0)
+    state.receive("everybody", ControlledStage(stage="n", job="n", kind="node").report(Amounts()), 0.0)
+    assert seen(state)["jobs"][0]["activity"] is None
+    assert seen(state)["saved"] == {"bytes": 0, "seconds": None, "money": None}
