@@ -10,7 +10,7 @@ import numpy as np
 from frostline.control.amounts import RESOURCES, Amounts, Row
 from frostline.control.changes.changes import ControlChanges
 from frostline.control.changes.event_log import ControlEvent, ControlEventLog
-from frostline.control.changes.share_watch import ShareWatch
+from frostline.control.changes.share_watch import JobShare, ShareWatch
 from frostline.control.changes.told import capacity_told, job_told, tenant_told
 from frostline.control.fairness import Floats
 from frostline.control.messages import ControlAnswer, StageReport
@@ -213,7 +213,7 @@ class ControlState:
         self._known = {(job.tenant, job.name): job for job in self.settings.jobs}
         self._decided_s, self._is_changed = -math.inf, True
 
-    def _tell(self, before: dict[_JobName, tuple[str, ...]], shares: dict[_JobName, Row], now_s: float) -> None:
+    def _tell(self, before: dict[_JobName, tuple[str, ...]], shares: dict[_JobName, JobShare], now_s: float) -> None:
         """Note whose shares changed by much, and which jobs are late now or no longer."""
         for (tenant, _), sentence in self._watch.news(shares):
             self.events.add("share", tenant, sentence, now_s)
@@ -223,16 +223,18 @@ class ControlState:
             if (tenant, name) in shares:
                 self.events.add("in_time", tenant, f"job {name} can end in time again, or is done", now_s)
 
-    def _divide(self, there: list[StageRecord], now_s: float) -> dict[_JobName, Row]:
+    def _divide(self, there: list[StageRecord], now_s: float) -> dict[_JobName, JobShare]:
         job_of = [record.job for record in there]
         jobs = list(dict.fromkeys(job_of))
         table = self._table(there, job_of, jobs, now_s)
         division = chained(table, self._policies)
         self._targets = division.given
         self._notices = {jobs[number]: (sentence,) for number, sentence in division.notices}
-        shares = np.zeros((len(jobs), len(RESOURCES)))
-        np.add.at(shares, table.job, division.given)
-        return dict(zip(jobs, map(tuple, shares.tolist()), strict=True))
+        given, wanted = np.zeros((2, len(jobs), len(RESOURCES)))
+        np.add.at(given, table.job, division.given)
+        np.add.at(wanted, table.job, np.minimum(division.given, table.demand))
+        rows = zip(map(tuple, given.tolist()), map(tuple, wanted.tolist()), strict=True)
+        return {job: JobShare(*pair) for job, pair in zip(jobs, rows, strict=True)}
 
     def _take(self, before: StageRecord | None, tenant: str, report: StageReport, now_s: float) -> None:
         if before is None:
