@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.control.amounts import RESOURCES, Row
+from frostline.control.changes.share_watch import JobShare
 from frostline.control.fairness import Floats, Ints, summed
 from frostline.control.policies import SharingPolicy, StageTable, chained
 from frostline.control.settings import ControlledJob
@@ -110,7 +111,7 @@ class StageColumns:
         known: Mapping[_Key, ControlledJob],
         weights: Mapping[str, float],
         now_s: float,
-    ) -> tuple[dict[_Key, tuple[str, ...]], dict[_Key, Row]]:
+    ) -> tuple[dict[_Key, tuple[str, ...]], dict[_Key, JobShare]]:
         """Decide what each stage is given from now on; return the sentences about jobs, and what each job is given.
 
         Args:
@@ -143,9 +144,11 @@ class StageColumns:
         )
         division = chained(table, policies)
         self._given[there] = division.given
-        sums = np.zeros((len(jobs), len(RESOURCES)))
-        np.add.at(sums, table.job, division.given)
-        shares: dict[_Key, Row] = {name: tuple(row) for name, row in zip(jobs, sums.tolist(), strict=True)}
+        given, wanted = np.zeros((2, len(jobs), len(RESOURCES)))
+        np.add.at(given, table.job, division.given)
+        np.add.at(wanted, table.job, np.minimum(division.given, table.demand))
+        rows = zip(map(tuple, given.tolist()), map(tuple, wanted.tolist()), strict=True)
+        shares = {job: JobShare(*pair) for job, pair in zip(jobs, rows, strict=True)}
         return {jobs[number]: (sentence,) for number, sentence in division.notices}, shares
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from frostline.control.amounts import RESOURCES, Amounts, Row
 from frostline.control.changes.changes import ControlChanges
 from frostline.control.changes.event_log import ControlEvent, ControlEventLog
-from frostline.control.changes.share_watch import ShareWatch
+from frostline.control.changes.share_watch import JobShare, ShareWatch
 from frostline.control.changes.told import capacity_told, job_told, tenant_told
 from frostline.control.columns import StageColumns
 from frostline.control.messages import ControlAnswer, StageReport
@@ -221,7 +221,7 @@ class ControlState:
         self._known = {(job.tenant, job.name): job for job in self.settings.jobs}
         self._decided_s, self._is_changed = -math.inf, True
 
-    def _tell(self, before: dict[_JobName, tuple[str, ...]], shares: dict[_JobName, Row], now_s: float) -> None:
+    def _tell(self, before: dict[_JobName, tuple[str, ...]], shares: dict[_JobName, JobShare], now_s: float) -> None:
         """Note whose shares changed by much, and which jobs are late now or no longer."""
         for (tenant, _), sentence in self._watch.news(shares):
             self.events.add("share", tenant, sentence, now_s)

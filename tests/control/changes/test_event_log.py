@@ -9,11 +9,12 @@ from frostline.control.stage import ControlledStage
 from frostline.control.state import ControlState
 
 TENANTS = tuple(ControlTenant(name=name, token_sha256=f"{place:064x}") for place, name in enumerate(("ann", "bob")))
+EVERYTHING = Amounts()
 SETTINGS = ControlSettings(capacity=Amounts(bytes_per_s=1000.0), tenants=TENANTS, lease_s=10.0)
 
 
-def report(state, tenant, stage, now_s, **said):
-    stage.take(state.receive(tenant, stage.report(Amounts(), **said), now_s), now_s)
+def report(state, tenant, stage, now_s, demand=EVERYTHING, **said):
+    stage.take(state.receive(tenant, stage.report(demand, **said), now_s), now_s)
 
 
 def kinds(state, tenant=None):
@@ -40,6 +41,18 @@ def test_stages_join_end_and_are_lost_and_others_are_told_no_names():
     assert own[1] == "job x may use 1.00 kB a second instead of 500 B: a stage of another tenant ended"
     assert "bob" not in "".join(own)
     assert len(kinds(state)) == len(kinds(state, "ann")) + len(kinds(state, "bob"))
+
+
+def test_a_job_that_is_left_what_it_wants_is_told_nothing():
+    state = ControlState(SETTINGS, now_s=0.0)
+    idle, other = ControlledStage(stage="a", job="x"), ControlledStage(stage="b", job="y")
+    for now_s in (0.0, 1.0):
+        report(state, "ann", idle, now_s, Amounts(bytes_per_s=1.0))
+    for now_s in (2.0, 3.0, 4.0):
+        report(state, "bob", other, now_s)
+        report(state, "ann", idle, now_s, Amounts(bytes_per_s=1.0))
+    assert idle.in_force.bytes_per_s == 1.0
+    assert [kind for kind, _ in kinds(state, "ann")] == ["joined"]
 
 
 def test_a_deadline_that_cannot_be_kept_is_an_event_once_and_so_is_that_it_can_again():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from frostline.control.amounts import RESOURCES, Row
 from frostline.control.changes.changes import amount_words
 
-__all__ = ("Cause", "ShareWatch")
+__all__ = ("Cause", "JobShare", "ShareWatch")
 
 # A change by less is no news.
 _MIN_PART = 0.25
@@ -24,6 +24,19 @@ _UNITS = {
 }
 
 JobName = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class JobShare:
+    """The share of a job, in all its stages.
+
+    Attributes:
+        given: amounts that it may use.
+        wanted: those of them that it wants now. The rest is what others leave, whose coming and going is no news.
+    """
+
+    given: Row
+    wanted: Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +58,7 @@ class ShareWatch:
     """Compares the shares of jobs with those of the decision before. Not for several threads."""
 
     def __init__(self) -> None:
-        self._shares: Mapping[JobName, Row] = {}
+        self._shares: Mapping[JobName, JobShare] = {}
         self._causes: list[Cause] = []
 
     def note(self, tenant: str | None, words: str, for_others: str) -> None:
@@ -54,24 +67,24 @@ class ShareWatch:
         if cause not in self._causes and len(self._causes) < _MAX_NOTED:
             self._causes.append(cause)
 
-    def news(self, shares: Mapping[JobName, Row]) -> list[tuple[JobName, str]]:
+    def news(self, shares: Mapping[JobName, JobShare]) -> list[tuple[JobName, str]]:
         """The jobs whose shares changed most, with a sentence each; none where nothing was noted.
 
         Args:
-            shares: amounts that each job may use after a decision.
+            shares: share of each job after a decision.
         """
         before, causes = self._shares, self._causes
         self._shares, self._causes = shares, []
         if not causes:
             return []
         changed = [
-            (_part(before[job][place], row[place]), job, place)
-            for job, row in shares.items()
-            if job in before and (place := _greatest_change(before[job], row)) is not None
+            (_part(before[job].wanted[place], share.wanted[place]), job, place)
+            for job, share in shares.items()
+            if job in before and (place := _greatest_change(before[job].wanted, share.wanted)) is not None
         ]
         changed.sort(key=lambda entry: (-entry[0], entry[1]))
         return [
-            (job, f"{_said(job[1], place, before[job], shares[job])}: {_why(job[0], causes)}")
+            (job, f"{_said(job[1], place, before[job].given, shares[job].given)}: {_why(job[0], causes)}")
             for _, job, place in changed[:_MAX_JOBS]
         ]
 
