@@ -1,16 +1,17 @@
 """Decides what each stage is given, from what is known of all of them as columns that stay between decisions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from frostline.control.amounts import RESOURCES, Row
 from frostline.control.fairness import Floats, Ints, summed
-from frostline.control.policies import SharingPolicy, StageTable, chained
+from frostline.control.policies import Division, SharingPolicy, StageTable, chained
 from frostline.control.settings import ControlledJob
 
-__all__ = ("StageColumns",)
+__all__ = ("Decision", "StageColumns")
 
 _Key = tuple[str, str]
 _COLUMNS = np.dtype(
@@ -28,6 +29,26 @@ _COLUMNS = np.dtype(
 _PLAIN = ControlledJob(name="any")
 # Jobs that no stage works for any more are forgotten beyond so many.
 _MAX_FORMER_JOBS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decision:
+    """What stages are given, and from what it follows.
+
+    Attributes:
+        jobs: tenant and name of each job, as the table numbers them.
+        table: table of the stages that are there.
+        division: amounts that they are given.
+    """
+
+    jobs: list[_Key]
+    table: StageTable
+    division: Division
+
+    @property
+    def notices(self) -> dict[_Key, tuple[str, ...]]:
+        """The sentences about jobs."""
+        return {self.jobs[number]: (sentence,) for number, sentence in self.division.notices}
 
 
 class StageColumns:
@@ -110,8 +131,8 @@ class StageColumns:
         known: Mapping[_Key, ControlledJob],
         weights: Mapping[str, float],
         now_s: float,
-    ) -> dict[_Key, tuple[str, ...]]:
-        """Decide what each stage is given from now on; return the sentences about jobs.
+    ) -> Decision | None:
+        """Decide what each stage is given from now on.
 
         Args:
             policies: rules, in their order.
@@ -119,11 +140,14 @@ class StageColumns:
             known: jobs of which something is known beforehand.
             weights: weights of tenants; 1 where they have none.
             now_s: seconds since 1970.
+
+        Returns:
+            None where no stage is there.
         """
         there = np.flatnonzero(self._used["is_there"])
         self._given[:] = 0.0
         if not len(there):
-            return {}
+            return None
         # Jobs are numbered as their first stages came.
         numbers, first, job = np.unique(self._used["job"][there], return_index=True, return_inverse=True)
         order = np.argsort(first)
@@ -143,7 +167,7 @@ class StageColumns:
         )
         division = chained(table, policies)
         self._given[there] = division.given
-        return {jobs[number]: (sentence,) for number, sentence in division.notices}
+        return Decision(jobs=jobs, table=table, division=division)
 
     @property
     def _used(self) -> np.ndarray:

@@ -139,13 +139,14 @@ class ControlState:
         """Divide the capacity anew, without those who have not been heard for a lease."""
         self._expire(now_s)
         self._held = self._columns.held()
-        self._notices = self._columns.divide(
+        decision = self._columns.divide(
             self._policies,
             capacity=self._capacity,
             known=self._known,
             weights=self.settings.weights,
             now_s=now_s,
         )
+        self._notices = {} if decision is None else decision.notices
         self._decided_s, self._is_changed = now_s, False
 
     def _take(self, before: StageRecord | None, tenant: str, report: StageReport, now_s: float) -> None:
