@@ -1,6 +1,7 @@
 """Decides what each stage is given, from what is known of all of them as columns that stay between decisions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -8,10 +9,10 @@ import numpy.typing as npt
 from frostline.control.amounts import RESOURCES, Row
 from frostline.control.changes.share_watch import JobShare
 from frostline.control.fairness import Floats, Ints, summed
-from frostline.control.policies import SharingPolicy, StageTable, chained
+from frostline.control.policies import Division, SharingPolicy, StageTable, chained
 from frostline.control.settings import ControlledJob
 
-__all__ = ("StageColumns",)
+__all__ = ("Decision", "StageColumns")
 
 _Key = tuple[str, str]
 _COLUMNS = np.dtype(
@@ -29,6 +30,35 @@ _COLUMNS = np.dtype(
 _PLAIN = ControlledJob(name="any")
 # Jobs that no stage works for any more are forgotten beyond so many.
 _MAX_FORMER_JOBS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decision:
+    """What stages are given, and from what it follows.
+
+    Attributes:
+        jobs: tenant and name of each job, as the table numbers them.
+        table: table of the stages that are there.
+        division: amounts that they are given.
+    """
+
+    jobs: list[_Key]
+    table: StageTable
+    division: Division
+
+    @property
+    def notices(self) -> dict[_Key, tuple[str, ...]]:
+        """The sentences about jobs."""
+        return {self.jobs[number]: (sentence,) for number, sentence in self.division.notices}
+
+    @property
+    def shares(self) -> dict[_Key, JobShare]:
+        """What each job is given in all its stages, and what of that it wants."""
+        given, wanted = np.zeros((2, len(self.jobs), len(RESOURCES)))
+        np.add.at(given, self.table.job, self.division.given)
+        np.add.at(wanted, self.table.job, np.minimum(self.division.given, self.table.demand))
+        rows = zip(map(tuple, given.tolist()), map(tuple, wanted.tolist()), strict=True)
+        return {job: JobShare(*pair) for job, pair in zip(self.jobs, rows, strict=True)}
 
 
 class StageColumns:
@@ -111,8 +141,8 @@ class StageColumns:
         known: Mapping[_Key, ControlledJob],
         weights: Mapping[str, float],
         now_s: float,
-    ) -> tuple[dict[_Key, tuple[str, ...]], dict[_Key, JobShare]]:
-        """Decide what each stage is given from now on; return the sentences about jobs, and what each job is given.
+    ) -> Decision | None:
+        """Decide what each stage is given from now on.
 
         Args:
             policies: rules, in their order.
@@ -120,11 +150,14 @@ class StageColumns:
             known: jobs of which something is known beforehand.
             weights: weights of tenants; 1 where they have none.
             now_s: seconds since 1970.
+
+        Returns:
+            None where no stage is there.
         """
         there = np.flatnonzero(self._used["is_there"])
         self._given[:] = 0.0
         if not len(there):
-            return {}, {}
+            return None
         # Jobs are numbered as their first stages came.
         numbers, first, job = np.unique(self._used["job"][there], return_index=True, return_inverse=True)
         order = np.argsort(first)
@@ -144,12 +177,7 @@ class StageColumns:
         )
         division = chained(table, policies)
         self._given[there] = division.given
-        given, wanted = np.zeros((2, len(jobs), len(RESOURCES)))
-        np.add.at(given, table.job, division.given)
-        np.add.at(wanted, table.job, np.minimum(division.given, table.demand))
-        rows = zip(map(tuple, given.tolist()), map(tuple, wanted.tolist()), strict=True)
-        shares = {job: JobShare(*pair) for job, pair in zip(jobs, rows, strict=True)}
-        return {jobs[number]: (sentence,) for number, sentence in division.notices}, shares
+        return Decision(jobs=jobs, table=table, division=division)
 
     @property
     def _used(self) -> np.ndarray:

@@ -203,15 +203,15 @@ class ControlState:
         """Divide the capacity anew, without those who have not been heard for a lease."""
         self._expire(now_s)
         self._held = self._columns.held()
-        before = self._notices
-        self._notices, shares = self._columns.divide(
+        decision = self._columns.divide(
             self._policies,
             capacity=self._capacity,
             known=self._known,
             weights=self.settings.weights,
             now_s=now_s,
         )
-        self._tell(before, shares, now_s)
+        before, self._notices = self._notices, {} if decision is None else decision.notices
+        self._tell(before, {} if decision is None else decision.shares, now_s)
         self._decided_s, self._is_changed = now_s, False
 
     def _set(self, changes: ControlChanges) -> None:
