@@ -30,7 +30,12 @@ def test_refuses_what_makes_no_sense_and_names_the_option(change, words):
 
 def test_a_node_is_outdated_by_what_it_is_started_with_and_not_by_how_many_there_are():
     assert replace(SOME, min_nodes=2, max_nodes=5).digest == SOME.digest
-    for change in ({"roots": ("file:///other",)}, {"node": NodeSettings(max_requests=9)}, {"port": 7070}):
+    for change in (
+        {"roots": ("file:///other",)},
+        {"node": NodeSettings(max_requests=9)},
+        {"port": 7070},
+        {"control": "http://x:1"},
+    ):
         assert replace(SOME, **change).digest != SOME.digest
 
 

@@ -1,5 +1,6 @@
 """Tenants of a node keep to what a control plane says, and report what they use."""
 
+import time
 from contextlib import closing
 
 import pytest
@@ -10,8 +11,9 @@ from frostline.control.node_stages import node_reporter
 from frostline.control.settings import ControlledJob
 from frostline.errors import Overloaded, SettingError
 from frostline.node import Node
+from frostline.node.process.subprocess import NodeProcess, start_node
 from support.control_planes import Clock, control_plane
-from support.nodes import artifact_of, joined, make_images, request, small_network
+from support.nodes import artifact_of, joined, make_images, request, small_network, until
 from support.tenants import tenant, token_of
 
 JOBS = ControlledJob(name="ann", weight=3.0), ControlledJob(name="bob")
@@ -88,3 +90,22 @@ def test_a_share_of_nothing_keeps_work_out_until_the_control_plane_is_gone_for_a
 def test_a_tenant_whose_name_no_job_can_have_is_refused_at_the_start(images):
     with a_node(images, tenant("_ann")) as node, pytest.raises(SettingError, match="tenant of this node"):
         node_reporter(node, ControlLink("http://127.0.0.1:1", None))
+
+
+def test_a_node_in_a_process_of_its_own_keeps_to_the_control_plane_that_it_or_the_environment_names(
+    tmp_path, images, monkeypatch
+):
+    settings = NodeSettings(memory_bytes=64 << 20)
+    with control_plane(tmp_path, time.time, memory_bytes=8e6) as (url, state):
+
+        def jobs():
+            return {record.report.job for record in state.records if record.report.kind == "node"}
+
+        monkeypatch.setenv("FROSTLINE_CONTROL", f"{url}?job=machine")
+        with start_node((images.as_uri(),), settings):
+            until(lambda: jobs() == {"machine"})
+        with start_node((images.as_uri(),), settings, control=f"{url}?job=named"):
+            until(lambda: jobs() == {"named"})
+        with NodeProcess((images.as_uri(),), settings, "127.0.0.1", 0, reports=False) as own:
+            own.start()
+            assert jobs() == set()

@@ -13,7 +13,7 @@ from frostline.cli.options import as_json, node_options
 from frostline.cli.serve import serve, served_settings
 from frostline.cli.show import print_json, print_table
 from frostline.cli.units import BYTES
-from frostline.config import NodeSettings
+from frostline.config import LoaderSettings, NodeSettings
 from frostline.processors import usable_cores
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def up(
     node: NodeSettings,
     as_json: bool,
     tenants: Path | None,
+    control: str | None,
     **options: Any,
 ) -> None:
     """Start nodes under Ray, or bring those that run in line with other options, one after another.
@@ -122,6 +123,7 @@ def up(
         max_nodes=max_nodes or nodes or min_nodes or 1,
         label=label,
         port=port,
+        control=control or LoaderSettings().control,
     )
     with _ray_elsewhere():
         ray, started = reach_or_start(address, cpus=len(usable_cores()), object_bytes=ray_memory)
@@ -140,8 +142,8 @@ def up(
     click.echo(f"jobs find them by --near ray://{namespace}; frostline cluster down ends them")
 
 
-_NOT_UNDER_RAY = ("listen", "control", "control_config", "prices")
-# The options of serve, with the same words; its own are there already, and nodes under Ray keep to no control plane.
+_NOT_UNDER_RAY = ("listen", "control_config", "prices")
+# The options of serve, with the same words; its own are there already.
 up.params.extend(
     option for option in serve.params if option.name not in {*_NOT_UNDER_RAY, *(known.name for known in up.params)}
 )

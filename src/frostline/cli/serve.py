@@ -1,8 +1,7 @@
 """The verbs ``serve`` and ``control``: run a node beside the data, and divide a store between jobs."""
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,6 @@ from frostline.errors import SettingError
 
 if TYPE_CHECKING:
     from frostline.control.activity.summary import Prices
-    from frostline.control.link import ControlLink
-    from frostline.node import Node
 
 __all__ = ("control", "serve", "served_settings")
 
@@ -187,6 +184,7 @@ def serve(
     import torch
 
     from frostline.control.embedded.plane import control_routes, embedded_settings
+    from frostline.control.node_stages import keeping_to
     from frostline.node import Node
     from frostline.node.http.server import Server
     from frostline.node.http.server import listen as take_port
@@ -201,7 +199,7 @@ def serve(
         Inspector(fork=True, kept=kept_inspections()) as inspector,
         closing(take_port(host, port, for_others=bool(node.tenants) or node.allow_anonymous)) as listening,
         Node(node, roots, inspector) as running,
-        _following(running, link),
+        keeping_to(running, link),
     ):
         torch.set_num_threads(node.compute_threads)
         server = Server(running, listening, routes=routes)
@@ -227,19 +225,6 @@ def _prices(text: str | None) -> "Prices | None":
         return Prices(per_gb=float(per_gb), per_trainer_hour=float(per_hour), currency=currency.strip())
     except ValueError as error:
         raise SettingError(f"--prices takes GB,HOUR,CURRENCY, such as 0.09,1.20,USD, not {text!r}") from error
-
-
-@contextmanager
-def _following(node: "Node", link: "ControlLink | None") -> Iterator[None]:
-    """Have a node keep to its control plane meanwhile, where there is one."""
-    if link is None:
-        yield
-        return
-    from frostline.control.node_stages import node_reporter
-
-    with closing(node_reporter(node, link)) as reporter:
-        reporter.begin()
-        yield
 
 
 def served_settings(

@@ -64,7 +64,8 @@ class NodeActor:
         self._digest = settings.digest
         self._decode_threads = settings.node.decode_threads
         self._token, node = _with_own_tenant(settings)
-        self._process = NodeProcess(settings.roots, node, self._host, settings.port_of(number))
+        port = settings.port_of(number)
+        self._process = NodeProcess(settings.roots, node, self._host, port, control=settings.control)
         self._failure = ""
         self._is_stopping = False
         self._measured: tuple[float, dict[str, float]] | None = None

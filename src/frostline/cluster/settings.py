@@ -30,6 +30,8 @@ class ClusterSettings:
         max_nodes: nodes that there may be; more than ``min_nodes`` lets their number follow the demand.
         label: label of hosts on which nodes are placed, as ``KEY=VALUE``; None places them anywhere.
         port: port of the first node; the next ones count on from there. 0 takes free ones.
+        control: address of the control plane that every node keeps to; None takes that of each host's environment, and
+            ``"none"`` none. The token there is that of each host's ``FROSTLINE_TOKEN``.
 
     Raises:
         SettingError: A value makes no sense.
@@ -42,6 +44,7 @@ class ClusterSettings:
     max_nodes: int = 1
     label: str | None = None
     port: int = 0
+    control: str | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", self.namespace):
@@ -70,7 +73,7 @@ class ClusterSettings:
     @property
     def digest(self) -> str:
         """SHA-256 of all that a node is started with: a node of another one is outdated."""
-        started_with = [self.roots, asdict(self.node), self.label, self.port, __version__]
+        started_with = [self.roots, asdict(self.node), self.label, self.port, self.control, __version__]
         return hashlib.sha256(json.dumps(started_with, sort_keys=True).encode()).hexdigest()
 
     def port_of(self, number: int) -> int:

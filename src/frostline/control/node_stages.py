@@ -1,7 +1,8 @@
 """Has each tenant of a node keep to its share of the computing and memory that the control plane divides."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
 from frostline.control.amounts import Amounts
 from frostline.control.link import ControlLink
@@ -11,7 +12,7 @@ from frostline.errors import BadRequest, SettingError
 from frostline.node import Node
 from frostline.node.scheduling.tenant_limits import TenantLimits
 
-__all__ = ("NodeTenantStage", "node_reporter")
+__all__ = ("NodeTenantStage", "keeping_to", "node_reporter")
 
 # A tenant that is not held back may come to want half as much again before it is asked next.
 _AMPLE = 1.5
@@ -83,3 +84,22 @@ def node_reporter(node: Node, link: ControlLink, clock: Callable[[], float] = ti
     except BadRequest as error:
         raise SettingError(f"a tenant of this node cannot be a job of the control plane: {error}") from error
     return ControlReporter(link, stages, clock)
+
+
+@contextmanager
+def keeping_to(node: Node, link: ControlLink | None) -> Iterator[None]:
+    """Have a node keep to its control plane meanwhile, where there is one.
+
+    Args:
+        node: node, which runs.
+        link: way to the control plane, which is closed at the end; None leaves the node alone.
+
+    Raises:
+        SettingError: A tenant's name cannot be a job's.
+    """
+    if link is None:
+        yield
+        return
+    with closing(node_reporter(node, link)) as reporter:
+        reporter.begin()
+        yield

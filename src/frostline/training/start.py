@@ -82,7 +82,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
     observe(PhaseStarted(name="starting a node"))
     allow_training = settings.policy == ALL_IN_STORE
     node = replace(settings.node, allow_training=allow_training, trial_niceness=0, trials_in_process=True)
-    with NodeProcess(roots_of(data), node, "127.0.0.1", 0) as process:
+    with NodeProcess(roots_of(data), node, "127.0.0.1", 0, reports=False) as process:
         process.launch()
         yield StartedJob(whole=whole, data=data, near=None, samples=samples, process=process)
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
-from frostline.config import NodeSettings, TenantSettings
+from frostline.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.control.embedded.plane import control_routes, embedded_settings
+from frostline.control.link import ControlLink
+from frostline.control.node_stages import keeping_to
+from frostline.control.settings import NO_CONTROL
 from frostline.errors import UserError
 from frostline.node.http.server import Server, listen
 from frostline.node.service.node import Node
@@ -24,7 +27,7 @@ _LONGEST_STOP_S = 10.0
 
 
 def main(argument: str) -> int:
-    """Run a node as described by a JSON object: ``host``, ``port``, ``roots``, ``settings``.
+    """Run a node as described by a JSON object: ``host``, ``port``, ``roots``, ``settings``, ``control``, ``reports``.
 
     Prints one line of JSON: ``url`` once it listens, or ``error`` and ``message`` if it cannot.
     """
@@ -41,16 +44,25 @@ def _serve(wanted: dict[str, Any], settings: NodeSettings, inspector: Inspector)
         listening = listen(
             wanted["host"], wanted["port"], for_others=bool(settings.tenants) or settings.allow_anonymous
         )
+        link = _link(wanted)
         node = Node(settings, tuple(wanted["roots"]), inspector)
     except UserError as error:
         _say({"error": type(error).__name__, "message": str(error)})
         return 2
-    with node:
-        server = Server(node, listening, routes=control_routes(embedded_settings(settings)))
+    with node, keeping_to(node, link):
+        routes = control_routes(embedded_settings(settings, control=wanted["control"]))
+        server = Server(node, listening, routes=routes)
         threading.Thread(target=_stop_with_parent, args=(server,), daemon=True).start()
         threading.Thread(target=_warm, args=(node,), daemon=True).start()
         server.run(on_ready=lambda: _say({"url": server.url}))
     return 0
+
+
+def _link(wanted: dict[str, Any]) -> ControlLink | None:
+    """The way to the control plane that is wanted, or that the environment names; None where it reports to none."""
+    environment = LoaderSettings()
+    url = wanted["control"] or environment.control
+    return None if not wanted["reports"] or url in (None, NO_CONTROL) else ControlLink(url, environment.token)
 
 
 def _warm(node: Node) -> None:

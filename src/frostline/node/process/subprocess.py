@@ -141,10 +141,29 @@ class NodeProcess:
         settings: settings of the node.
         host: address on which it listens.
         port: port on which it listens; 0 for a free one, which it keeps when it is started again.
+        control: address of the control plane that it keeps to; None takes that of ``FROSTLINE_CONTROL``, and ``"none"``
+            none. Its token there is that of ``FROSTLINE_TOKEN``.
+        reports: whether it keeps to a control plane at all; the node that a job starts for itself does not.
     """
 
-    def __init__(self, roots: tuple[str, ...], settings: NodeSettings, host: str, port: int) -> None:
-        self._wanted: dict[str, Any] = {"roots": list(roots), "settings": asdict(settings), "host": host, "port": port}
+    def __init__(
+        self,
+        roots: tuple[str, ...],
+        settings: NodeSettings,
+        host: str,
+        port: int,
+        *,
+        control: str | None = None,
+        reports: bool = True,
+    ) -> None:
+        self._wanted: dict[str, Any] = {
+            "roots": list(roots),
+            "settings": asdict(settings),
+            "host": host,
+            "port": port,
+            "control": control,
+            "reports": reports,
+        }
         self._url = ""
         self._child: Subprocess | None = None
         self._launched: Subprocess | None = None
@@ -227,7 +246,14 @@ class NodeProcess:
         self._wanted["port"] = urlsplit(self._url).port
 
 
-def start_node(roots: tuple[str, ...], settings: NodeSettings, host: str = "127.0.0.1", port: int = 0) -> NodeProcess:
+def start_node(
+    roots: tuple[str, ...],
+    settings: NodeSettings,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    control: str | None = None,
+) -> NodeProcess:
     """Start a node in a process of its own and wait until it takes requests.
 
     The node ends when it is stopped, and also when this process dies, even by SIGKILL. Ctrl-C in the terminal does not
@@ -238,12 +264,13 @@ def start_node(roots: tuple[str, ...], settings: NodeSettings, host: str = "127.
         settings: settings of the node.
         host: address on which it listens.
         port: port on which it listens; 0 for a free one.
+        control: as of ``NodeProcess``.
 
     Raises:
         AddressInUse: if the port is taken.
         SettingError: if it cannot listen there, or a root is not valid.
         NodeUnreachable: if it did not start; the message holds the end of its stderr.
     """
-    node = NodeProcess(roots, settings, host, port)
+    node = NodeProcess(roots, settings, host, port, control=control)
     node.start()
     return node
