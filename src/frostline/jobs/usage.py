@@ -12,7 +12,7 @@ from frostline.errors import FrostlineError
 from frostline.events import BatchDelivered, EpochFinished, EpochStarted, Event
 from frostline.jobs.statistics import JobStatistics
 from frostline.planning.diagnosis import LINK, NODE, PROCESSORS, Usage
-from frostline.processors import cores_busy_s, threads_wanted_s, usable_cores
+from frostline.processors import cores_busy_s, threads_waited_s, usable_cores
 from frostline.transport.protocol import Transport
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ("UsageMeter",)
 
 # The first batches fill the pipe, and a job of a second needs no diagnosis.
 _SETTLED_S = 1.0
-# Threads end with their pass: how long they wanted a core is looked at so often while they are there.
+# Threads end with their pass: how long they waited for a core is looked at so often while they are there.
 _LOOK_S = 1.0
 # A pass that ends while the node is being looked at waits so long for the answer.
 _ENDS_WITHIN_S = 1.0
@@ -47,7 +47,7 @@ class _Counts:
     cores_busy_s: float = 0.0
     cores_s: float = 0.0
     process_s: float = 0.0
-    wanted_s: float = 0.0
+    waited_s: float = 0.0
     loop_s: float = 0.0
 
     def __add__(self, other: "_Counts") -> "_Counts":
@@ -109,7 +109,7 @@ class UsageMeter:
         self._first: _NodeLook | None = None
         self._loop_s = 0.0  # of processors, between the batches of passes
         self._loop_at_s = 0.0
-        self._cores = _CoreDemand()
+        self._cores = _CoreWaits()
 
     def __call__(self, event: Event) -> None:
         """Take the beginning or the end of a pass, or a batch of it; for the loop's thread."""
@@ -203,7 +203,7 @@ class UsageMeter:
             cores_busy_s=busy_s,
             cores_s=all_s,
             process_s=time.process_time(),
-            wanted_s=self._cores.wanted_s(),
+            waited_s=self._cores.waited_s(),
             loop_s=self._loop_s,
         )
 
@@ -226,8 +226,11 @@ class UsageMeter:
         )
 
 
-class _CoreDemand:
-    """Seconds in which the busiest thread of this process ran or waited for a core. Safe for threads."""
+class _CoreWaits:
+    """Seconds in which this process waited for a core: of each stretch between two looks, those of one thread.
+
+    It is the one that waited longest. Others wait at the same time, for cores or for each other. Safe for threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -238,15 +241,14 @@ class _CoreDemand:
     def look_if_due(self) -> None:
         """Look at all threads, if that was not done for a while."""
         if time.monotonic() - self._at_s > _LOOK_S:
-            self.wanted_s()
+            self.waited_s()
 
-    def wanted_s(self) -> float:
-        """Seconds so far; of each stretch between two looks those of the thread that was busiest in it."""
+    def waited_s(self) -> float:
+        """Seconds so far."""
         with self._lock:
-            now = threads_wanted_s()
-            self._sum_s += max(
-                (wanted_s - self._before.get(thread, 0.0) for thread, wanted_s in now.items()), default=0.0
-            )
+            now = threads_waited_s()
+            grown_s = (waited_s - self._before.get(thread, 0.0) for thread, waited_s in now.items())
+            self._sum_s += max(0.0, max(grown_s, default=0.0))
             self._before, self._at_s = now, time.monotonic()
             return self._sum_s
 
@@ -255,15 +257,16 @@ _Looks = tuple[_NodeLook, _NodeLook]
 
 
 def _shares(done: _Counts, looks: _Looks | None, *, is_beside: bool) -> dict[str, float]:
-    """Share of the time in which each part worked, or of the processors: in which the job's busiest thread wanted one.
+    """Share of the time in which each part worked, or of the processors: in which the job used or waited for them.
 
-    That others use them too is no harm where no thread of the job need wait for it. Where that is not known, as of a
-    node beside this process, they are as busy as all programs make them.
+    That others use them too is no harm where the job need not wait for it. Where that is not known, as of a node beside
+    this process, they are as busy as all programs make them.
     """
     shares = {LINK: done.transfer_s / done.at_s}
     if done.cores_s:
         used = done.cores_busy_s / done.cores_s
-        shares[PROCESSORS] = used if is_beside or not done.wanted_s else min(used, done.wanted_s / done.at_s)
+        wanted = done.process_s / done.cores_s + done.waited_s / done.at_s
+        shares[PROCESSORS] = used if is_beside or not done.waited_s else min(used, wanted)
     if looks is not None:
         shares[NODE] = _computed_s(*looks) / max(done.at_s, looks[1].at_s - looks[0].at_s)
     return {part: min(1.0, share) for part, share in shares.items()}
