@@ -33,6 +33,7 @@ class _Counts:
     """What was done until a moment, or between two of them."""
 
     at_s: float = 0.0
+    taken_at_s: float = 0.0
     samples: int = 0
     from_cache: int = 0
     arrived: int = 0
@@ -99,10 +100,9 @@ class UsageMeter:
         self._follower = follower
         self._has_own_process = has_own_process
         self._lock = threading.Lock()
-        self._born_s: float | None = None  # when the first pass began
-        self._pass = 0  # number of the current one; 0 between two
-        self._passes = 0
-        self._timer: threading.Timer | None = None
+        self._born_s = math.inf  # when the first pass began
+        self._taken_at_s = 0.0
+        self._looker: threading.Thread | None = None
         self._epochs: set[int] = set()
         self._begun: _Counts | None = None
         self._done = _Counts()
@@ -113,46 +113,43 @@ class UsageMeter:
 
     def __call__(self, event: Event) -> None:
         """Take the beginning or the end of a pass, or a batch of it; for the loop's thread."""
-        now_s = time.thread_time()
-        if isinstance(event, BatchDelivered):
-            self._loop_s += max(0.0, now_s - self._loop_at_s)
-            self._cores.look_if_due()
-        self._loop_at_s = now_s
+        now_s, thread_s = time.monotonic(), time.thread_time()
         if isinstance(event, EpochStarted):
             with self._lock:
                 self._epochs.add(event.epoch)
-                self._passes += 1
-                self._pass, self._begun = self._passes, None
-                if self._born_s is None:
-                    self._born_s = time.monotonic()
-                delay_s = max(0.0, self._born_s + _SETTLED_S - time.monotonic())
-                self._timer = threading.Timer(delay_s, self._begin, (self._passes,))
-            self._timer.name, self._timer.daemon = "frostline-usage", True
-            self._timer.start()
+                self._begun = None
+                self._born_s = min(self._born_s, now_s)
+        elif isinstance(event, BatchDelivered):
+            self._taken_at_s = now_s
+            self._loop_s += max(0.0, thread_s - self._loop_at_s)
+            self._cores.look_if_due()
+            if self._begun is None and now_s - self._born_s >= _SETTLED_S:
+                self._begin()
         elif isinstance(event, EpochFinished):
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer.join(_ENDS_WITHIN_S)
+            if self._looker is not None:
+                self._looker.join(_ENDS_WITHIN_S)
             with self._lock:
-                self._done = self._so_far()
-                self._pass, self._begun = 0, None
+                self._done, self._begun = self._so_far(), None
+        self._loop_at_s = thread_s
 
     def usage(self) -> Usage | None:
         """What was measured so far; None where too little came from the store side."""
         with self._lock:
             done, first, epochs = self._so_far(), self._first, len(self._epochs)
         fetched = done.samples - done.from_cache
-        if fetched <= 0 or done.at_s <= 0:
+        if fetched <= 0 or done.taken_at_s <= 0:
             return None
+        # The loop is seen at its batches alone: since the last one it has waited or worked, and nobody knows how long.
+        until_batch = done.taken_at_s / done.at_s
         now = None if first is None else self._look_at_node()
         looks = None if first is None or now is None else (first, now)
         own_s, is_beside = done.process_s, False
         if looks is not None and looks[1].is_here and self._has_own_process:
             own_s, is_beside = own_s + looks[1].cpu_s - looks[0].cpu_s, True
         return Usage(
-            seconds=done.at_s,
+            seconds=done.taken_at_s,
             samples=fetched,
-            arrived=_flowed(done),
+            arrived=int(_flowed(done) * until_batch),
             stall_s=done.stall_s,
             busy=_shares(done, looks, is_beside=is_beside),
             costs_s=_costs_s(done, looks, own_s),
@@ -160,21 +157,23 @@ class UsageMeter:
             request_s=done.answering_s / done.answered if done.answered else 0.0,
             round_trip_s=0.0 if looks is None else min(look.round_trip_s for look in looks),
             refusals=done.quota_refusals,
-            held_s=done.held_s,
+            held_s=done.held_s * until_batch,
             fetched_again=min(self._rejected(), fetched) if epochs > 1 else 0,
             same_host=now is not None and now.is_here,
             loop_cores_s=done.loop_s * done.at_s / done.cores_s / fetched if done.cores_s else 0.0,
             others=max(0.0, done.cores_busy_s - own_s) / done.cores_s if done.cores_s else 0.0,
         )
 
-    def _begin(self, number: int) -> None:
-        """In a thread of its own: count from here on, unless the pass has ended."""
+    def _begin(self) -> None:
+        """Count from this batch on; the node is looked at meanwhile, since it may be far away."""
         with self._lock:
-            if number == self._pass:
-                self._begun = self._counts()
-            is_first = self._begun is not None and self._first is None
-        if is_first:
-            self._first = self._look_at_node()
+            self._begun = self._counts()
+        if self._looker is None:
+            self._looker = threading.Thread(target=self._look_first, name="frostline-usage", daemon=True)
+            self._looker.start()
+
+    def _look_first(self) -> None:
+        self._first = self._look_at_node()
 
     def _so_far(self) -> _Counts:
         """What was counted in all passes; one that found everything in the cache does not count."""
@@ -189,6 +188,7 @@ class UsageMeter:
         busy_s, all_s = cores_busy_s()
         return _Counts(
             at_s=time.monotonic(),
+            taken_at_s=self._taken_at_s,
             samples=done.samples,
             from_cache=done.from_cache,
             stall_s=done.stall_s,
