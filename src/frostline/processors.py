@@ -11,7 +11,7 @@ __all__ = (
     "collector_rests",
     "cores_busy_s",
     "in_background",
-    "threads_wanted_s",
+    "threads_waited_s",
     "usable_cores",
     "usable_memory_bytes",
 )
@@ -50,21 +50,20 @@ def cores_busy_s(root: Path = Path("/")) -> tuple[float, float]:
     return (total - idle) / per_s, total / per_s
 
 
-def threads_wanted_s(root: Path = Path("/")) -> dict[int, float]:
-    """Seconds in which each thread of this process ran, or could have run while no core was free; by its number.
+def threads_waited_s(root: Path = Path("/")) -> dict[int, float]:
+    """Seconds in which each thread of this process could have run, and no core was free; by its number.
 
     Nothing where the system does not count that, as only Linux does.
 
     Args:
         root: folder in which ``proc`` lies.
     """
-    wanted_s = {}
+    waited_s = {}
     for path in (root / "proc/self/task").glob("*/schedstat"):
         # Nanoseconds on a core, nanoseconds of waiting for one, and turns (Documentation/scheduler/sched-stats.rst).
         for line in _lines(path):
-            ran, waited, _ = line.split()
-            wanted_s[int(path.parent.name)] = (int(ran) + int(waited)) / 1e9
-    return wanted_s
+            waited_s[int(path.parent.name)] = int(line.split()[1]) / 1e9
+    return waited_s
 
 
 def usable_memory_bytes(root: Path = Path("/")) -> int:

@@ -7,7 +7,7 @@ import pytest
 from frostline.config import NodeSettings
 from frostline.engines.machine.hardware import hardware_name
 from frostline.node.trials.trial_policy import policy_of
-from frostline.processors import threads_wanted_s, usable_cores, usable_memory_bytes
+from frostline.processors import threads_waited_s, usable_cores, usable_memory_bytes
 
 GIB = 1 << 30
 
@@ -72,12 +72,12 @@ def test_a_trial_of_an_engine_has_half_of_a_large_nodes_memory(memory, trial):
     assert policy_of(NodeSettings(memory_bytes=memory * GIB)).max_bytes == trial * GIB
 
 
-def test_threads_wanted_a_core_while_they_ran_or_waited_for_one(tmp_path):
+def test_threads_waited_for_a_core_as_long_as_the_scheduler_says(tmp_path):
     for thread, text in {"11": "500000000 2500000000 7", "12": "1000000000 0 1", "13": ""}.items():
         (tmp_path / f"proc/self/task/{thread}").mkdir(parents=True)
         (tmp_path / f"proc/self/task/{thread}/schedstat").write_text(f"{text}\n" if text else "")
-    assert threads_wanted_s(tmp_path) == {11: 3.0, 12: 1.0}
+    assert threads_waited_s(tmp_path) == {11: 2.5, 12: 0.0}
 
 
 def test_no_thread_is_known_where_the_system_does_not_count_it(tmp_path):
-    assert threads_wanted_s(tmp_path) == {}
+    assert threads_waited_s(tmp_path) == {}

@@ -12,7 +12,7 @@ from frostline.errors import FrostlineError
 from frostline.events import BatchDelivered, EpochFinished, EpochStarted, Event
 from frostline.jobs.statistics import JobStatistics
 from frostline.planning.diagnosis import LINK, NODE, PROCESSORS, Usage
-from frostline.processors import cores_busy_s, threads_wanted_s, usable_cores
+from frostline.processors import cores_busy_s, threads_waited_s, usable_cores
 from frostline.transport.protocol import Transport
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ("UsageMeter",)
 
 # The first batches fill the pipe, and a job of a second needs no diagnosis.
 _SETTLED_S = 1.0
-# Threads end with their pass: how long they wanted a core is looked at so often while they are there.
+# Threads end with their pass: how long they waited for a core is looked at so often while they are there.
 _LOOK_S = 1.0
 # A pass that ends while the node is being looked at waits so long for the answer.
 _ENDS_WITHIN_S = 1.0
@@ -33,6 +33,7 @@ class _Counts:
     """What was done until a moment, or between two of them."""
 
     at_s: float = 0.0
+    taken_at_s: float = 0.0
     samples: int = 0
     from_cache: int = 0
     arrived: int = 0
@@ -47,7 +48,7 @@ class _Counts:
     cores_busy_s: float = 0.0
     cores_s: float = 0.0
     process_s: float = 0.0
-    wanted_s: float = 0.0
+    waited_s: float = 0.0
     loop_s: float = 0.0
 
     def __add__(self, other: "_Counts") -> "_Counts":
@@ -99,60 +100,56 @@ class UsageMeter:
         self._follower = follower
         self._has_own_process = has_own_process
         self._lock = threading.Lock()
-        self._born_s: float | None = None  # when the first pass began
-        self._pass = 0  # number of the current one; 0 between two
-        self._passes = 0
-        self._timer: threading.Timer | None = None
+        self._born_s = math.inf  # when the first pass began
+        self._taken_at_s = 0.0
+        self._looker: threading.Thread | None = None
         self._epochs: set[int] = set()
         self._begun: _Counts | None = None
         self._done = _Counts()
         self._first: _NodeLook | None = None
         self._loop_s = 0.0  # of processors, between the batches of passes
         self._loop_at_s = 0.0
-        self._cores = _CoreDemand()
+        self._cores = _CoreWaits()
 
     def __call__(self, event: Event) -> None:
         """Take the beginning or the end of a pass, or a batch of it; for the loop's thread."""
-        now_s = time.thread_time()
-        if isinstance(event, BatchDelivered):
-            self._loop_s += max(0.0, now_s - self._loop_at_s)
-            self._cores.look_if_due()
-        self._loop_at_s = now_s
+        now_s, thread_s = time.monotonic(), time.thread_time()
         if isinstance(event, EpochStarted):
             with self._lock:
                 self._epochs.add(event.epoch)
-                self._passes += 1
-                self._pass, self._begun = self._passes, None
-                if self._born_s is None:
-                    self._born_s = time.monotonic()
-                delay_s = max(0.0, self._born_s + _SETTLED_S - time.monotonic())
-                self._timer = threading.Timer(delay_s, self._begin, (self._passes,))
-            self._timer.name, self._timer.daemon = "frostline-usage", True
-            self._timer.start()
+                self._begun = None
+                self._born_s = min(self._born_s, now_s)
+        elif isinstance(event, BatchDelivered):
+            self._taken_at_s = now_s
+            self._loop_s += max(0.0, thread_s - self._loop_at_s)
+            self._cores.look_if_due()
+            if self._begun is None and now_s - self._born_s >= _SETTLED_S:
+                self._begin()
         elif isinstance(event, EpochFinished):
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer.join(_ENDS_WITHIN_S)
+            if self._looker is not None:
+                self._looker.join(_ENDS_WITHIN_S)
             with self._lock:
-                self._done = self._so_far()
-                self._pass, self._begun = 0, None
+                self._done, self._begun = self._so_far(), None
+        self._loop_at_s = thread_s
 
     def usage(self) -> Usage | None:
         """What was measured so far; None where too little came from the store side."""
         with self._lock:
             done, first, epochs = self._so_far(), self._first, len(self._epochs)
         fetched = done.samples - done.from_cache
-        if fetched <= 0 or done.at_s <= 0:
+        if fetched <= 0 or done.taken_at_s <= 0:
             return None
+        # The loop is seen at its batches alone: since the last one it has waited or worked, and nobody knows how long.
+        until_batch = done.taken_at_s / done.at_s
         now = None if first is None else self._look_at_node()
         looks = None if first is None or now is None else (first, now)
         own_s, is_beside = done.process_s, False
         if looks is not None and looks[1].is_here and self._has_own_process:
             own_s, is_beside = own_s + looks[1].cpu_s - looks[0].cpu_s, True
         return Usage(
-            seconds=done.at_s,
+            seconds=done.taken_at_s,
             samples=fetched,
-            arrived=_flowed(done),
+            arrived=int(_flowed(done) * until_batch),
             stall_s=done.stall_s,
             busy=_shares(done, looks, is_beside=is_beside),
             costs_s=_costs_s(done, looks, own_s),
@@ -160,21 +157,23 @@ class UsageMeter:
             request_s=done.answering_s / done.answered if done.answered else 0.0,
             round_trip_s=0.0 if looks is None else min(look.round_trip_s for look in looks),
             refusals=done.quota_refusals,
-            held_s=done.held_s,
+            held_s=done.held_s * until_batch,
             fetched_again=min(self._rejected(), fetched) if epochs > 1 else 0,
             same_host=now is not None and now.is_here,
             loop_cores_s=done.loop_s * done.at_s / done.cores_s / fetched if done.cores_s else 0.0,
             others=max(0.0, done.cores_busy_s - own_s) / done.cores_s if done.cores_s else 0.0,
         )
 
-    def _begin(self, number: int) -> None:
-        """In a thread of its own: count from here on, unless the pass has ended."""
+    def _begin(self) -> None:
+        """Count from this batch on; the node is looked at meanwhile, since it may be far away."""
         with self._lock:
-            if number == self._pass:
-                self._begun = self._counts()
-            is_first = self._begun is not None and self._first is None
-        if is_first:
-            self._first = self._look_at_node()
+            self._begun = self._counts()
+        if self._looker is None:
+            self._looker = threading.Thread(target=self._look_first, name="frostline-usage", daemon=True)
+            self._looker.start()
+
+    def _look_first(self) -> None:
+        self._first = self._look_at_node()
 
     def _so_far(self) -> _Counts:
         """What was counted in all passes; one that found everything in the cache does not count."""
@@ -189,6 +188,7 @@ class UsageMeter:
         busy_s, all_s = cores_busy_s()
         return _Counts(
             at_s=time.monotonic(),
+            taken_at_s=self._taken_at_s,
             samples=done.samples,
             from_cache=done.from_cache,
             stall_s=done.stall_s,
@@ -203,7 +203,7 @@ class UsageMeter:
             cores_busy_s=busy_s,
             cores_s=all_s,
             process_s=time.process_time(),
-            wanted_s=self._cores.wanted_s(),
+            waited_s=self._cores.waited_s(),
             loop_s=self._loop_s,
         )
 
@@ -226,8 +226,11 @@ class UsageMeter:
         )
 
 
-class _CoreDemand:
-    """Seconds in which the busiest thread of this process ran or waited for a core. Safe for threads."""
+class _CoreWaits:
+    """Seconds in which this process waited for a core: of each stretch between two looks, those of one thread.
+
+    It is the one that waited longest. Others wait at the same time, for cores or for each other. Safe for threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -238,15 +241,14 @@ class _CoreDemand:
     def look_if_due(self) -> None:
         """Look at all threads, if that was not done for a while."""
         if time.monotonic() - self._at_s > _LOOK_S:
-            self.wanted_s()
+            self.waited_s()
 
-    def wanted_s(self) -> float:
-        """Seconds so far; of each stretch between two looks those of the thread that was busiest in it."""
+    def waited_s(self) -> float:
+        """Seconds so far."""
         with self._lock:
-            now = threads_wanted_s()
-            self._sum_s += max(
-                (wanted_s - self._before.get(thread, 0.0) for thread, wanted_s in now.items()), default=0.0
-            )
+            now = threads_waited_s()
+            grown_s = (waited_s - self._before.get(thread, 0.0) for thread, waited_s in now.items())
+            self._sum_s += max(0.0, max(grown_s, default=0.0))
             self._before, self._at_s = now, time.monotonic()
             return self._sum_s
 
@@ -255,15 +257,16 @@ _Looks = tuple[_NodeLook, _NodeLook]
 
 
 def _shares(done: _Counts, looks: _Looks | None, *, is_beside: bool) -> dict[str, float]:
-    """Share of the time in which each part worked, or of the processors: in which the job's busiest thread wanted one.
+    """Share of the time in which each part worked, or of the processors: in which the job used or waited for them.
 
-    That others use them too is no harm where no thread of the job need wait for it. Where that is not known, as of a
-    node beside this process, they are as busy as all programs make them.
+    That others use them too is no harm where the job need not wait for it. Where that is not known, as of a node beside
+    this process, they are as busy as all programs make them.
     """
     shares = {LINK: done.transfer_s / done.at_s}
     if done.cores_s:
         used = done.cores_busy_s / done.cores_s
-        shares[PROCESSORS] = used if is_beside or not done.wanted_s else min(used, done.wanted_s / done.at_s)
+        wanted = done.process_s / done.cores_s + done.waited_s / done.at_s
+        shares[PROCESSORS] = used if is_beside or not done.waited_s else min(used, wanted)
     if looks is not None:
         shares[NODE] = _computed_s(*looks) / max(done.at_s, looks[1].at_s - looks[0].at_s)
     return {part: min(1.0, share) for part, share in shares.items()}
