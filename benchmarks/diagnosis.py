@@ -30,8 +30,8 @@ MBIT, BATCH = 1000, 16
 STEP_S = 0.1
 PIXELS, WIDE = {"cut": 0}, "wide"
 # The search for a window's bounds takes a minute and more where a link is thin, and as long as it asks for more, more
-# arrives than is handed out. With fixed ones a run of some seconds is a steady one.
-WINDOW = {"samples_per_request": 16, "requests_in_flight": 8}
+# arrives than is handed out. With a fixed number of requests a run of some seconds is a steady one.
+IN_FLIGHT = 4
 TOKEN = "the-token"
 # What an earlier run left on the node's disk would hide the store of this one.
 KEEPS_NONE = {"local_tier_bytes": 0}
@@ -58,15 +58,15 @@ CASES = {
     "thin_link_features": case(LINK, times=2, both={"cut": 2}, mbit=100),
     "thin_link_small_features": case(LINK, times=2, mbit=4),
     "long_link": case(ROUND_TRIP, round_trip_ms=400, requests_in_flight=1),
-    "long_link_pixels": case(ROUND_TRIP, both=PIXELS, round_trip_ms=800, requests_in_flight=1),
+    "long_link_pixels": case(ROUND_TRIP, times=2, both=PIXELS, round_trip_ms=400, requests_in_flight=1),
     "slow_node": case(NODE, network=WIDE),
     "busy_node": case(NODE, busy={0: 6}),
     "throttled_store": case(STORES, both={"in_s3": True}, node={"FROSTLINE_STORE_REQUESTS_PER_S": "60"}),
     "throttled_store_pixels": case(
-        STORES, both={"in_s3": True, **PIXELS}, node={"FROSTLINE_STORE_REQUESTS_PER_S": "30"}
+        STORES, times=2, both={"in_s3": True, **PIXELS}, node={"FROSTLINE_STORE_REQUESTS_PER_S": "30"}
     ),
-    "quota": case(QUOTA, tenant={"device_s_per_s": 0.02}),
-    "quota_features": case(QUOTA, both={"cut": 2}, tenant={"device_s_per_s": 0.01}),
+    "quota": case(QUOTA, times=2, tenant={"device_s_per_s": 0.02}),
+    "quota_features": case(QUOTA, times=2, both={"cut": 2}, tenant={"device_s_per_s": 0.01}),
     "share_of_bytes": case(SHARE, both=PIXELS, share={"bytes_per_s": 2e6}),
     "share_of_requests": case(SHARE, share={"requests_per_s": 2.0}),
     "starved": case(PROCESSORS, both={**PIXELS, "step_s": 0.0}, busy={1: 4}),
@@ -272,8 +272,8 @@ def train(*, url, data, control, seconds, folder, options):
     import frostline as fl
     from frostline.config import LoaderSettings
 
-    settings = {"cache_bytes": options.get("cache_bytes", 0), "token": TOKEN, "hedge_quantile": 1.0, "control": control}
-    settings |= {**WINDOW, "requests_in_flight": options.get("requests_in_flight", WINDOW["requests_in_flight"])}
+    settings = {"cache_bytes": options.get("cache_bytes", 0), "token": TOKEN, "control": control}
+    settings |= {"requests_in_flight": options.get("requests_in_flight", IN_FLIGHT)}
     if "disk_bytes" in options:
         settings |= {"cache_folder": folder, "cache_disk_bytes": options["disk_bytes"]}
     data = fl.Dataset(data, near=url, token=TOKEN)

@@ -120,17 +120,16 @@ class UsageMeter:
                 self._begun = None
                 self._born_s = min(self._born_s, now_s)
         elif isinstance(event, BatchDelivered):
-            self._taken_at_s = now_s
             self._loop_s += max(0.0, thread_s - self._loop_at_s)
             self._cores.look_if_due()
-            if self._begun is None and now_s - self._born_s >= _SETTLED_S:
-                self._begin()
-        elif isinstance(event, EpochFinished):
+        self._taken_at_s, self._loop_at_s = now_s, thread_s
+        if isinstance(event, EpochFinished):
             if self._looker is not None:
                 self._looker.join(_ENDS_WITHIN_S)
             with self._lock:
                 self._done, self._begun = self._so_far(), None
-        self._loop_at_s = thread_s
+        elif self._begun is None and now_s - self._born_s >= _SETTLED_S:
+            self._begin()
 
     def usage(self) -> Usage | None:
         """What was measured so far; None where too little came from the store side."""
@@ -165,7 +164,7 @@ class UsageMeter:
         )
 
     def _begin(self) -> None:
-        """Count from this batch on; the node is looked at meanwhile, since it may be far away."""
+        """Count from now on; the node is looked at meanwhile, since it may be far away."""
         with self._lock:
             self._begun = self._counts()
         if self._looker is None:
