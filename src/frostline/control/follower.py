@@ -40,7 +40,7 @@ class ControlFollower:
         clock: monotonic seconds.
 
     Attributes:
-        share: what it may use now.
+        share: amounts that it may use now.
         held_s: seconds so far in which the next request waited for its share.
     """
 

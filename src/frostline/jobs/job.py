@@ -85,7 +85,7 @@ class Job(JobTable):
             settings, tuner, fetcher.transport, router, cache_policy, worker_setup.nodes, activity, close
         )
         self._usage = UsageMeter(
-            fetcher.transport, collector.statistics, cache_policy.rejected, follower, has_own_process=near is not None
+            fetcher.transport, collector, cache_policy.rejected, follower, has_own_process=near is not None
         )
         activity.judge_by(self._usage)
         measured = None if measuring is None else partial(measuring.changes, fetcher=fetcher, router=router)

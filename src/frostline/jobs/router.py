@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ __all__ = ("Clocks", "PlanFollower", "Router")
 
 # A look costs a linear programme of milliseconds, and a second holds enough to measure on.
 _LOOK_S = 1.0
+# Seconds between two batches at which it is measured how busy each part is.
+_MEASURE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +265,7 @@ class PlanFollower:
         tell: told of each event, and of what it changes.
         router: router of the job.
         measured: gives what changes because of measurements beside the loop; None where nothing is measured there.
-        usage: measures how busy each part is; told of beginnings and ends of passes.
+        usage: measures how busy each part is; told of beginnings and ends of passes, and of a batch now and then.
     """
 
     def __init__(
@@ -272,16 +275,23 @@ class PlanFollower:
         self._usage = usage
         self._router = router
         self._measured = measured
+        self._measured_s = time.monotonic()
 
     def __call__(self, event: Event) -> None:
         """Take an event. For the loop's thread."""
         self._tell(event)
-        if isinstance(event, (EpochStarted, BatchDelivered, EpochFinished)):
+        if isinstance(event, (EpochStarted, EpochFinished)) or self._is_due(event):
             self._usage(event)
         replanned = self._router.observe(event)
         measured = [] if self._measured is None else self._measured(event)
         for change in ([] if replanned is None else [replanned]) + measured:
             self._tell(change)
+
+    def _is_due(self, event: Event) -> bool:
+        if not isinstance(event, BatchDelivered) or time.monotonic() - self._measured_s < _MEASURE_S:
+            return False
+        self._measured_s = time.monotonic()
+        return True
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

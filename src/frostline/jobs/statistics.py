@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 import threading
+import time
 import warnings
 import weakref
 from collections import Counter, deque
@@ -24,6 +25,7 @@ from frostline.errors import TooManySkipped
 from frostline.events import (
     BatchDelivered,
     EpochFinished,
+    EpochStarted,
     Event,
     Observer,
     Replanned,
@@ -35,7 +37,7 @@ from frostline.events import (
     Tuned,
 )
 
-__all__ = ("JobStatistics", "SkipLog", "StatisticsCollector", "warn_user")
+__all__ = ("JobStatistics", "LoopTimes", "SkipLog", "StatisticsCollector", "warn_user")
 
 
 class SkipLog:
@@ -157,6 +159,19 @@ class JobStatistics:
         return self.fetched / self.fetching_s if self.fetched and self.fetching_s else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopTimes:
+    """The training loop, as far as it was seen: at its batches, and at the beginnings and ends of passes.
+
+    Attributes:
+        seen_at_s: monotonic seconds when it was seen last.
+        processor_s: seconds that its thread ran on a processor in passes until then.
+    """
+
+    seen_at_s: float = 0.0
+    processor_s: float = 0.0
+
+
 class StatisticsCollector:
     """Counts, and passes events on. Safe for several threads.
 
@@ -181,6 +196,7 @@ class StatisticsCollector:
         self._routed: Counter[Route] = Counter()
         self._sums: Counter[str] = Counter()
         self._codec_error = self._stall_s = self._answering_s = self._loading_s = self._fetching_s = 0.0
+        self._loop, self._loop_at_s = LoopTimes(), 0.0
         self._replans: list[Replanned] = []
         self._tunings: deque[Tuned] = deque(maxlen=_TUNINGS)
 
@@ -257,7 +273,20 @@ class StatisticsCollector:
                 tunings=tuple(self._tunings),
             )
 
+    @property
+    def loop(self) -> LoopTimes:
+        """The training loop as it was seen last."""
+        return self._loop
+
+    def _see_loop(self, event: Event) -> None:
+        now_s = time.thread_time()
+        ran_s = max(0.0, now_s - self._loop_at_s) if isinstance(event, BatchDelivered) else 0.0
+        self._loop_at_s = now_s
+        self._loop = LoopTimes(seen_at_s=time.monotonic(), processor_s=self._loop.processor_s + ran_s)
+
     def _count(self, event: Event) -> None:
+        if isinstance(event, EpochStarted | BatchDelivered | EpochFinished):
+            self._see_loop(event)
         match event:
             case SampleSkipped():
                 skipped = Skipped(id=event.id, object=event.object, reason=event.reason, changed=event.changed)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from frostline.engines.machine.hardware import host_digest
 from frostline.errors import FrostlineError
 from frostline.events import BatchDelivered, EpochFinished, EpochStarted, Event
-from frostline.jobs.statistics import JobStatistics
+from frostline.jobs.statistics import StatisticsCollector
 from frostline.planning.diagnosis import LINK, NODE, PROCESSORS, Usage
 from frostline.processors import cores_busy_s, threads_waited_s, usable_cores
 from frostline.transport.protocol import Transport
@@ -22,8 +22,6 @@ __all__ = ("UsageMeter",)
 
 # The first batches fill the pipe, and a job of a second needs no diagnosis.
 _SETTLED_S = 1.0
-# Threads end with their pass: how long they waited for a core is looked at so often while they are there.
-_LOOK_S = 1.0
 # A pass that ends while the node is being looked at waits so long for the answer.
 _ENDS_WITHIN_S = 1.0
 
@@ -79,7 +77,7 @@ class UsageMeter:
 
     Args:
         transport: way to the nodes, whose counters and connections are read.
-        statistics: gives the job's own counters.
+        collector: counts what the job does, and sees its loop.
         rejected: gives the number of samples that the cache had no room for.
         follower: keeps the job's requests to its share of a control plane; None where there is none.
         has_own_process: the node works in a process of its own, and not in this one.
@@ -88,48 +86,50 @@ class UsageMeter:
     def __init__(
         self,
         transport: Transport,
-        statistics: Callable[[], JobStatistics],
+        collector: StatisticsCollector,
         rejected: Callable[[], int],
         follower: "ControlFollower | None",
         *,
         has_own_process: bool,
     ) -> None:
         self._transport = transport
-        self._statistics = statistics
+        self._collector = collector
         self._rejected = rejected
         self._follower = follower
         self._has_own_process = has_own_process
         self._lock = threading.Lock()
         self._born_s = math.inf  # when the first pass began
-        self._taken_at_s = 0.0
-        self._looker: threading.Thread | None = None
+        self._pass = 0  # grows as passes begin and end
+        self._timer: threading.Timer | None = None
         self._epochs: set[int] = set()
         self._begun: _Counts | None = None
         self._done = _Counts()
         self._first: _NodeLook | None = None
-        self._loop_s = 0.0  # of processors, between the batches of passes
-        self._loop_at_s = 0.0
         self._cores = _CoreWaits()
 
     def __call__(self, event: Event) -> None:
-        """Take the beginning or the end of a pass, or a batch of it; for the loop's thread."""
-        now_s, thread_s = time.monotonic(), time.thread_time()
+        """Take the beginning or the end of a pass, or now and then a batch of it; for the loop's thread."""
+        now_s = time.monotonic()
         if isinstance(event, EpochStarted):
             with self._lock:
                 self._epochs.add(event.epoch)
-                self._begun = None
                 self._born_s = min(self._born_s, now_s)
+                self._pass += 1
+                is_settled = now_s - self._born_s >= _SETTLED_S
+                self._begun = self._counts() if is_settled else None
+            if self._first is None or not is_settled:
+                self._timer = threading.Timer(max(0.0, self._born_s + _SETTLED_S - now_s), self._begin, (self._pass,))
+                self._timer.name, self._timer.daemon = "frostline-usage", True
+                self._timer.start()
         elif isinstance(event, BatchDelivered):
-            self._loop_s += max(0.0, thread_s - self._loop_at_s)
-            self._cores.look_if_due()
-        self._taken_at_s, self._loop_at_s = now_s, thread_s
-        if isinstance(event, EpochFinished):
-            if self._looker is not None:
-                self._looker.join(_ENDS_WITHIN_S)
+            self._cores.waited_s()  # threads end with their pass, and what they waited with them
+        elif isinstance(event, EpochFinished):
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer.join(_ENDS_WITHIN_S)
             with self._lock:
                 self._done, self._begun = self._so_far(), None
-        elif self._begun is None and now_s - self._born_s >= _SETTLED_S:
-            self._begin()
+                self._pass += 1
 
     def usage(self) -> Usage | None:
         """What was measured so far; None where too little came from the store side."""
@@ -163,16 +163,14 @@ class UsageMeter:
             others=max(0.0, done.cores_busy_s - own_s) / done.cores_s if done.cores_s else 0.0,
         )
 
-    def _begin(self) -> None:
-        """Count from now on; the node is looked at meanwhile, since it may be far away."""
+    def _begin(self, number: int) -> None:
+        """In a thread of its own: count from now on, unless the pass has ended, and look at the node first."""
         with self._lock:
-            self._begun = self._counts()
-        if self._looker is None:
-            self._looker = threading.Thread(target=self._look_first, name="frostline-usage", daemon=True)
-            self._looker.start()
-
-    def _look_first(self) -> None:
-        self._first = self._look_at_node()
+            if number == self._pass and self._begun is None:
+                self._begun = self._counts()
+            is_first = self._begun is not None and self._first is None
+        if is_first:
+            self._first = self._look_at_node()
 
     def _so_far(self) -> _Counts:
         """What was counted in all passes; one that found everything in the cache does not count."""
@@ -182,12 +180,12 @@ class UsageMeter:
         return self._done + passed if passed.from_cache < passed.samples else self._done
 
     def _counts(self) -> _Counts:
-        done = self._statistics()
+        done = self._collector.statistics()
         crossed = self._transport.statistics()
         busy_s, all_s = cores_busy_s()
         return _Counts(
             at_s=time.monotonic(),
-            taken_at_s=self._taken_at_s,
+            taken_at_s=self._collector.loop.seen_at_s,
             samples=done.samples,
             from_cache=done.from_cache,
             stall_s=done.stall_s,
@@ -203,7 +201,7 @@ class UsageMeter:
             cores_s=all_s,
             process_s=time.process_time(),
             waited_s=self._cores.waited_s(),
-            loop_s=self._loop_s,
+            loop_s=self._collector.loop.processor_s,
         )
 
     def _look_at_node(self) -> _NodeLook | None:
@@ -235,12 +233,6 @@ class _CoreWaits:
         self._lock = threading.Lock()
         self._before: dict[int, float] = {}
         self._sum_s = 0.0
-        self._at_s = -math.inf
-
-    def look_if_due(self) -> None:
-        """Look at all threads, if that was not done for a while."""
-        if time.monotonic() - self._at_s > _LOOK_S:
-            self.waited_s()
 
     def waited_s(self) -> float:
         """Seconds so far."""
@@ -248,7 +240,7 @@ class _CoreWaits:
             now = threads_waited_s()
             grown_s = (waited_s - self._before.get(thread, 0.0) for thread, waited_s in now.items())
             self._sum_s += max(0.0, max(grown_s, default=0.0))
-            self._before, self._at_s = now, time.monotonic()
+            self._before = now
             return self._sum_s
 
 

@@ -85,7 +85,7 @@ class Usage:
         held_s: seconds in which requests waited for the job's share of a control plane.
         fetched_again: samples that came a second time, since the cache had no room to keep them.
         same_host: whether the node works on this machine's processors too.
-        loop_cores_s: of the cost of ``PROCESSORS``, what the loop's own thread takes.
+        loop_cores_s: seconds of the cost of ``PROCESSORS`` that are the loop's own thread's.
         others: share of this machine's processors that other programs had, not the node on this machine.
     """
 
@@ -201,8 +201,8 @@ def _gain(part: str, usage: Usage) -> float:
     per_s = (usage.samples if part == TRAINER else max(usage.samples, usage.arrived)) / usage.seconds
     if part == LINK:  # a job's first requests are few and short, and do not fill it
         per_s = max(per_s, 1.0 / usage.costs_s[LINK]) if usage.costs_s.get(LINK) else per_s
-    most_s = max(_left_s(part, usage).values(), default=0.0)
-    return max(1.0, 1.0 / max(per_s * most_s, 1.0 / _MAX_GAIN))
+    max_s = max(_left_s(part, usage).values(), default=0.0)
+    return max(1.0, 1.0 / max(per_s * max_s, 1.0 / _MAX_GAIN))
 
 
 def _left_s(part: str, usage: Usage) -> dict[str, float]:
