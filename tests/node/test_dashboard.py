@@ -107,6 +107,8 @@ def test_it_follows_a_job_that_runs(tmp_path, images):
     shown = figures(page.stdout)
     assert before["totals"]["samples"] <= shown["samples"] <= after["totals"]["samples"]
     assert before["totals"]["samples"] < after["totals"]["samples"]
+    # All runs are of the same rows.
+    assert shown["rows_a_run"] == pytest.approx(after["totals"]["rows_run"] / after["totals"]["runs"])
     assert len(re.findall(r"[\d.]+,[\d.]+", re.findall(r'<polyline id="line" points="([^"]*)"', page.stdout)[0])) >= 2
     assert "CONSOLE" not in page.stderr
 
