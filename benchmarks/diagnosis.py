@@ -32,6 +32,8 @@ PIXELS, WIDE = {"cut": 0}, "wide"
 # The search for a window's bounds takes a minute and more where a link is thin, and as long as it asks for more, more
 # arrives than is handed out. With a fixed number of requests a run of some seconds is a steady one.
 IN_FLIGHT = 4
+# Epochs of a few seconds over a link that is thin both with and without what is planted.
+REPEATED = {"cut": 2, "samples": 128, "mbit": 60}
 TOKEN = "the-token"
 # What an earlier run left on the node's disk would hide the store of this one.
 KEEPS_NONE = {"local_tier_bytes": 0}
@@ -49,7 +51,7 @@ def case(part, *, both=None, times=1, **planted):
 
 
 # Of the keys `mbit`, `node` (environment), `tenant`, `share` (bytes a second), and `busy` (loops on a core, by core)
-# are planted around the job; all others are options of the trainer. A case `on` a delayed link is free without delay.
+# are planted around the job; all others are options of the trainer. A free job has the link without its delay.
 CASES = {
     "slow_loop": case(LOOP, both={"step_s": 0.0}, step_s=0.5),
     "busy_loop": case(LOOP, both={"step_s": 0.0}, busy_s=0.25),
@@ -71,10 +73,8 @@ CASES = {
     "share_of_requests": case(SHARE, share={"requests_per_s": 2.0}),
     "starved": case(PROCESSORS, both={**PIXELS, "step_s": 0.0}, busy={1: 4}),
     "starved_by_one": case(PROCESSORS, both={**PIXELS, "step_s": 0.02}, busy={1: 1}),
-    "full_cache": case(CACHE, both={"cut": 2, "samples": 128, "cache_bytes": 1 << 30}, mbit=60, cache_bytes=65536),
-    "full_cache_disk": case(
-        CACHE, both={"cut": 2, "samples": 128, "disk_bytes": 1 << 30, "cache_bytes": 65536}, mbit=60, disk_mb=2
-    ),
+    "full_cache": case(CACHE, both={**REPEATED, "cache_bytes": 1 << 30}, cache_bytes=65536),
+    "full_cache_disk": case(CACHE, both={**REPEATED, "disk_bytes": 1 << 30, "cache_bytes": 65536}, disk_mb=2),
 }
 AROUND = ("mbit", "node", "tenant", "share", "busy", "round_trip_ms", "in_s3", "disk_mb")
 
