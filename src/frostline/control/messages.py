@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from frostline.control.activity.job_activity import JobActivity
+from frostline.control.activity.job_activity import JobActivity, count
 from frostline.control.amounts import Amounts
 from frostline.errors import BadRequest, SettingError
 
@@ -16,7 +16,6 @@ KINDS = ("window", "io", "node", "cache")
 """What a stage may be: a loader's window, an I/O service, a node or a cache."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-_MAX_COUNT = 2**52
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,7 @@ class ControlAnswer:
             if not isinstance(value, Mapping):
                 raise BadRequest("an answer of a control plane is an object")
             return cls(
-                version=_count(value.get("version"), "version"),
+                version=count(value.get("version"), "version"),
                 settings=Amounts.from_json(value.get("settings"), "settings"),
                 round_s=_seconds(value.get("round_s"), "round_s"),
                 lease_s=_seconds(value.get("lease_s"), "lease_s"),
@@ -146,12 +145,6 @@ def _kind(value: object, name: str) -> str:
     return str(value)
 
 
-def _count(value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
-        raise BadRequest(f"{name} must be a whole number from 0 to {_MAX_COUNT}")
-    return value
-
-
 def _switch(value: object, name: str) -> bool:
     if not isinstance(value, bool):
         raise BadRequest(f"{name} must be true or false")
@@ -174,12 +167,12 @@ _READ: dict[str, Callable[[object, str], Any]] = {
     "stage": _name,
     "job": _name,
     "kind": _kind,
-    "sequence": _count,
-    "version": _count,
+    "sequence": count,
+    "version": count,
     "in_force": Amounts.from_json,
     "demand": Amounts.from_json,
     "used": Amounts.from_json,
-    "moved_bytes": _count,
+    "moved_bytes": count,
     "activity": lambda value, _: JobActivity.from_json(value),
     "has_ended": _switch,
 }

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from frostline.errors import BadRequest
 
-__all__ = ("MAX_BLOCKS", "MAX_NAME", "MAX_SENTENCE", "Hindrance", "JobActivity", "PlanOutline")
+__all__ = ("MAX_BLOCKS", "MAX_NAME", "MAX_SENTENCE", "Hindrance", "JobActivity", "PlanOutline", "count")
 
 MAX_BLOCKS = 64
 """Blocks of a network that an outline has at most."""
@@ -66,12 +66,12 @@ class PlanOutline:
         """Read what a stranger sent; raises ``BadRequest`` where it is something else."""
         table = _table(value, "plan", ("names", "nbytes", "cut", "codec"))
         names, nbytes = (_list(table[name], name) for name in ("names", "nbytes"))
-        cut = _count(table["cut"], "cut")
+        cut = count(table["cut"], "cut")
         if len(names) != len(nbytes) or cut >= len(names):
             raise BadRequest("a plan has a number of bytes for each name, and a cut among them")
         return cls(
             names=tuple(_text(name, "names", MAX_NAME) for name in names),
-            nbytes=tuple(_count(number, "nbytes") for number in nbytes),
+            nbytes=tuple(count(number, "nbytes") for number in nbytes),
             cut=cut,
             codec=_text(table["codec"], "codec", MAX_NAME),
         )
@@ -152,7 +152,16 @@ def _text(value: object, name: str, longest: int) -> str:
     return value
 
 
-def _count(value: object, name: str) -> int:
+def count(value: object, name: str) -> int:
+    """Read a count that a stranger sent.
+
+    Args:
+        value: the count, as JSON gave it.
+        name: name of its field, for the sentence.
+
+    Raises:
+        BadRequest: It is no whole number from 0 to 2^52.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
         raise BadRequest(f"{name} must be a whole number from 0 to {_MAX_COUNT}")
     return value
@@ -179,13 +188,13 @@ def _share(value: object, name: str) -> float:
 
 
 _READ: dict[str, Callable[[object, str], Any]] = {
-    "epoch": _count,
-    "taken": _count,
-    "epoch_samples": _count,
-    "samples": _count,
+    "epoch": count,
+    "taken": count,
+    "epoch_samples": count,
+    "samples": count,
     "samples_per_s": _at_least_0,
     "stall_share": _share,
-    "wire_bytes": _count,
+    "wire_bytes": count,
     "saved_bytes": _number,
     "saved_s": _number,
     "hindrance": lambda value, _: Hindrance.from_json(value),
