@@ -66,10 +66,10 @@ def check_fields(settings: Any) -> None:
     Raises:
         SettingError: a field holds a value of another type.
     """
-    for field in fields(settings):
-        kinds = get_args(field.type) or (field.type,)
-        if field.repr and all(kind in _WORDS for kind in kinds):
-            check_type(field.name, getattr(settings, field.name), *kinds)
+    for setting in fields(settings):
+        kinds = get_args(setting.type) or (setting.type,)
+        if setting.repr and all(kind in _WORDS for kind in kinds):
+            check_type(setting.name, getattr(settings, setting.name), *kinds)
 
 
 def _is(value: object, kind: type) -> bool:

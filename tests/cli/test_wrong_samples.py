@@ -37,7 +37,7 @@ def trained(capsys, folder, out, *arguments):
 
 
 def test_they_are_named_in_the_report_and_shown_on_its_page(capsys, folder, near, tmp_path):
-    report, page = trained(capsys, folder, tmp_path / "run", *near)
+    report, html = trained(capsys, folder, tmp_path / "run", *near)
     confusion, classes = report["confusion"], report["classes"]
     assert confusion["samples"] == report["val_samples"] == sum(map(sum, confusion["matrix"])) == 6
     assert confusion["wrong"] == len(confusion["mistakes"]) == 4
@@ -45,13 +45,13 @@ def test_they_are_named_in_the_report_and_shown_on_its_page(capsys, folder, near
     for mistake in confusion["mistakes"]:
         assert (folder / mistake["name"]).is_file()
         assert mistake["name"].startswith(classes[mistake["true"]])
-        assert mistake["name"] in page
-    assert page.count("<img") == 4
-    assert has_inline_pictures_alone(page)
+        assert mistake["name"] in html
+    assert html.count("<img") == 4
+    assert has_inline_pictures_alone(html)
 
 
 def test_samples_too_large_to_read_again_are_named_without_pictures(capsys, folder, near, tmp_path, monkeypatch):
     monkeypatch.setattr(thumbnails, "_MAX_ENCODED_BYTES", 0)
-    report, page = trained(capsys, folder, tmp_path / "run", *near)
-    assert "<img" not in page
-    assert all(mistake["name"] in page for mistake in report["confusion"]["mistakes"])
+    report, html = trained(capsys, folder, tmp_path / "run", *near)
+    assert "<img" not in html
+    assert all(mistake["name"] in html for mistake in report["confusion"]["mistakes"])

@@ -7,7 +7,7 @@ import pytest
 
 import frostline as fl
 from frostline.cli import main
-from frostline.datasets.copy import into_cql
+from frostline.datasets.copy import into_cql as table_writer
 from frostline.datasets.copy.ingest import ingest
 from frostline.datasets.copy.into_cql import put_into_table
 from frostline.datasets.copy.layout import PACKERS
@@ -100,7 +100,7 @@ def test_a_part_with_too_many_unreadable_samples_ends_a_copy_wherever_it_was_mad
 
 def test_rows_put_again_are_the_same_rows_and_counted_once(images, cql, monkeypatch):
     monkeypatch.setenv("FROSTLINE_CQL_PASSWORD", PASSWORD)
-    monkeypatch.setattr(into_cql, "_ROWS_A_PART", 10)
+    monkeypatch.setattr(table_writer, "_ROWS_A_PART", 10)
     url = f"cql://{USER}@{cql.place}/{KEYSPACE}/put_twice?protocol=3"
     assert put_into_table(images.take(range(4)), url, observe=quiet).made == 4
     done = put_into_table(images, url, observe=quiet, runner=made_twice_elsewhere)

@@ -55,7 +55,7 @@ def quiet(_):
     pass
 
 
-def ready(source, destination, preprocess, *, dtype="uint8", object_bytes=1 << 20, **options):
+def made_ready(source, destination, preprocess, *, dtype="uint8", object_bytes=1 << 20, **options):
     """The ready format of a data set."""
     options = {"observe": quiet, **options}
     ingest(source, destination, Applied.to(preprocess, dtype), object_bytes=object_bytes, **options)
@@ -101,19 +101,19 @@ AUGMENTED = Preprocess(
     ],
 )
 def test_photographs_give_the_same_pixels_to_the_bit(some_photographs, tmp_path, kept, declared, cut):
-    format = ready(some_photographs, tmp_path / "ready", kept)
+    format = made_ready(some_photographs, tmp_path / "ready", kept)
     assert same(rows(format, declared, cut=cut), rows(some_photographs, declared, cut=cut))
 
 
 def test_nothing_is_decoded_when_it_is_read(images, tmp_path):
-    format = ready(fl.Dataset(images), tmp_path, imagenet(32))
+    format = made_ready(fl.Dataset(images), tmp_path, imagenet(32))
     rest = steps_left(imagenet(32), format.manifest.applied)
     assert [type(step).__name__ for step in rest.steps] == ["Stored", "Normalize"]
 
 
 def test_ids_labels_classes_and_names_are_those_of_the_images(images, tmp_path):
     source = fl.Dataset(images)
-    format = ready(source, tmp_path, imagenet(32), object_bytes=20_000)
+    format = made_ready(source, tmp_path, imagenet(32), object_bytes=20_000)
     assert format.samples.ids.tolist() == source.samples.ids.tolist()
     assert format.samples.labels.tolist() == source.samples.labels.tolist()
     assert (format.classes, format.names) == (source.classes, tuple(source.samples.objects))
@@ -125,8 +125,8 @@ def test_ids_labels_classes_and_names_are_those_of_the_images(images, tmp_path):
 def test_grey_and_16_bit_formats_keep_what_the_network_takes(images, tmp_path):
     source = fl.Dataset(images)
     grey = Preprocess(steps=(Decode("L"), Resize(32), CenterCrop(32), Normalize(mean=(3.0,), std=(2.0,))))
-    assert same(rows(ready(source, tmp_path / "grey", grey), grey), rows(source, grey))
-    half = ready(source, tmp_path / "half", imagenet(32), dtype="fp16")
+    assert same(rows(made_ready(source, tmp_path / "grey", grey), grey), rows(source, grey))
+    half = made_ready(source, tmp_path / "half", imagenet(32), dtype="fp16")
     ours, exact = rows(half, imagenet(32), accuracy="fp16")[0], rows(source, imagenet(32))[0]
     assert np.array_equal(ours, exact.astype(np.float16).astype(np.float32))
     with pytest.raises(SettingError, match="accuracy='fp16'"):
@@ -140,7 +140,7 @@ def test_a_format_becomes_images_with_the_same_pixels(some_photographs, tmp_path
     channels = {"RGB": 3, "L": 1}[mode]
     rest = (CenterCrop(96), Normalize(mean=(124.0, 116.5, 103.0)[:channels], std=(58.0, 57.0, 0.5)[:channels]))
     declared = Preprocess(steps=(Decode(mode), Resize(112), *rest))
-    format = ready(some_photographs, tmp_path / "ready", declared, dtype=dtype)
+    format = made_ready(some_photographs, tmp_path / "ready", declared, dtype=dtype)
     repack(format, tmp_path / "images", "original", observe=quiet)
     ours, images = fl.Dataset(tmp_path / "images"), Preprocess(steps=(Decode(mode), *rest))
     assert {Path(name).suffix for name in ours.names} == {".png"}
@@ -151,22 +151,22 @@ def test_a_format_becomes_images_with_the_same_pixels(some_photographs, tmp_path
 
 
 def test_a_format_becomes_another_as_its_images_would(some_photographs, tmp_path):
-    squares = ready(some_photographs, tmp_path / "squares", SQUARE)
+    squares = made_ready(some_photographs, tmp_path / "squares", SQUARE)
     for name, declared, dtype in (
         ("crops", imagenet(224), "uint8"),
         ("half", imagenet(224), "fp16"),
         ("same", SQUARE, "uint8"),
     ):
-        ready(squares, tmp_path / name, declared, dtype=dtype)
-        ready(some_photographs, tmp_path / "direct" / name, declared, dtype=dtype)
+        made_ready(squares, tmp_path / name, declared, dtype=dtype)
+        made_ready(some_photographs, tmp_path / "direct" / name, declared, dtype=dtype)
         ours, direct = (path / "pixels" / "000000.ready" for path in (tmp_path / name, tmp_path / "direct" / name))
         assert ours.read_bytes() == direct.read_bytes()
     with pytest.raises(SettingError, match=r"this ready format was made with .* does not start with that"):
-        ready(squares, tmp_path / "other", efficientnet_lite(96))
+        made_ready(squares, tmp_path / "other", efficientnet_lite(96))
 
 
 def test_damaged_records_are_left_out_of_a_copy(images, tmp_path):
-    format = ready(fl.Dataset(images), tmp_path / "ready", imagenet(32))
+    format = made_ready(fl.Dataset(images), tmp_path / "ready", imagenet(32))
     path = tmp_path / "ready" / "pixels" / "000000.ready"
     path.chmod(0o644)
     contents = bytearray(path.read_bytes())
@@ -217,30 +217,30 @@ def test_leaves_a_complete_ready_format_unchanged(images, tmp_path):
 
 def test_refuses_two_at_once_and_clears_up_after_a_killed_one(images, tmp_path):
     source, store = fl.Dataset(images), FolderStore(str(tmp_path))
-    ready(source, tmp_path, imagenet(32))
+    made_ready(source, tmp_path, imagenet(32))
     half = tmp_path / "pixels" / ".partial-0123"
     half.write_bytes(b"half")
     with store.alone(), pytest.raises(DataError, match="another process"):
-        ready(source, tmp_path, imagenet(32))
+        made_ready(source, tmp_path, imagenet(32))
     assert half.exists()
-    ready(source, tmp_path, imagenet(32))
+    made_ready(source, tmp_path, imagenet(32))
     assert not half.exists()
 
 
 def test_other_data_or_other_steps_do_not_mix(images, tmp_path):
     source = fl.Dataset(images)
-    ready(source, tmp_path / "one", imagenet(32))
+    made_ready(source, tmp_path / "one", imagenet(32))
     with pytest.raises(SettingError, match="choose another place"):
-        ready(source, tmp_path / "one", imagenet(40))
+        made_ready(source, tmp_path / "one", imagenet(40))
     with pytest.raises(SettingError, match="is not empty"):
-        ready(source, images, imagenet(32))
+        made_ready(source, images, imagenet(32))
     with pytest.raises(SettingError, match="does not start with that"):
-        ready(fl.Dataset(tmp_path / "one"), tmp_path / "two", imagenet(40))
+        made_ready(fl.Dataset(tmp_path / "one"), tmp_path / "two", imagenet(40))
 
 
 def test_writes_lost_parts_again_and_refuses_an_incomplete_format(images, tmp_path):
     source = fl.Dataset(images)
-    whole = ready(source, tmp_path, imagenet(32), object_bytes=20_000)
+    whole = made_ready(source, tmp_path, imagenet(32), object_bytes=20_000)
     objects = sorted((tmp_path / "pixels").iterdir())
     good = objects[1].read_bytes()
     objects[0].unlink()
@@ -260,7 +260,7 @@ def test_writes_lost_parts_again_and_refuses_an_incomplete_format(images, tmp_pa
 
 def test_an_object_damaged_at_the_same_size_is_made_again_when_all_is_verified(images, tmp_path):
     source = fl.Dataset(images)
-    ready(source, tmp_path / "ready", imagenet(32), object_bytes=20_000)
+    made_ready(source, tmp_path / "ready", imagenet(32), object_bytes=20_000)
     before = {path.name: path.read_bytes() for path in (tmp_path / "ready" / "pixels").iterdir()}
     name = sorted(before)[1]
     damaged = tmp_path / "ready" / "pixels" / name
@@ -274,7 +274,7 @@ def test_an_object_damaged_at_the_same_size_is_made_again_when_all_is_verified(i
 
 
 def test_a_damaged_record_is_skipped_and_never_handed_out(images, tmp_path):
-    format = ready(fl.Dataset(images), tmp_path, imagenet(32))
+    format = made_ready(fl.Dataset(images), tmp_path, imagenet(32))
     [path] = (tmp_path / "pixels").iterdir()
     path.chmod(0o644)
     with path.open("r+b") as file:
@@ -288,7 +288,7 @@ def test_a_damaged_record_is_skipped_and_never_handed_out(images, tmp_path):
 
 @pytest.mark.parametrize("length", [1, 1 << 20, 1 << 62], ids=["short", "long", "absurd"])
 def test_a_record_that_a_request_names_wrongly_costs_none_of_those_that_are_read_with_it(images, tmp_path, length):
-    format = ready(fl.Dataset(images), tmp_path, imagenet(32))
+    format = made_ready(fl.Dataset(images), tmp_path, imagenet(32))
     samples = format.samples.take(np.arange(8))
     lengths = samples.lengths.copy()
     lengths[[3, 5]] = length
@@ -312,16 +312,16 @@ def test_images_that_cannot_be_read_are_left_out_up_to_the_allowance(images, tmp
     broken = shutil.copytree(images, tmp_path / "broken")
     (broken / "noise" / "003.jpg").write_bytes(b"no image")
     with pytest.raises(TooManySkipped, match="1 of 24"):
-        ready(fl.Dataset(broken), tmp_path / "none", imagenet(32), skip_allowance=0)
+        made_ready(fl.Dataset(broken), tmp_path / "none", imagenet(32), skip_allowance=0)
     heard = []
-    format = ready(fl.Dataset(broken), tmp_path / "some", imagenet(32), skip_allowance=0.1, observe=heard.append)
+    format = made_ready(fl.Dataset(broken), tmp_path / "some", imagenet(32), skip_allowance=0.1, observe=heard.append)
     assert [item.object for item in heard if isinstance(item, SampleSkipped)] == ["noise/003.jpg"]
     assert len(format) == 23
     assert "noise/003.jpg" not in format.names
 
 
 def test_objects_of_a_local_format_are_sealed_and_mapped(images, tmp_path):
-    format = ready(fl.Dataset(images), tmp_path, imagenet(32))
+    format = made_ready(fl.Dataset(images), tmp_path, imagenet(32))
     [path] = (tmp_path / "pixels").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o444
     store = MmapFolder(FolderStore(str(tmp_path)))
@@ -345,7 +345,7 @@ def test_a_format_in_a_bucket_gives_the_same_pixels(images, s3, monkeypatch):
         monkeypatch.setenv(name, value)
     s3.make_bucket("formats")
     source = fl.Dataset(images)
-    format = ready(source, "s3://formats/one", imagenet(32), object_bytes=20_000)
+    format = made_ready(source, "s3://formats/one", imagenet(32), object_bytes=20_000)
     assert same(rows(format, imagenet(32)), rows(source, imagenet(32)))
     again = ingest(source, "s3://formats/one", Applied.to(imagenet(32), "uint8"), object_bytes=20_000, observe=quiet)
     assert again.made == 0
@@ -353,7 +353,7 @@ def test_a_format_in_a_bucket_gives_the_same_pixels(images, s3, monkeypatch):
 
 def test_training_on_a_format_has_the_losses_of_a_plain_loop_on_the_images(images, tmp_path):
     source, flipped = fl.Dataset(images), tiny_preprocess(flip=True)  # the flip is left to the job
-    format = ready(source, tmp_path, tiny_preprocess())
+    format = made_ready(source, tmp_path, tiny_preprocess())
     model = fl.freeze(Small(), "stem", input_shape=(3, 32, 32))
     twin = copy.deepcopy(model)
     with fl.offload(model, format, preprocess=flipped) as job:
@@ -363,7 +363,7 @@ def test_training_on_a_format_has_the_losses_of_a_plain_loop_on_the_images(image
 
 def test_a_node_stays_within_its_budget_on_formats_of_any_size(images, tmp_path):
     large = Preprocess(steps=(Decode(), Resize(1024), CenterCrop(1024), CenterCrop(128), PLAIN))
-    format = ready(fl.Dataset(images), tmp_path, Preprocess(steps=(*large.steps[:3], PLAIN)))
+    format = made_ready(fl.Dataset(images), tmp_path, Preprocess(steps=(*large.steps[:3], PLAIN)))
     rest = steps_left(large, format.manifest.applied)
     with Node(NodeSettings(memory_bytes=256 << 20), (format.url,)) as node:
         asked = FeatureRequest(data=format.url, samples=format.samples, prefix=None, cut=1, preprocess=rest.to_json())
@@ -375,14 +375,14 @@ def test_a_node_stays_within_its_budget_on_formats_of_any_size(images, tmp_path)
 
 def test_a_format_in_another_store_gives_the_same_pixels(images):
     source = fl.Dataset(images)
-    format = ready(source, "memory://formats/one", imagenet(32), object_bytes=20_000)
+    format = made_ready(source, "memory://formats/one", imagenet(32), object_bytes=20_000)
     assert same(rows(format, imagenet(32)), rows(source, imagenet(32)))
     assert open_store(format.url).url == "memory://formats/one"
 
 
 def test_a_killed_ingest_goes_on_where_it_was(tmp_path):
     images = image_folder(tmp_path / "images", per_class=120)
-    straight = ready(fl.Dataset(images), tmp_path / "straight", imagenet(128), object_bytes=500_000)
+    straight = made_ready(fl.Dataset(images), tmp_path / "straight", imagenet(128), object_bytes=500_000)
     verb = [
         sys.executable,
         "-c",
@@ -412,10 +412,10 @@ def test_notices_bytes_that_differ_from_those_written(images, tmp_path, monkeypa
     monkeypatch.setattr(module, "open_store", Forgetful)
     monkeypatch.setattr(ready_writer, "_READ_BACK_BYTES", 1000)
     with pytest.raises(DataError, match="came back"):
-        ready(fl.Dataset(images), tmp_path / "format", imagenet(32))
+        made_ready(fl.Dataset(images), tmp_path / "format", imagenet(32))
     assert not (tmp_path / "format" / TABLE).exists()
     monkeypatch.undo()
-    assert len(ready(fl.Dataset(images), tmp_path / "format", imagenet(32))) == len(fl.Dataset(images))
+    assert len(made_ready(fl.Dataset(images), tmp_path / "format", imagenet(32))) == len(fl.Dataset(images))
 
 
 def test_ignores_a_record_of_another_length():
@@ -443,7 +443,7 @@ def test_a_mistake_on_the_command_line_is_a_one_sentence_error(images, tmp_path,
 
 
 def test_the_command_copies_a_ready_format_unchanged(images, tmp_path, capsys):
-    ready(fl.Dataset(images), tmp_path / "ready", imagenet(32))
+    made_ready(fl.Dataset(images), tmp_path / "ready", imagenet(32))
     with pytest.raises(SystemExit) as ended:
         main(["ingest", str(tmp_path / "ready"), str(tmp_path / "copy"), "--json"])
     assert not ended.value.code

@@ -8,7 +8,6 @@ from frostline.doctor.link import examine_link, max_receive_buffer
 from frostline.events import Event, MeasurementFailed, Observer, SetupWarning, WeightsLoaded
 from frostline.planning import Situation, make_plan
 from frostline.training.settings import RANDOM, JobSettings
-from frostline.training.setup import measured_first, set_up
 
 __all__ = ("examine_network",)
 
@@ -25,6 +24,8 @@ def examine_network(settings: JobSettings, observe: Observer) -> Iterator[Findin
         Refused: the node will not do it.
         Unavailable: there is no node at ``near``.
     """
+    from frostline.training.setup import measured_first, set_up  # imports PyTorch, which may be what is missing
+
     heard: list[Finding] = []
 
     def listen(event: Event) -> None:

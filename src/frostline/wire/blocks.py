@@ -58,8 +58,8 @@ class Block:
         if gap:
             self._put(memoryview(bytes(gap)))
         at = self.nbytes
-        for array in arrays:
-            self._put(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        for rows in arrays:
+            self._put(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
         return {"at": at, "shape": list(shape), "dtype": dtype.str}
 
     def _put(self, part: memoryview) -> None:

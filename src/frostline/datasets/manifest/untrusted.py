@@ -153,15 +153,15 @@ def _text_bytes(column: pa.DictionaryArray) -> int:
 
 def _check_numbers(batch: pa.RecordBatch, classes: int) -> None:
     has_targets = set(TARGET_COLUMNS.names) <= set(batch.schema.names)
-    for field in (*COLUMNS, *(TARGET_COLUMNS if has_targets else ())):
-        column = batch[field.name]
+    for column_field in (*COLUMNS, *(TARGET_COLUMNS if has_targets else ())):
+        column = batch[column_field.name]
         if column.null_count:
-            raise Refused(f"the node sent a manifest with samples that have no {field.name}")
-        if field.type == pa.int64() and len(column):
+            raise Refused(f"the node sent a manifest with samples that have no {column_field.name}")
+        if column_field.type == pa.int64() and len(column):
             found = pc.min_max(column).as_py()
-            minimum, maximum = (-1, classes - 1) if field.name == "label" else (0, np.iinfo(np.int64).max)
+            minimum, maximum = (-1, classes - 1) if column_field.name == "label" else (0, np.iinfo(np.int64).max)
             if not minimum <= found["min"] <= found["max"] <= maximum:
-                raise Refused(f"the node sent a manifest with a {field.name} that makes no sense")
+                raise Refused(f"the node sent a manifest with a {column_field.name} that makes no sense")
 
 
 def _is_text(kind: pa.DataType) -> bool:

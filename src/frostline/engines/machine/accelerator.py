@@ -1,7 +1,5 @@
 """Asks an accelerator for its name and free memory, through torch; ``engines.machine.hardware`` knows when to ask."""
 
-import torch
-
 __all__ = ("accelerator_name", "free_bytes")
 
 
@@ -11,6 +9,8 @@ def accelerator_name(device: str) -> str:
     Args:
         device: in torch's words.
     """
+    import torch
+
     return torch.cuda.get_device_name(device)
 
 
@@ -22,5 +22,7 @@ def free_bytes(device: str) -> int:
     Args:
         device: in torch's words.
     """
+    import torch
+
     found, _ = torch.cuda.mem_get_info(device)
     return found

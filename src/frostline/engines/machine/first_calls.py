@@ -3,8 +3,6 @@
 import functools
 import threading
 
-import torch
-
 __all__ = ("FUNCTIONS", "settle_kernels")
 
 # What ATen hands to MKL's vector library (aten/src/ATen/cpu/vml.h of torch 2.13), by torch's names.
@@ -29,6 +27,8 @@ def settle_kernels() -> None:
 
 @functools.cache
 def _call_each() -> None:
+    import torch
+
     for dtype in (torch.float32, torch.float64):
         # Too few for torch to share them among threads, and on the CPU whatever the user's default device.
         some = torch.full((8,), 0.5, dtype=dtype, device="cpu")

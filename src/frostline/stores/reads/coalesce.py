@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Buffer = bytes | memoryview
+from frostline.stores.base.protocols import Buffer
 
 __all__ = ("Range", "RangePiece", "RangePlan", "plan_ranges", "plan_ranges_apart")
 
