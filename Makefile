@@ -80,7 +80,7 @@ install-test: $(STAMPS)/test
 docs: install-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# docs/modules.md and the picture of the layers, after a module was added or its first line changed.
+# The picture of the layers, after a room was added or moved.
 map:
 	$(BIN)/python scripts/module_map.py
 

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from networks import CLASSES, NETWORKS, frozen
 
+from frostline.core import REFERENCE
 from frostline.datasets import Dataset
-from frostline.engines.backends.catalog import OFFERS, REFERENCE, build
-from frostline.engines.machine.allocator import keep_freed_memory
-from frostline.engines.machine.hardware import hardware_name
+from frostline.engines.catalog import OFFERS, build
+from frostline.engines.machine import hardware_name, keep_freed_memory
 from frostline.models import cut_network
 from frostline.preprocess.apply import pixels_into
 from frostline.stores.open import open_store

@@ -80,7 +80,7 @@ class Feedback(Trainer):
     def start(self, url):
         from dataclasses import replace
 
-        from frostline.events import Replanned
+        from frostline.core.events import Replanned
 
         # What was asked for before a change still comes the old way: few requests, so that this is little.
         self._settings = replace(self._settings, follow=True, requests_in_flight=4)

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from frostline.engines.machine.hardware import hardware_name
+from frostline.engines.machine import hardware_name
 
 MODEL = ("--model", "demo:efficientnet_lite0", "--until", "features")
 
@@ -68,7 +68,7 @@ def large_head(parameters=8_400_000, rounds=5):
     """One checkpoint of the last block of ResNet-18 with Adam, and with the best head so far."""
     import torch
 
-    from frostline.training.checkpoint import Checkpoint
+    from frostline.training.loop import Checkpoint
     from frostline.training.run_folder import CheckpointFolder
 
     def tensors(*names):

@@ -288,8 +288,8 @@ def store_inside(wanted):
 def node_inside(wanted):
     from compare_formats import BUCKET
 
-    from frostline.config import NodeSettings
-    from frostline.node.process.subprocess import start_node
+    from frostline.core.config import NodeSettings
+    from frostline.node.process import start_node
 
     with start_node((f"s3://{BUCKET}",), NodeSettings(allow_anonymous=True), host=STORE_ADDRESS) as node:
         print(json.dumps({"url": node.url}), flush=True)

@@ -105,7 +105,7 @@ def shuffled(task, items):
 def frostline(task, near=None, batch=BATCH, relist=True, format="files", shuffle=True):
     """The store's objects, decoded as they arrive; nothing is kept, since later epochs would then read nothing."""
     import frostline as fl
-    from frostline.config import LoaderSettings
+    from frostline.core.config import LoaderSettings
 
     data = fl.Dataset(task.url(format), relist=relist)
     settings = LoaderSettings(cache_bytes=0)

@@ -12,9 +12,9 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from frostline.control.amounts import Amounts
+from frostline.control.messages import ControlledStage
 from frostline.control.settings import ControlSettings, ControlTenant
-from frostline.control.stage import ControlledStage
+from frostline.control.shares import Amounts
 from frostline.control.state import ControlState
 
 INF = float("inf")

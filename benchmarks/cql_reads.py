@@ -29,9 +29,9 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
 from cassandra.concurrent import execute_concurrent_with_args
 from cassandra.policies import DCAwareRoundRobinPolicy, TokenAwarePolicy
 
-from frostline.engines.machine.hardware import hardware_name
-from frostline.stores.base.protocols import Place
+from frostline.engines.machine import hardware_name
 from frostline.stores.open import open_store
+from frostline.stores.protocols import Place
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.cassandra import KEYSPACE, cassandra

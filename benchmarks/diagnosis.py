@@ -176,8 +176,8 @@ def line(row):
 
 def node_inside(wanted):
     """Serve the data over HTTP until standard input ends, and divide what is to be divided."""
-    from frostline.config import NodeSettings, TenantSettings
-    from frostline.node.process.subprocess import start_node
+    from frostline.core.config import NodeSettings, TenantSettings
+    from frostline.node.process import start_node
 
     given = wanted.options
     job = TenantSettings(name="job", token_sha256=sha256(TOKEN.encode()).hexdigest(), **given.get("tenant", {}))
@@ -270,7 +270,7 @@ def train(*, url, data, control, seconds, folder, options):
     import numpy as np
 
     import frostline as fl
-    from frostline.config import LoaderSettings
+    from frostline.core.config import LoaderSettings
 
     settings = {"cache_bytes": options.get("cache_bytes", 0), "token": TOKEN, "control": control}
     settings |= {"requests_in_flight": options.get("requests_in_flight", IN_FLIGHT)}

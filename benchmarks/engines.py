@@ -29,11 +29,11 @@ import torch
 from networks import NETWORKS, calibrated, frozen, load
 from torch.utils.flop_counter import FlopCounterMode
 
+from frostline.core import REFERENCE
+from frostline.core.errors import EngineUnsupported
 from frostline.datasets import Dataset
-from frostline.engines.backends.catalog import OFFERS, REFERENCE, absence, build
-from frostline.engines.machine.allocator import keep_freed_memory
-from frostline.engines.machine.hardware import hardware_name
-from frostline.errors import EngineUnsupported
+from frostline.engines.catalog import OFFERS, absence, build
+from frostline.engines.machine import hardware_name, keep_freed_memory
 from frostline.models import cut_network
 from frostline.preprocess.apply import decode_into, pixels_into
 from frostline.stores.open import open_store

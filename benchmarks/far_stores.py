@@ -120,7 +120,7 @@ def seaweed_with(stack, place, few):
 
 def cassandra_with(stack, place, few):
     import frostline as fl
-    from frostline.datasets.copy.into_cql import put_into_table
+    from frostline.datasets.copy.cql import put_into_table
     from support.cassandra import KEYSPACE, cassandra
 
     server = stack.enter_context(cassandra(place, host=STORE_ADDRESS, heap_mb=512))
@@ -151,7 +151,7 @@ class Trainer:
 
     def run(self, *, seconds, steady_after):
         import frostline as fl
-        from frostline.config import LoaderSettings
+        from frostline.core.config import LoaderSettings
         from frostline.preprocess.steps import Decode
 
         whole = fl.preprocess.imagenet(SIDE)

@@ -59,7 +59,7 @@ def main():
         "writers": killed_writers,
         "nodes": killed_nodes,
     }
-    from frostline.engines.machine.hardware import hardware_name
+    from frostline.engines.machine import hardware_name
 
     found = {"hardware": hardware_name("cpu")}
     found |= {name: parts[name](wanted) for name in wanted.parts.split(",")}
@@ -283,7 +283,7 @@ def reader_inside(wanted):
     import numpy as np
 
     import frostline as fl
-    from frostline.config import LoaderSettings
+    from frostline.core.config import LoaderSettings
     from frostline.training.networks import load_model
 
     question = json.loads(sys.stdin.readline())
@@ -299,8 +299,8 @@ def reader_inside(wanted):
 
 
 def node_inside(wanted):
-    from frostline.config import NodeSettings
-    from frostline.node.process.subprocess import start_node
+    from frostline.core.config import NodeSettings
+    from frostline.node.process import start_node
 
     settings = NodeSettings(cache_folder=wanted.cache, cache_bytes=4 << 30, allow_anonymous=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
@@ -315,7 +315,7 @@ def trainer_inside(wanted):
     import numpy as np
 
     import frostline as fl
-    from frostline.config import LoaderSettings
+    from frostline.core.config import LoaderSettings
     from frostline.training.networks import load_model
 
     question = json.loads(sys.stdin.readline())
@@ -395,8 +395,8 @@ def shared_epochs(wanted, what, url, disk):
     import numpy as np
 
     import frostline as fl
-    from frostline.config import LoaderSettings, NodeSettings
-    from frostline.node.process.subprocess import start_node
+    from frostline.core.config import LoaderSettings, NodeSettings
+    from frostline.node.process import start_node
     from frostline.training.networks import load_model
 
     network = load_model("demo:efficientnet_lite0", classes=6)
@@ -469,8 +469,8 @@ def killed_nodes(wanted):
     Its random views come again every third epoch, so that nodes find what those killed before them had written.
     """
     import frostline as fl
-    from frostline.config import NodeSettings
-    from frostline.node.process.subprocess import start_node
+    from frostline.core.config import NodeSettings
+    from frostline.node.process import start_node
 
     data = fl.Dataset(wanted.data)
     data = data.take(np_rows(len(data), 64))
@@ -542,10 +542,10 @@ def losses(fl, data, node, goes_on):
     """Losses of each epoch of a head on features that are asked for each time: the trainer keeps none."""
     import torch
 
-    from frostline.config import LoaderSettings
     from frostline.core import Route
-    from frostline.errors import FrostlineError
-    from frostline.events import RequestRetried
+    from frostline.core.config import LoaderSettings
+    from frostline.core.errors import FrostlineError
+    from frostline.core.events import RequestRetried
     from frostline.preprocess import Decode, Normalize, Preprocess, RandomHorizontalFlip, RandomResizedCrop
     from frostline.training.networks import load_model
 

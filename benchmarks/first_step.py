@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from frostline.engines.machine.hardware import hardware_name
+from frostline.engines.machine import hardware_name
 from frostline.training.report.report import versions
 
 LOOP = """

@@ -38,7 +38,7 @@ def main(framework, data, nodes):
 def run(framework, data, nodes, step, costs, *, name, until, control, token, requests, per_request, work_bytes=None):
     """Train until a time, or until so many bytes have come; give the course of bytes, and what all of it cost."""
     import frostline as fl
-    from frostline.config import LoaderSettings
+    from frostline.core.config import LoaderSettings
 
     heard = Heard()
     settings = LoaderSettings(
@@ -165,7 +165,7 @@ class Costs:
         from frostline.jobs.router import PlanFollower
         from frostline.jobs.statistics import StatisticsCollector
         from frostline.jobs.usage import UsageMeter
-        from frostline.prefetch.tuner import Tuner
+        from frostline.prefetch.driver import Tuner
 
         for kind, names in (
             (StatisticsCollector, ("__call__", "arrived", "statistics")),

@@ -26,12 +26,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import frostline as fl
-from frostline.datasets.copy.into_cql import put_into_table
+from frostline.core.events import ProgressMade
+from frostline.datasets.copy.cql import put_into_table
 from frostline.datasets.copy.parts import made_here
 from frostline.datasets.copy.repack import repack
-from frostline.engines.machine.hardware import hardware_name
-from frostline.events import ProgressMade
-from frostline.ray.copies import made_by_ray
+from frostline.engines.machine import hardware_name
+from frostline.ray.tasks import made_by_ray
 from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER, cassandra
 from support.ray_here import workers_of_ray

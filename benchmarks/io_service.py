@@ -56,10 +56,10 @@ def median(rounds):
 
 def measured(wanted, cut, way):
     from frostline.client.http import HttpTransport
-    from frostline.config import IoSettings, NodeSettings
-    from frostline.io_service.process import start_io
-    from frostline.io_service.upstream import Upstream
-    from frostline.node.process.subprocess import start_node
+    from frostline.core.config import IoSettings, NodeSettings
+    from frostline.io_service.handler import Upstream
+    from frostline.io_service.start import start_io
+    from frostline.node.process import start_node
 
     roots, settings, memory = (Path(wanted.data).resolve().as_uri(),), NodeSettings(), IoSettings(memory_bytes=3 << 30)
     with ExitStack() as stack:
@@ -113,7 +113,7 @@ def job_inside(wanted, where, cut, seed):
 
     from frostline.client.http import HttpTransport
     from frostline.datasets import Dataset
-    from frostline.io_service.client.transport import IoTransport
+    from frostline.io_service.client import IoTransport
     from frostline.preprocess import imagenet
     from frostline.wire.messages import FeatureRequest
 

@@ -26,11 +26,10 @@ import torch
 from torch import nn
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.control.activity.job_activity import Hindrance, JobActivity, PlanOutline
-from frostline.control.amounts import Amounts
-from frostline.control.stage import ControlledStage
-from frostline.node.process.subprocess import start_node
+from frostline.control.messages import ControlledStage, Hindrance, JobActivity, PlanOutline
+from frostline.control.shares import Amounts
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.node.process import start_node
 from support.nodes import make_images, preprocess
 
 SIDE, BATCH, PAUSE_S = 64, 16, 0.1

@@ -34,19 +34,18 @@ from networks import NETWORKS, calibrated, frozen, load
 
 import frostline as fl
 from engines import built, decoded, features, relative_error, timed
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core import REFERENCE
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.events import PhaseStarted
 from frostline.datasets import Dataset
-from frostline.datasets.copy.ingest import ingest
-from frostline.engines.backends.catalog import OFFERS, REFERENCE, build
-from frostline.engines.base.identity import identity, offer_name
-from frostline.engines.machine.allocator import keep_freed_memory
-from frostline.engines.machine.hardware import hardware_name
-from frostline.events import PhaseStarted
+from frostline.datasets.copy.ready import ingest
+from frostline.engines.catalog import OFFERS, build
+from frostline.engines.machine import hardware_name, keep_freed_memory
+from frostline.engines.protocols import identity, offer_name
 from frostline.models import cut_network
-from frostline.node.process.subprocess import start_node
+from frostline.node.process import start_node
 from frostline.preprocess import Applied
-from frostline.preprocess.applied import steps_left
-from frostline.preprocess.apply import decode_into
+from frostline.preprocess.apply import decode_into, steps_left
 from frostline.stores.open import open_store
 
 SEVEN = [name for name in NETWORKS if name not in ("vgg19", "vit_base")]

@@ -95,8 +95,8 @@ def over_one_link(wanted, round_trip_ms, loss):
 
 
 def node_inside(wanted):
-    from frostline.config import NodeSettings
-    from frostline.node.process.subprocess import start_node
+    from frostline.core.config import NodeSettings
+    from frostline.node.process import start_node
 
     settings = NodeSettings(allow_anonymous=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
@@ -137,7 +137,7 @@ class Trainer:
         return {"steady_mbit": steady_mbit}
 
     def epoch(self, *, slack, ramp, maximum=None):
-        from frostline.config import LoaderSettings
+        from frostline.core.config import LoaderSettings
         from frostline.prefetch import Window
         from frostline.preprocess.steps import Decode
 

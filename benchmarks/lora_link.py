@@ -73,8 +73,8 @@ def said(row):
 
 
 def node_inside(wanted):
-    from frostline.config import NodeSettings
-    from frostline.node.process.subprocess import start_node
+    from frostline.core.config import NodeSettings
+    from frostline.node.process import start_node
 
     roots = (str(Path(wanted.data).resolve()),)
     with start_node(roots, NodeSettings(allow_anonymous=True), host=STORE_ADDRESS) as node:
@@ -103,7 +103,7 @@ def train(wanted, *, url, epochs, options):
     import torch
 
     import frostline as fl
-    from frostline.config import LoaderSettings
+    from frostline.core.config import LoaderSettings
 
     started, before = time.perf_counter(), received_bytes()
     data = fl.Dataset(wanted.data)

@@ -169,9 +169,9 @@ def child_start(folder):
 def child_job(folder):
     """What a training takes before its first batch is there: open, split, prepare the job, ask for a batch."""
     import frostline as fl
-    from frostline.config import NodeSettings
+    from frostline.core.config import NodeSettings
     from frostline.models import freeze
-    from frostline.node.process.subprocess import start_node
+    from frostline.node.process import start_node
     from frostline.training.networks import load_model
 
     network = load_model("demo:efficientnet_lite0", classes=1000)
@@ -216,7 +216,7 @@ class Generated:
     """A store whose listing is made up, in class folders; what is written to it lies in a folder."""
 
     def __init__(self, folder, objects, changed=0):
-        from frostline.stores.objects.local import FolderStore
+        from frostline.stores.local import FolderStore
 
         folder.mkdir(parents=True, exist_ok=True)
         self._store = FolderStore(str(folder))
@@ -224,7 +224,7 @@ class Generated:
         self._objects, self._changed = objects, changed
 
     def list(self):
-        from frostline.stores.base.protocols import Entry
+        from frostline.stores.protocols import Entry
 
         yield from self._store.list()
         for number in range(self._objects):
@@ -234,7 +234,7 @@ class Generated:
 
 def child_list(folder, objects):
     """Build the manifest of generated names, find it again, and build it after one in a thousand changed."""
-    from frostline.datasets.manifest.manifest import load_manifest
+    from frostline.datasets.manifest import load_manifest
 
     watch = Watch()
     steps = (("built", 0), ("found again", 0), ("one in a thousand changed", max(1, objects // 1000)))

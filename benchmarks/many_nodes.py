@@ -31,15 +31,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings
 from frostline.core import Route
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.events import RequestFinished
+from frostline.core.config import LoaderSettings
+from frostline.core.events import RequestFinished
+from frostline.engines.torch import TorchEngine
 from frostline.jobs import loader_factory
 from frostline.jobs.partition import TorchLocalPrefix
-from frostline.loaders.epoch.rows import EpochStream
+from frostline.loaders.epoch import EpochStream
 from frostline.planning import Link, make_plan
-from frostline.planning.whatif import vary
+from frostline.planning.replanning import vary
 from support.images import image_folder, tiny_preprocess
 from support.many_nodes import frozen, hits, some_nodes
 from support.situations import profile, situation

@@ -1,6 +1,6 @@
 """Neighbouring places of one object in S3: each by a request of its own beside joined requests.
 
-`joined` is `stores.reads.batched_reads`, where one caller reads all; `together` is `stores.reads.shared_reads`, where
+`joined` is `stores.reads`, where one caller reads all; `together` is `stores.reads`, where
 threads ask for one place each, as a node's do.
 
     python benchmarks/neighbours.py [--places 960] [--rounds 3]
@@ -30,7 +30,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     wanted = parser.parse_args()
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
-    from frostline.stores.base.protocols import Place
+    from frostline.stores.protocols import Place
     from support.seaweed import seaweed
 
     ordered = [Place("photos.tar", number * SIZE, SIZE - 500) for number in range(wanted.places)]
@@ -66,7 +66,7 @@ def single(store, places):
 
 
 def together(store, places):
-    from frostline.stores.reads.shared_reads import SharedReads
+    from frostline.stores.reads import SharedReads
 
     # A node's requests, one after another; its threads take the samples of each in their order.
     with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -86,7 +86,7 @@ class Ample:
 
 
 def joined(store, places):
-    from frostline.stores.reads.batched_reads import BatchedReads
+    from frostline.stores.reads import BatchedReads
 
     reader = BatchedReads(store)
     nbytes = 0

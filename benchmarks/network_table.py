@@ -33,15 +33,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from frostline.core import TensorSpec
-from frostline.engines.base.runner import Runner, leaf_values
-from frostline.engines.machine.hardware import hardware_name
-from frostline.errors import FrostlineError
+from frostline.core.errors import FrostlineError
+from frostline.engines.graph_runner import Runner, leaf_values
+from frostline.engines.machine import hardware_name
 from frostline.models import cut_network, freeze
-from frostline.models.files.artifact import read_prefix, write_prefix
+from frostline.models.artifact import read_prefix, write_prefix
 from frostline.models.freezing import classifier_of, frozen_modules, used_parameters
-from frostline.models.tracing.border import fed
-from frostline.models.tracing.comparison import UNFIT
-from frostline.models.tracing.row_inputs import takes_parts, takes_rows
+from frostline.models.tracing import UNFIT, fed, takes_parts, takes_rows
 
 DTYPES = ("float32", "bfloat16")
 ROWS, SEED = 2, 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from frostline.core import TensorSpec
-from frostline.preprocess.named_inputs import InputPlace, laid_out
+from frostline.preprocess.steps import InputPlace, laid_out
 
 TOKENS, WORDS = 16, 99
 IDS, MASK = "input_ids", "attention_mask"

@@ -20,13 +20,12 @@ import torch
 from networks import load
 
 from frostline.client.http import HttpTransport
-from frostline.config import NodeSettings
+from frostline.core.config import NodeSettings
 from frostline.datasets import Dataset
-from frostline.engines.machine.allocator import keep_freed_memory
-from frostline.engines.machine.hardware import hardware_name
+from frostline.engines.machine import hardware_name, keep_freed_memory
 from frostline.models import cut_network, freeze
-from frostline.models.files.artifact import digest_of, write_prefix
-from frostline.node.process.subprocess import start_node
+from frostline.models.artifact import digest_of, write_prefix
+from frostline.node.process import start_node
 from frostline.preprocess.apply import decode_into
 from frostline.stores.open import open_store
 from frostline.wire.messages import FeatureRequest

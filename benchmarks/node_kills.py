@@ -34,10 +34,10 @@ import itertools
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.engines.machine.hardware import hardware_name
-from frostline.events import NodeJoined
-from frostline.node.process.subprocess import start_node
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.events import NodeJoined
+from frostline.engines.machine import hardware_name
+from frostline.node.process import start_node
 from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.many_nodes import frozen

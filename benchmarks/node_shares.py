@@ -22,11 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 
-from frostline.config import NodeSettings
-from frostline.control.link import ControlLink
-from frostline.control.node_stages import node_reporter
+from frostline.control.reporter import ControlLink, node_reporter
 from frostline.control.settings import ControlledJob
-from frostline.errors import Overloaded
+from frostline.core.config import NodeSettings
+from frostline.core.errors import Overloaded
 from frostline.node import Node
 from support.control_planes import control_plane
 from support.nodes import artifact_of, joined, make_images, request, small_network

@@ -38,7 +38,7 @@ def main():
         return print(json.dumps(measured(wanted)))
     found = json.loads(wanted.out.read_text()) if wanted.out and wanted.out.exists() else []
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
-    from frostline.engines.machine.hardware import hardware_name
+    from frostline.engines.machine import hardware_name
     from support.seaweed import seaweed
 
     print(f"{hardware_name('cpu')}, load {os.getloadavg()[0]:.1f}")
@@ -75,8 +75,8 @@ def layers():
     import obstore
     from obstore.store import MemoryStore
 
-    from frostline.stores.objects.obstore import DriverStore
-    from frostline.stores.wrappers.retry import Retrying
+    from frostline.stores.cloud import DriverStore
+    from frostline.stores.retry import Retrying
 
     client, name = MemoryStore(), name_of(0)
     obstore.put(client, name, bytes(SIZE))

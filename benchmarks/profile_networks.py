@@ -23,11 +23,10 @@ import torch
 from networks import NETWORKS, calibrated, frozen, load
 
 from frostline.datasets import Dataset
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.engines.choice.codec_costs import codec_costs, worth_packing
-from frostline.engines.machine.allocator import keep_freed_memory
-from frostline.engines.machine.hardware import hardware_name
-from frostline.engines.measure.profile import cut_seconds, cut_values
+from frostline.engines.codec_costs import codec_costs, worth_packing
+from frostline.engines.machine import hardware_name, keep_freed_memory
+from frostline.engines.measure import cut_seconds, cut_values
+from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network
 from frostline.planning import Link, Situation
 from frostline.preprocess.apply import decode_into

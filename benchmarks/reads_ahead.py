@@ -39,7 +39,7 @@ def main():
 
 def far_away(images, count, delay_s):
     from frostline.stores.open import open_store
-    from frostline.stores.wrappers.retry import Delayed
+    from frostline.stores.retry import Delayed
     from support.nodes import make_images
 
     class Table(Delayed):
@@ -55,9 +55,9 @@ def far_away(images, count, delay_s):
 
 
 def measured(images, store, cut, threads, wanted):
-    from frostline.config import NodeSettings
+    from frostline.core.config import NodeSettings
     from frostline.node import Node
-    from frostline.node.request import validation as requests
+    from frostline.node import pipeline as requests
     from support.nodes import request, samples_of
 
     requests.open_samples = lambda *_, **__: store

@@ -18,11 +18,11 @@ import numpy as np
 import frostline as fl
 from frostline import preprocess
 from frostline.cache import FeatureCache, Scope, TieredCache
-from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples
-from frostline.engines.machine.hardware import hardware_name
+from frostline.core.config import LoaderSettings
+from frostline.engines.machine import hardware_name
 from frostline.loaders import ArrayLoader
-from frostline.loaders.epoch.row_source import RowSource
+from frostline.loaders.row_source import RowSource
 from frostline.ordering import Order
 from frostline.prefetch.requests import Deal
 

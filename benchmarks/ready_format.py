@@ -26,19 +26,17 @@ from networks import load
 from PIL import Image
 
 from frostline.client.http import HttpTransport
-from frostline.config import NodeSettings
 from frostline.core import REFERENCE
+from frostline.core.config import NodeSettings
 from frostline.datasets import Dataset
-from frostline.datasets.copy.ingest import ingest
-from frostline.engines.machine.hardware import hardware_name
+from frostline.datasets.copy.ready import ingest
+from frostline.engines.machine import hardware_name
 from frostline.models import cut_network, freeze
-from frostline.models.files.artifact import digest_of, write_prefix
-from frostline.node.process.subprocess import start_node
+from frostline.models.artifact import digest_of, write_prefix
+from frostline.node.process import start_node
 from frostline.preprocess import Applied, Preprocess
-from frostline.preprocess.applied import steps_left
-from frostline.preprocess.apply import decode_into
-from frostline.stores.objects.local import FolderStore
-from frostline.stores.objects.mmap import MmapFolder
+from frostline.preprocess.apply import decode_into, steps_left
+from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 

@@ -102,8 +102,8 @@ def said(row):
 
 
 def node_inside(wanted):
-    from frostline.config import NodeSettings
-    from frostline.node.process.subprocess import start_node
+    from frostline.core.config import NodeSettings
+    from frostline.node.process import start_node
 
     settings = NodeSettings(device_batch=BATCH, allow_anonymous=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
@@ -124,8 +124,8 @@ class Trainer:
         from networks import load
 
         import frostline as fl
-        from frostline.config import LoaderSettings
-        from frostline.engines.machine.allocator import keep_freed_memory
+        from frostline.core.config import LoaderSettings
+        from frostline.engines.machine import keep_freed_memory
         from frostline.models import freeze
 
         keep_freed_memory()  # as the node does, so that both sides compute alike

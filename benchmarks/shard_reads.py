@@ -29,10 +29,10 @@ from pathlib import Path
 from frostline.datasets import Dataset
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.folders import IMAGE_SUFFIXES, suffix_of
-from frostline.engines.machine.hardware import hardware_name
+from frostline.engines.machine import hardware_name
 from frostline.ordering import Order
 from frostline.stores.open import open_store
-from frostline.stores.reads.coalesce import Range, plan_ranges
+from frostline.stores.reads import Range, plan_ranges
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.seaweed import seaweed

@@ -27,8 +27,7 @@ from PIL import Image
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, interpolate, mse_loss
 
 import frostline as fl
-from frostline.preprocess.apply import decode_into
-from frostline.preprocess.masks import mask_into
+from frostline.preprocess.apply import decode_into, mask_into
 
 BATCH = 16
 SIDE = 224

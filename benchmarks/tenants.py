@@ -38,13 +38,13 @@ import torch
 from PIL import Image
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings, TenantSettings
+from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
+from frostline.core.errors import FrostlineError, Unavailable, UnknownPrefix
 from frostline.datasets import Dataset
-from frostline.engines.machine.hardware import hardware_name
-from frostline.errors import FrostlineError, Unavailable, UnknownPrefix
+from frostline.engines.machine import hardware_name
 from frostline.models import cut_network, freeze
-from frostline.models.files.artifact import digest_of, write_prefix
-from frostline.node.process.subprocess import start_node
+from frostline.models.artifact import digest_of, write_prefix
+from frostline.node.process import start_node
 from frostline.preprocess import imagenet
 from frostline.wire.messages import FeatureRequest
 

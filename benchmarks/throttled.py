@@ -84,7 +84,7 @@ def measured(limit, threads, seconds):
 
 
 def read_until(store, done, failed):
-    from frostline.errors import StoreError
+    from frostline.core.errors import StoreError
 
     reads = 0
     while not done.is_set():

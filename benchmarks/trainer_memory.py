@@ -25,9 +25,9 @@ from pathlib import Path
 import numpy as np
 
 import frostline as fl
-from frostline.config import LoaderSettings
 from frostline.core import Route
-from frostline.engines.machine.hardware import hardware_name
+from frostline.core.config import LoaderSettings
+from frostline.engines.machine import hardware_name
 from frostline.training.networks import load_model
 
 ROWS = {

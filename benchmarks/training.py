@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from frostline.datasets import Dataset
-from frostline.engines.machine.hardware import hardware_name
+from frostline.engines.machine import hardware_name
 from frostline.models import freeze
 from frostline.models.freezing import frozen_modules
 from frostline.ordering import Order

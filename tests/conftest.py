@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from frostline.config import NodeSettings
-from frostline.engines.machine.allocator import keep_freed_memory
-from frostline.engines.machine.isolation import give_back_freed
-from frostline.node.process.subprocess import start_node
+from frostline.core.config import NodeSettings
+from frostline.engines.machine import give_back_freed, keep_freed_memory
+from frostline.node.process import start_node
 from support.azurite import azurite as run_azurite
 from support.azurite import find_azurite
 from support.cassandra import cassandra, why_no_cassandra

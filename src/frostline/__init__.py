@@ -3,11 +3,10 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from frostline.version import __version__
-
 if TYPE_CHECKING:
     from frostline import preprocess
-    from frostline.config import LoaderSettings, NodeSettings, TenantSettings
+    from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
+    from frostline.core.system import __version__
     from frostline.datasets import Dataset, MultiLabel
     from frostline.jobs import Job, loader, offload
     from frostline.loaders import (
@@ -64,13 +63,14 @@ _ROOMS = {
     "Head": "frostline.models",
     "Job": "frostline.jobs",
     "Loader": "frostline.loaders",
-    "LoaderSettings": "frostline.config",
+    "LoaderSettings": "frostline.core.config",
     "MultiLabel": "frostline.datasets",
-    "NodeSettings": "frostline.config",
+    "NodeSettings": "frostline.core.config",
     "Ranks": "frostline.loaders",
     "Recipe": "frostline.wire.recipes",
     "Sample": "frostline.loaders",
-    "TenantSettings": "frostline.config",
+    "TenantSettings": "frostline.core.config",
+    "__version__": "frostline.core.system",
     "freeze": "frostline.models",
     "loader": "frostline.jobs",
     "offload": "frostline.jobs",

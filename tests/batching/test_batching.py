@@ -5,9 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from frostline.batching import Claim, FairShares, Limit, MemoryBudget, batch_size, stretches_of_work
-from frostline.batching.forming import readable_bytes, stretches_of_bytes
-from frostline.errors import OverBudget
+from frostline.batching import (
+    Claim,
+    FairShares,
+    Limit,
+    MemoryBudget,
+    batch_size,
+    readable_bytes,
+    stretches_of_bytes,
+    stretches_of_work,
+)
+from frostline.core.errors import OverBudget
 
 BYTES = st.integers(0, 1000)
 LIMITS = st.lists(st.builds(Limit, room_bytes=BYTES, fixed_bytes=BYTES, bytes_per_row=st.integers(0, 50)), max_size=3)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.batching.devices import DeviceLoad, batch_seconds, combined_speed, first_to_finish
+from frostline.batching import DeviceLoad, batch_seconds, combined_speed, first_to_finish
 
 
 def simulated(seconds, batches, outstanding, *, knows=True):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.batching import Evictable, FairShares, Incoming, to_evict
+from frostline.batching import FairShares
+from frostline.node.weights import Evictable, Incoming, to_evict
 
 IDLE, SERVED = 60.0, 60.0
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.batching import Hapi, QueuedRequest
-from frostline.batching.forming import allotted
+from frostline.batching import Hapi, QueuedRequest, allotted
 
 
 @st.composite

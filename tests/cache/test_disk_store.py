@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from frostline.cache import FeatureStore, RowLayout
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from support.stored import LAYOUT, SCOPE, checked, keys, put, tensors, writing
 
 SMALL = 16 << 20

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.cache import FeatureCache, Scope
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 
 SCOPE = Scope(
     data="s3://a", prefix="ab", cut=3, preprocess="cd", engine="e", shapes=((3,), ()), dtypes=("float32", "int16")

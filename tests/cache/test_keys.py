@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from frostline.cache import Scope, row_keys
-from frostline.cache.local.quota import ScopeUsage, idle_shelves, stored_bytes
-from frostline.cache.rows import opened, sealed
+from frostline.cache.disk import ScopeUsage, idle_shelves, stored_bytes
+from frostline.cache.keys import opened, sealed
 from frostline.core import Samples, View
 
 SCOPE = Scope(

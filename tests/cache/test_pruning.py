@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.cache.shared.object_layout import PackedObject, mark_of
-from frostline.cache.shared.pruning import surplus
-from frostline.stores.base.protocols import Dated
+from frostline.cache.shared_layout import PackedObject, mark_of, surplus
+from frostline.stores.protocols import Dated
 
 NOW_S = 10_000.0
 IDLE_S = 3600.0

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.cache import SharedStore
-from frostline.cache.shared.object_index import ObjectIndex
-from frostline.cache.shared.object_layout import PackedObject, WriteBuffer, keys_of, pack_rows, runs_of
-from frostline.errors import AccessDenied, OutOfSpace, StoreUnavailable
+from frostline.cache.shared_layout import ObjectIndex, PackedObject, WriteBuffer, keys_of, pack_rows, runs_of
+from frostline.core.errors import AccessDenied, OutOfSpace, StoreUnavailable
 from frostline.stores.open import open_store
 from support import stored
 

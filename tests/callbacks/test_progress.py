@@ -8,8 +8,8 @@ import pytest
 
 import frostline as fl
 from frostline.callbacks import JobProgress
-from frostline.config import NodeSettings
-from frostline.events import BatchDelivered, EpochFinished, EpochStarted, PhaseStarted, ProgressMade, SetupWarning
+from frostline.core.config import NodeSettings
+from frostline.core.events import BatchDelivered, EpochFinished, EpochStarted, PhaseStarted, ProgressMade, SetupWarning
 from support.images import image_folder, tiny_preprocess
 
 

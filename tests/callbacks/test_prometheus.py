@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import frostline as fl
 from frostline.callbacks import JobCollector
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from support.dashboards import check_queries
 from support.images import image_folder, tiny_preprocess
 

@@ -9,9 +9,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import frostline as fl
 from frostline.callbacks import OpenTelemetryTrace, TraceFile
-from frostline.callbacks.spans import Span, SpanMaker
+from frostline.callbacks.traces import Span, SpanMaker
 from frostline.core import Route
-from frostline.events import (
+from frostline.core.events import (
     BatchDelivered,
     EpochFinished,
     EpochStarted,

@@ -15,9 +15,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import frostline as fl
 from frostline.callbacks import LightningCallback, MlflowLog, TensorBoardLog, TransformersCallback, WandbLog
-from frostline.callbacks.figures import DIAGNOSIS, JobMeter, figures_between
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import SettingError
+from frostline.callbacks.trackers import DIAGNOSIS, JobMeter, figures_between
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import SettingError
 from frostline.jobs import JobStatistics
 from support.images import image_folder, tiny_preprocess
 

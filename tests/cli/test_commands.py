@@ -16,9 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from frostline.cli import main
-from frostline.cli.start_time import process_began_at
-from frostline.training.files import write_tensors
+from frostline.cli import main, process_began_at
+from frostline.training.run_config import write_tensors
 from support.commands import run, run_json
 from support.control_planes import control_plane
 from support.images import image_folder
@@ -143,7 +142,7 @@ def test_counts_seconds_from_the_command_and_shows_setting_up_apart(capsys, fold
 def test_a_command_began_with_its_process():
     assert process_began_at() < IMPORTED_AT
     code = (
-        "import time; at = time.perf_counter(); from frostline.cli.start_time import process_began_at; "
+        "import time; at = time.perf_counter(); from frostline.cli import process_began_at; "
         "print(at - process_began_at())"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

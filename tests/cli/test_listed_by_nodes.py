@@ -3,7 +3,7 @@
 import pytest
 
 from frostline.cli import main
-from frostline.config import LoaderSettings
+from frostline.core.config import LoaderSettings
 from frostline.training.settings import JobSettings
 from support.images import image_folder
 

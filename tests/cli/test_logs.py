@@ -10,9 +10,9 @@ from datetime import datetime
 
 import pytest
 
-from frostline.cli.monitoring import logs
-from frostline.cli.monitoring.logs import EventLog
-from frostline.events import BatchDelivered, EpochStarted, NodeLeft, SampleSkipped, StepFinished
+from frostline.cli import logs
+from frostline.cli.logs import EventLog
+from frostline.core.events import BatchDelivered, EpochStarted, NodeLeft, SampleSkipped, StepFinished
 from support.commands import run
 
 SECRET = "hunter2"

@@ -11,10 +11,10 @@ from torch import nn
 
 import frostline as fl
 from frostline.cli import main
-from frostline.errors import SettingError
-from frostline.events import StepFinished
+from frostline.core.errors import SettingError
+from frostline.core.events import StepFinished
 from frostline.training.networks import load_model
-from frostline.training.recipe.unfreezing import ThawStep, Unfreezing
+from frostline.training.recipe import ThawStep, Unfreezing
 from frostline.training.report.report import Record
 from support.images import image_folder
 from support.networks import adapted_blocks

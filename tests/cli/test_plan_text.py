@@ -2,7 +2,7 @@
 
 from frostline.cli.plan import print_answer
 from frostline.planning import POLICIES, table
-from frostline.training.report.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer
+from frostline.training.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer
 from support.plans import a_situation
 
 

@@ -1,13 +1,13 @@
 """What a run says on a terminal or in a log, from its events."""
 
-from frostline.cli import progress
-from frostline.cli.progress import ProgressBar
-from frostline.events import BatchDelivered, EpochStarted, Evaluated
+from frostline.cli import show
+from frostline.cli.show import ProgressBar
+from frostline.core.events import BatchDelivered, EpochStarted, Evaluated
 
 
 def test_figures_of_an_epoch_are_its_own_and_not_those_since_the_start(monkeypatch, capsys):
     now = [10.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(show.time, "monotonic", lambda: now[0])
     with ProgressBar() as shown:
         for epoch, samples in enumerate((100, 400)):
             shown(EpochStarted(epoch=epoch, samples=samples))

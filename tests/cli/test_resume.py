@@ -19,7 +19,7 @@ STEPS = 18
 # Ends the process without any clean-up after so many steps, as the system does to one that is out of memory.
 KILLED = """
 import os, signal, sys
-from frostline.events import StepFinished
+from frostline.core.events import StepFinished
 from frostline.training.report import report
 plain = report.Record.__call__
 def counted(self, event):

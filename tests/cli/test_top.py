@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from frostline.cli.monitoring import top
-from frostline.cli.monitoring.top import view_of
-from frostline.config import NodeSettings
+from frostline.cli import top
+from frostline.cli.top import view_of
+from frostline.core.config import NodeSettings
 from frostline.node import Node
 from support.commands import run
 from support.nodes import joined, make_images, request, served

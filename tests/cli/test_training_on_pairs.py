@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import frostline as fl
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from frostline.training.networks import load_model
-from frostline.training.samples import by_input
+from frostline.training.settings import by_input
 from support.commands import run, run_json
 from support.pairs import COLUMNS, SIDE, TOKENS, encoded_array, small_clip, write_pairs, write_processor
 from support.texts import small_bert, tokenizer_of_words

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 import frostline as fl
 from frostline.cli import main
 from frostline.core import CELLS
-from frostline.datasets.open import open_samples
-from frostline.errors import DataError, SettingError
+from frostline.core.errors import DataError, SettingError
+from frostline.datasets.reading import open_samples
 from frostline.preprocess.apply import decode_into
-from frostline.training.samples import described, preprocess_of
+from frostline.training.settings import described, preprocess_of
 from support.signals import array_bytes, signal_network, some_arrays, spectrogram_network, write_arrays
 from support.sounds import some_waves, write_sounds
 

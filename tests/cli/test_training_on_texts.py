@@ -7,7 +7,7 @@ import transformers as hf
 from torch import nn
 
 import frostline as fl
-from frostline.errors import SettingError, WeightsMissing
+from frostline.core.errors import SettingError, WeightsMissing
 from frostline.training.networks import load_model
 from support.commands import run, run_json
 from support.texts import TEXTS, small_bert, small_distilbert, tokenizer_of_words, write_reviews

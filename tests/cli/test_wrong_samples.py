@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from frostline.cli import main
-from frostline.training.report import thumbnails
+from frostline.training.report import page
 from support.images import image_folder
 from support.pages import has_inline_pictures_alone
 
@@ -51,7 +51,7 @@ def test_they_are_named_in_the_report_and_shown_on_its_page(capsys, folder, near
 
 
 def test_samples_too_large_to_read_again_are_named_without_pictures(capsys, folder, near, tmp_path, monkeypatch):
-    monkeypatch.setattr(thumbnails, "_MAX_ENCODED_BYTES", 0)
+    monkeypatch.setattr(page, "_MAX_ENCODED_BYTES", 0)
     report, html = trained(capsys, folder, tmp_path / "run", *near)
     assert "<img" not in html
     assert all(mistake["name"] in html for mistake in report["confusion"]["mistakes"])

@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.client.balanced_transport import BalancedTransport
+from frostline.client.balanced import BalancedTransport, LoadBalancer
 from frostline.client.http import HttpTransport
-from frostline.client.node_choice import LoadBalancer
-from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE, FeatureBatch
-from frostline.errors import BadRequest, NodeUnreachable, Overloaded, Unavailable, UnknownPrefix
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import BadRequest, NodeUnreachable, Overloaded, Unavailable, UnknownPrefix
 from frostline.node import Node
 from frostline.testing import ScriptedTransport
-from frostline.transport.protocol import Cancellation
+from frostline.transport import Cancellation
 from frostline.wire.messages import ProfileRequest
 from support.nodes import artifact_of, joined, make_images, request, samples_of, served, small_network
 from support.situations import profile

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import FrostlineError, NodeUnreachable, SettingError
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import FrostlineError, NodeUnreachable, SettingError
 from frostline.node import Node
 from frostline.node.http.server import listen
 from support.nodes import is_idle, make_images, request, samples_of, served, until

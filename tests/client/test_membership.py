@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.client.balanced_transport import BalancedTransport
+from frostline.client.balanced import BalancedTransport
 from frostline.client.membership import Membership, NodeWatch, balanced, can_talk, changes, watching
 from frostline.core import REFERENCE, FeatureBatch
-from frostline.errors import NodeUnreachable, Refused, SettingError
-from frostline.version import __version__
-from frostline.wire.http.node_lists import NodeList, listed_nodes
+from frostline.core.errors import NodeUnreachable, Refused, SettingError
+from frostline.core.system import __version__
+from frostline.wire.node_lists import NodeList, listed_nodes
 from support.nodes import until
 
 ASKED = SimpleNamespace(engine=REFERENCE)

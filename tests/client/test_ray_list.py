@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from frostline.errors import NodeUnreachable
-from frostline.wire.http.node_lists import listed_nodes
-from frostline.wire.http.ray_list import said_by_supervisor
+from frostline.core.errors import NodeUnreachable
+from frostline.wire.node_lists import listed_nodes, said_by_supervisor
 
 NODES = ["http://10.0.0.1:7070", "http://10.0.0.2:7070"]
 

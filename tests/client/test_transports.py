@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.errors import BadRequest, OverBudget, Overloaded, StoreUnavailable, Unavailable, UnknownPrefix
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import BadRequest, OverBudget, Overloaded, StoreUnavailable, Unavailable, UnknownPrefix
+from frostline.engines.torch import TorchEngine
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from frostline.preprocess.apply import decode_into
-from frostline.stores.objects.local import FolderStore
-from frostline.transport.protocol import Cancellation
-from frostline.wire.codecs import CODECS, Codec, unpack
+from frostline.stores.local import FolderStore
+from frostline.transport import Cancellation
+from frostline.wire.codecs import CODECS, Codec
 from frostline.wire.messages import ProfileRequest
+from frostline.wire.packing import unpack
 from support.nodes import (
     artifact_of,
     busy_device,

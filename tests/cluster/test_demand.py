@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.cluster.demand import Load, busy_share, nodes_for
+from frostline.ray.scaling import Load, busy_share, nodes_for
 
 IDLE = {"compute_s": 0.0, "train_s": 0.0, "decode_s": 0.0}
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.ray.ranges import row_ranges
+from frostline.ray.tasks import row_ranges
 
 
 @given(rows=st.integers(0, 20_000), tasks=st.integers(0, 300), min_rows=st.integers(1, 1_000))

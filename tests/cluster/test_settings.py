@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from frostline.cluster.settings import ClusterSettings, name_of, number_of
-from frostline.cluster.supervisor import is_ours
-from frostline.config import NodeSettings
-from frostline.errors import SettingError
+from frostline.core.config import NodeSettings
+from frostline.core.errors import SettingError
+from frostline.ray.scaling import ClusterSettings, name_of, number_of
+from frostline.ray.supervisor import is_ours
 
 SOME = ClusterSettings(roots=("file:///photos",))
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.cluster.steps import NodeView, Steps, next_steps
+from frostline.ray.scaling import NodeView, Steps, next_steps
 
 
 def nodes(*numbers, **about):

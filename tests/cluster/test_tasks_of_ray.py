@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import frostline as fl
-from frostline.training.extract.extract import extract
+from frostline.training.extract import extract
 from support.cassandra import KEYSPACE, USER
 from support.feature_jobs import small_extraction
 from support.images import image_folder
@@ -47,9 +47,9 @@ print(json.dumps({"rows": len(rows), "schema": found.schema().names}))
 BROKEN_OFF = """
 import os, signal, sys
 from pathlib import Path
-from frostline.events import ProgressMade
+from frostline.core.events import ProgressMade
 import frostline as fl
-from frostline.training.extract.extract import extract
+from frostline.training.extract import extract
 from support.cassandra import KEYSPACE, USER
 from support.feature_jobs import small_extraction
 from support.images import image_folder
@@ -75,9 +75,9 @@ extract(asked, observe)
 KILLED = """
 import os, signal, sys
 from frostline.cli import ingest, main
-from frostline.cli.progress import ProgressBar
+from frostline.cli.show import ProgressBar
 from frostline.datasets.copy import into_cql
-from frostline.events import ProgressMade
+from frostline.core.events import ProgressMade
 from support.ray_here import awaited_workers_of_ray
 
 into_cql._ROWS_A_PART = 60

@@ -6,7 +6,7 @@ import pytest
 
 import frostline as fl
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings
+from frostline.core.config import LoaderSettings
 
 pytest.importorskip("ray", reason="training under Ray needs the extra frostline[ray]")
 # Ray starts a process of Python with torch for each of its workers.

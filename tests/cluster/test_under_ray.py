@@ -9,9 +9,9 @@ import torch
 
 import frostline as fl
 from frostline.client import membership
-from frostline.errors import NodeUnreachable, SettingError
-from frostline.events import BatchDelivered, NodeJoined
-from frostline.wire.http.node_lists import NodeList, listed_nodes
+from frostline.core.errors import NodeUnreachable, SettingError
+from frostline.core.events import BatchDelivered, NodeJoined
+from frostline.wire.node_lists import NodeList, listed_nodes
 from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.many_nodes import epoch, frozen, job, same

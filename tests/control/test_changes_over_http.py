@@ -11,10 +11,9 @@ from itertools import islice
 import httpx
 import pytest
 
-from frostline.control.amounts import Amounts
-from frostline.control.messages import ControlAnswer
+from frostline.control.messages import ControlAnswer, ControlledStage
 from frostline.control.settings import ControlledJob, ControlTenant
-from frostline.control.stage import ControlledStage
+from frostline.control.shares import Amounts
 from support.control_planes import Clock, control_plane
 
 CAPACITY = {"bytes_per_s": 1000.0, "requests": 64.0}

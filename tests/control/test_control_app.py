@@ -12,11 +12,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from frostline.control.amounts import Amounts
-from frostline.control.config_file import read_control_settings
-from frostline.control.messages import ControlAnswer
-from frostline.control.stage import ControlledStage
-from frostline.errors import SettingError
+from frostline.control.messages import ControlAnswer, ControlledStage
+from frostline.control.settings import read_control_settings
+from frostline.control.shares import Amounts
+from frostline.core.errors import SettingError
 
 COMMAND = (sys.executable, "-P", "-c", "from frostline.cli import main; main()")
 PLAIN = "[capacity]\nbytes_per_s = 1000\nrequests = 64\n"

@@ -6,11 +6,9 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from frostline.control.activity.job_activity import JobActivity
-from frostline.control.amounts import Amounts
-from frostline.control.messages import ControlAnswer
+from frostline.control.messages import ControlAnswer, ControlledStage, JobActivity
 from frostline.control.settings import ControlTenant
-from frostline.control.stage import ControlledStage
+from frostline.control.shares import Amounts
 from support.control_planes import Clock, control_plane
 from support.dashboards import check_queries
 from support.metric_pages import listed, scraped

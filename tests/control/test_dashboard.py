@@ -10,14 +10,11 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 import support.control_planes as planes
-from frostline.control.activity.job_activity import JobActivity, PlanOutline
-from frostline.control.activity.summary import Prices
-from frostline.control.amounts import Amounts
 from frostline.control.app import make_control_app
-from frostline.control.messages import ControlAnswer
+from frostline.control.messages import ControlAnswer, ControlledStage, JobActivity, PlanOutline, Prices
 from frostline.control.settings import ControlledJob, ControlTenant
-from frostline.control.stage import ControlledStage
-from frostline.node.http.dashboard import Dashboard
+from frostline.control.shares import Amounts
+from frostline.node.http.pages import Dashboard
 from support.control_planes import Clock, control_plane
 from support.pages import (
     HAS_FIGURES,

@@ -14,11 +14,11 @@ from starlette.routing import Route
 from torch import nn
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.control.activity.summary import Prices
-from frostline.control.embedded.plane import control_routes, embedded_settings
-from frostline.errors import SettingError
-from frostline.jobs.reporting import control_address
+from frostline.control.embedded import control_routes, embedded_settings
+from frostline.control.messages import Prices
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import SettingError
+from frostline.jobs.activity import control_address
 from frostline.node import Node
 from support.nodes import make_images, preprocess, served, until
 from support.tenants import header, tenant, token_of

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.control.fairness import proportional, weighted_max_min
+from frostline.control.shares import proportional, weighted_max_min
 
 # The twin fills in steps, which are nothing where an amount is the smallest float.
 AMOUNTS = st.one_of(st.just(0.0), st.floats(1e-6, 1e9))

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.control.amounts import Amounts
 from frostline.control.follower import ControlFollower
-from frostline.control.link import ControlLink
-from frostline.control.pace import Pace
+from frostline.control.reporter import ControlLink
 from frostline.control.settings import ControlledJob
+from frostline.control.shares import Amounts, Pace
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import SettingError
 from frostline.datasets import Dataset
-from frostline.errors import SettingError
 from frostline.jobs.offload import offload
 from frostline.node import Node
 from frostline.node.http.server import listen

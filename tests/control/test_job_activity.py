@@ -6,18 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from frostline.control.activity.job_activity import Hindrance, JobActivity, PlanOutline
-from frostline.control.activity.recent import RecentRates
-from frostline.control.activity.summary import Prices, saved, summarised
-from frostline.control.amounts import Amounts
-from frostline.control.messages import StageReport
+from frostline.control.messages import (
+    ControlledStage,
+    Hindrance,
+    JobActivity,
+    PlanOutline,
+    Prices,
+    RecentRates,
+    StageReport,
+    saved,
+    summarised,
+)
 from frostline.control.settings import ControlSettings, ControlTenant
-from frostline.control.stage import ControlledStage
-from frostline.control.state import ControlState
-from frostline.control.view import view_of
+from frostline.control.shares import Amounts
+from frostline.control.state import ControlState, view_of
 from frostline.core import Cut, Route
-from frostline.errors import BadRequest, SettingError
-from frostline.events import BatchDelivered, EpochStarted, WaitingForRows
+from frostline.core.errors import BadRequest, SettingError
+from frostline.core.events import BatchDelivered, EpochStarted, WaitingForRows
 from frostline.jobs.activity import PassProgress, outline_of, saved_bytes
 
 PLAN = PlanOutline(names=("encoded", "pixels", "layer1"), nbytes=(900, 3000, 40), cut=2, codec="fp16")

@@ -5,13 +5,12 @@ from contextlib import closing
 
 import pytest
 
-from frostline.config import NodeSettings
-from frostline.control.link import ControlLink
-from frostline.control.node_stages import node_reporter
+from frostline.control.reporter import ControlLink, node_reporter
 from frostline.control.settings import ControlledJob
-from frostline.errors import Overloaded, SettingError
+from frostline.core.config import NodeSettings
+from frostline.core.errors import Overloaded, SettingError
 from frostline.node import Node
-from frostline.node.process.subprocess import NodeProcess, start_node
+from frostline.node.process import NodeProcess, start_node
 from support.control_planes import Clock, control_plane
 from support.nodes import artifact_of, joined, make_images, request, small_network, until
 from support.tenants import tenant, token_of

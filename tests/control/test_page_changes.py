@@ -5,10 +5,9 @@ import hashlib
 import httpx
 import pytest
 
-from frostline.control.amounts import Amounts
-from frostline.control.messages import ControlAnswer
+from frostline.control.messages import ControlAnswer, ControlledStage
 from frostline.control.settings import ControlTenant
-from frostline.control.stage import ControlledStage
+from frostline.control.shares import Amounts
 from support.browser import a_browser
 from support.control_planes import Clock, control_plane
 from support.pages import axe_findings, needed_browser, opened, sign_in, typed_over
@@ -113,6 +112,6 @@ def test_figures_are_sent_and_asked_for_where_there_are_too_many_viewers(page, u
     sign_in(page, url, "bob-token")
     page.until("at('status').textContent === 'Live, every second.'")
     page.visit("about:blank")
-    monkeypatch.setattr("frostline.node.http.live.LiveAnswers.is_full", lambda self: True)
+    monkeypatch.setattr("frostline.node.http.pages.LiveAnswers.is_full", lambda self: True)
     sign_in(page, url, "bob-token")
     page.until("at('status').textContent === 'Read every second.' && seen.length > 2")

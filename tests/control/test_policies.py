@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.control.amounts import Amounts
-from frostline.control.policies import Division, StageTable, chained, deadlines, max_min, policies_of, priorities
 from frostline.control.settings import POLICY_NAMES
+from frostline.control.shares import Amounts, Division, StageTable, chained, deadlines, max_min, policies_of, priorities
 
 INF = float("inf")
 EARLY_S = 3.0  # jobs are to be done so long before they must

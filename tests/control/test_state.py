@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.control.amounts import Amounts
-from frostline.control.messages import StageReport
+from frostline.control.messages import ControlledStage, StageReport
 from frostline.control.settings import ControlledJob, ControlSettings, ControlTenant
-from frostline.control.stage import ControlledStage
+from frostline.control.shares import Amounts
 from frostline.control.state import ControlState
-from frostline.errors import Overloaded
+from frostline.core.errors import Overloaded
 
 BYTES = 1000.0
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from frostline.processors import background, in_background
+from frostline.core.system import background, in_background
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH")
 
@@ -71,7 +71,7 @@ from PIL import Image
 
 import frostline as fl
 from frostline.preprocess import imagenet
-from frostline.stores.objects.obstore import memory_store
+from frostline.stores.cloud import memory_store
 
 store = memory_store("memory://photographs", "photographs", "")
 store.write("any", b"1")

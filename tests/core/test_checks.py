@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from frostline.checks import check_type
-from frostline.config import IoSettings, LoaderSettings, NodeSettings, TenantSettings
-from frostline.errors import SettingError
+from frostline.core.config import IoSettings, LoaderSettings, NodeSettings, TenantSettings, check_type
+from frostline.core.errors import SettingError
 
 
 @pytest.mark.parametrize(

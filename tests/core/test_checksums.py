@@ -5,7 +5,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.core.checksums import crc32
+from frostline.core.system import crc32
 
 
 @given(data=st.binary(max_size=10_000), start=st.integers(0, 2**32 - 1))

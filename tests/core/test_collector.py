@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from frostline.processors import collector_rests
+from frostline.core.system import collector_rests
 
 
 def test_the_collector_rests_and_goes_on_afterwards_whatever_happens():

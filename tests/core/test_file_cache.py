@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from frostline.file_cache import FileCache
+from frostline.core.files import FileCache
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_finds_a_kept_profile_by_its_key_alone(folder):
 
 
 def test_those_that_were_not_used_for_longest_go_first(folder, monkeypatch):
-    monkeypatch.setattr("frostline.file_cache._MAX_FILES", 2)
+    monkeypatch.setattr("frostline.core.files._MAX_FILES", 2)
     files = FileCache(folder, ".json")
     for age, key in enumerate("abc"):
         files.put(key, key.encode())

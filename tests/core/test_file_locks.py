@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from frostline.errors import SettingError
-from frostline.file_cache import lock, try_lock
+from frostline.core.errors import SettingError
+from frostline.core.files import lock, try_lock
 
 
 def opened(folder):

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 import frostline as fl
-from frostline.planning.diagnosis import Diagnosis
+from frostline.planning.replanning import Diagnosis
 from support.images import image_folder
 from support.pages import HOSTILE, runs_nothing
 from support.plans import a_costless_plan, a_plan
@@ -81,6 +81,6 @@ def test_names_bring_no_markup():
 
 def test_tables_need_no_library():
     imported = "{'jinja2', 'torch', 'matplotlib', 'rich'} & set(sys.modules)"
-    script = f"import sys; import frostline.core.notebook; print(len({imported}))"
+    script = f"import sys; import frostline.core.nouns; print(len({imported}))"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "0"

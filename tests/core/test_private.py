@@ -7,16 +7,16 @@ from functools import partial
 import pytest
 
 from frostline.cache import FeatureStore
-from frostline.datasets.check.check import CheckedRows, CheckProgress
+from frostline.core.files import make_private_folder
+from frostline.datasets import source
+from frostline.datasets.check import CheckedRows, CheckProgress
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.manifest import source
-from frostline.datasets.manifest.manifest import load_manifest
-from frostline.engines.backends.converted_files import kept
+from frostline.datasets.manifest import load_manifest
+from frostline.engines.recipe import kept
 from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey
-from frostline.private import make_private_folder
-from frostline.stores.objects.disk_tier import LocalTier
-from frostline.stores.objects.local import FolderStore
-from frostline.training.files import make_folder, write_text
+from frostline.stores.disk_tier import LocalTier
+from frostline.stores.local import FolderStore
+from frostline.training.run_config import make_folder, write_text
 from support.images import image_folder
 from support.stored import put
 

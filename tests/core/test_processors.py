@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from frostline.config import NodeSettings
-from frostline.engines.machine.hardware import hardware_name
-from frostline.node.trials.trial_policy import policy_of
-from frostline.processors import threads_waited_s, usable_cores, usable_memory_bytes
+from frostline.core.config import NodeSettings
+from frostline.core.system import threads_waited_s, usable_cores, usable_memory_bytes
+from frostline.engines.machine import hardware_name
+from frostline.node.trials.queue import policy_of
 
 GIB = 1 << 30
 
@@ -63,7 +63,7 @@ def test_counts_all_cores_where_the_system_has_no_control_groups(tmp_path, monke
 
 @pytest.mark.parametrize(("usable", "node"), [(2, 1), (8, 4), (12, 6), (24, 6), (64, 16), (1024, 256)])
 def test_a_node_takes_a_quarter_of_the_memory_and_more_of_little(monkeypatch, usable, node):
-    monkeypatch.setattr("frostline.config.usable_memory_bytes", lambda: usable * GIB)
+    monkeypatch.setattr("frostline.core.config.usable_memory_bytes", lambda: usable * GIB)
     assert NodeSettings().memory_bytes == node * GIB
 
 

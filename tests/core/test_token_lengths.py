@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import Cut, Dim, Graph, GraphNode, Ref
-from frostline.core.token_lengths import (
+from frostline.core.graph import (
     Lengths,
     at_length,
     bucket_of,

@@ -9,19 +9,16 @@ import pytest
 from PIL import Image
 
 import frostline as fl
-from frostline.datasets.access import roots_of
-from frostline.datasets.copy.ingest import ingest
-from frostline.datasets.copy.into_cql import put_into_table
-from frostline.datasets.copy.metadata import metadata_in
+from frostline.datasets.copy.cql import put_into_table
+from frostline.datasets.copy.layout import metadata_in
+from frostline.datasets.copy.ready import ingest
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.labels import SOURCE
-from frostline.datasets.open import open_samples
+from frostline.datasets.reading import open_samples, roots_of
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize
-from frostline.preprocess.applied import steps_left
-from frostline.preprocess.apply import pixels_into
-from frostline.preprocess.masks import open_mask
-from frostline.preprocess.records import ALIGNMENT
-from frostline.stores.open import object_url, open_store
+from frostline.preprocess.apply import ALIGNMENT, open_mask, pixels_into, steps_left
+from frostline.stores.open import open_store
+from frostline.stores.urls import object_url
 from support.cassandra import KEYSPACE, PASSWORD, USER
 
 SIDE = 8

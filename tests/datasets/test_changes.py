@@ -12,18 +12,17 @@ from hypothesis import strategies as st
 
 import frostline as fl
 from frostline.cli import main
-from frostline.cli.extract import extract
+from frostline.cli.extract_predict import extract
 from frostline.cli.index import index
 from frostline.cli.ingest import ingest
 from frostline.cli.plan import plan
 from frostline.cli.train import train
+from frostline.core.errors import DataChanged, SettingError
 from frostline.datasets import Dataset
-from frostline.datasets.copy.ingest import ingest as make_ready
+from frostline.datasets.copy.ready import ingest as make_ready
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats import parquet, webdataset
-from frostline.datasets.manifest.listing import nobody
-from frostline.datasets.manifest.row_subset import rows_of_ids
-from frostline.errors import DataChanged, SettingError
+from frostline.datasets.manifest import nobody, rows_of_ids
 from frostline.preprocess import Applied, imagenet
 from frostline.stores.open import open_store
 from frostline.testing.formats import EXAMPLES

@@ -4,11 +4,11 @@ import shutil
 
 import pytest
 
+from frostline.core.events import ProgressMade, SampleSkipped
 from frostline.datasets import Dataset
-from frostline.datasets.check.check import check
-from frostline.datasets.copy.ingest import ingest
-from frostline.datasets.sequential import SequentialReader
-from frostline.events import ProgressMade, SampleSkipped
+from frostline.datasets.check import check
+from frostline.datasets.copy.ready import ingest
+from frostline.datasets.reading import SequentialReader
 from frostline.preprocess import Applied, imagenet
 from support.images import image_folder
 

@@ -8,14 +8,13 @@ import uuid
 import pytest
 
 import frostline as fl
-from frostline.config import cache_folder
 from frostline.core import UNPACKED
-from frostline.datasets.archives.copies import CompressedTar, TarCopies
-from frostline.datasets.archives.reader import TarReader
-from frostline.datasets.open import open_samples
-from frostline.errors import BadRequest, DataError, ObjectNotFound
-from frostline.stores.base.protocols import Entry
+from frostline.core.config import cache_folder
+from frostline.core.errors import BadRequest, DataError, ObjectNotFound
+from frostline.datasets.formats.webdataset import CompressedTar, TarCopies, TarReader
+from frostline.datasets.reading import open_samples
 from frostline.stores.open import open_store
+from frostline.stores.protocols import Entry
 from support.bucket_peer import bucket_peer
 from support.formats import tar_of
 from support.images import tiny_preprocess

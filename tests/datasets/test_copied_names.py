@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from frostline.datasets import Dataset
-from frostline.datasets.copy.folder_names import FolderNames
+from frostline.datasets.copy.layout import FolderNames
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.cql import CqlTables
-from frostline.stores.base.protocols import LABELS, Entry
 from frostline.stores.open import open_store
+from frostline.stores.protocols import LABELS, Entry
 from support.formats import tar_of
 
 JPEG, PNG = b"\xff\xd8\xff the rest", b"\x89PNG\r\n\x1a\nthe rest"

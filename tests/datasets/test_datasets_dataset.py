@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from frostline.core.errors import AccessDenied, DataError, DataNotFound, EmptyDataset, SettingError
 from frostline.datasets import Dataset
 from frostline.datasets.formats.base import stable_ids
-from frostline.datasets.manifest.manifest import load_manifest
-from frostline.errors import AccessDenied, DataError, DataNotFound, EmptyDataset, SettingError
-from frostline.stores.open import Entry, open_store
+from frostline.datasets.manifest import load_manifest
+from frostline.stores.open import open_store
+from frostline.stores.protocols import Entry
 from support.images import image_folder
 
 FILES = {

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import frostline as fl
+from frostline.core.errors import DataError, SettingError
 from frostline.datasets import Dataset
-from frostline.errors import DataError, SettingError
 from frostline.stores.open import open_store
 from support.formats import tar_of
 
@@ -216,7 +216,7 @@ def test_texts_that_only_look_like_lists_stay_texts(store):
 def test_mapped_manifests_have_the_same_targets(store, monkeypatch):
     as_parquet(store)
     expected = plain(Dataset(store.url, targets=list(TABLE)).targets.at(np.array([3, 0])))
-    from frostline.datasets.manifest import source
+    from frostline.datasets import source
 
     load = source.load_manifest
     monkeypatch.setattr(source, "load_manifest", lambda *args, **named: load(*args, **named, in_memory_bytes=0))

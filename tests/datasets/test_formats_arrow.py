@@ -11,9 +11,9 @@ from PIL import Image
 
 import datasets
 import frostline as fl
+from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets.formats.arrow import ArrowFiles, splits_of_folders
-from frostline.datasets.open import open_samples
-from frostline.errors import DataError, EmptyDataset
+from frostline.datasets.reading import open_samples
 from frostline.stores.open import open_store
 from support.formats import ENCODED, arrow_of
 

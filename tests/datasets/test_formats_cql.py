@@ -10,13 +10,13 @@ import torch
 
 import frostline as fl
 from frostline.cli import main
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.datasets.copy.into_cql import put_into_table
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import DataError, DataNotFound, EmptyDataset, SettingError, TooManySkipped
+from frostline.datasets.copy.cql import put_into_table
 from frostline.datasets.formats.cql import CqlTables
-from frostline.datasets.manifest.manifest import load_manifest
-from frostline.errors import DataError, DataNotFound, EmptyDataset, SettingError, TooManySkipped
+from frostline.datasets.manifest import load_manifest
 from frostline.models import freeze
-from frostline.node.process.subprocess import start_node
+from frostline.node.process import start_node
 from frostline.stores.open import open_store
 from support import plain
 from support.cassandra import KEYSPACE, PASSWORD, USER, decay

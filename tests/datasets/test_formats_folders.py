@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frostline.core.errors import EmptyDataset
 from frostline.datasets.formats.folders import ClassFolderFormat, suffix_of
-from frostline.errors import EmptyDataset
-from frostline.stores.open import Entry
+from frostline.stores.protocols import Entry
 
 FORMAT = ClassFolderFormat()
 

@@ -7,11 +7,12 @@ import pytest
 
 from frostline.cli import main
 from frostline.cli.index import index
+from frostline.core.errors import EmptyDataset, SettingError
 from frostline.datasets import Dataset
 from frostline.datasets.formats.known import FORMATS, format_named, format_of
-from frostline.datasets.ready.layout import LAYOUT
-from frostline.errors import EmptyDataset, SettingError
-from frostline.stores.open import Entry, open_store
+from frostline.datasets.formats.ready import LAYOUT
+from frostline.stores.open import open_store
+from frostline.stores.protocols import Entry
 from support.images import image_folder
 
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from frostline.core.errors import DataError
 from frostline.datasets import Dataset
-from frostline.datasets.check.check import check
+from frostline.datasets.check import check
+from frostline.datasets.formats.folders import pairs_of
 from frostline.datasets.formats.known import format_of
-from frostline.datasets.formats.masks import pairs_of
-from frostline.datasets.manifest.listing import nobody
-from frostline.errors import DataError
-from frostline.stores.base.protocols import Entry
+from frostline.datasets.manifest import nobody
 from frostline.stores.open import open_store
+from frostline.stores.protocols import Entry
 
 LAYOUTS = {
     "two folders": ("images/1.jpg", "masks/1.png", ""),

@@ -12,13 +12,12 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 import pytest
 
-from frostline.datasets.formats.column_roles import columns_of_schema
-from frostline.datasets.formats.parquet import Parquet
-from frostline.datasets.open import open_samples
-from frostline.datasets.parquet.cells import Cell, CellCache, CellReader
-from frostline.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError
-from frostline.stores.base.protocols import Entry
+from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError
+from frostline.datasets.formats.parquet import Cell, CellCache, CellReader, Parquet
+from frostline.datasets.formats.tables import columns_of_schema
+from frostline.datasets.reading import open_samples
 from frostline.stores.open import open_store
+from frostline.stores.protocols import Entry
 from frostline.testing.formats import EXAMPLES
 from support.formats import parquet_of, put_parquet
 

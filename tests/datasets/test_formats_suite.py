@@ -6,11 +6,10 @@ import pytest
 
 from frostline.datasets.formats.arrow import ArrowFiles
 from frostline.datasets.formats.cql import CqlTables
-from frostline.datasets.formats.folders import ClassFolderFormat
-from frostline.datasets.formats.masks import MaskPairs
+from frostline.datasets.formats.folders import ClassFolderFormat, MaskPairs
 from frostline.datasets.formats.parquet import Parquet
-from frostline.datasets.formats.ready_format import ReadyFormat
-from frostline.datasets.formats.url_lists import UrlLists
+from frostline.datasets.formats.ready import ReadyFormat
+from frostline.datasets.formats.urls import UrlLists
 from frostline.datasets.formats.webdataset import CompressedTars, WebDataset
 from frostline.stores.open import open_store
 from frostline.testing.formats import ODD_EXAMPLES, FormatTests, MaskTests

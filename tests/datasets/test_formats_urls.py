@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 import frostline as fl
-from frostline.config import NodeSettings
-from frostline.datasets.access import roots_of
-from frostline.datasets.formats.url_lists import UrlLists
-from frostline.datasets.formats.url_reader import UrlReader
-from frostline.errors import BadRequest, DataError
+from frostline.core.config import NodeSettings
+from frostline.core.errors import BadRequest, DataError
+from frostline.datasets.formats.urls import UrlLists, UrlReader
+from frostline.datasets.reading import roots_of
 from frostline.node import Node
-from frostline.stores.objects.obstore import DriverStore
+from frostline.stores.cloud import DriverStore
 from frostline.stores.open import open_store
 from frostline.testing.formats import EXAMPLES
 from frostline.wire.messages import FeatureRequest

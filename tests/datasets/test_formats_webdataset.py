@@ -8,10 +8,10 @@ import uuid
 
 import pytest
 
+from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets import Dataset
 from frostline.datasets.formats.labels import classified, columns_of
 from frostline.datasets.formats.webdataset import WebDataset
-from frostline.errors import DataError, EmptyDataset
 from frostline.stores.open import open_store
 from frostline.testing.formats import EXAMPLES
 from support.formats import put_webdataset, tar_of, webdataset_files

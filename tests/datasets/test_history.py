@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import frostline as fl
-from frostline.datasets.manifest.location import HISTORY_BYTES, KEPT, history_of, history_text, tidied
-from frostline.datasets.manifest.manifest import load_manifest
-from frostline.errors import AccessDenied
+from frostline.core.errors import AccessDenied
+from frostline.datasets.manifest import load_manifest
+from frostline.datasets.manifest_store import HISTORY_BYTES, KEPT, history_of, history_text, tidied
 from frostline.stores.open import open_store
 from support.images import image_folder
 

@@ -7,8 +7,8 @@ import pytest
 
 import datasets
 import frostline as fl
-from frostline.datasets.hub import missing_parts
-from frostline.errors import DataNotFound, SettingError
+from frostline.core.errors import DataNotFound, SettingError
+from frostline.datasets.source import missing_parts
 from support.images import image_folder, tiny_preprocess
 
 REVISION = "a" * 40

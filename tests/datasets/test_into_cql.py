@@ -17,11 +17,11 @@ from cassandra.protocol import ServerError
 from PIL import Image
 
 import frostline as fl
-from frostline.datasets.copy.into_cql import put_into_table
-from frostline.datasets.open import open_samples
-from frostline.errors import DataError, SettingError
-from frostline.events import ColumnsDropped, ProgressMade
-from frostline.stores.cql.session_state import CqlSession
+from frostline.core.errors import DataError, SettingError
+from frostline.core.events import ColumnsDropped, ProgressMade
+from frostline.datasets.copy.cql import put_into_table
+from frostline.datasets.reading import open_samples
+from frostline.stores.cql.session import CqlSession
 from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER, decay
 from support.images import image_folder

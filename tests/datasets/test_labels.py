@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from frostline.core.errors import DataError
 from frostline.datasets import Dataset
 from frostline.datasets.formats.labels import classified
-from frostline.errors import DataError
 from frostline.stores.open import open_store
 from support.formats import tar_of
 

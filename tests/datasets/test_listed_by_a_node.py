@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 import frostline as fl
-from frostline.core.samples import taken
-from frostline.datasets.access import roots_of
-from frostline.datasets.check.check import check
-from frostline.datasets.copy.ingest import ingest
-from frostline.datasets.manifest import untrusted as strangers
-from frostline.errors import (
+from frostline.core.errors import (
     AccessDenied,
     BadRequest,
     DataChanged,
@@ -23,7 +18,12 @@ from frostline.errors import (
     SettingError,
     Unauthenticated,
 )
-from frostline.events import PhaseStarted, ProgressMade
+from frostline.core.events import PhaseStarted, ProgressMade
+from frostline.core.nouns import taken
+from frostline.datasets import source as strangers
+from frostline.datasets.check import check
+from frostline.datasets.copy.ready import ingest
+from frostline.datasets.reading import roots_of
 from frostline.preprocess import Applied
 from frostline.stores.open import open_store
 from support.formats import put_masked_pairs, put_parquet, put_ready, put_urls, put_webdataset

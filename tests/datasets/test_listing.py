@@ -2,12 +2,12 @@
 
 import pytest
 
+from frostline.core.errors import AccessDenied, DataNotFound, StoreUnavailable
+from frostline.core.events import PhaseStarted, ProgressMade
 from frostline.datasets import Dataset
-from frostline.datasets.manifest.listing import list_all
-from frostline.errors import AccessDenied, DataNotFound, StoreUnavailable
-from frostline.events import PhaseStarted, ProgressMade
-from frostline.stores.base.protocols import Entry, Sectioned
+from frostline.datasets.manifest import list_all
 from frostline.stores.open import open_store
+from frostline.stores.protocols import Entry, Sectioned
 
 NAMES = ("top.txt", "a/1.jpg", "a/deep/er/2.jpg", "b c/ü✓.jpg", "b c/x.jpg", ".frostline/y", "a.b/1.jpg", "a-/z.png")
 

@@ -11,16 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frostline.core.samples import Texts, taken
-from frostline.datasets import Dataset
-from frostline.datasets.copy.ingest import ingest
-from frostline.datasets.formats.base import COLUMNS
-from frostline.datasets.formats.columns import ArrowTexts, ManifestColumns, PartOfSamples, WholeSamples
-from frostline.datasets.manifest import source as sources
-from frostline.datasets.manifest.manifest import load_manifest
-from frostline.datasets.manifest.mmap import StoreFile, copy_of
-from frostline.datasets.select import selection
-from frostline.errors import DataNotFound
+from frostline.core.errors import DataNotFound
+from frostline.core.nouns import Texts, taken
+from frostline.datasets import Dataset, selection
+from frostline.datasets import source as sources
+from frostline.datasets.copy.ready import ingest
+from frostline.datasets.formats.base import COLUMNS, ArrowTexts, ManifestColumns, PartOfSamples, WholeSamples
+from frostline.datasets.manifest import load_manifest
+from frostline.datasets.mapped import StoreFile, copy_of
 from frostline.ordering import Chosen, RowIndices
 from frostline.preprocess import Applied
 from frostline.stores.open import open_store

@@ -11,15 +11,14 @@ import pytest
 from PIL import Image
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.datasets.access import roots_of
-from frostline.datasets.check.check import check
-from frostline.datasets.copy.ingest import ingest
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import DataError, SettingError
+from frostline.datasets.check import check
 from frostline.datasets.copy.layout import PACKERS
+from frostline.datasets.copy.ready import ingest
 from frostline.datasets.copy.repack import repack
-from frostline.datasets.formats.column_roles import columns_of_schema
-from frostline.datasets.open import open_samples
-from frostline.errors import DataError, SettingError
+from frostline.datasets.formats.tables import columns_of_schema
+from frostline.datasets.reading import open_samples, roots_of
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet
 from frostline.stores.open import open_store
 from support.formats import tar_of

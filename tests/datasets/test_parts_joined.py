@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import frostline as fl
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from support.images import image_folder
 
 

@@ -7,13 +7,13 @@ import pytest
 
 import frostline as fl
 from frostline.cli import main
-from frostline.datasets.copy import into_cql as table_writer
-from frostline.datasets.copy.ingest import ingest
-from frostline.datasets.copy.into_cql import put_into_table
+from frostline.core.errors import TooManySkipped
+from frostline.core.events import ProgressMade, SampleSkipped
+from frostline.datasets.copy import cql as table_writer
+from frostline.datasets.copy.cql import put_into_table
 from frostline.datasets.copy.layout import PACKERS
+from frostline.datasets.copy.ready import ingest
 from frostline.datasets.copy.repack import repack
-from frostline.errors import TooManySkipped
-from frostline.events import ProgressMade, SampleSkipped
 from frostline.preprocess import Applied, imagenet
 from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.images import image_folder

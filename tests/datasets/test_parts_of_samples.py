@@ -5,14 +5,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from frostline import Dataset, NodeSettings, loader, preprocess
-from frostline.datasets.check.check import check
+from frostline.core.errors import BadRequest, DataError, SettingError
+from frostline.datasets.check import check
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.known import format_named, format_with
-from frostline.datasets.open import open_samples
-from frostline.datasets.parquet.cells import Cell
-from frostline.errors import BadRequest, DataError, SettingError
-from frostline.preprocess.named_inputs import unframed
-from frostline.stores.base.protocols import Entry
+from frostline.datasets.formats.parquet import Cell
+from frostline.datasets.reading import open_samples
+from frostline.preprocess.steps import unframed
+from frostline.stores.protocols import Entry
 from frostline.wire.listings import ListingRequest
 from support.pairs import COLUMNS, pair_inputs, write_pairs
 

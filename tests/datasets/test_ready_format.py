@@ -15,14 +15,14 @@ import pytest
 
 import frostline as fl
 from frostline.cli import main
-from frostline.config import NodeSettings
-from frostline.datasets.copy import ingest as module
-from frostline.datasets.copy import ready_writer
-from frostline.datasets.copy.ingest import ingest
+from frostline.core.config import NodeSettings
+from frostline.core.errors import DataError, SampleError, SettingError, TooManySkipped
+from frostline.core.events import SampleSkipped
+from frostline.datasets.copy import ready
+from frostline.datasets.copy import ready as module
+from frostline.datasets.copy.ready import ingest
 from frostline.datasets.copy.repack import repack
-from frostline.datasets.ready.layout import TABLE, part_name
-from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
-from frostline.events import SampleSkipped
+from frostline.datasets.formats.ready import TABLE, part_name
 from frostline.node import Node
 from frostline.preprocess import (
     Applied,
@@ -36,10 +36,8 @@ from frostline.preprocess import (
     efficientnet_lite,
     imagenet,
 )
-from frostline.preprocess.applied import steps_left
-from frostline.preprocess.records import unpacked
-from frostline.stores.objects.local import FolderStore
-from frostline.stores.objects.mmap import MmapFolder
+from frostline.preprocess.apply import steps_left, unpacked
+from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
 from frostline.wire.messages import FeatureRequest
 from support import plain
@@ -410,7 +408,7 @@ def test_notices_bytes_that_differ_from_those_written(images, tmp_path, monkeypa
             super().write(object, bytes(data)[:-1] + b"?" if object.startswith("pixels/") else data)
 
     monkeypatch.setattr(module, "open_store", Forgetful)
-    monkeypatch.setattr(ready_writer, "_READ_BACK_BYTES", 1000)
+    monkeypatch.setattr(ready, "_READ_BACK_BYTES", 1000)
     with pytest.raises(DataError, match="came back"):
         made_ready(fl.Dataset(images), tmp_path / "format", imagenet(32))
     assert not (tmp_path / "format" / TABLE).exists()

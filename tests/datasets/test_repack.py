@@ -18,18 +18,17 @@ from PIL import Image
 import frostline as fl
 from frostline.cli import main
 from frostline.cli.ingest import FORMS
-from frostline.cli.progress import ProgressBar
+from frostline.cli.show import ProgressBar
+from frostline.core.errors import DataError, SampleError, SettingError, TooManySkipped
+from frostline.core.events import ColumnsDropped
 from frostline.datasets.copy import repack as module
-from frostline.datasets.copy.ingest import ingest
-from frostline.datasets.copy.layout import PACKERS, divided, suffix_by_content
+from frostline.datasets.copy.layout import PACKERS, divided, scaled, suffix_by_content
+from frostline.datasets.copy.ready import ingest
 from frostline.datasets.copy.repack import repack
-from frostline.datasets.copy.scaling import scaled
 from frostline.datasets.formats.base import COLUMNS
-from frostline.datasets.open import open_samples
-from frostline.errors import DataError, SampleError, SettingError, TooManySkipped
-from frostline.events import ColumnsDropped
+from frostline.datasets.reading import open_samples
 from frostline.preprocess import Applied, imagenet
-from frostline.stores.objects.local import FolderStore
+from frostline.stores.local import FolderStore
 from support.formats import tar_of
 from support.images import image_folder
 from support.nodes import until

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from frostline.core.errors import DataError, SettingError
 from frostline.datasets import Dataset
-from frostline.datasets.select.filter_parser import parse_expression
-from frostline.errors import DataError, SettingError
+from frostline.datasets.selection import parse_expression
 
 CLASSES = ("cat", "dog", "glass")
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import frostline as fl
-from frostline import errors
-from frostline.errors import AccessDenied, DataNotFound, EmptyDataset, ObjectNotFound
+from frostline.core import errors
+from frostline.core.errors import AccessDenied, DataNotFound, EmptyDataset, ObjectNotFound
 from frostline.stores.open import open_store
 from support.bucket_peer import bucket_peer
 from support.formats import tar_of

@@ -6,11 +6,11 @@ import tarfile
 import numpy as np
 import pytest
 
+from frostline.core.errors import SampleError
 from frostline.datasets import Dataset
-from frostline.datasets.check.check import check
+from frostline.datasets.check import check
 from frostline.datasets.copy.layout import suffix_by_content
 from frostline.datasets.copy.repack import repack
-from frostline.errors import SampleError
 from frostline.preprocess import imagenet
 from frostline.preprocess.apply import decode_into
 from support.signals import array_bytes, some_arrays, write_arrays

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from frostline.core.events import ColumnsDropped
 from frostline.datasets import Dataset
 from frostline.datasets.copy.repack import repack
-from frostline.datasets.formats.split_names import scored_among, splits_of, trained_among
-from frostline.events import ColumnsDropped
+from frostline.datasets.formats.labels import scored_among, splits_of, trained_among
 from frostline.stores.open import open_store
 from frostline.testing.formats import EXAMPLES
 from support.formats import parquet_of, tar_of, webdataset_files

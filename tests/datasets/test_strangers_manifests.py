@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import frostline as fl
-from frostline.datasets.manifest.mmap import ABOUT
-from frostline.datasets.manifest.untrusted import checked
-from frostline.errors import DataChanged, FrostlineError, NodeUnreachable, Refused, Unavailable
+from frostline.core.errors import DataChanged, FrostlineError, NodeUnreachable, Refused, Unavailable
+from frostline.datasets.mapped import ABOUT
+from frostline.datasets.source import checked
 from frostline.wire.listings import ManifestHead
 from support.listing_nodes import DIGEST, answer_of, manifest_bytes, stranger, table_of
 

@@ -5,10 +5,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from frostline import Dataset
+from frostline.core.errors import BadRequest, DataError, DataNotFound, SettingError
 from frostline.datasets.formats.known import format_named
 from frostline.datasets.formats.parquet import Parquet
-from frostline.datasets.open import open_samples
-from frostline.errors import BadRequest, DataError, DataNotFound, SettingError
+from frostline.datasets.reading import open_samples
 from frostline.wire.listings import ListingRequest
 from support.texts import write_reviews
 

@@ -5,9 +5,9 @@ import errno
 import pytest
 from PIL import Image
 
+from frostline.core.errors import OutOfSpace, SettingError
 from frostline.datasets import Dataset
-from frostline.demo.photographs import make
-from frostline.errors import OutOfSpace, SettingError
+from frostline.demo import make
 
 pytest.importorskip("skimage")
 pytest.importorskip("sklearn")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from frostline.node.http.app import make_app
-from frostline.wire.http.node_lists import NodeList
+from frostline.wire.node_lists import NodeList
 from support.chart import CHART, rendered, values_of
 from support.deployed import OPTIONS, gibibytes, options_of, served_by
 
@@ -213,7 +213,7 @@ def test_the_schema_names_every_value_and_no_other():
 
 
 def test_the_chart_is_of_the_version_of_frostline():
-    from frostline.version import __version__
+    from frostline.core.system import __version__
 
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert str(chart["appVersion"]) == __version__
@@ -223,7 +223,7 @@ def test_the_node_has_the_paths_that_probes_ask():
     class NoNode:
         """Has what the routes look at when they are made."""
 
-        from frostline.config import NodeSettings
+        from frostline.core.config import NodeSettings
 
         settings = NodeSettings(memory_bytes=64 << 20)
         trainings = None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 import yaml
 
-from frostline.config import LoaderSettings
+from frostline.core.config import LoaderSettings
 from frostline.datasets import Dataset
 from frostline.jobs import offload
 from support.deployed import DEPLOY, gibibytes, served_by

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from frostline.config import NodeSettings
-from frostline.node.process.subprocess import start_node
+from frostline.core.config import NodeSettings
+from frostline.node.process import start_node
 from support.deployed import DEPLOY, ROOT, refusal
 from support.servers import free_ports
 

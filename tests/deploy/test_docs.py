@@ -8,7 +8,7 @@ import pytest
 
 from frostline.cli.cluster import cluster
 from frostline.cli.commands import verbs
-from frostline.node.scheduling.tenants import read_tenants
+from frostline.node.tenants import read_tenants
 from support.deployed import DEPLOY, OPTIONS, ROOT, options_of
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()

@@ -4,8 +4,8 @@ import re
 
 import yaml
 
-from frostline.cluster.settings import ClusterSettings
-from frostline.config import NodeSettings
+from frostline.core.config import NodeSettings
+from frostline.ray.scaling import ClusterSettings
 from support.deployed import DEPLOY, ROOT
 
 HERE = DEPLOY / "kuberay"

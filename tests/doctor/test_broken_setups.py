@@ -7,13 +7,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.doctor import PROBLEM, WARNING
-from frostline.doctor.examine import ExaminedSetup, examine
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.system import __version__
+from frostline.doctor import PROBLEM, WARNING, ExaminedSetup, examine
 from frostline.node import Node
-from frostline.stores.base.limits import RETRY_FOR, TIMEOUT
+from frostline.stores.protocols import RETRY_FOR, TIMEOUT
 from frostline.training.settings import JobSettings
-from frostline.version import __version__
 from support.commands import run, run_json
 from support.images import image_folder
 from support.nodes import served
@@ -277,6 +276,6 @@ def test_a_library_that_was_built_for_another_pytorch(folder, monkeypatch):
     def unfit(_):
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr("frostline.training.pretrained.libraries.importlib.import_module", unfit)
+    monkeypatch.setattr("frostline.training.pretrained.importlib.import_module", unfit)
     finding = the_one(found(folder, network=True, model="torchvision:resnet18"), "network")
     assert "belongs to this PyTorch" in finding.says

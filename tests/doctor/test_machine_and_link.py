@@ -5,11 +5,20 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from frostline.doctor import FINE, PROBLEM, WARNING, Finding, worst
-from frostline.doctor import machine as machine_module
-from frostline.doctor.link import connections_needed, examine_link, max_receive_buffer
-from frostline.doctor.machine import examine_devices, examine_machine
-from frostline.doctor.node import skew_of
+from frostline import doctor as machine_module
+from frostline.doctor import (
+    FINE,
+    PROBLEM,
+    WARNING,
+    Finding,
+    connections_needed,
+    examine_devices,
+    examine_link,
+    examine_machine,
+    max_receive_buffer,
+    skew_of,
+    worst,
+)
 from frostline.planning import Link
 
 NOW = datetime(2026, 11, 25, 8, tzinfo=UTC)

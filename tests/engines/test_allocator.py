@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from frostline.engines.machine.allocator import ENVIRONMENT
+from frostline.engines.machine import ENVIRONMENT
 
 # Blocks that no arena but the main one can hold, freed and asked for again: kept memory faults in once.
 PROBE = """

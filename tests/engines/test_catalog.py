@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from frostline.core import Levels
-from frostline.engines.backends.catalog import OFFERS, REFERENCE, absence, build
-from frostline.engines.base.identity import calibrating, calibration_of, identity, judging, levels_of, offer_name
-from frostline.errors import BadRequest, EngineUnsupported, UnsafeArtifact
+from frostline.core import REFERENCE, Levels
+from frostline.core.errors import BadRequest, EngineUnsupported, UnsafeArtifact
+from frostline.engines.catalog import OFFERS, absence, build
+from frostline.engines.protocols import calibrating, calibration_of, identity, judging, levels_of, offer_name
 from frostline.models import cut_network
 from support.matrices import sampled
 from support.prefixes import LEVELS, SHAPE, kept_pixels, pixels, relative_error, small_prefix

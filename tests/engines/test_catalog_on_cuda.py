@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from frostline.engines.backends.catalog import OFFERS, REFERENCE, absence, build
+from frostline.core import REFERENCE
+from frostline.engines.catalog import OFFERS, absence, build
 from support.prefixes import pixels, relative_error, small_prefix
 
 # Convolutions in fp32 may use TensorFloat-32 there, of 10 bits, and each engine rounds to it in places of its own.

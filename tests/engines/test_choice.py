@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import REFERENCE
-from frostline.engines.choice.choice import FLOAT32_ERROR, choose, interpolated, may_use
+from frostline.engines.choice import FLOAT32_ERROR, choose, interpolated, may_use
 from frostline.planning.situation import ACCURACIES
 from frostline.profiles import PRECISIONS, Trial
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from frostline.core import Cut
-from frostline.engines.choice.codec_costs import codec_costs, codecs_at, worth_packing
+from frostline.engines.codec_costs import codec_costs, codecs_at, worth_packing
 from frostline.wire.codecs import CODECS
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from frostline.engines.backends.converted_files import clear_unfinished, kept
+from frostline.engines.recipe import clear_unfinished, kept
 
 
 def write(text):
@@ -67,7 +67,7 @@ def test_without_a_folder_nothing_outlives_its_use():
 KILLED = """
     import os, signal, sys
     from pathlib import Path
-    from frostline.engines.backends.converted_files import kept
+    from frostline.engines.recipe import kept
 
     def die(place):
         (place / "half").write_text("")

@@ -6,9 +6,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from frostline.core import REFERENCE
-from frostline.engines.backends.catalog import absence, build
-from frostline.engines.base.identity import judging
-from frostline.engines.choice.engine_trials import Subject, features, try_engine
+from frostline.engines.catalog import absence, build
+from frostline.engines.protocols import judging
+from frostline.engines.trials import Subject, features, try_engine
 from support.prefixes import pixels, small_prefix
 
 ROWS, THREADS = (32, 8), (2, 1)
@@ -98,7 +98,7 @@ def test_runs_nothing_where_there_is_one_choice(folder, reference):
 
 def test_seconds_are_those_that_the_trial_had_of_its_threads_and_not_what_others_took(folder, reference, monkeypatch):
     ticks = iter(range(1000))
-    monkeypatch.setattr("frostline.engines.choice.engine_trials.time.process_time", lambda: 0.8 * next(ticks))
+    monkeypatch.setattr("frostline.engines.trials.time.process_time", lambda: 0.8 * next(ticks))
     found = try_engine(subject(folder, rows=(8,), threads=(2,)), "torch-channels-last", LAST, reference)
     assert found.seconds == pytest.approx(0.8 / 2 / 8)
 

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from frostline.engines.machine.first_calls import FUNCTIONS
+from frostline.engines.machine import FUNCTIONS
 
 # A process of its own, in which nothing has computed yet; the dispatcher tells what is called, and how large it is.
 _BUILD = """
@@ -27,7 +27,7 @@ class Calls(TorchDispatchMode):
 
 def build(what):
     if what == "runner":
-        from frostline.engines.base.runner import Runner
+        from frostline.engines.graph_runner import Runner
         return Runner(Graph(inputs=(), leaves=(), nodes=(), outputs=()))
     from torch import nn
     from frostline.training.loop import Loop

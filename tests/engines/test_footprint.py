@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from frostline.core import Cut, Graph, GraphNode, Ref
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.errors import UnsafeArtifact
+from frostline.core.errors import UnsafeArtifact
+from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network
 
 SHAPE = (3, 16, 16)

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from frostline.core import TensorSpec
-from frostline.engines.backends.torch_eager import TorchEngine
+from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network, freeze
-from frostline.models.tracing.trace_cache import trace
+from frostline.models.trace_cache import trace
 from support.networks import Small
 
 SHAPE = (3, 32, 32)

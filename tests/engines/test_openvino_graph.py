@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from frostline.core import REFERENCE
-from frostline.engines.backends import openvino_engine
-from frostline.engines.backends.catalog import absence, build
-from frostline.engines.base.identity import identity
+from frostline.engines import openvino
+from frostline.engines.catalog import absence, build
+from frostline.engines.protocols import identity
 from frostline.models import cut_network, freeze
 from support.networks import UNTIL
 from support.networks import build as network
@@ -42,7 +42,7 @@ def no_trace(monkeypatch):
     def refuse(order):
         raise AssertionError("it was traced again")
 
-    monkeypatch.setattr(openvino_engine, "exported", refuse)
+    monkeypatch.setattr(openvino, "exported", refuse)
 
 
 @pytest.mark.parametrize("name", DIRECT)
@@ -73,8 +73,8 @@ class Padded(nn.Module):
 
 def test_traces_again_what_cannot_be_handed_over(monkeypatch):
     traces = []
-    exported = openvino_engine.exported
-    monkeypatch.setattr(openvino_engine, "exported", lambda order: traces.append(order) or exported(order))
+    exported = openvino.exported
+    monkeypatch.setattr(openvino, "exported", lambda order: traces.append(order) or exported(order))
     assert error_of(prefix_of(Padded(), "body", 32), 32) < 1e-5
     assert len(traces) == 1
 
@@ -82,7 +82,7 @@ def test_traces_again_what_cannot_be_handed_over(monkeypatch):
 def test_a_graph_that_was_checked_before_is_not_run_on_shapes_again(monkeypatch):
     prefix, last = small_prefix(), len(small_prefix().cuts)
     checked = engine(REFERENCE, prefix).footprint(last)
-    monkeypatch.setattr("frostline.engines.backends.recipe.dry_run", lambda *_, **__: pytest.fail("it was run again"))
+    monkeypatch.setattr("frostline.engines.recipe.dry_run", lambda *_, **__: pytest.fail("it was run again"))
     made = engine("openvino", prefix, checked=checked)
     assert made.footprint(last) == checked
     assert made.run(pixels(8), last)[0].shape[0] == 8

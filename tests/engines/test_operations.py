@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from frostline.config import NodeSettings
-from frostline.engines.machine.hardware import quick_dtypes
-from frostline.engines.measure.operations import GraphLimits, count_operations
-from frostline.errors import OverBudget
+from frostline.core.config import NodeSettings
+from frostline.core.errors import OverBudget
+from frostline.engines.machine import quick_dtypes
+from frostline.engines.measure import GraphLimits, count_operations
 from frostline.models import cut_network
-from frostline.models.files.artifact import read_prefix
+from frostline.models.artifact import read_prefix
 from support.hostile import after, artifact, node
 from support.networks import build
 

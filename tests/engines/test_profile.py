@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import torch
 
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.engines.base.runner import leaf_values
-from frostline.engines.measure.profile import cut_seconds, cut_values
+from frostline.engines.graph_runner import leaf_values
+from frostline.engines.measure import cut_seconds, cut_values
+from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network
 from support.networks import Small
 from support.prefixes import pixels, small_prefix

@@ -5,14 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import REFERENCE
-from frostline.engines.backends.catalog import OFFERS
-from frostline.engines.choice.prospects import (
-    Prospect,
-    not_worth,
-    prospects,
-    too_coarse,
-    unequipped,
-)
+from frostline.engines.catalog import OFFERS
+from frostline.engines.choice import Prospect, not_worth, prospects, too_coarse, unequipped
 
 NAMES = [offer.name for offer in OFFERS]
 ON_CPU = [name for name in NAMES if name not in ("onnxruntime-cuda", "tensorrt", "torch-fp16")]

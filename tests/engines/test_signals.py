@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from frostline.engines.backends.catalog import absence
+from frostline.engines.catalog import absence
 
 ENGINE = "openvino-int8"
 # Each is made while the one before is still there, and the oldest goes first.
 PROGRAM = f"""
 import os, signal, tempfile
 from pathlib import Path
-from frostline.engines.backends.catalog import build
+from frostline.engines.catalog import build
 from support.prefixes import pixels, small_prefix
 
 prefix, kept = small_prefix(), []

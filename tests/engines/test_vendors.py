@@ -5,13 +5,13 @@ import subprocess
 import sys
 from importlib.metadata import version
 
-from frostline.engines.machine.hardware import version_of, versions
+from frostline.engines.machine import version_of, versions
 
 
 def test_openvino_and_nncf_find_nothing_to_call_home_with():
     code = (
         "import sys\n"
-        "from frostline.engines.machine.hardware import imported, is_installed\n"
+        "from frostline.engines.machine import imported, is_installed\n"
         "if is_installed('openvino') and is_installed('nncf'):\n"
         "    imported('openvino'), imported('nncf')\n"
         "sys.exit(any(name.startswith('openvino_telemetry') and module for name, module in sys.modules.items()))"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from support.frameworks import FILES
 from support.images import image_folder, tiny_preprocess
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from nvidia.dali import fn, pipeline_def
 
-from frostline.errors import OrderMismatch, SettingError
+from frostline.core.errors import OrderMismatch, SettingError
 from frostline.loaders.adapters.dali import DaliSource
 from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests, TargetTests
 

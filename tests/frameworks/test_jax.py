@@ -10,7 +10,7 @@ from grain.checkpoint import CheckpointHandler
 from grain.experimental import assert_equal_output_after_checkpoint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from frostline.errors import OrderMismatch, SettingError
+from frostline.core.errors import OrderMismatch, SettingError
 from frostline.loaders.adapters.jax import JaxLoader
 from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests, TargetTests
 from support.frameworks import start

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import frostline as fl
-from frostline.config import NodeSettings
-from frostline.errors import DataError, SettingError
+from frostline.core.config import NodeSettings
+from frostline.core.errors import DataError, SettingError
 from frostline.loaders.adapters.tensorflow import TensorFlowLoader
 from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests, TargetTests
 from support.frameworks import start

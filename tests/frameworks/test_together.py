@@ -12,8 +12,8 @@ import torch
 from nvidia.dali import pipeline_def
 
 import frostline as fl
-from frostline.config import NodeSettings
-from frostline.errors import SettingError
+from frostline.core.config import NodeSettings
+from frostline.core.errors import SettingError
 from frostline.loaders.adapters.dali import DaliSource
 from frostline.loaders.adapters.jax import JaxLoader
 from frostline.loaders.adapters.tensorflow import TensorFlowLoader

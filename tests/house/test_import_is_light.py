@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from frostline.config import IoSettings, NodeSettings
-from frostline.io_service.process import start_io
-from frostline.io_service.upstream import Upstream
+from frostline.core.config import IoSettings, NodeSettings
+from frostline.io_service.handler import Upstream
+from frostline.io_service.start import start_io
 from support.images import image_folder
 from support.nodes import artifact_of, make_images, small_network
 
-HEAVY = ("cassandra", "frostline.models.tracing.trace_cache", "matplotlib", "scipy", "sympy", "torch")
+HEAVY = ("cassandra", "frostline.models.trace_cache", "matplotlib", "scipy", "sympy", "torch")
 """What a loop of another framework, or of none, has no use of; pandas is not ours to say: pyarrow imports it."""
 
 
@@ -35,11 +35,11 @@ def ran(code, *arguments, **environment):
     [
         "frostline",
         "frostline.loaders",
-        "frostline.loaders.epoch.epoch_loader",
+        "frostline.loaders.epoch_loader",
         "frostline.cli.io",
         "frostline.cli.commands",
         "frostline.io_service.service",
-        "frostline.node.service.node",
+        "frostline.node.service",
         "frostline.client.http",
     ],
 )

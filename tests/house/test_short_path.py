@@ -40,5 +40,5 @@ def test_a_plain_sample_passes_at_most_35_files_and_three_hand_overs(folder):
 
 def test_a_sample_with_frozen_layers_in_the_same_process_passes_at_most_60_files(folder):
     passed = traced(folder, 4)
-    assert "node/request/executor.py" in passed["files"], "the node's device runs the layers"
+    assert "node/device.py" in passed["files"], "the node's device runs the layers"
     assert len(passed["files"]) <= 60, passed["files"]

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from frostline.core import FeatureBatch, Skipped
-from frostline.io_service.shared_memory import shared
-from frostline.wire.blocks import RowBlock, is_alike, lay_out, read_block
-from frostline.wire.codecs import CODECS, pack, unpack
+from frostline.io_service.handler import shared
+from frostline.wire.codecs import CODECS
+from frostline.wire.packing import pack, unpack
+from frostline.wire.shared_memory import RowBlock, is_alike, lay_out, read_block
 
 
 def batch(start, rows, *, codec="exact"):

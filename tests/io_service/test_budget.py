@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.io_service.budget import InFlightBudget
+from frostline.io_service.rows import InFlightBudget
 
 TOTAL = 1000
 

@@ -5,12 +5,11 @@ import time
 import pytest
 
 import frostline as fl
-from frostline.config import IoSettings, LoaderSettings, NodeSettings
-from frostline.control.link import ControlLink
-from frostline.io_service.addresses import listening_at, unnamed
-from frostline.io_service.client.transport import IoTransport
-from frostline.io_service.controlled import controlled_service
+from frostline.control.reporter import ControlLink
+from frostline.core.config import IoSettings, LoaderSettings, NodeSettings
+from frostline.io_service.client import IoTransport
 from frostline.io_service.service import IoService
+from frostline.io_service.start import controlled_service, listening_at, unnamed
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from support.control_planes import control_plane

@@ -6,9 +6,9 @@ from urllib.request import ProxyHandler, build_opener
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frostline.config import NodeSettings
-from frostline.errors import SettingError
-from frostline.io_service.metrics import serving_metrics
+from frostline.core.config import NodeSettings
+from frostline.core.errors import SettingError
+from frostline.io_service.start import serving_metrics
 from frostline.node import Node
 from support.dashboards import check_queries
 from support.metric_pages import listed, scraped

@@ -13,11 +13,11 @@ from contextlib import ExitStack, closing, suppress
 import pytest
 
 from frostline.client.http import HttpTransport
-from frostline.config import IoSettings, LoaderSettings, NodeSettings
-from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unauthenticated
-from frostline.io_service.client.transport import IoTransport
-from frostline.io_service.process import start_io
-from frostline.io_service.upstream import Upstream
+from frostline.core.config import IoSettings, LoaderSettings, NodeSettings
+from frostline.core.errors import AddressInUse, NodeUnreachable, SettingError, Unauthenticated
+from frostline.io_service.client import IoTransport
+from frostline.io_service.handler import Upstream
+from frostline.io_service.start import start_io
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from frostline.wire.messages import ProfileRequest
@@ -227,9 +227,9 @@ def test_a_service_that_is_killed_ends_answers_with_a_sentence_and_is_found_agai
 
 PARENT = """
     import sys
-    from frostline.config import NodeSettings
-    from frostline.io_service.process import start_io
-    from frostline.io_service.upstream import Upstream
+    from frostline.core.config import NodeSettings
+    from frostline.io_service.start import start_io
+    from frostline.io_service.handler import Upstream
     service = start_io(Upstream(roots=(sys.argv[1],), node=NodeSettings(memory_bytes=64 << 20)))
     print(service.pid, flush=True)
     sys.stdin.read()

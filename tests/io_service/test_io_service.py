@@ -10,15 +10,15 @@ from contextlib import closing, contextmanager
 import numpy as np
 import pytest
 
-from frostline.config import IoSettings, NodeSettings
-from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unavailable
-from frostline.io_service.addresses import listening_at
-from frostline.io_service.client.transport import IoTransport
+from frostline.core.config import IoSettings, NodeSettings
+from frostline.core.errors import AddressInUse, NodeUnreachable, SettingError, Unavailable
+from frostline.io_service.client import IoTransport
+from frostline.io_service.start import listening_at
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from frostline.testing import Act, ScriptedTransport
-from frostline.wire.frames import receive, send
 from frostline.wire.messages import ProfileRequest
+from frostline.wire.shared_memory import receive, send
 from support.nodes import joined, make_images, request, same, samples_of, until
 from support.services import SETTINGS, descriptors, is_quiet, serving
 from support.situations import profile

@@ -12,10 +12,10 @@ import torch
 from torch.nn import functional
 
 import frostline as fl
-from frostline.config import IoSettings
-from frostline.errors import NodeUnreachable
-from frostline.io_service.process import start_io
-from frostline.io_service.upstream import Upstream
+from frostline.core.config import IoSettings
+from frostline.core.errors import NodeUnreachable
+from frostline.io_service.handler import Upstream
+from frostline.io_service.start import start_io
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.nodes import until

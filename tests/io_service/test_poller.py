@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from frostline.io_service.poller import Poller
+from frostline.io_service.service import Poller
 
 
 @contextmanager

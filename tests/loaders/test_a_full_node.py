@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.batching import eviction as stays
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import NodeUnreachable, Overloaded
-from frostline.events import NodeFull, PhaseStarted
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import NodeUnreachable, Overloaded
+from frostline.core.events import NodeFull, PhaseStarted
 from frostline.jobs.profiling import measure_link
-from frostline.loaders.epoch.retry import RetryPolicy
+from frostline.loaders.fetch import RetryPolicy
 from frostline.node import Node
+from frostline.node import weights as stays
 from frostline.testing.transports import Act, ScriptedTransport
 from support import nodes
 from support.images import image_folder, tiny_preprocess

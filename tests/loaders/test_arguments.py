@@ -9,8 +9,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.errors import OrderMismatch, SettingError
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import OrderMismatch, SettingError
 from frostline.loaders.adapters.base import FrameworkIterator
 from frostline.testing.small_jobs import BATCH, small_job
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from frostline import Dataset, LoaderSettings, NodeSettings, freeze, loader, offload, preprocess
-from frostline.events import SampleSkipped
+from frostline.core.events import SampleSkipped
 from support.signals import (
     UNTIL,
     job_losses,

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.loaders import Arrays
-from frostline.loaders.torch.batch import arrays_of, batch_of
+from frostline.loaders.torch_loader import arrays_of, batch_of
 from support.images import image_folder, tiny_preprocess
 
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=3)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import View
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from frostline.loaders import Batch, FeatureMixup, FeatureNoise
 
 VIEW = View(seed=3, epoch=1)

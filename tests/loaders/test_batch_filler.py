@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frostline.cache import FeatureCache, Scope, TieredCache
-from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped, TensorSpec
-from frostline.errors import OverBudget
-from frostline.events import SampleSkipped
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import OverBudget
+from frostline.core.events import SampleSkipped
 from frostline.loaders import ArrayLoader
-from frostline.loaders.epoch.row_source import RowSource
+from frostline.loaders.row_source import RowSource
 from frostline.ordering import Order
 from support.mixing import one_way
 from support.threads import no_thread_is_left

@@ -9,16 +9,23 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE
-from frostline.errors import EngineNotReady, Unavailable
-from frostline.events import BatchDelivered, EngineChanged, EpochStarted, MeasurementFailed, PhaseStarted, Replanned
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import EngineNotReady, Unavailable
+from frostline.core.events import (
+    BatchDelivered,
+    EngineChanged,
+    EpochStarted,
+    MeasurementFailed,
+    PhaseStarted,
+    Replanned,
+)
 from frostline.jobs import beginning
 from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring
-from frostline.loaders.epoch.fetch import EngineChoice, NodeEngine
+from frostline.loaders.fetch import EngineChoice, NodeEngine
 from frostline.node.in_process import LocalTransport
 from frostline.profiles import Trial
-from frostline.transport.protocol import Cancellation
+from frostline.transport import Cancellation
 from support.engines import make_fastest
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
@@ -318,8 +325,8 @@ def test_a_codec_may_lose_what_the_engine_leaves_of_the_accuracy():
 
 def test_a_command_lists_its_data_and_launches_its_node_before_it_imports_pytorch():
     line = (
-        "import sys, frostline.cli.train, frostline.cli.extract, frostline.training.start, "
-        "frostline.training.extract.feature_files; print('torch' in sys.modules)"
+        "import sys, frostline.cli.train, frostline.cli.extract_predict, frostline.training.start, "
+        "frostline.training.feature_files; print('torch' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", line], check=True, capture_output=True, text=True)
     assert said.stdout.strip() == "False"

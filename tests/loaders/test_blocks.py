@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.errors import OrderMismatch, SettingError, StoreUnavailable
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import OrderMismatch, SettingError, StoreUnavailable
 from frostline.ordering import BlockOrder
-from frostline.stores.objects.obstore import DriverStore
+from frostline.stores.cloud import DriverStore
 from frostline.stores.open import open_store
 from frostline.testing.formats import Example
 from support import formats

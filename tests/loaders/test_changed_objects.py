@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import DataChanged
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import DataChanged
 from frostline.node import Node
 from frostline.stores.open import open_store
 from support.images import tiny_preprocess

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.jobs import connect as reaching
 from support.nodes import make_images
 

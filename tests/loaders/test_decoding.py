@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frostline.core import FeatureBatch, Samples
-from frostline.loaders.epoch.local_stage import DecodePool, pieces, undecoded_bytes
+from frostline.loaders.local_stage import DecodePool, pieces, undecoded_bytes
 from frostline.prefetch.requests import Delivery
 from support.images import tiny_preprocess
 

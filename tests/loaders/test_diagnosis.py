@@ -5,10 +5,10 @@ import time
 import pytest
 
 import frostline as fl
-from frostline.config import NodeSettings
+from frostline.core.config import NodeSettings
 from frostline.models import freeze
 from frostline.node import Node
-from frostline.planning.diagnosis import CACHE, NOTHING_YET, QUOTA, TRAINER
+from frostline.planning.replanning import CACHE, NOTHING_YET, QUOTA, TRAINER
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.nodes import served

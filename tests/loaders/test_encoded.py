@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.datasets.copy.ingest import ingest
-from frostline.errors import SettingError
-from frostline.prefetch.assemble import Slabs
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import SettingError
+from frostline.datasets.copy.ready import ingest
+from frostline.prefetch.requests import Slabs
 from frostline.preprocess import Applied
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small

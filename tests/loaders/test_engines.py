@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, REFERENCE
-from frostline.datasets.copy.ingest import ingest
-from frostline.events import NodeExcluded
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.events import NodeExcluded
+from frostline.datasets.copy.ready import ingest
 from frostline.node import Node
 from frostline.preprocess import Applied
 from frostline.wire.codecs import relative_error

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import FeatureBatch, Route, Samples
-from frostline.errors import OrderMismatch, SettingError
-from frostline.events import EpochFinished, EpochStarted
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import OrderMismatch, SettingError
+from frostline.core.events import EpochFinished, EpochStarted
 from frostline.loaders import ArrayLoader, Epochs, Loader
-from frostline.loaders.epoch.row_source import RowSource
+from frostline.loaders.row_source import RowSource
 from frostline.ordering import Order
 from frostline.prefetch import Deal
 from support.images import image_folder, tiny_preprocess

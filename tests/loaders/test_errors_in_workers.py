@@ -6,8 +6,8 @@ import pytest
 from torch.utils.data import get_worker_info
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import DataError
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import DataError
 from frostline.loaders import WorkerLoader
 from support.images import image_folder, tiny_preprocess
 from support.matrices import sampled

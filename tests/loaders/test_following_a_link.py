@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import Route
-from frostline.errors import SettingError
-from frostline.events import Replanned
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import SettingError
+from frostline.core.events import Replanned
 from frostline.models import freeze
-from frostline.node.process.subprocess import start_node
+from frostline.node.process import start_node
 from support import plain
 from support.control_planes import control_plane
 from support.images import image_folder, tiny_preprocess

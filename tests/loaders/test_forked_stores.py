@@ -16,14 +16,14 @@ import torch
 from torch.utils.data import DataLoader
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.datasets.copy.into_cql import put_into_table
-from frostline.errors import StoreError
-from frostline.io_service.client.socket import socket_address
-from frostline.io_service.process import start_io
-from frostline.io_service.upstream import Upstream
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import StoreError
+from frostline.datasets.copy.cql import put_into_table
+from frostline.io_service.client import socket_address
+from frostline.io_service.handler import Upstream
+from frostline.io_service.start import start_io
 from frostline.loaders import WorkerLoader
-from frostline.loaders.torch.forked_workers import serve_forked
+from frostline.loaders.forked_workers import serve_forked
 from frostline.models import freeze
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import NodeSettings
-from frostline.errors import TooManySkipped
+from frostline.core.config import NodeSettings
+from frostline.core.errors import TooManySkipped
 from frostline.node import Node
 from frostline.stores.open import open_store
 from frostline.testing.formats import Example

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frostline.errors import OrderMismatch
+from frostline.core.errors import OrderMismatch
 from frostline.loaders.adapters.base import FrameworkIterator
 from frostline.testing.small_jobs import BATCH, small_job
 

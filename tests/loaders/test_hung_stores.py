@@ -5,8 +5,8 @@ import threading
 import pytest
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import StoreUnavailable
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import StoreUnavailable
 from support.bucket_peer import bucket_peer
 from support.images import image_folder, tiny_preprocess
 

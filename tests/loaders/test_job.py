@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import DataError, NodeUnreachable, SettingError, TooManySkipped
-from frostline.events import RequestRetried, SampleSkipped, SetupWarning
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import DataError, NodeUnreachable, SettingError, TooManySkipped
+from frostline.core.events import RequestRetried, SampleSkipped, SetupWarning
 from frostline.models import freeze
-from frostline.node.process.subprocess import start_node
+from frostline.node.process import start_node
 from frostline.ordering import Order
 from frostline.preprocess import CenterCrop, ColorJitter, Decode, Normalize, Preprocess, Resize
 from support import plain

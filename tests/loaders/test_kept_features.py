@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.errors import SettingError
-from frostline.events import BatchDelivered, RequestFinished
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import SettingError
+from frostline.core.events import BatchDelivered, RequestFinished
 from frostline.models import freeze
 from support import plain
 from support.images import image_folder, tiny_preprocess

@@ -9,9 +9,9 @@ from contextlib import closing
 import pytest
 
 import frostline as fl
-from frostline.config import IoSettings, NodeSettings
-from frostline.io_service.process import start_io
-from frostline.io_service.upstream import Upstream
+from frostline.core.config import IoSettings, NodeSettings
+from frostline.io_service.handler import Upstream
+from frostline.io_service.start import start_io
 from support.images import image_folder, tiny_preprocess
 from support.matrices import sampled
 from support.nodes import until
@@ -25,14 +25,14 @@ GONE_S = 60  # a worker looks for its parent every 5 s
 TRAINER = """
     import json, multiprocessing, os, signal, sys
     import frostline as fl
-    from frostline.errors import Unavailable
+    from frostline.core.errors import Unavailable
     from support.images import tiny_preprocess
 
     def say(**what):
         print(json.dumps(what), flush=True)
 
     os.setsid()
-    preloaded = ["torch", "frostline.loaders.torch.loader", "frostline.jobs.worker_setup"]
+    preloaded = ["torch", "frostline.loaders.torch_loader", "frostline.jobs.workers"]
     multiprocessing.set_forkserver_preload(preloaded)
     folder, near, start, seed, state = sys.argv[1:]
     settings = fl.LoaderSettings(samples_per_request=4, requests_in_flight=2, cache_bytes=0, retry_for_s=60)

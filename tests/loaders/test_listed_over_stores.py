@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import frostline as fl
-from frostline.config import NodeSettings
-from frostline.errors import AccessDenied, StoreError
-from frostline.node.process.subprocess import start_node
-from frostline.stores.cql.row_writer import TableSample
+from frostline.core.config import NodeSettings
+from frostline.core.errors import AccessDenied, StoreError
+from frostline.node.process import start_node
+from frostline.stores.cql.writer import TableSample
 from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.formats import tar_of
@@ -27,7 +27,7 @@ REFUSED = ("AccessDenied", "SettingError", "StoreUnavailable")
 LISTS_ITSELF = """
 import sys
 import frostline as fl
-from frostline.errors import FrostlineError
+from frostline.core.errors import FrostlineError
 try:
     print(len(fl.Dataset(sys.argv[1])))
 except FrostlineError as error:

@@ -9,10 +9,10 @@ import pytest
 
 import frostline as fl
 from frostline.cli import main
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.datasets.copy.repack import repack
 from frostline.node import Node
-from frostline.stores.objects.obstore import DriverStore
+from frostline.stores.cloud import DriverStore
 from support.images import image_folder, tiny_preprocess
 from support.nodes import request
 

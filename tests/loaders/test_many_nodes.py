@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import frostline as fl
-from frostline.config import LoaderSettings
+from frostline.core.config import LoaderSettings
 from support.images import image_folder, tiny_preprocess
 from support.many_nodes import epoch, hits, job, same, some_nodes
 

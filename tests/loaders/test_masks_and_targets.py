@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import SettingError
-from frostline.node.process.subprocess import start_node
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import SettingError
+from frostline.node.process import start_node
 from frostline.ordering import Order
 from support import masks
 from support.images import tiny_preprocess

@@ -5,9 +5,9 @@ import csv
 import numpy as np
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.datasets.access import roots_of
-from frostline.node.process.subprocess import start_node
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.datasets.reading import roots_of
+from frostline.node.process import start_node
 from support.images import image_folder, tiny_preprocess
 
 

@@ -10,9 +10,9 @@ import torch
 
 import frostline as fl
 from frostline.client import membership
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.events import BatchDelivered, NodeJoined, NodeLeft
-from frostline.node.process.subprocess import start_node
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.events import BatchDelivered, NodeJoined, NodeLeft
+from frostline.node.process import start_node
 from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.many_nodes import epoch, frozen, hits, job, same, some_nodes

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import DataError, OrderMismatch, SettingError
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import DataError, OrderMismatch, SettingError
 from frostline.ordering import MixtureOrder, Order, Weighted, Weights
 from support.images import image_folder, tiny_preprocess
 

@@ -26,8 +26,8 @@ for module, names in {
 sys.modules["fcntl"] = None
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.errors import SettingError
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import SettingError
 from frostline.loaders import WorkerLoader
 from support.images import tiny_preprocess
 

@@ -3,9 +3,9 @@
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.models import freeze
-from frostline.node.process.subprocess import start_node
+from frostline.node.process import start_node
 from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.errors import SettingError
-from frostline.loaders.torch.pinned_memory import Pinned, memory_for
-from frostline.prefetch.assemble import BatchAssembler
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import SettingError
+from frostline.loaders.batches import Pinned, memory_for
+from frostline.prefetch.requests import BatchAssembler
 from support.images import image_folder, tiny_preprocess
 
 CUDA = torch.cuda.is_available()

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import SettingError
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import SettingError
 from support.images import image_folder, tiny_preprocess
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from support.images import image_folder, tiny_preprocess
 
 

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from frostline.errors import OrderMismatch
+from frostline.core.errors import OrderMismatch
 from frostline.loaders import WorkerLoader, merge_worker_states
 from frostline.testing.loaders import (
     BreakTests,
@@ -24,7 +24,7 @@ from support.matrices import mostly_long
 
 # What torchdata asks of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-multiprocessing.set_forkserver_preload(["torch", "frostline.loaders.torch.loader", "frostline.jobs.worker_setup"])
+multiprocessing.set_forkserver_preload(["torch", "frostline.loaders.torch_loader", "frostline.jobs.workers"])
 
 ALIKE = (
     "test_a_loader_that_went_further_goes_back_to_a_state",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import frostline as fl
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from support.images import image_folder
 
 WORLD = 3

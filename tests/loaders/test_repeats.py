@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import FeatureBatch, Route, Samples, Skipped
-from frostline.loaders.epoch.fetch import fetch_each
+from frostline.loaders.fetch import fetch_each
 
 ROUTE = Route(1)
 

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 import frostline as fl
-from frostline.events import SetupWarning
+from frostline.core.events import SetupWarning
 from support.networks import Small
 
 SHAPE = (3, 32, 32)

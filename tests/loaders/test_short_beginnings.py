@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.events import RequestFinished
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.events import RequestFinished
 from frostline.models import freeze
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small

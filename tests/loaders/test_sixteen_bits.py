@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 import frostline as fl
-from frostline.engines.backends.catalog import OFFERS, build
-from frostline.errors import EngineUnsupported
-from frostline.models.cutting.cut import cut_network
+from frostline.core.errors import EngineUnsupported
+from frostline.engines.catalog import OFFERS, build
+from frostline.models.cutting import cut_network
 from support.cutting import crossed, finished, sent, shipped_engine
 from support.networks import Small
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import frostline as fl
 from frostline.cache import FeatureCache, Scope, TieredCache
-from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.core.config import LoaderSettings
 from frostline.loaders import ArrayLoader, Epochs
-from frostline.loaders.epoch.ranks import ALONE
-from frostline.loaders.epoch.row_source import RowSource
+from frostline.loaders.arguments import ALONE
+from frostline.loaders.row_source import RowSource
 from frostline.ordering import Order, RecordedOrder, Replay
 from support.mixing import one_way
 

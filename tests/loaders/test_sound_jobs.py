@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from frostline import Dataset, LoaderSettings, NodeSettings, freeze, loader, offload, preprocess
-from frostline.events import SampleSkipped, SetupWarning
-from frostline.node.service import open as opener
+from frostline.core.events import SampleSkipped, SetupWarning
+from frostline.node import resources as opener
 from frostline.preprocess.apply import decode_into
 from support.signals import UNTIL, job_losses, plain_losses, rows_by_id, small_network
 from support.sounds import encoded_sound, some_waves, write_sounds

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import SettingError, TooManySkipped
 from frostline.datasets.copy.repack import repack
-from frostline.errors import SettingError, TooManySkipped
 from frostline.node import Node
-from frostline.node.process.subprocess import start_node
+from frostline.node.process import start_node
 from support import masks
 from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.images import tiny_preprocess

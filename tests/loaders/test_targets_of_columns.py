@@ -13,8 +13,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from torch.utils.data import DataLoader
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.errors import DataError, SettingError
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import DataError, SettingError
 from frostline.loaders import WorkerLoader
 from support.images import tiny_preprocess
 from support.matrices import sampled

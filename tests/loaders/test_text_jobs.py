@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from frostline import Dataset, LoaderSettings, NodeSettings, freeze, loader, offload, preprocess
-from frostline.errors import BadRequest
-from frostline.events import SetupWarning
-from frostline.node.service import open as opener
+from frostline.core.errors import BadRequest
+from frostline.core.events import SetupWarning
+from frostline.node import resources as opener
 from support.signals import job_losses, rows_by_id
 from support.texts import plain_losses, small_distilbert, tokenizer_of_words, write_reviews
 

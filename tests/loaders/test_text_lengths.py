@@ -8,16 +8,14 @@ import torch
 from torch import nn
 
 from frostline import Dataset, LoaderSettings, NodeSettings, freeze, offload, preprocess
-from frostline.core.token_lengths import buckets
-from frostline.engines.base import length_runner
-from frostline.engines.base.length_runner import LengthRunner
-from frostline.engines.base.runner import Runner, leaf_values
-from frostline.engines.measure.operations import GraphLimits
-from frostline.errors import UnsafeArtifact
+from frostline.core.errors import UnsafeArtifact
+from frostline.core.graph import buckets
+from frostline.engines import graph_runner
+from frostline.engines.graph_runner import LengthRunner, Runner, leaf_values
+from frostline.engines.measure import GraphLimits
 from frostline.jobs.partition import PartitionedModel
-from frostline.models.files.artifact import Prefix, header_of, read_prefix, write_prefix
-from frostline.models.files.inspection import inspect_prefix
-from frostline.node.process.subprocess import start_node
+from frostline.models.artifact import Prefix, header_of, inspect_prefix, read_prefix, write_prefix
+from frostline.node.process import start_node
 from support.signals import job_losses, rows_by_id
 from support.texts import plain_losses, small_bert, small_distilbert, tokenizer_of_words, write_reviews
 
@@ -123,7 +121,7 @@ class _Counting(Runner):
 
 
 def test_short_texts_cost_what_their_bucket_holds(monkeypatch):
-    monkeypatch.setattr(length_runner, "Runner", _Counting)
+    monkeypatch.setattr(graph_runner, "Runner", _Counting)
     _Counting.seen = []
     bucketed, _, _ = runners(prefix := prefix_of())
     counts = np.random.default_rng(0).integers(17, TOKENS, 64).tolist()
@@ -224,7 +222,7 @@ def test_losses_are_those_of_a_plain_padded_loop(reviews, tmp_path, monkeypatch,
             assert job.fallback is None
             losses, orders = job_losses(job, rows_by_id(data, "parquet"), range(2))
     else:
-        monkeypatch.setattr(length_runner, "Runner", _Counting)
+        monkeypatch.setattr(graph_runner, "Runner", _Counting)
         _Counting.seen = []
         with offload(frozen(), data, node=small, **asked) as job:
             losses, orders = job_losses(job, rows_by_id(data, "parquet"), range(2))

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from frostline import Dataset, LoaderSettings, NodeSettings, loader, offload, preprocess
-from frostline.node.service import open as opener
+from frostline.node import resources as opener
 from support.pairs import COLUMNS, SIDE, TOKENS, encoded_image, frozen_clip, pair_inputs, small_clip, write_pairs
 from support.texts import tokenizer_of_words
 

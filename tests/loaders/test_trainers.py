@@ -15,7 +15,7 @@ from torch import nn, optim
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from support.images import image_folder, tiny_preprocess
 from support.servers import free_ports
 

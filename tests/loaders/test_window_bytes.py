@@ -5,8 +5,8 @@ import tracemalloc
 import pytest
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.processors import usable_cores
+from frostline.core.config import LoaderSettings
+from frostline.core.system import usable_cores
 from support.images import image_folder, tiny_preprocess
 from support.nodes import until
 

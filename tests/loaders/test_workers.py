@@ -16,12 +16,12 @@ from torch.distributed import HashStore
 from torch.utils.data import DataLoader
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import NodeUnreachable, SettingError, TooManySkipped, Unavailable
-from frostline.events import SampleSkipped
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import NodeUnreachable, SettingError, TooManySkipped, Unavailable
+from frostline.core.events import SampleSkipped
 from frostline.loaders import ArrayLoader, WorkerLoader
 from frostline.models import freeze
-from frostline.node.process.subprocess import start_node
+from frostline.node.process import start_node
 from frostline.ordering import Order
 from support.images import image_folder, tiny_preprocess
 from support.matrices import sampled

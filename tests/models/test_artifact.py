@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.engines.base.operators import ALLOWED, resolve_allowed
-from frostline.errors import ModelError, UnsafeArtifact
+from frostline.core.errors import ModelError, UnsafeArtifact
+from frostline.engines.graph_runner import ALLOWED, resolve_allowed
+from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network, freeze
-from frostline.models.files.artifact import digest_of, read_prefix, write_prefix
+from frostline.models.artifact import digest_of, read_prefix, write_prefix
 from support.networks import Small
 
 SHAPE = (3, 32, 32)

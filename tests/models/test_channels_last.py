@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load, save
 
 from frostline.core import Ref
-from frostline.errors import UnsafeArtifact
+from frostline.core.errors import UnsafeArtifact
 from frostline.models import cut_network, freeze
-from frostline.models.files.artifact import read_prefix, write_prefix
+from frostline.models.artifact import read_prefix, write_prefix
 from support.cutting import crossed, finished, shipped_engine
 from support.matrices import sampled
 from support.networks import Small, build

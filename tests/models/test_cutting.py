@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from frostline.core import Ref
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen, SettingError, UnknownLayer
+from frostline.core.errors import FrozenInTrainMode, ModelError, NothingFrozen, SettingError, UnknownLayer
+from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network, freeze
 from support.networks import Small
 

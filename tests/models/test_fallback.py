@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from frostline.core import TensorSpec
-from frostline.errors import FrozenInTrainMode, ModelError, NothingFrozen
+from frostline.core.errors import FrozenInTrainMode, ModelError, NothingFrozen
 from frostline.models import cut_network, freeze
-from frostline.models.files.artifact import write_prefix
+from frostline.models.artifact import write_prefix
 from support.cutting import crossed, finished, sent, shipped_engine
 from support.networks import Small
 

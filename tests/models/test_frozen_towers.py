@@ -6,9 +6,9 @@ from torch import nn
 
 from frostline import preprocess
 from frostline.core import TensorSpec
-from frostline.errors import ModelError, SettingError, UnknownLayer
+from frostline.core.errors import ModelError, SettingError, UnknownLayer
 from frostline.models import cut_network, freeze
-from frostline.models.tracing.row_inputs import takes_parts
+from frostline.models.tracing import takes_parts
 from support.pairs import TOKENS, pair_inputs, small_clip
 from support.texts import tokenizer_of_words
 

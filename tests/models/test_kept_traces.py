@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from frostline.core import TensorSpec
-from frostline.models.tracing import export as exporting
-from frostline.models.tracing.comparison import agrees
-from frostline.models.tracing.fingerprint import fingerprint
-from frostline.models.tracing.trace_cache import TraceCache, trace
+from frostline.models import tracing as exporting
+from frostline.models.trace_cache import TraceCache, fingerprint, trace
+from frostline.models.tracing import agrees
 
 INPUTS = (TensorSpec((3, 8, 8)),)
 SCALE = 2.0
@@ -89,7 +88,7 @@ def test_a_kept_trace_spares_the_process_all_of_torch_export():
         "import sys, torch",
         "from torch import nn",
         "from frostline.core import TensorSpec",
-        "from frostline.models.tracing.trace_cache import trace",
+        "from frostline.models.trace_cache import trace",
         "model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())",
         "trace(model, [TensorSpec((4,))], training={path: False for path, _ in model.named_modules()})",
         "print('torch._dynamo' in sys.modules)",
@@ -223,7 +222,7 @@ def test_a_folder_that_takes_no_file_costs_nothing_but_the_next_trace(folder, ex
 
 
 def test_only_the_latest_traces_are_kept(monkeypatch, folder):
-    monkeypatch.setattr("frostline.file_cache._MAX_FILES", 2)
+    monkeypatch.setattr("frostline.core.files._MAX_FILES", 2)
     cache, made = TraceCache(folder), traced(Small())
     for number in range(4):
         cache.put(f"{number}", made)

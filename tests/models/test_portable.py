@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from frostline.errors import ModelError
+from frostline.core.errors import ModelError
 from frostline.models import cut_network, freeze
-from frostline.models.cutting.portable import TravelledHead, head_from_json, head_to_json, portable
+from frostline.models.head import TravelledHead, head_from_json, head_to_json, portable
 from support.networks import Small
 
 SHAPE = (3, 32, 32)

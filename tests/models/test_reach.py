@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from frostline.engines.base.operators import ALLOWED
+from frostline.engines.graph_runner import ALLOWED
 from frostline.models import cut_network, freeze
 from support.cutting import crossed, finished, sent, shipped_engine
 

@@ -5,9 +5,9 @@ import torch
 
 from frostline import freeze
 from frostline.core import TensorSpec
-from frostline.errors import ModelError
-from frostline.models.cutting.cut import cut_network
-from frostline.models.tracing.row_inputs import takes_rows
+from frostline.core.errors import ModelError
+from frostline.models.cutting import cut_network
+from frostline.models.tracing import takes_rows
 from support.texts import small_bert, small_distilbert
 
 TOKENS = 16
@@ -52,7 +52,7 @@ def test_prefix_and_head_together_are_the_network_with_its_own_parameters(make):
     assert set(cut.head.state_dict()) <= set(model.state_dict())
     model.eval()
     rows = rows_of(2)
-    from frostline.engines.base.runner import Runner, leaf_values
+    from frostline.engines.graph_runner import Runner, leaf_values
 
     graph = cut.prefix.graph
     with torch.no_grad():

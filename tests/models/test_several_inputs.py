@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from frostline.core import TensorSpec
-from frostline.engines.base.runner import leaf_values
-from frostline.engines.measure.profile import cut_seconds, cut_values
-from frostline.errors import BadRequest, ModelError, UnsafeArtifact
+from frostline.core.errors import BadRequest, ModelError, UnsafeArtifact
+from frostline.engines.graph_runner import leaf_values
+from frostline.engines.measure import cut_seconds, cut_values
 from frostline.models import cut_network, freeze
 from support.cutting import crossed, finished, shipped_engine
 

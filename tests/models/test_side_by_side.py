@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from frostline.core import Graph, GraphNode, Ref, TensorSpec
-from frostline.errors import NothingFrozen
+from frostline.core.errors import NothingFrozen
 from frostline.models import cut_network
-from frostline.models.graph.flow import frozen_first
-from frostline.models.tracing.row_inputs import takes_parts
-from frostline.preprocess.named_inputs import laid_out
+from frostline.models.graph import frozen_first
+from frostline.models.tracing import takes_parts
+from frostline.preprocess.steps import laid_out
 from support.cutting import crossed, finished, shipped_engine
 
 SHAPE = (3, 8, 8)

@@ -9,11 +9,11 @@ from torch import nn
 
 import frostline as fl
 from frostline.core import TensorSpec
-from frostline.errors import ModelError, UnknownLayer
-from frostline.models.cutting.cut import cut_network
-from frostline.models.cutting.head import WholeHead
+from frostline.core.errors import ModelError, UnknownLayer
+from frostline.models.cutting import cut_network
 from frostline.models.freezing import freeze
-from frostline.models.wrappers import not_averaged, unwrapped
+from frostline.models.head import WholeHead
+from frostline.models.modules import not_averaged, unwrapped
 from frostline.preprocess import imagenet
 from support.cutting import crossed, finished, sent, shipped_engine
 from support.images import image_folder

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from frostline.core import REFERENCE, Levels
-from frostline.engines.base.identity import identity, judged_on
+from frostline.engines.protocols import identity, judged_on
+from frostline.node.trials.queue import EngineMemory, TrialPolicy
 from frostline.node.trials.selection import Trials
-from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy
 from support.engines import Reference, every_instruction, make_fastest
 from support.nodes import SIDE, artifact_of, preprocess, small_network
 

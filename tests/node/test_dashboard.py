@@ -12,13 +12,12 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.control.activity.job_activity import Hindrance, JobActivity, PlanOutline
-from frostline.control.amounts import Amounts
-from frostline.control.stage import ControlledStage
+from frostline.control.messages import ControlledStage, Hindrance, JobActivity, PlanOutline
+from frostline.control.shares import Amounts
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.node import Node
 from frostline.node.http.app import make_app
-from frostline.node.http.dashboard import Dashboard
+from frostline.node.http.pages import Dashboard
 from support.nodes import artifact_of, make_images, preprocess, request, served, small_network, until
 from support.pages import (
     HAS_FIGURES,

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.batching import Limit, batch_size
-from frostline.config import NodeSettings
-from frostline.engines.machine.hardware import free_device_bytes
-from frostline.errors import OverBudget
+from frostline.core.config import NodeSettings
+from frostline.core.errors import OverBudget
+from frostline.engines.machine import free_device_bytes
 from frostline.node import Node
-from frostline.node.scheduling.memory_pool import Shares
-from frostline.node.service import resources as sharing
+from frostline.node import resources as sharing
+from frostline.node.memory import Shares
 from support.nodes import artifact_of, is_idle, joined, make_images, request, small_network, within_budget
 
 GIB = 1 << 30

@@ -10,14 +10,13 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from frostline.config import NodeSettings
 from frostline.core import Samples
+from frostline.core.config import NodeSettings
 from frostline.models import cut_network, freeze
-from frostline.models.files.artifact import digest_of, write_prefix
-from frostline.models.tracing.row_inputs import takes_rows
-from frostline.node import Node
+from frostline.models.artifact import digest_of, write_prefix
+from frostline.models.tracing import takes_rows
+from frostline.node import Node, pipeline
 from frostline.node.http.app import make_app
-from frostline.node.request import embeddings
 from frostline.preprocess import text
 from frostline.preprocess.apply import decode_into
 from support.nodes import artifact_of, is_idle, jpeg, make_images, preprocess, request, small_network
@@ -135,7 +134,7 @@ def test_refuses_what_is_no_input_of_the_network_with_one_sentence(client, node)
 
 def test_an_answer_that_would_be_too_large_is_refused(client, monkeypatch):
     model = put(client, small_network())
-    monkeypatch.setattr(embeddings, "MAX_NUMBERS", 7)
+    monkeypatch.setattr(pipeline, "MAX_NUMBERS", 7)
     refused(sent(client, model, urls(jpeg(1)), preprocess=preprocess().to_json()), 413, "send fewer inputs")
 
 

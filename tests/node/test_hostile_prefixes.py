@@ -7,16 +7,15 @@ import signal
 import pytest
 import torch
 
-from frostline.config import NodeSettings
-from frostline.engines.base.runner import leaf_values
-from frostline.engines.measure.footprint import dry_run
-from frostline.engines.measure.operations import GraphLimits
-from frostline.errors import OverBudget, UnsafeArtifact
-from frostline.file_cache import FileCache
-from frostline.models.files.artifact import header_of, read_prefix, write_prefix
-from frostline.node.process.subprocess import start_node
-from frostline.node.weights import inspection as inspections
-from frostline.node.weights.inspection import Inspector
+from frostline.core.config import NodeSettings
+from frostline.core.errors import OverBudget, UnsafeArtifact
+from frostline.core.files import FileCache
+from frostline.engines.graph_runner import leaf_values
+from frostline.engines.measure import GraphLimits, dry_run
+from frostline.models.artifact import header_of, read_prefix, write_prefix
+from frostline.node import inspection as inspections
+from frostline.node.inspection import Inspector
+from frostline.node.process import start_node
 from support.hostile import X, after, artifact, attacks, chain, node, peak_bytes, put
 from support.prefixes import small_prefix
 

@@ -10,15 +10,15 @@ CHECK = """
 import sys
 sys.modules["dill"] = None
 from pathlib import Path
-from frostline.file_cache import FileCache
-from frostline.node.weights.inspection import Inspector
+from frostline.core.files import FileCache
+from frostline.node.inspection import Inspector
 
 {before}
 kept = FileCache(Path({folder!r}), ".json")
 kept.put("0" * 64, b"{{}}")
 with Inspector(fork=True, kept=kept) as inspector:
-    from frostline.engines.measure.operations import GraphLimits
-    from frostline.models.files.artifact import header_of
+    from frostline.engines.measure import GraphLimits
+    from frostline.models.artifact import header_of
     import torch
     from support.hostile import X, after, artifact, node
 

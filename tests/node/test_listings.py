@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import frostline as fl
-from frostline.config import NodeSettings
-from frostline.errors import OverBudget, Unavailable
-from frostline.node.process.subprocess import start_node
-from frostline.wire.http.pool import address_of
+from frostline.core.config import NodeSettings
+from frostline.core.errors import OverBudget, Unavailable
+from frostline.node.process import start_node
+from frostline.wire.connection import address_of
 from frostline.wire.listings import ListingRequest
 from support.images import image_folder
 from support.listing_nodes import listers, listing_node

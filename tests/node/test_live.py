@@ -7,8 +7,8 @@ import anyio
 import pytest
 from starlette.requests import Request
 
-from frostline.errors import Overloaded
-from frostline.node.http.live import LiveAnswers
+from frostline.core.errors import Overloaded
+from frostline.node.http.pages import LiveAnswers
 
 BOTH = "text/event-stream, application/json"
 
@@ -99,7 +99,7 @@ def test_who_does_not_accept_events_is_given_json():
 
 
 def test_a_viewer_that_takes_nothing_is_left(monkeypatch):
-    monkeypatch.setattr("frostline.node.http.live._SILENCE_S", 0.02)
+    monkeypatch.setattr("frostline.node.http.pages._SILENCE_S", 0.02)
 
     async def run():
         live, viewer = LiveAnswers(Made(), period_s=0.01), Viewer()

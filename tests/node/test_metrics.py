@@ -6,12 +6,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from frostline.config import NodeSettings
+from frostline.core.config import NodeSettings
 from frostline.node import Node
-from frostline.node.http.app import make_app
-from frostline.node.http.metrics import metrics_text
-from frostline.node.scheduling.statistics import BOUNDS_S, STAGES, Counters
-from frostline.stores.objects.disk_tier import TierStatistics
+from frostline.node.http.app import make_app, metrics_text
+from frostline.node.statistics import BOUNDS_S, STAGES, Counters
+from frostline.stores.disk_tier import TierStatistics
 from support import metric_pages
 from support.dashboards import check_queries, dashboard
 from support.nodes import artifact_of, joined, make_images, request, samples_of, small_network

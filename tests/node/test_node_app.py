@@ -11,8 +11,8 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.testclient import TestClient
 
-from frostline.config import NodeSettings
-from frostline.control.embedded.plane import control_routes, embedded_settings
+from frostline.control.embedded import control_routes, embedded_settings
+from frostline.core.config import NodeSettings
 from frostline.node import Node
 from frostline.node.http.app import make_app
 from support.nodes import artifact_of, make_images, request, small_network

@@ -8,11 +8,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frostline.client.http import HttpTransport
-from frostline.config import NodeSettings, TenantSettings
 from frostline.core import View
-from frostline.errors import BadRequest
+from frostline.core.config import NodeSettings, TenantSettings
+from frostline.core.errors import BadRequest
 from frostline.node import Node
-from frostline.node.http.metrics import metrics_text
+from frostline.node.http.app import metrics_text
 from frostline.preprocess import Preprocess, RandomHorizontalFlip
 from support.nodes import (
     artifact_of,

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.node import Node
-from frostline.node.http.protocol import ConnectionLimits, ConnectionTable, limits_of
-from frostline.wire.http.pool import address_of
+from frostline.node.http.messages import ConnectionLimits, ConnectionTable, limits_of
+from frostline.wire.connection import address_of
 from support.nodes import joined, make_images, request, served
 from support.tenants import tenant, token_of
 

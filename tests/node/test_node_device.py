@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from frostline.batching import FairMerging, FirstCome, Hapi
-from frostline.config import TenantSettings
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.errors import UnsafeArtifact
-from frostline.node.request import executor as device_module
-from frostline.node.request.executor import Device
-from frostline.node.request.work_queue import ExclusiveCall, QueuedRows, RowWork
-from frostline.node.scheduling.fair_shares import LockedFairShares
-from frostline.node.scheduling.memory_pool import Cancelled, Pool
-from frostline.node.scheduling.statistics import Counters
-from frostline.node.scheduling.tenants import Tenants
+from frostline.core.config import TenantSettings
+from frostline.core.errors import UnsafeArtifact
+from frostline.engines.torch import TorchEngine
+from frostline.node import device as device_module
+from frostline.node.device import Device, ExclusiveCall, QueuedRows, RowWork
+from frostline.node.memory import Cancelled, LockedFairShares, Pool
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Tenants
 from support.nodes import SIDE, small_network
 
 RUN_ROWS = 32

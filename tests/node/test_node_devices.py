@@ -11,20 +11,15 @@ import torch
 
 import frostline as fl
 from frostline.batching import FairMerging
-from frostline.checks import devices_of
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.engines.base.protocols import Footprint
-from frostline.errors import Overloaded, SettingError, UnsafeArtifact
+from frostline.core.config import LoaderSettings, NodeSettings, devices_of
+from frostline.core.errors import Overloaded, SettingError, UnsafeArtifact
+from frostline.engines.protocols import Footprint
 from frostline.node import Node
-from frostline.node.process.subprocess import start_node
-from frostline.node.request.devices import Devices
-from frostline.node.request.executor import Device
-from frostline.node.request.work_queue import QueuedRows, RowWork
-from frostline.node.scheduling.cancel_scope import CancelScope
-from frostline.node.scheduling.fair_shares import LockedFairShares
-from frostline.node.scheduling.memory_pool import Cancelled, Pool
-from frostline.node.scheduling.statistics import Counters
-from frostline.node.scheduling.tenants import Tenants
+from frostline.node.device import Device, Devices, QueuedRows, RowWork
+from frostline.node.memory import Cancelled, CancelScope, LockedFairShares, Pool
+from frostline.node.process import start_node
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Tenants
 from frostline.wire.messages import ProfileRequest
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small

@@ -11,16 +11,16 @@ import pytest
 from starlette.requests import Request
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
 from frostline.node import Node
+from frostline.node.feature_cache import NodeCache
 from frostline.node.http.messages import BodyReader
-from frostline.node.request.feature_cache import NodeCache
-from frostline.node.scheduling.memory_pool import Cancelled
-from frostline.node.scheduling.statistics import Counters
-from frostline.node.scheduling.tenants import Tenants
-from frostline.node.trials.trial_queue import TrialQueue
-from frostline.wire.http.pool import address_of
+from frostline.node.memory import Cancelled
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Tenants
+from frostline.node.trials.queue import TrialQueue
+from frostline.wire.connection import address_of
 from frostline.wire.messages import ProfileRequest
 from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
 from support.tenants import tenant, token_of

@@ -4,13 +4,12 @@ import os
 
 import pytest
 
-from frostline.config import NodeSettings
-from frostline.errors import AccessDenied
+from frostline.core.config import NodeSettings
+from frostline.core.errors import AccessDenied
 from frostline.node import Node
-from frostline.stores.base.limits import LinkBounds, StoreLimits
-from frostline.stores.objects.local import FolderStore
-from frostline.stores.objects.mmap import MmapFolder
+from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
+from frostline.stores.protocols import LinkBounds, StoreLimits
 from support.nodes import joined, jpeg, make_images, request, samples_of
 from support.tenants import tenant, token_of
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.errors import FrostlineError
-from frostline.node.process.subprocess import start_node
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import FrostlineError
+from frostline.node.process import start_node
 from support.nodes import artifact_of, jpeg, make_images, request, samples_of, small_network, until
 
 BUDGET = 400 << 20

@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings, TenantSettings
-from frostline.errors import AddressInUse, NodeUnreachable, SettingError, Unauthenticated, Unavailable
+from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
+from frostline.core.errors import AddressInUse, NodeUnreachable, SettingError, Unauthenticated, Unavailable
 from frostline.node.http.server import listen
-from frostline.node.process.subprocess import start_node
+from frostline.node.process import start_node
 from support.matrices import sampled
 from support.nodes import make_images, request, until
 
@@ -109,8 +109,8 @@ def test_a_node_killed_in_the_middle_of_an_answer_is_unavailable_and_comes_back_
 
 PARENT = """
     import sys
-    from frostline.config import NodeSettings
-    from frostline.node.process.subprocess import start_node
+    from frostline.core.config import NodeSettings
+    from frostline.node.process import start_node
     node = start_node((sys.argv[1],), NodeSettings(memory_bytes=64 << 20))
     print(node.pid, flush=True)
     sys.stdin.read()

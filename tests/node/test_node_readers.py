@@ -3,8 +3,8 @@ from concurrent.futures import wait
 
 import pytest
 
-from frostline.errors import Unavailable
-from frostline.node.scheduling.fair_shares import Readers
+from frostline.core.errors import Unavailable
+from frostline.node.memory import Readers
 
 
 def held(lane, count, go):

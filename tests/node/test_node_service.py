@@ -9,18 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frostline.config import NodeSettings
 from frostline.core import View
-from frostline.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
+from frostline.core.config import NodeSettings
+from frostline.core.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
 from frostline.node import Node
-from frostline.node.request import outputs as packing
-from frostline.node.request import validation as requests
-from frostline.node.service.profiling import NetworkProfile, Networks
+from frostline.node import outputs as packing
+from frostline.node import pipeline as requests
+from frostline.node.profiling import NetworkProfile, Networks
 from frostline.preprocess import imagenet
-from frostline.stores.objects.local import FolderStore
-from frostline.stores.wrappers.retry import Wrapped
-from frostline.wire.codecs import CODECS, pack
+from frostline.stores.local import FolderStore
+from frostline.stores.retry import Wrapped
+from frostline.wire.codecs import CODECS
 from frostline.wire.messages import ProfileRequest
+from frostline.wire.packing import pack
 from support.nodes import (
     artifact_of,
     is_idle,
@@ -237,7 +238,7 @@ def test_never_evicts_a_prefix_in_use(images):
 @pytest.mark.parametrize(("usable_gib", "nbytes"), [(8, 343_300_000), (12, 537_100_000)])
 def test_a_node_has_room_for_large_networks_by_default(images, monkeypatch, usable_gib, nbytes):
     """ViT-B/16 with eight gibibytes to use, VGG-16 up to its last layer with twelve."""
-    monkeypatch.setattr("frostline.config.usable_memory_bytes", lambda: usable_gib << 30)
+    monkeypatch.setattr("frostline.core.config.usable_memory_bytes", lambda: usable_gib << 30)
     with Node(NodeSettings(), (images.as_uri(),)) as node:
         with node.upload("0" * 64, nbytes) as upload:
             upload.begin()  # sets memory aside, and takes none

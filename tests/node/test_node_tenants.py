@@ -11,13 +11,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from frostline.client.http import HttpTransport
-from frostline.config import BATCHING, LoaderSettings, NodeSettings, TenantSettings
-from frostline.errors import OverBudget, Overloaded, SettingError, Unauthenticated
+from frostline.core.config import BATCHING, LoaderSettings, NodeSettings, TenantSettings
+from frostline.core.errors import OverBudget, Overloaded, SettingError, Unauthenticated
 from frostline.node import Node
 from frostline.node.http.app import make_app
-from frostline.node.scheduling.statistics import Counters
-from frostline.node.scheduling.tenants import Tenants, read_tenants
-from frostline.wire.http.pool import address_of
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Tenants, read_tenants
+from frostline.wire.connection import address_of
 from frostline.wire.messages import ProfileRequest
 from support.nodes import (
     artifact_of,

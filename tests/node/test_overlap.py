@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from frostline.config import NodeSettings
-from frostline.engines.backends.torch_eager import TorchEngine
+from frostline.core.config import NodeSettings
+from frostline.engines.torch import TorchEngine
 from frostline.node import Node
-from frostline.node.request import decode as decoding
-from frostline.node.request import validation as requests
-from frostline.stores.objects.local import FolderStore
-from frostline.stores.wrappers.retry import Wrapped
+from frostline.node import decode as decoding
+from frostline.node import pipeline as requests
+from frostline.stores.local import FolderStore
+from frostline.stores.retry import Wrapped
 from support.nodes import artifact_of, is_idle, joined, make_images, request, same, samples_of, small_network
 
 NETWORK = small_network()

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from frostline.config import NodeSettings
+from frostline.core.config import NodeSettings
 from frostline.node import Node
 from support.browser import a_browser
 from support.nodes import served

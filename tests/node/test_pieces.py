@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings, TenantSettings
-from frostline.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
+from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
+from frostline.core.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
 from frostline.models import cut_network, freeze
 from frostline.node import Node
 from frostline.wire.pieces import MEDIA_TYPE, MIN_BYTES, Piece, names_from_json, pieces_from_json, pieces_of, without

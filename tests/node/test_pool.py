@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from frostline.node.scheduling.memory_pool import Cancelled, Pool
+from frostline.node.memory import Cancelled, Pool
 from support.nodes import until
 
 

@@ -9,10 +9,10 @@ from contextlib import closing
 import torch
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.models.files.artifact import digest_of
-from frostline.node.process.subprocess import start_node
-from frostline.wire.http.pool import address_of
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.models.artifact import digest_of
+from frostline.node.process import start_node
+from frostline.wire.connection import address_of
 from support.hostile import X, artifact, chain, node
 from support.nodes import SIDE, artifact_of, joined, make_images, request, small_network, until
 from support.tenants import tenant, token_of

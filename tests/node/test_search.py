@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from frostline.core import REFERENCE
-from frostline.engines.choice.prospects import Prospect
-from frostline.node.trials.search import Search
+from frostline.engines.choice import Prospect
+from frostline.node.trials.selection import Search
 from frostline.profiles import Trial
 
 REFERENCE_S = 0.03

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frostline.config import NodeSettings
-from frostline.errors import BadRequest, SettingError
+from frostline.core.config import NodeSettings
+from frostline.core.errors import BadRequest, SettingError
 from frostline.node import Node
-from frostline.node.http.metrics import metrics_text
+from frostline.node.http.app import metrics_text
 from support.nodes import (
     artifact_of,
     is_idle,

@@ -6,12 +6,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from frostline.batching import FairShares
-from frostline.config import NodeSettings, TenantSettings
-from frostline.errors import Overloaded, SettingError
+from frostline.core.config import NodeSettings, TenantSettings
+from frostline.core.errors import Overloaded, SettingError
 from frostline.node import Node
 from frostline.node.http.app import make_app
-from frostline.node.scheduling.statistics import Counters
-from frostline.node.scheduling.tenants import Tenants
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Tenants
 from support.tenants import header, tenant
 
 TENANTS = tenant("ann", sees_all=True, may_change=True), tenant("bob", requests=4)

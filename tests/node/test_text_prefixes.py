@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from frostline.engines.measure.operations import GraphLimits
-from frostline.errors import OverBudget, UnsafeArtifact
-from frostline.models import cut_network, freeze
-from frostline.models.files import artifact
-from frostline.models.files.artifact import header_of, read_outline, read_prefix, tokenizer_of, write_prefix
-from frostline.models.tracing.row_inputs import takes_rows
-from frostline.node.weights.inspection import Inspector
+from frostline.core.errors import OverBudget, UnsafeArtifact
+from frostline.engines.measure import GraphLimits
+from frostline.models import artifact, cut_network, freeze
+from frostline.models.artifact import header_of, read_outline, read_prefix, tokenizer_of, write_prefix
+from frostline.models.tracing import takes_rows
+from frostline.node.inspection import Inspector
 from frostline.preprocess import text
 from support.texts import small_distilbert, tokenizer_of_words
 

@@ -9,21 +9,21 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 
-from frostline.config import NodeSettings
 from frostline.core import REFERENCE, Levels, Route
-from frostline.engines.base.identity import identity
-from frostline.engines.choice.choice import Choice
-from frostline.errors import BadRequest, EngineNotReady, EngineUnsupported, UnknownPrefix
-from frostline.loaders.epoch.fetch import EngineChoice, Fetcher, NodeEngine, Shipment
-from frostline.loaders.epoch.local_stage import LocalStage
-from frostline.models.files.artifact import read_prefix, save_prefix
+from frostline.core.config import NodeSettings
+from frostline.core.errors import BadRequest, EngineNotReady, EngineUnsupported, UnknownPrefix
+from frostline.engines.choice import Choice
+from frostline.engines.protocols import identity
+from frostline.loaders.fetch import EngineChoice, Fetcher, NodeEngine, Shipment
+from frostline.loaders.local_stage import LocalStage
+from frostline.models.artifact import read_prefix, save_prefix
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
-from frostline.node.scheduling.memory_pool import Cancelled
-from frostline.node.service.profiling import NetworkProfile, under_engine
+from frostline.node.memory import Cancelled
+from frostline.node.profiling import NetworkProfile, under_engine
+from frostline.node.trials.processes import TrialProcess
+from frostline.node.trials.queue import EngineMemory, TrialPolicy, policy_of
 from frostline.node.trials.selection import Trials
-from frostline.node.trials.trial_policy import EngineMemory, TrialPolicy, policy_of
-from frostline.node.trials.trial_processes import TrialProcess
 from frostline.profiles import CutCost, Trial
 from frostline.wire.messages import ProfileRequest
 from support.engines import Reference
@@ -103,7 +103,7 @@ HERE = replace(TERMS, here=True)
 
 def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "frostline.node.trials.trial_processes.TrialProcess.run", lambda *_: pytest.fail("a process was started")
+        "frostline.node.trials.processes.TrialProcess.run", lambda *_: pytest.fail("a process was started")
     )
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
@@ -129,7 +129,7 @@ def test_tries_an_engine_that_crashed_a_process_in_a_process_of_its_own(tmp_path
         raise Cancelled
 
     with monkeypatch.context() as ending:
-        ending.setattr("frostline.node.trials.trial_processes.try_briefly", ends)
+        ending.setattr("frostline.node.trials.processes.try_briefly", ends)
         with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials, pytest.raises(Cancelled):
             trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     (mark,) = marks
@@ -147,7 +147,7 @@ def test_an_engine_that_does_not_fit_the_network_is_refused_in_the_nodes_own_pro
     def unfit(*_, **__):
         raise EngineUnsupported("it has no such layer")
 
-    monkeypatch.setattr("frostline.engines.choice.engine_trials.build", unfit)
+    monkeypatch.setattr("frostline.engines.trials.build", unfit)
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     assert choice.engine == REFERENCE

@@ -7,13 +7,12 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from frostline.batching import FairShares
-from frostline.config import TenantSettings
-from frostline.errors import OverBudget, Overloaded
-from frostline.node.scheduling.fair_shares import LockedFairShares
-from frostline.node.scheduling.memory_pool import Cancelled, Pool
-from frostline.node.scheduling.statistics import Counters
-from frostline.node.scheduling.tenants import Account
-from frostline.node.weights.weight_memory import WeightMemory, prefix_key
+from frostline.core.config import TenantSettings
+from frostline.core.errors import OverBudget, Overloaded
+from frostline.node.memory import Cancelled, LockedFairShares, Pool
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Account
+from frostline.node.weights import WeightMemory, prefix_key
 from support.nodes import until
 
 

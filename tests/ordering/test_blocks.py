@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import OrderMismatch, SettingError
+from frostline.core.errors import OrderMismatch, SettingError
 from frostline.ordering import BlockOrder, BlockShuffle, OrderState, Resumed, Shard
 
 seeds = st.integers(0, (1 << 63) - 1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from frostline.ordering import Interleaving, MixtureOrder
 
 whole_ratios = st.lists(st.integers(1, 60), min_size=1, max_size=7)

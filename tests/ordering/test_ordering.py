@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from frostline.ordering import Order
 
 seeds = st.integers(0, (1 << 63) - 1)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from frostline.ordering import count_labels, places_by_label, split_at_random, split_by_class, split_by_group
-from frostline.ordering.permutation import draw_of_stretches, permute, permute_each, round_keys, width_of
+from frostline.ordering.orders import draw_of_stretches, permute, permute_each, round_keys, width_of
 
 seeds = st.integers(0, (1 << 63) - 1)
 label_lists = st.lists(st.integers(-1, 5), max_size=200).map(lambda item: np.array(item, np.int64))

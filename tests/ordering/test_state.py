@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import OrderMismatch, SettingError
+from frostline.core.errors import OrderMismatch, SettingError
 from frostline.ordering import Order, OrderState, ReadingPlan, RecordedOrder, Replay, check_agreement
 
 STATE = OrderState(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from frostline.ordering import Order, Weighted, Weights, weights_by_class
 
 SOME = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=50).filter(lambda them: sum(them) > 0)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import Route
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from frostline.planning import POLICIES, Link, explain, fixed, make_plan, table, vary
-from frostline.planning.policies import ALL_IN_STORE
+from frostline.planning.candidates import ALL_IN_STORE
 from support.situations import MB, codec, profile, situation, situations
 
 SECONDS = (0.0, 0.002, 0.01)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.planning.diagnosis import (
+from frostline.planning.replanning import (
     CACHE,
     LINK,
     NODE,

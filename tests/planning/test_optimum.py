@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from frostline.planning.optimum import optimum
+from frostline.planning.plan import optimum
 
 seconds = st.one_of(st.just(0.0), st.floats(1e-9, 1e3), st.sampled_from([1e-3, 1.0, 2.0]))
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from frostline.planning import POLICIES, Link, make_plan
-from frostline.planning.policies import RULES
+from frostline.planning.candidates import RULES
 from support.situations import MB, profile, situation, situations
 
 # Cuts: encoded, pixels, a thin early layer, a thick one, the frost line.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from frostline.planning import Link, Situation, make_plan, vary
 from frostline.planning.candidates import options
 from support.situations import MB, codec, profile, situation, situations

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.planning.whatif import SHARE, is_worth_measuring, is_worth_trying
+from frostline.planning.replanning import MEASURING_SHARE as SHARE
+from frostline.planning.replanning import is_worth_measuring, is_worth_trying
 
 RATES = st.floats(0.1, 1e5)
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples, Skipped
-from frostline.core.hedging import HedgeTimer
-from frostline.errors import NodeUnreachable, Refused, SettingError
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import NodeUnreachable, Refused, SettingError
+from frostline.core.request_timing import HedgeTimer
 from frostline.prefetch import Window, plan_requests
 from support.mixing import one_way
 

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
-from frostline.errors import NodeUnreachable
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import NodeUnreachable
 from frostline.prefetch import Delivery, OwnedRequests, Window
 from frostline.prefetch.owned_requests import in_pieces
 from support.mixing import one_way

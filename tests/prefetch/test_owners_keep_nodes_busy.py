@@ -8,8 +8,8 @@ import pytest
 
 from frostline.batching import padded
 from frostline.client.owners import BlockOwners, Blocks
-from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples
+from frostline.core.config import LoaderSettings
 from frostline.prefetch import OwnedRequests, Window, plan_requests
 from support.mixing import one_way
 

@@ -9,10 +9,10 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import pytest
 
-from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples
-from frostline.errors import NodeUnreachable, OverBudget, Overloaded, StoreUnavailable
-from frostline.events import RequestFinished, RequestHedged, RequestRetried, SampleSkipped
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import NodeUnreachable, OverBudget, Overloaded, StoreUnavailable
+from frostline.core.events import RequestFinished, RequestHedged, RequestRetried, SampleSkipped
 from frostline.prefetch import Prefetcher, Window, plan_requests
 from frostline.testing import Act, ScriptedTransport
 from frostline.wire.messages import FeatureRequest

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Route, Samples
-from frostline.errors import NodeUnreachable
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import NodeUnreachable
 from frostline.prefetch import WeightedRoutes, Window, plan_requests
 from frostline.prefetch.requests import RampLengths, RampUp
 from support.mixing import one_way

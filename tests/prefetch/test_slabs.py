@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.prefetch.assemble import Slabs
+from frostline.prefetch.requests import Slabs
 
 FLOAT = np.dtype(np.float32)
 LARGE = (64, 1024)

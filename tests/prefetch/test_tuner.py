@@ -5,9 +5,9 @@ import time
 import numpy as np
 import pytest
 
-from frostline.config import TUNING, LoaderSettings
-from frostline.errors import SettingError
-from frostline.events import Tuned
+from frostline.core.config import TUNING, LoaderSettings
+from frostline.core.errors import SettingError
+from frostline.core.events import Tuned
 from frostline.prefetch import Prefetcher, Tuner, Window, plan_requests
 from frostline.testing import ScriptedTransport
 from frostline.tuning import NewBounds, Setting, rule_of

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch, Samples, Skipped
-from frostline.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable
 from frostline.prefetch import Window, plan_requests
-from frostline.prefetch.in_flight import Failing, delay_s
+from frostline.prefetch.window import Failing, delay_s
 from support.mixing import one_way
 
 ROW_BYTES = 16

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from frostline import preprocess
 from frostline.core import TensorSpec
-from frostline.errors import BadRequest, SampleError, SettingError
+from frostline.core.errors import BadRequest, SampleError, SettingError
 from frostline.preprocess import NamedInputs, Preprocess, ReadArray
 from frostline.preprocess.apply import decode_into, pixels_needed
-from frostline.preprocess.named_inputs import framed, laid_out, unframed
+from frostline.preprocess.steps import framed, laid_out, unframed
 from support.pairs import SIDE, TOKENS, encoded_image, pair_inputs
 from support.texts import tokenizer_of_words
 

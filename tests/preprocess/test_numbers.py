@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from frostline import preprocess
-from frostline.errors import BadRequest, SampleError, SettingError
+from frostline.core.errors import BadRequest, SampleError, SettingError
 from frostline.preprocess import Applied, CenterCrop, Preprocess, ReadArray, imagenet
 from frostline.preprocess.apply import decode_into, pixels_needed
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from frostline.core import View
-from frostline.datasets.copy.scaling import scaled
-from frostline.errors import BadRequest, SampleError
+from frostline.core.errors import BadRequest, SampleError
+from frostline.datasets.copy.layout import scaled
 from frostline.preprocess import (
     CenterCrop,
     Decode,
@@ -21,11 +21,11 @@ from frostline.preprocess import (
     RandomHorizontalFlip,
     Resize,
     Squeeze,
-    decoder,
     imagenet,
+    images,
 )
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed
-from frostline.preprocess.decoder import decoded_classes, size_of
+from frostline.preprocess.images import decoded_classes, size_of
 from frostline.preprocess.steps import Stored
 
 PIXELS = Normalize(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -190,7 +190,7 @@ def test_an_image_of_which_pillow_warns_is_judged_by_our_limit_alone():
     with pytest.raises(SampleError, match="too many pixels: it has 10000 x 10000"):
         decoded(imagenet(224), large)
     line = encoded(Image.new("1", (10_000, 9_000)), "PNG")
-    assert decoder.decoded(line, "L", max_pixels=1 << 30).size == (10_000, 9_000)
+    assert images.decoded(line, "L", max_pixels=1 << 30).size == (10_000, 9_000)
 
 
 @pytest.mark.parametrize("size", [(30_000, 1), (1, 30_000)])

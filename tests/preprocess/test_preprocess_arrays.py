@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import frostline as fl
-from frostline.errors import SampleError
+from frostline.core.errors import SampleError
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess
 from frostline.preprocess.apply import decode_into, pixels_needed
-from frostline.preprocess.arrays import pixels_of, size_of_array
+from frostline.preprocess.images import pixels_of, size_of_array
 from support.images import image_folder, tiny_preprocess
 
 PLAIN = Preprocess(steps=(Decode(), CenterCrop(8), Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)))

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from frostline.core import View
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from frostline.preprocess import CenterCrop, ColorJitter, Decode, Normalize, Preprocess, RandomHorizontalFlip
 from frostline.preprocess.apply import decode_into
-from frostline.preprocess.decoder import jittered
+from frostline.preprocess.images import jittered
 from support.nodes import jpeg
 
 PIXELS = Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from frostline.core import View
-from frostline.errors import BadRequest, SampleError
+from frostline.core.errors import BadRequest, SampleError
 from frostline.preprocess import (
     CenterCrop,
     ColorJitter,
@@ -22,8 +22,7 @@ from frostline.preprocess import (
     Squeeze,
     imagenet,
 )
-from frostline.preprocess.apply import decode_into
-from frostline.preprocess.masks import IGNORED, mask_into
+from frostline.preprocess.apply import IGNORED, decode_into, mask_into
 
 PLAIN = Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)
 WAYS = {

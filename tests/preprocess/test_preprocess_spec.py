@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import BadRequest, SettingError
+from frostline.core.errors import BadRequest, SettingError
 from frostline.preprocess import (
     CenterCrop,
     ColorJitter,

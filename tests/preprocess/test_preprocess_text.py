@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from frostline import preprocess
-from frostline.errors import BadRequest, SampleError, SettingError
+from frostline.core.errors import BadRequest, SampleError, SettingError
 from frostline.preprocess import CenterCrop, Preprocess, Tokenize
 from frostline.preprocess.apply import decode_into, pixels_needed
 from support.texts import TEXTS, tokenizer_of_words

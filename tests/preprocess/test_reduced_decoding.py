@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, RandomResizedCrop, Resize, imagenet
 from frostline.preprocess.apply import decode_into
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frostline import preprocess
-from frostline.errors import BadRequest, SampleError, SettingError
+from frostline.core.errors import BadRequest, SampleError, SettingError
 from frostline.preprocess import Applied, CenterCrop, DecodeAudio, Preprocess, sounds
 from frostline.preprocess.apply import decode_into, pixels_needed, scratch_bytes
 from support.sounds import encoded_sound, some_waves

@@ -5,7 +5,7 @@ import json
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from frostline.preprocess.token_bounds import why_unbounded
+from frostline.preprocess.tokens import why_unbounded
 from support.texts import tokenizer_of_words
 
 GPT4 = (

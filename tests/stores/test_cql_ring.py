@@ -9,11 +9,11 @@ import torch
 from cassandra import ConsistencyLevel
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.models import freeze
-from frostline.node.process.subprocess import start_node
-from frostline.stores.base.protocols import LABELS, Place
+from frostline.node.process import start_node
 from frostline.stores.open import open_store
+from frostline.stores.protocols import LABELS, Place
 from support.cassandra import KEYSPACE, cassandra, why_no_cassandra
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small

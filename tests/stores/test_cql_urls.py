@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import (
+from frostline.core.errors import (
     AccessDenied,
     BadRequest,
     DataError,
@@ -15,11 +15,9 @@ from frostline.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from frostline.stores.base.cql_urls import CqlLocation, parse_cql
-from frostline.stores.cql.credentials import CqlAccess
-from frostline.stores.cql.errors import error_of_cql
+from frostline.stores.cql.access import CqlAccess, error_of_cql
 from frostline.stores.cql.schema import TableSchema, key_of, shape_of
-from frostline.stores.open import is_within, normalise_url
+from frostline.stores.urls import CqlLocation, is_within, normalise_url, parse_cql
 
 names = st.from_regex(r"[A-Za-z0-9_]{1,48}", fullmatch=True)
 

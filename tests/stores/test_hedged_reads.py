@@ -2,7 +2,7 @@
 
 import pytest
 
-from frostline.stores.wrappers.hedging import HedgedReads
+from frostline.stores.retry import HedgedReads
 
 
 class Clock:

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frostline.core.errors import EmptyDataset
 from frostline.datasets.formats.folders import ClassFolderFormat, is_image
-from frostline.errors import EmptyDataset
-from frostline.stores.base import listing as module
-from frostline.stores.base.listing import Entries, Names
-from frostline.stores.base.protocols import Entry
+from frostline.stores import protocols as module
 from frostline.stores.open import open_store
+from frostline.stores.protocols import Entries, Entry, Names
 
 parts = st.one_of(
     st.sampled_from(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.stores.wrappers.rate_limit import AdaptiveRate, TokenBucket
+from frostline.core.request_timing import AdaptiveRate, TokenBucket
 
 steps = st.lists(st.floats(0, 3), min_size=1, max_size=60)
 

@@ -11,14 +11,13 @@ from contextlib import closing
 
 import pytest
 
-from frostline.errors import ObjectNotFound, StoreUnavailable
-from frostline.node.scheduling.memory_pool import Pool
-from frostline.stores.base.protocols import Place
+from frostline.core.errors import ObjectNotFound, StoreUnavailable
+from frostline.node.memory import Pool
 from frostline.stores.open import open_store
-from frostline.stores.reads.batched_reads import BatchedReads
-from frostline.stores.reads.readahead import ReadAhead, ReadAheadQueue, SecondReads
-from frostline.stores.wrappers.hedging import HedgedReads
-from frostline.stores.wrappers.retry import Wrapped
+from frostline.stores.protocols import Place
+from frostline.stores.readahead import ReadAhead, ReadAheadQueue, SecondReads
+from frostline.stores.reads import BatchedReads
+from frostline.stores.retry import HedgedReads, Wrapped
 
 DATA = bytes(range(256))
 

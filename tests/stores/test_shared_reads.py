@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import frostline as fl
+from frostline.core.errors import ObjectNotFound, StoreUnavailable
 from frostline.datasets.copy.repack import repack
-from frostline.errors import ObjectNotFound, StoreUnavailable
-from frostline.stores.base.protocols import Place
 from frostline.stores.open import open_store
-from frostline.stores.reads.shared_reads import SharedReads
+from frostline.stores.protocols import Place
+from frostline.stores.reads import SharedReads
 from frostline.testing.formats import Example
 from support import formats
 from support.asked import Bytes, versions_read

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import ObjectNotFound, StoreUnavailable
-from frostline.node.scheduling.memory_pool import Pool
-from frostline.stores.base.protocols import Place
-from frostline.stores.reads.block_reads import BlockReads
+from frostline.core.errors import ObjectNotFound, StoreUnavailable
+from frostline.node.memory import Pool
+from frostline.stores.protocols import Place
+from frostline.stores.readahead import BlockReads
 from support.asked import Bytes
 
 places = st.lists(

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from frostline.datasets import Dataset
-from frostline.errors import (
+from frostline.core.errors import (
     AccessDenied,
     DataError,
     ObjectNotFound,
@@ -17,9 +16,10 @@ from frostline.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from frostline.stores.base.urls import parse_url
-from frostline.stores.objects.clouds import azure_settings, cloud_store, google_settings, profile_of, s3_settings
+from frostline.datasets import Dataset
+from frostline.stores.cloud import azure_settings, cloud_store, google_settings, profile_of, s3_settings
 from frostline.stores.open import open_store
+from frostline.stores.urls import parse_url
 from support.bucket_peer import bucket_peer
 from support.web import web_server
 

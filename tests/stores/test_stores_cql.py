@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 
-from frostline.errors import (
+from frostline.core.errors import (
     AccessDenied,
     BadRequest,
     DataError,
@@ -19,11 +19,10 @@ from frostline.errors import (
     StoreError,
     StoreUnavailable,
 )
-from frostline.stores.base.limits import StoreLimits
-from frostline.stores.base.protocols import LABELS, Place, Tabular
-from frostline.stores.cql import connect as cql_session
-from frostline.stores.cql.credentials import CqlAccess
+from frostline.stores.cql import session as cql_session
+from frostline.stores.cql.access import CqlAccess
 from frostline.stores.open import open_store
+from frostline.stores.protocols import LABELS, Place, StoreLimits, Tabular
 from frostline.testing.stores import (
     AccessRefusalTests,
     ListingTests,
@@ -274,7 +273,7 @@ def test_frostlines_own_files_stay_out_of_the_table(named):
 
 FORKED = """
 import os, sys
-from frostline.errors import StoreError
+from frostline.core.errors import StoreError
 from frostline.stores.open import open_store
 
 list(open_store(sys.argv[1]).list())

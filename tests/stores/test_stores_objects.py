@@ -12,8 +12,8 @@ from pathlib import Path
 import obstore.exceptions
 import pytest
 
-from frostline import errors
-from frostline.errors import (
+from frostline.core import errors
+from frostline.core.errors import (
     AccessDenied,
     BadRequest,
     DataError,
@@ -26,8 +26,8 @@ from frostline.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from frostline.stores.objects.local import error_of_system
-from frostline.stores.objects.obstore_errors import error_of_driver
+from frostline.stores.errors import error_of_driver
+from frostline.stores.local import error_of_system
 from frostline.stores.open import open_store
 
 
@@ -240,7 +240,7 @@ def test_a_plain_http_address_needs_a_setting_that_the_sentence_names(s3, monkey
 
 FORKED = """
 import os, sys
-from frostline.errors import StoreError
+from frostline.core.errors import StoreError
 from frostline.stores.open import open_store
 
 open_store("memory://x").write("x", b"x")

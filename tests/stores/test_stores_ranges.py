@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.stores.reads.coalesce import Range, plan_ranges, plan_ranges_apart
+from frostline.stores.reads import Range, plan_ranges, plan_ranges_apart
 
 OBJECT = bytes(range(256)) * 4
 ranges = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 124)).map(lambda item: Range(*item)), max_size=40)

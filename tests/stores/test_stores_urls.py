@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import BadRequest, SettingError
-from frostline.stores.base.urls import check_name, parse_url
-from frostline.stores.open import is_within, normalise_url, object_url
+from frostline.core.errors import BadRequest, SettingError
+from frostline.stores.urls import check_name, is_within, normalise_url, object_url, parse_url
 
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frostline.stores.base.protocols import is_other_version, version_of_time
+from frostline.stores.protocols import is_other_version, version_of_time
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from contextlib import suppress
 
 import pytest
 
-from frostline.errors import DataError, ObjectNotFound, StoreError, StoreThrottled, StoreUnavailable
-from frostline.stores.base.urls import parse_url
-from frostline.stores.objects.clouds import cloud_store
-from frostline.stores.objects.web_client import path_of_redirect, refuse_private_address
+from frostline.core.errors import DataError, ObjectNotFound, StoreError, StoreThrottled, StoreUnavailable
+from frostline.stores.cloud import cloud_store
 from frostline.stores.open import open_store
+from frostline.stores.urls import parse_url
+from frostline.stores.web import path_of_redirect, refuse_private_address
 from support.bucket_peer import bucket_peer
 from support.web import web_server
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import ObjectNotFound, StoreThrottled, StoreUnavailable
-from frostline.stores.base.protocols import Place
-from frostline.stores.base.urls import parse_url
-from frostline.stores.objects.clouds import cloud_store
+from frostline.core.errors import ObjectNotFound, StoreThrottled, StoreUnavailable
+from frostline.core.request_timing import TokenBucket
+from frostline.stores.cloud import cloud_store
 from frostline.stores.open import open_store
-from frostline.stores.reads.batched_reads import BatchedReads
-from frostline.stores.wrappers.rate_limit import TokenBucket
-from frostline.stores.wrappers.retry import Deadlined, Delayed, Faulty, Limited, Retrying, Wrapped
+from frostline.stores.protocols import Place
+from frostline.stores.reads import BatchedReads
+from frostline.stores.retry import Deadlined, Delayed, Faulty, Limited, Retrying, Wrapped
+from frostline.stores.urls import parse_url
 from frostline.testing.stores import (
     ListingTests,
     ManyReadingTests,

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from frostline.errors import SettingError
-from frostline.stores.base.protocols import Place
-from frostline.stores.objects import disk_tier as module
-from frostline.stores.objects.disk_tier import LocalTier, tier_name
+from frostline.core.errors import SettingError
+from frostline.stores import disk_tier as module
+from frostline.stores.disk_tier import LocalTier, tier_name
+from frostline.stores.protocols import Place
 
 HOUR_S = 3600.0
 
@@ -140,8 +140,8 @@ def test_reports_an_unusable_location(tmp_path):
 KILLED = """
 import sys
 from pathlib import Path
-from frostline.stores.base.protocols import Place
-from frostline.stores.objects.disk_tier import LocalTier, tier_name
+from frostline.stores.protocols import Place
+from frostline.stores.disk_tier import LocalTier, tier_name
 
 tier = LocalTier(Path(sys.argv[1]), budget_bytes=1 << 22)
 for number in range(1 << 30):

@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from torch import nn, optim
 
 import frostline as fl
-from frostline.config import LoaderSettings
+from frostline.core.config import LoaderSettings
 from support.images import tiny_preprocess
 
 

@@ -1,7 +1,7 @@
 """What a store was asked for: of made-up objects, or of a real driver."""
 
-from frostline.errors import ObjectNotFound
-from frostline.stores.objects.obstore import DriverStore
+from frostline.core.errors import ObjectNotFound
+from frostline.stores.cloud import DriverStore
 
 
 class Bytes:

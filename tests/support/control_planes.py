@@ -4,9 +4,9 @@ import threading
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from frostline.control.amounts import Amounts
 from frostline.control.app import ControlPlane, make_control_app
 from frostline.control.settings import ControlSettings
+from frostline.control.shares import Amounts
 from frostline.control.state import ControlState
 from frostline.control.store import RecordStore
 from frostline.node.http.server import AppServer, listen

@@ -3,9 +3,9 @@
 import torch
 
 from frostline.core import FeatureBatch
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.engines.base.runner import Runner, leaf_values
-from frostline.models.files.artifact import read_prefix, write_prefix
+from frostline.engines.graph_runner import Runner, leaf_values
+from frostline.engines.torch import TorchEngine
+from frostline.models.artifact import read_prefix, write_prefix
 from frostline.wire.framing import Encoder, decode
 
 

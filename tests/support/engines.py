@@ -7,8 +7,8 @@ import json
 from contextlib import contextmanager
 from unittest import mock
 
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.engines.choice.engine_trials import features
+from frostline.engines.torch import TorchEngine
+from frostline.engines.trials import features
 
 INSTRUCTIONS = frozenset({"avx512_bf16", "avx512_vnni"})
 

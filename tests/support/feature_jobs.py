@@ -1,6 +1,6 @@
 """Extractions of a small network, for processes of their own too."""
 
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.training.settings import ExtractSettings, JobSettings
 
 

@@ -13,12 +13,20 @@ import pyarrow.parquet as pq
 
 from frostline.core import Samples
 from frostline.datasets.formats.base import stable_ids
-from frostline.datasets.formats.ready_format import ReadyFormat
-from frostline.datasets.ready.layout import LAYOUT, TABLE, Layout, ReadyPart, masks_beside, object_name, table_file
-from frostline.datasets.ready.masks import MaskLocations
+from frostline.datasets.formats.ready import (
+    LAYOUT,
+    TABLE,
+    Layout,
+    MaskLocations,
+    ReadyFormat,
+    ReadyPart,
+    masks_beside,
+    object_name,
+    table_file,
+)
 from frostline.preprocess import Applied
-from frostline.stores.base.urls import object_url
-from frostline.stores.cql.row_writer import TableSample
+from frostline.stores.cql.writer import TableSample
+from frostline.stores.urls import object_url
 from support.images import tiny_preprocess
 
 ENCODED = pa.struct({"bytes": pa.binary(), "path": pa.string()})

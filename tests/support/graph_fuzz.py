@@ -23,15 +23,12 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.engines.base.operators import ALLOWED, FACTORIES, PYTHON_OPERATORS, resolve_allowed
-from frostline.engines.machine.isolation import limit_memory, look_anew, peak_bytes, resident_bytes
-from frostline.engines.measure.footprint import BROKEN, tensors_in
-from frostline.engines.measure.operations import GraphLimits
-from frostline.errors import OverBudget, UnsafeArtifact
-from frostline.models.files.artifact import header_of, read_prefix
-from frostline.models.files.graph_file import graph_from_json
-from frostline.models.files.inspection import inspect_prefix
+from frostline.core.errors import OverBudget, UnsafeArtifact
+from frostline.engines.graph_runner import ALLOWED, FACTORIES, PYTHON_OPERATORS, resolve_allowed
+from frostline.engines.machine import limit_memory, look_anew, peak_bytes, resident_bytes
+from frostline.engines.measure import BROKEN, GraphLimits, tensors_in
+from frostline.engines.torch import TorchEngine
+from frostline.models.artifact import graph_from_json, header_of, inspect_prefix, read_prefix
 from support.hostile import X, after, artifact
 
 __all__ = ("fuzzed",)

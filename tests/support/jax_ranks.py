@@ -8,8 +8,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.errors import OrderMismatch
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import OrderMismatch
 from frostline.loaders.adapters.jax import JaxLoader, ranks
 from support.images import tiny_preprocess
 

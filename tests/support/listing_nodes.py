@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from frostline.config import NodeSettings
-from frostline.datasets.manifest.mmap import ABOUT
+from frostline.core.config import NodeSettings
+from frostline.datasets.mapped import ABOUT
 from frostline.node import Node
 from support.nodes import served
 
@@ -40,7 +40,7 @@ def listers(parent=None):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             words = (folder / "cmdline").read_bytes().split(b"\0")
             its_parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if b"frostline.datasets.manifest.listing_process" in words and its_parent == str(parent or os.getpid()):
+            if b"frostline.datasets.listing_process" in words and its_parent == str(parent or os.getpid()):
                 found.append(int(folder.name))
     return found
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.models import freeze
 from frostline.node import Node
 from support.images import tiny_preprocess

@@ -18,8 +18,7 @@ from frostline.preprocess import (
     RandomResizedCrop,
     Resize,
 )
-from frostline.preprocess.apply import decode_into
-from frostline.preprocess.masks import mask_into
+from frostline.preprocess.apply import decode_into, mask_into
 from frostline.training.networks import load_model
 
 SIDE = 128

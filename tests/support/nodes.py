@@ -12,15 +12,15 @@ import torch
 from PIL import Image
 from torch import nn
 
-from frostline.control.embedded.plane import control_routes, embedded_settings
+from frostline.control.embedded import control_routes, embedded_settings
 from frostline.core import Samples
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.errors import Overloaded
+from frostline.core.errors import Overloaded
+from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network, freeze
-from frostline.models.files.artifact import digest_of, write_prefix
+from frostline.models.artifact import digest_of, write_prefix
 from frostline.node.http.server import Server, listen
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize
-from frostline.stores.objects.local import FolderStore
+from frostline.stores.local import FolderStore
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 SIDE = 32

@@ -13,6 +13,6 @@ def photographs_folder(tmp_path_factory):
         return Path(named)
     if BESIDE.is_dir():
         return BESIDE
-    from frostline.demo.photographs import make
+    from frostline.demo import make
 
     return make(tmp_path_factory.mktemp("photographs") / "set", per_class=12).directory

@@ -8,8 +8,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.errors import OrderMismatch, Unavailable
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import OrderMismatch, Unavailable
 from frostline.loaders import WorkerLoader
 from support.images import tiny_preprocess
 

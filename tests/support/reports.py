@@ -3,7 +3,7 @@
 import math
 
 from frostline.core import Skipped
-from frostline.events import Replanned
+from frostline.core.events import Replanned
 from frostline.training.report.report import Report, RouteUsage, WorkLocation
 from support.plans import a_plan
 

@@ -9,10 +9,10 @@ import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 
-from frostline.config import IoSettings, LoaderSettings
-from frostline.io_service.addresses import listening_at, unnamed
-from frostline.io_service.client.transport import IoTransport
+from frostline.core.config import IoSettings, LoaderSettings
+from frostline.io_service.client import IoTransport
 from frostline.io_service.service import IoService
+from frostline.io_service.start import listening_at, unnamed
 from frostline.node.in_process import LocalTransport
 
 SETTINGS = LoaderSettings(deadline_s=30)

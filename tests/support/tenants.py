@@ -2,7 +2,7 @@
 
 import hashlib
 
-from frostline.config import TenantSettings
+from frostline.core.config import TenantSettings
 
 
 def tenant(name, **fields):

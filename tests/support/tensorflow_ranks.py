@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.errors import OrderMismatch
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import OrderMismatch
 from frostline.loaders.adapters.tensorflow import TensorFlowLoader, ranks
 from support.images import tiny_preprocess
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from frostline.stores.wrappers.rate_limit import TokenBucket
+from frostline.core.request_timing import TokenBucket
 
 __all__ = ("Throttle",)
 

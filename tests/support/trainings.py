@@ -12,10 +12,10 @@ from safetensors.torch import load, save
 import frostline as fl
 from frostline.client.http import HttpTransport
 from frostline.core import REFERENCE, TensorSpec
-from frostline.jobs.in_store.assignment import Assignment, write_assignment
+from frostline.jobs.in_store import Assignment, write_assignment
 from frostline.models import cut_network, freeze
-from frostline.models.cutting.portable import portable
-from frostline.models.files.artifact import digest_of, write_prefix
+from frostline.models.artifact import digest_of, write_prefix
+from frostline.models.head import portable
 from frostline.wire.recipes import Recipe
 from support.images import tiny_preprocess
 from support.networks import Small
@@ -92,7 +92,7 @@ def trainers_of(pid):
     """Process ids of the trainers that a node's process has started."""
     lists = [children_of(task) for task in Path(f"/proc/{pid}/task").iterdir()]
     found = {int(word) for some in lists for word in some.split()}
-    return sorted(item for item in found if b"frostline.training.in_store.process" in _command(item))
+    return sorted(item for item in found if b"frostline.training.in_store" in _command(item))
 
 
 def runs(pid):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from frostline.core import Samples
-from frostline.errors import BadRequest, NodeUnreachable, OverBudget
+from frostline.core.errors import BadRequest, NodeUnreachable, OverBudget
 from frostline.profiles import CodecCost, Profile
 from frostline.testing import Act, ScriptedTransport
-from frostline.wire.codecs import unpack
 from frostline.wire.messages import FeatureRequest, ProfileRequest
+from frostline.wire.packing import unpack
 
 
 def request(count=8, cut=3, **fields):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
 from frostline.planning import POLICIES, make_plan
-from frostline.training.report.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer, relative
+from frostline.training.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer, relative
 from support.plans import a_costless_plan, a_plan, a_situation
 
 ASKED = {"data": "s3://photos/waste", "model": "timm:resnet18"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frostline.training.checkpoint import Checkpoint
+from frostline.training.loop import Checkpoint
 from frostline.training.run_folder import CheckpointFolder
 from frostline.training.settings import CheckpointEvery
 

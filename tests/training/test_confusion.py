@@ -11,12 +11,11 @@ from PIL import Image
 from sklearn.metrics import confusion_matrix
 
 import frostline as fl
-from frostline.events import Evaluated, StepFinished
-from frostline.training.recipe.confusion import ConfusedPair, Confusion, Mistake
-from frostline.training.recipe.confusion_tally import ConfusionTally
-from frostline.training.report.page import render_page
+from frostline.core.events import Evaluated, StepFinished
+from frostline.training.objective import ConfusionTally
+from frostline.training.recipe import ConfusedPair, Confusion, Mistake
+from frostline.training.report.page import names_of, render_page, thumbnails
 from frostline.training.report.report import Record
-from frostline.training.report.thumbnails import names_of, thumbnails
 from frostline.wire.recipes import Recipe
 from support.loops import a_loop
 from support.pages import HOSTILE, browse, has_every_target_once, has_inline_pictures_alone

@@ -14,14 +14,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import frostline as fl
-from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import REFERENCE
-from frostline.errors import SettingError
-from frostline.events import ProgressMade
-from frostline.node.process.subprocess import start_node
-from frostline.training.extract.extract import extract
-from frostline.training.extract.feature_files import check_suffix
-from frostline.training.extract.parts import Parts, Ranges
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import SettingError
+from frostline.core.events import ProgressMade
+from frostline.node.process import start_node
+from frostline.training.extract import Parts, Ranges, extract
+from frostline.training.feature_files import check_suffix
 from frostline.training.settings import ExtractSettings, JobSettings
 from support.images import image_folder
 from support.nodes import until

@@ -12,11 +12,10 @@ import pytest
 from PIL import Image
 
 import frostline as fl
-from frostline.config import LoaderSettings
-from frostline.errors import SettingError
-from frostline.events import ProgressMade
-from frostline.training.extract.extract import extract
-from frostline.training.extract.previous import Previous
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import SettingError
+from frostline.core.events import ProgressMade
+from frostline.training.extract import Previous, extract
 from frostline.training.settings import ExtractSettings, JobSettings
 from support.images import image_folder
 
@@ -169,7 +168,7 @@ def test_what_else_lies_at_the_name_is_left_alone(images, node, tmp_path, monkey
     (tmp_path / "h.lance").write_text("-")
     with pytest.raises(SettingError, match="is a file, and a Lance data set is a folder"):
         made(images, tmp_path / "h.lance", node)
-    monkeypatch.setattr("frostline.training.extract.lance_folders.find_spec", lambda _: None)
+    monkeypatch.setattr("frostline.training.feature_files.find_spec", lambda _: None)
     with pytest.raises(SettingError, match="needs the package pylance, which is not installed"):
         made(images, tmp_path / "i.lance", node)
     assert (tmp_path / "f.lance" / "mine.txt").read_text() == "-"

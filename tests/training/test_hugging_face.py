@@ -10,12 +10,12 @@ import transformers as hf
 from PIL import Image
 
 from frostline.cli import main
-from frostline.errors import ModelError, UnknownModel, WeightsMismatch, WeightsMissing
-from frostline.models.cutting.cut import cut_network
+from frostline.core.errors import ModelError, UnknownModel, WeightsMismatch, WeightsMissing
+from frostline.models.cutting import cut_network
 from frostline.models.freezing import freeze
 from frostline.preprocess import CenterCrop, Decode, Normalize, Resize, Squeeze
 from frostline.training.networks import load_model
-from frostline.training.pretrained.image_processors import processor_of
+from frostline.training.processors import processor_of
 
 SIDE = 32
 NARROW = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 96}

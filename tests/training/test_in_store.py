@@ -19,8 +19,8 @@ import torch
 
 import frostline as fl
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings, TenantSettings
-from frostline.errors import (
+from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
+from frostline.core.errors import (
     BadRequest,
     Forbidden,
     NodeUnreachable,
@@ -32,15 +32,13 @@ from frostline.errors import (
     UnknownTraining,
     UnsafeArtifact,
 )
-from frostline.jobs.in_store.assignment import read_assignment, write_assignment
-from frostline.jobs.in_store.batches import Remote
-from frostline.jobs.in_store.client import train_beside
+from frostline.jobs.in_store import read_assignment, train_beside, write_assignment
+from frostline.jobs.in_store_batches import Remote
 from frostline.models import cut_network
-from frostline.models.files.artifact import write_prefix
+from frostline.models.artifact import write_prefix
 from frostline.node import Node
-from frostline.node.process.bounded import BoundedProcess
-from frostline.node.process.subprocess import start_node
-from frostline.training.in_store.process import check_assignment
+from frostline.node.process import BoundedProcess, start_node
+from frostline.training.in_store import check_assignment
 from frostline.training.loop import Loop
 from frostline.training.networks import load_model
 from frostline.training.report.report import Record
@@ -260,7 +258,7 @@ def begun(assignment, memory_bytes):
         given.write(assignment)
         given.seek(0)
         process = BoundedProcess(
-            "frostline.training.in_store.process",
+            "frostline.training.in_store",
             {"near": "http://127.0.0.1:9", "threads": 1},
             {"assignment": given, "trained": trained},
             memory_bytes=memory_bytes,

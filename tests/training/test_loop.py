@@ -7,7 +7,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadSelected, StepFinished
+from frostline.core.events import EpochsChosen, EpochTrained, Evaluated, HeadSelected, StepFinished
 from frostline.training.report.report import Record
 from frostline.wire.recipes import Recipe
 from support.loops import a_loop, digits, divided

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from frostline.errors import SettingError
-from frostline.models.cutting.cut import cut_network
+from frostline.core.errors import SettingError
+from frostline.models.cutting import cut_network
 from frostline.models.freezing import freeze
-from frostline.training.recipe.adapters import LowRank
-from frostline.training.recipe.lora import add_adapters, check_trained, merged_state
+from frostline.training.lora import add_adapters, check_trained, merged_state
+from frostline.training.recipe import LowRank
 from support.networks import Blocks
 
 SHAPE = (3, 32, 32)

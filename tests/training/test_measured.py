@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from frostline.config import LoaderSettings, NodeSettings, cache_folder
-from frostline.errors import SettingError
+from frostline.core.config import LoaderSettings, NodeSettings, cache_folder
+from frostline.core.errors import SettingError
 from frostline.planning import make_plan
-from frostline.training.measured import find, just_measured, keep
 from frostline.training.settings import JobSettings
+from frostline.training.what_if import find, just_measured, keep
 from support.plans import a_situation
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, root_mean_squared_error
 
-from frostline.training.recipe.metrics import make_metrics, metrics_of
+from frostline.training.metrics import make_metrics, metrics_of
 from frostline.wire.recipes import METRICS_OF
 
 

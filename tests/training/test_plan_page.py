@@ -6,9 +6,9 @@ import pytest
 
 from frostline.core.units import in_percent, in_rate
 from frostline.planning import POLICIES, table
+from frostline.training.report.drawing import PlanView, cuts_plot, rates_plot
 from frostline.training.report.plan_page import render_plan_page
-from frostline.training.report.plan_plots import PlanView, cuts_plot, rates_plot
-from frostline.training.report.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer
+from frostline.training.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer
 from support.pages import (
     HOSTILE,
     asks_for_nothing,

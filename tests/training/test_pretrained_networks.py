@@ -9,8 +9,8 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from frostline.errors import FrostlineError, ModelError, WeightsMissing
-from frostline.events import WeightsLoaded
+from frostline.core.errors import FrostlineError, ModelError, WeightsMissing
+from frostline.core.events import WeightsLoaded
 from frostline.models import freeze
 from frostline.training.networks import load_model
 from support.networks import Small

@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
 
-from frostline.errors import BadRequest, SettingError
-from frostline.events import Evaluated, HeadSelected
+from frostline.core.errors import BadRequest, SettingError
+from frostline.core.events import Evaluated, HeadSelected
 from frostline.ordering import Order
 from frostline.training.loop import Thawed
 from frostline.training.objective import objective_of
-from frostline.training.report.recipe_words import recipe_in_words
-from frostline.training.report.report import Record
-from frostline.wire.event_lines import event_from_json, event_to_json
-from frostline.wire.recipes import Recipe
+from frostline.training.report.report import Record, recipe_in_words
+from frostline.wire.recipes import Recipe, event_from_json, event_to_json
 from support.loops import a_loop, digits, divided
 from support.trainings import ignore
 

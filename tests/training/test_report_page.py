@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from frostline.core import REFERENCE, Skipped
+from frostline.core.events import Replanned
 from frostline.core.units import in_percent
-from frostline.events import Replanned
 from frostline.profiles import Trial
 from frostline.training.report.page import render_page
 from frostline.training.report.report import RouteUsage, WorkLocation

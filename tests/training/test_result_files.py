@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from frostline.errors import OutOfSpace, SettingError
-from frostline.training.files import make_folder, write_bytes, write_tensors, write_text
+from frostline.core.errors import OutOfSpace, SettingError
+from frostline.training.run_config import make_folder, write_bytes, write_tensors, write_text
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def test_an_interrupt_while_writing_leaves_nothing_behind(tmp_path, monkeypatch)
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("frostline.training.files.os.fsync", interrupted)
+    monkeypatch.setattr("frostline.training.run_config.os.fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_text(tmp_path / "report.json", "new")
     assert list(tmp_path.iterdir()) == []

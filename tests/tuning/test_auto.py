@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.config import LoaderSettings
+from frostline.core.config import LoaderSettings
 from frostline.tuning import AutoTuning, Observation, Setting, rule_of
 from support.queues import Queues
 

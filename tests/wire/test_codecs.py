@@ -9,8 +9,9 @@ from hypothesis.extra import numpy as hnp
 
 from frostline.core import EXACT, FeatureBatch, PackedTensor
 from frostline.core import LOSSY as PRECISIONS
-from frostline.errors import FrostlineError, SettingError
-from frostline.wire.codecs import CODECS, Codec, offered, pack, packing_memory, relative_error, unpack
+from frostline.core.errors import FrostlineError, SettingError
+from frostline.wire.codecs import CODECS, Codec, offered, relative_error
+from frostline.wire.packing import pack, packing_memory, unpack
 
 LOSSLESS = [name for name in CODECS if Codec.parse(name).is_lossless]
 LOSSY = [name for name in CODECS if not Codec.parse(name).is_lossless]

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from frostline.core import FeatureBatch, Skipped
-from frostline.errors import AccessDenied, FrostlineError, NodeUnreachable
-from frostline.wire.codecs import CODECS, pack, unpack
+from frostline.core.errors import AccessDenied, FrostlineError, NodeUnreachable
+from frostline.wire.codecs import CODECS
 from frostline.wire.framing import Encoder, decode
+from frostline.wire.packing import pack, unpack
 
 
 class Bytes:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from frostline.client.http import HttpTransport
-from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import FeatureBatch
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.node import Node
 from frostline.node.http.server import listen
 from frostline.node.in_process import LocalTransport
+from frostline.wire.connection import LinkMeter, Meter
 from frostline.wire.framing import Encoder
-from frostline.wire.http.pool import LinkMeter, Meter
 from support.nodes import make_images, request
 from support.peers import read_request
 

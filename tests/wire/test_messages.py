@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from frostline.core import Samples, View
-from frostline.errors import BadRequest
+from frostline.core.errors import BadRequest
 from frostline.wire.messages import FeatureRequest, ProfileRequest
 
 

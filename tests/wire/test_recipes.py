@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.errors import BadRequest, SettingError
+from frostline.core.errors import BadRequest, SettingError
 from frostline.wire.recipes import FEW_EPOCHS, Passes, Recipe
 
 LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan) | st.just(math.inf), min_size=1, max_size=30)

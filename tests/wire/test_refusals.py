@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from frostline import errors
-from frostline.errors import FrostlineError, Overloaded, Refused, StoreError, Unavailable
-from frostline.wire.refusals import TRAVELLING, error_from_answer, error_to_json, retry_after, status_of
+from frostline.core import errors
+from frostline.core.errors import FrostlineError, Overloaded, Refused, StoreError, Unavailable
+from frostline.wire.messages import TRAVELLING, error_from_answer, error_to_json, retry_after, status_of
 
 
 def family(*roots):

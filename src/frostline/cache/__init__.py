@@ -1,10 +1,9 @@
 """Caches of features: in memory at the trainer, on disk on either side, in an object store for several nodes."""
 
-from frostline.cache.keys import Scope, row_keys
-from frostline.cache.local.disk import DiskStatistics, FeatureStore
-from frostline.cache.local.memory import CachedIn, CacheStatistics, DiskCache, FeatureCache, RowNames, TieredCache
-from frostline.cache.rows import RowLayout
-from frostline.cache.shared.store import SharedStatistics, SharedStore
+from frostline.cache.disk import DiskStatistics, FeatureStore
+from frostline.cache.keys import RowLayout, Scope, row_keys
+from frostline.cache.memory import CachedIn, CacheStatistics, DiskCache, FeatureCache, RowNames, TieredCache
+from frostline.cache.shared import SharedStatistics, SharedStore
 
 __all__ = (
     "CacheStatistics",

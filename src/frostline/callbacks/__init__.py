@@ -4,12 +4,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from frostline.callbacks.lightning import LightningCallback
     from frostline.callbacks.progress import JobProgress
-    from frostline.callbacks.prometheus import JobCollector
     from frostline.callbacks.traces import OpenTelemetryTrace, TraceFile
-    from frostline.callbacks.trackers import MlflowLog, TensorBoardLog, WandbLog
-    from frostline.callbacks.transformers import TransformersCallback
+    from frostline.callbacks.trackers import JobCollector, MlflowLog, TensorBoardLog, WandbLog
+    from frostline.callbacks.trainers import LightningCallback, TransformersCallback
 
 __all__ = (
     "JobCollector",
@@ -24,14 +22,14 @@ __all__ = (
 )
 
 _MODULES = {
-    "JobCollector": "frostline.callbacks.prometheus",
+    "JobCollector": "frostline.callbacks.trackers",
     "JobProgress": "frostline.callbacks.progress",
-    "LightningCallback": "frostline.callbacks.lightning",
+    "LightningCallback": "frostline.callbacks.trainers",
     "MlflowLog": "frostline.callbacks.trackers",
     "OpenTelemetryTrace": "frostline.callbacks.traces",
     "TensorBoardLog": "frostline.callbacks.trackers",
     "TraceFile": "frostline.callbacks.traces",
-    "TransformersCallback": "frostline.callbacks.transformers",
+    "TransformersCallback": "frostline.callbacks.trainers",
     "WandbLog": "frostline.callbacks.trackers",
 }
 

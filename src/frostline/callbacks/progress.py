@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TextIO
 
-from frostline.core.units import in_percent, in_samples_per_s, in_seconds
-from frostline.events import (
+from frostline.core.events import (
     BatchDelivered,
     EpochFinished,
     EpochStarted,
@@ -18,6 +17,7 @@ from frostline.events import (
     ProgressMade,
     SetupWarning,
 )
+from frostline.core.units import in_percent, in_samples_per_s, in_seconds
 from frostline.jobs.statistics import warn_user
 
 __all__ = ("JobProgress",)

@@ -1,18 +1,102 @@
-"""Logs a job's figures from a training loop of one's own to TensorBoard, MLflow or W&B, none of which is imported.
+"""Logs a job's figures to TensorBoard, MLflow, W&B and Prometheus, none of which is imported here.
+
+The figures of a job that are logged while it runs, from what it did until two moments.
+
+Logs a job's figures from a training loop of one's own to TensorBoard, MLflow or W&B, none of which is imported.
 
 Each is given what it writes to, and uses no more of it than its protocol here names.
+
+A job's statistics as metrics of Prometheus, for a trainer that serves or pushes metrics of its own.
 """
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from frostline.callbacks.figures import DIAGNOSIS, JobMeter
-from frostline.checks import check_minimums
-from frostline.jobs import Job
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-__all__ = ("MlflowLog", "TensorBoardLog", "WandbLog")
+from frostline.core.config import check_minimums
+from frostline.jobs import Job, JobStatistics
+from frostline.jobs.activity import saved_bytes
+
+__all__ = (
+    "DIAGNOSIS",
+    "JobCollector",
+    "JobMeter",
+    "MlflowLog",
+    "TensorBoardLog",
+    "WandbLog",
+    "figures_between",
+)
+
+
+DIAGNOSIS = "frostline/diagnosis"
+"""Name under which trackers keep what held the job back."""
+
+
+def figures_between(
+    before: JobStatistics, now: JobStatistics, *, seconds: float, sample_bytes: float
+) -> dict[str, float]:
+    """What is logged at a step, by name.
+
+    Shares and the rate are those since the last step that was logged, so that a slow hour shows. Bytes are sums since
+    the job began.
+
+    Args:
+        before: the statistics at the time that figures were logged last.
+        now: the statistics by now.
+        seconds: seconds between both.
+        sample_bytes: mean size in bytes of a sample as it is stored.
+
+    Returns:
+        Nothing where the loop took no sample meanwhile; else ``stall_share``, ``samples_per_s``, ``cache_share``,
+        ``bytes_crossed`` and ``bytes_saved`` after ``frostline/``. ``bytes_saved`` is what all samples would have
+        crossed as they are stored, less what did; it falls below 0 where features are larger than the samples.
+    """
+    samples = now.samples - before.samples
+    if not samples or seconds <= 0:
+        return {}
+    return {
+        "frostline/stall_share": min(1.0, (now.stall_s - before.stall_s) / seconds),
+        "frostline/samples_per_s": samples / seconds,
+        "frostline/cache_share": (now.from_cache - before.from_cache) / samples,
+        "frostline/bytes_crossed": float(now.wire_bytes),
+        "frostline/bytes_saved": saved_bytes(now.samples, sample_bytes, now.wire_bytes),
+    }
+
+
+class JobMeter:
+    """Reads a job's figures now and then; its own methods are called by one thread.
+
+    Args:
+        job: the job.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
+        self._job = job
+        self._clock = clock
+        self._sample_bytes = job.data.samples.encoded_bytes / max(1, len(job.data))
+        self.restart()
+
+    def restart(self) -> None:
+        """Let the next figures begin here, such as where a training begins long after its job was made."""
+        self._before, self._at_s = self._job.statistics(), self._clock()
+
+    def figures(self) -> Mapping[str, float]:
+        """What is logged now, by name; nothing, and no new beginning, where the loop took no sample since."""
+        now, at_s = self._job.statistics(), self._clock()
+        found = figures_between(self._before, now, seconds=at_s - self._at_s, sample_bytes=self._sample_bytes)
+        if found:
+            self._before, self._at_s = now, at_s
+        return found
+
+    def diagnosis(self) -> str:
+        """What holds the job back, in a sentence."""
+        return str(self._job.diagnosis())
 
 
 class _StepLog(ABC):
@@ -151,3 +235,54 @@ class WandbLog(_StepLog):
 
     def _write_diagnosis(self, diagnosis: str) -> None:
         self._run.summary[DIAGNOSIS] = diagnosis
+
+
+_COUNTERS = {
+    "wire_bytes": "bytes from the store side to the trainer, bodies and headers",
+    "payload_bytes": "bytes of the batches that arrived, as they were packed",
+    "requests": "exchanges with the node",
+    "retries": "requests made again, because they failed",
+    "hedges": "requests made a second time, because they were late",
+    "answered": "requests whose answers came whole",
+    "answering_s": "seconds from sending those to the ends of their answers, summed",
+    "quota_refusals": "requests that a quota of the node refused",
+    "samples": "samples handed to the training loop",
+    "from_cache": "samples of these that did not cross the network",
+    "stall_s": "seconds in which the loop waited for a batch",
+    "loading_s": "seconds of all passes over loaders, training included",
+}
+
+
+class JobCollector(Collector):
+    """Metrics of a job, named as a node's are, with ``frostline_job_`` in front.
+
+    Register it with the registry that the trainer serves:
+    ``prometheus_client.REGISTRY.register(JobCollector(job))``. Safe for threads: a scrape reads ``job.statistics()``.
+
+    Args:
+        job: the job; after it is closed its last figures stay.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics now."""
+        done = self._job.statistics()
+        for name, meaning in _COUNTERS.items():
+            yield CounterMetricFamily(f"frostline_job_{_plain(name)}", meaning, value=getattr(done, name))
+        yield CounterMetricFamily("frostline_job_skipped", "samples that could not be read", value=len(done.skipped))
+        yield _routed(done)
+
+
+def _routed(done: JobStatistics) -> Metric:
+    family = CounterMetricFamily(
+        "frostline_job_routed_samples", "samples that arrived, by the way that they took", labels=["cut", "codec"]
+    )
+    for route, samples in done.routed:
+        family.add_metric([str(route.cut), route.codec], samples)
+    return family
+
+
+def _plain(name: str) -> str:
+    return f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name

@@ -3,12 +3,15 @@
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from frostline.cli.start_time import process_began_at
-from frostline.engines.machine.allocator import ENVIRONMENT, keep_freed_memory
-from frostline.engines.machine.isolation import end_at_once
+from frostline.engines.machine import ENVIRONMENT, end_at_once, keep_freed_memory
 
-__all__ = ("main",)
+__all__ = ("main", "process_began_at")
+
+_STAT = Path("/proc/self/stat")
+# Fields of proc_pid_stat(5) after the name in brackets, and the ticks in which they count (always 100 for programs).
+_STARTED, _TICKS_A_SECOND = 19, 100
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,3 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from frostline.cli.commands import run
 
     run(arguments, began_at)
+
+
+def process_began_at() -> float:
+    """When this process started, as ``time.perf_counter`` counts; now, where the system does not say."""
+    now = time.perf_counter()
+    try:
+        ticks = int(_STAT.read_text().rpartition(")")[2].split()[_STARTED])
+        return now - max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / _TICKS_A_SECOND)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return now

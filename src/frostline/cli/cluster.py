@@ -13,13 +13,13 @@ from frostline.cli.options import as_json, node_options
 from frostline.cli.serve import serve, served_settings
 from frostline.cli.show import print_json, print_table
 from frostline.cli.units import BYTES
-from frostline.config import LoaderSettings, NodeSettings
-from frostline.processors import usable_cores
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.system import usable_cores
 
 if TYPE_CHECKING:
-    from frostline.cluster.control import Cluster
-    from frostline.cluster.settings import ClusterSettings
-    from frostline.cluster.supervisor import ClusterState
+    from frostline.ray.control import Cluster
+    from frostline.ray.scaling import ClusterSettings
+    from frostline.ray.supervisor import ClusterState
 
 __all__ = ("cluster",)
 
@@ -112,8 +112,8 @@ def up(
     """
     node = served_settings(node, tenants=tenants, **options)
 
-    from frostline.cluster.control import Cluster, hosts_with, reach_or_start
-    from frostline.cluster.settings import ClusterSettings
+    from frostline.ray.control import Cluster, hosts_with, reach_or_start
+    from frostline.ray.scaling import ClusterSettings
 
     wanted = ClusterSettings(
         roots=roots,
@@ -182,7 +182,7 @@ def scale(address: str | None, namespace: str, nodes: int, timeout: float, as_js
 @as_json
 def down(address: str | None, namespace: str, as_json: bool) -> None:
     """End the nodes, and the Ray that frostline cluster up has started once no nodes are left in it."""
-    from frostline.cluster import control
+    from frostline.ray import control
 
     with _ray_elsewhere():
         ended = _joined(address, namespace).down()
@@ -199,8 +199,7 @@ def _ray_elsewhere() -> AbstractContextManager[object]:
 
 
 def _joined(address: str | None, namespace: str) -> "Cluster":
-    from frostline.cluster.connect import join
-    from frostline.cluster.control import Cluster
+    from frostline.ray.control import Cluster, join
 
     return Cluster(join(address), namespace)
 

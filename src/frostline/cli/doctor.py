@@ -5,12 +5,10 @@ import os
 import click
 
 from frostline.cli.options import as_json, format_option
-from frostline.cli.progress import ProgressBar
-from frostline.cli.show import DONE, MISTAKEN, print_json
-from frostline.doctor import FINE, PROBLEM, WARNING, Finding, worst
-from frostline.doctor.examine import ExaminedSetup, examine
-from frostline.errors import SettingError
-from frostline.stores.base.limits import RETRY_FOR, TIMEOUT
+from frostline.cli.show import DONE, MISTAKEN, ProgressBar, print_json
+from frostline.core.errors import SettingError
+from frostline.doctor import FINE, PROBLEM, WARNING, ExaminedSetup, Finding, examine, worst
+from frostline.stores.protocols import RETRY_FOR, TIMEOUT
 from frostline.training.settings import JobSettings
 
 __all__ = ("doctor",)

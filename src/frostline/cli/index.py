@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from frostline.cli.options import as_json, changed_option, format_option, list_option, where_option
-from frostline.cli.progress import ProgressBar
-from frostline.cli.show import bar, print_json, print_table
+from frostline.cli.show import ProgressBar, bar, print_json, print_table
 from frostline.cli.units import SHARES
 from frostline.core.units import in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from frostline.datasets import Dataset, DatasetStatistics
-    from frostline.datasets.check.check import Checked
+    from frostline.datasets.check import Checked
 
 __all__ = ("index",)
 
@@ -94,7 +93,7 @@ def _listed(data: str, **how: Any) -> "Dataset":
 
 
 def _checked(dataset: "Dataset") -> "Checked":
-    from frostline.datasets.check.check import check
+    from frostline.datasets.check import check
 
     with ProgressBar() as progress:
         return check(dataset, progress)

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from frostline.cli.options import as_json, changed_option, list_option, where_option
-from frostline.cli.progress import ProgressBar
-from frostline.cli.show import on_ray, print_json
+from frostline.cli.show import ProgressBar, on_ray, print_json
 from frostline.cli.units import BYTES
+from frostline.core.errors import SettingError
 from frostline.core.units import in_bytes, in_seconds
-from frostline.errors import SettingError
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, efficientnet_lite, imagenet
 
 if TYPE_CHECKING:
     from frostline.datasets import Dataset
-    from frostline.datasets.copy.ingest import Ingested
-    from frostline.datasets.copy.into_cql import Put
+    from frostline.datasets.copy.cql import Put
     from frostline.datasets.copy.parts import PartRunner
+    from frostline.datasets.copy.ready import Ingested
     from frostline.datasets.copy.repack import Repacked
 
 __all__ = ("FORMS", "ingest")
@@ -143,13 +142,13 @@ def _working(on: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _by(ray: Any) -> "PartRunner":
-    from frostline.ray.copies import made_by_ray
+    from frostline.ray.tasks import made_by_ray
 
     return made_by_ray(ray)
 
 
 def _ready(source: "Dataset", destination: str, on: str | None, *, as_json: bool, workers: int, **options: Any) -> None:
-    from frostline.datasets.copy.ingest import ingest as run
+    from frostline.datasets.copy.ready import ingest as run
 
     applied = _applied(source, options["resize"], options["preprocess"], options["dtype"])
     with _working(on) as shown:
@@ -194,7 +193,7 @@ def _copied(source: "Dataset", destination: str, format: str, on: str | None, *,
 
 
 def _into_table(source: "Dataset", destination: str, on: str | None, *, as_json: bool, **options: Any) -> None:
-    from frostline.datasets.copy.into_cql import put_into_table
+    from frostline.datasets.copy.cql import put_into_table
 
     if options["preprocess"] is not None or options["dtype"] != "uint8":
         raise SettingError("--preprocess and --dtype are for --format ready; cql keeps encoded images")

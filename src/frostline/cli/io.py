@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frostline.cli.monitoring.logs import log, log_format_option
+from frostline.cli.logs import log, log_format_option
 from frostline.cli.options import NODE_MEMORY, as_json, control_link, control_option, roots_there
 from frostline.cli.show import print_json, print_json_line, print_table
 from frostline.cli.units import BYTES
-from frostline.config import IoSettings, NodeSettings, default_node_memory_bytes, io_socket
+from frostline.core.config import IoSettings, NodeSettings, default_node_memory_bytes, io_socket
 
 if TYPE_CHECKING:
-    from frostline.control.link import ControlLink
+    from frostline.control.reporter import ControlLink
     from frostline.io_service.service import IoService
-    from frostline.transport.protocol import Transport
+    from frostline.transport import Transport
 
 __all__ = ("io",)
 
@@ -100,8 +100,8 @@ def io(
     if status:
         _say_status(url, as_json=as_json)
         return
-    from frostline.io_service.addresses import listening_at
-    from frostline.io_service.upstream import Upstream
+    from frostline.io_service.handler import Upstream
+    from frostline.io_service.start import listening_at
 
     settings = IoSettings(memory_bytes=memory, window_bytes=window or 0)
     link = control_link(control)
@@ -126,13 +126,13 @@ def _service(
         from frostline.io_service.service import IoService
 
         return IoService(upstream, settings, listening)
-    from frostline.io_service.controlled import controlled_service
+    from frostline.io_service.start import controlled_service
 
     return controlled_service(upstream, settings, listening, link)
 
 
 def _served(metrics: str, service: "IoService") -> AbstractContextManager[None]:
-    from frostline.io_service.metrics import serving_metrics
+    from frostline.io_service.start import serving_metrics
 
     return serving_metrics(metrics, service.statistics)
 
@@ -176,7 +176,7 @@ def _say(url: str, asks: tuple[str, ...], *, as_json: bool) -> None:
 
 
 def _say_status(url: str, *, as_json: bool) -> None:
-    from frostline.io_service.client.transport import IoTransport
+    from frostline.io_service.client import IoTransport
 
     with closing(IoTransport(url)) as transport:
         found = transport.service_statistics()

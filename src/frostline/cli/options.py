@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from frostline.cli.units import ACCURACY, BYTES
-from frostline.config import CHANGED, LoaderSettings, NodeSettings, default_node_memory_bytes
 from frostline.control.settings import NO_CONTROL
 from frostline.core import FLOAT32
-from frostline.errors import DataNotFound
+from frostline.core.config import CHANGED, LoaderSettings, NodeSettings, default_node_memory_bytes
+from frostline.core.errors import DataNotFound
 from frostline.planning import POLICIES
-from frostline.stores.base.urls import parse_url
+from frostline.stores.urls import parse_url
 from frostline.training.settings import JobSettings
 from frostline.wire.recipes import FEW_EPOCHS
 
 if TYPE_CHECKING:  # of those that keep to a control plane; others do without
-    from frostline.control.link import ControlLink
+    from frostline.control.reporter import ControlLink
 
 __all__ = (
     "NODE_MEMORY",
@@ -61,7 +61,7 @@ def control_link(url: str | None) -> "ControlLink | None":
     asking = LoaderSettings()
     if not (url or asking.control) or (url or asking.control) == NO_CONTROL:
         return None
-    from frostline.control.link import ControlLink
+    from frostline.control.reporter import ControlLink
 
     return ControlLink(url or asking.control or "", asking.token)
 

@@ -7,26 +7,27 @@ from typing import Any
 import click
 
 from frostline.cli.options import as_json, job_options
-from frostline.cli.progress import ProgressBar
-from frostline.cli.show import print_json, print_table
+from frostline.cli.show import ProgressBar, print_json, print_table
 from frostline.cli.units import BANDWIDTH, BYTES, TIMES
+from frostline.core.errors import OutOfSpace, SettingError
+from frostline.core.system import collector_rests
 from frostline.core.units import in_bytes, in_percent, in_rate, in_samples_per_s, in_seconds
-from frostline.errors import OutOfSpace, SettingError
 from frostline.planning import POLICIES, Plan, Situation, engines, table
 from frostline.planning.replanning import mixture_in_words
-from frostline.processors import collector_rests
-from frostline.training.files import make_folder, write_text
-from frostline.training.measured import find, just_measured, keep
-from frostline.training.report.what_if import (
+from frostline.training.run_config import make_folder, write_text
+from frostline.training.settings import JobSettings
+from frostline.training.what_if import (
     ALL_POLICIES,
     MeasuredSituation,
     Question,
     WhatIf,
     WhatIfPlan,
     answer,
+    find,
+    just_measured,
+    keep,
     relative,
 )
-from frostline.training.settings import JobSettings
 
 __all__ = ("plan", "print_answer")
 

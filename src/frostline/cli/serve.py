@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frostline.cli.monitoring.logs import log, log_format_option
+from frostline.cli.logs import log, log_format_option
 from frostline.cli.options import as_json, control_link, control_option, node_options, roots_there
 from frostline.cli.show import print_json_line
 from frostline.cli.units import BYTES
-from frostline.config import BATCHING, NodeSettings
-from frostline.errors import SettingError
+from frostline.core.config import BATCHING, NodeSettings
+from frostline.core.errors import SettingError
 
 if TYPE_CHECKING:
-    from frostline.control.activity.summary import Prices
+    from frostline.control.messages import Prices
 
 __all__ = ("control", "serve", "served_settings")
 
@@ -183,12 +183,12 @@ def serve(
     """
     import torch
 
-    from frostline.control.embedded.plane import control_routes, embedded_settings
-    from frostline.control.node_stages import keeping_to
+    from frostline.control.embedded import control_routes, embedded_settings
+    from frostline.control.reporter import keeping_to
     from frostline.node import Node
     from frostline.node.http.server import Server
     from frostline.node.http.server import listen as take_port
-    from frostline.node.weights.inspection import Inspector, kept_inspections
+    from frostline.node.inspection import Inspector, kept_inspections
 
     host, port = _address(listen)
     link = control_link(control)
@@ -216,7 +216,7 @@ def _prices(text: str | None) -> "Prices | None":
     Raises:
         SettingError: They are none.
     """
-    from frostline.control.activity.summary import Prices
+    from frostline.control.messages import Prices
 
     if text is None:
         return None
@@ -257,7 +257,7 @@ def served_settings(
     Raises:
         SettingError: An option makes no sense.
     """
-    from frostline.node.scheduling.tenants import read_tenants
+    from frostline.node.tenants import read_tenants
 
     return replace(
         node,
@@ -292,7 +292,7 @@ def _engines(names: str) -> tuple[str, ...]:
     Raises:
         SettingError: No engine has that name.
     """
-    from frostline.engines.backends.catalog import OFFERS
+    from frostline.engines.catalog import OFFERS
 
     found = tuple(name.strip() for name in names.split(",") if name.strip())
     known = [offer.name for offer in OFFERS]
@@ -344,8 +344,8 @@ def control(config: Path, address: str, state: Path | None, is_open: bool, forge
     on stdout tells the address once it is ready.
     """
     from frostline.control.app import ControlPlane, make_control_app
-    from frostline.control.changes.changes import ControlChanges
-    from frostline.control.config_file import read_control_settings
+    from frostline.control.changes import ControlChanges
+    from frostline.control.settings import read_control_settings
     from frostline.control.store import RecordStore
     from frostline.node.http.server import AppServer, listen
 

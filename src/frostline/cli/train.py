@@ -1,19 +1,270 @@
-"""The verb ``train``: fine-tune a network's head on data that stays in its store."""
+"""The verb ``train``: fine-tune a network's head on data that stays in its store, and go on after a kill.
 
+The verb ``train``: fine-tune a network's head on data that stays in its store.
+
+Options that say how a head is trained: what it learns, with which loss, by which steps, and how it is scored.
+
+Takes the options of a run that goes on from its folder, and refuses those that would make it another run.
+
+What a run that ended looks like on a terminal: a short table, or its report as JSON.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from frostline.cli.monitoring.logs import log_format_option, progress, trace_option
+from frostline.cli.logs import log_format_option, progress, trace_option
 from frostline.cli.options import as_json, epochs_option, job_options, policy_option
-from frostline.cli.recipe import recipe_options
-from frostline.cli.resume import options_now, refuse_changes, resume_option
-from frostline.cli.summary import finish
-from frostline.processors import collector_rests
+from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table
+from frostline.core import EXACT
+from frostline.core.errors import SettingError
+from frostline.core.system import collector_rests
+from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_score, in_seconds, in_times
+from frostline.planning import ALL_IN_STORE
+from frostline.planning.replanning import NOTHING_YET
+from frostline.training.report.report import Report, RouteUsage, recipe_in_words
+from frostline.training.run_config import RunConfig
 from frostline.training.settings import JobSettings, TrainSettings
+from frostline.wire.recipes import LOSSES, METRICS_OF, OPTIMIZERS, SCHEDULES, TASKS
 
-__all__ = ("train",)
+__all__ = (
+    "finish",
+    "options_now",
+    "recipe_options",
+    "refuse_changes",
+    "resume_option",
+    "train",
+)
+
+
+Verb = Callable[..., int | None]
+
+
+_RECIPE = (
+    click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True),
+    click.option("--learning-rate", "--lr", default=2e-3, show_default=True, help="Learning rate of the optimiser."),
+    click.option(
+        "--weight-decay",
+        type=float,
+        metavar="RATE",
+        help="Weight decay of the optimiser; by default its own: 0.01 of adamw, none of the others.",
+    ),
+    click.option(
+        "--schedule",
+        type=click.Choice(SCHEDULES),
+        default=SCHEDULES[0],
+        show_default=True,
+        help="Learning rate behind the warm-up: as it is, or falling to nothing by the last step of --epochs.",
+    ),
+    click.option(
+        "--warm-up",
+        default=0.0,
+        metavar="SHARE|STEPS",
+        help="Steps in which the learning rate rises, or below 1 their share of all steps.",
+    ),
+    click.option(
+        "--patience",
+        type=click.IntRange(min=1),
+        metavar="EPOCHS",
+        help="End when the held-out loss has not fallen for so many epochs, and keep the best head; 5 where --epochs "
+        "is not given.",
+    ),
+    click.option(
+        "--targets", metavar="COLUMN", help="Learn this column of the data in place of its classes; --loss says how."
+    ),
+    click.option(
+        "--loss",
+        default=LOSSES[0],
+        show_default=True,
+        metavar="|".join((*LOSSES, "FILE.py:FUNCTION")),
+        help="Loss over classes (cross-entropy), over a column of lists of classes (bce), of numbers or vectors (mse); "
+        "or a function of yours, which takes scores and targets and gives a batch's mean loss.",
+    ),
+    click.option(
+        "--task",
+        type=click.Choice(tuple(TASKS.values())),
+        help="What a function of yours is the loss of; by default numbers with --targets, and else classes.",
+    ),
+    click.option(
+        "--label-smoothing",
+        default=0.0,
+        metavar="SHARE",
+        help="Share of each sample's class that cross-entropy spreads over all classes in training.",
+    ),
+    click.option(
+        "--metrics",
+        metavar="NAME,...",
+        help="Metrics of held-out samples, the main one first: "
+        + "; ".join(f"of {task} {', '.join(names)}" for task, names in METRICS_OF.items())
+        + ". By default accuracy of classes, and of others all.",
+    ),
+    click.option(
+        "--lora",
+        metavar="PLACE:r=RANK",
+        help="Train low-rank adapters of these layers, such as layers.10-11:r=8, and the classifier, in place of all "
+        "weights behind --until; alpha= and dropout= may follow.",
+    ),
+    click.option(
+        "--unfreeze",
+        metavar="EPOCH:LAYER,...",
+        help="Train further layers from later epochs on, such as 3:layer4,6:layer3; layers joined by + begin together.",
+    ),
+    click.option(
+        "--bf16",
+        is_flag=True,
+        help="Compute the trained part in bfloat16 (autocast); parameters, loss and optimiser stay in 32 bits, and the "
+        "frozen part goes by --accuracy.",
+    ),
+)
+
+
+def recipe_options(verb: Verb) -> Verb:
+    """How a head is trained. The verb gets each option by its name, and names of metrics as a tuple."""
+
+    @wraps(verb)
+    def with_names(*, metrics: str | None, **options: Any) -> int | None:
+        names = tuple(name.strip() for name in (metrics or "").split(",") if name.strip())
+        return verb(metrics=names, **options)
+
+    for option in reversed(_RECIPE):
+        with_names = option(with_names)
+    return with_names
+
+
+_NOT_OF_THE_RUN = ("as_json", "resume")
+# Where and with how much a run is computed may change while it is away; what is computed may not.
+_FREE = (
+    "cache_folder",
+    "cache_size",
+    "checkpoint_every",
+    "device",
+    "list_locally",
+    "local_tier",
+    "local_tier_size",
+    "memory",
+    "near",
+    "read_threads",
+    "relist",
+    "trials",
+)
+
+
+def options_now() -> Mapping[str, Any]:
+    """The options of the running command, as plain values."""
+    params = click.get_current_context().params
+    return {name: _plain(value) for name, value in params.items() if name not in _NOT_OF_THE_RUN}
+
+
+def refuse_changes(folder: Path) -> None:
+    """Do nothing if no option was given that differs from the run's.
+
+    Raises:
+        SettingError: one does, or the run keeps no checkpoints.
+    """
+    context, began = click.get_current_context(), RunConfig.read(folder).options
+    for param in context.command.params:
+        name = str(param.name)
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        value = _plain(context.params.get(name))
+        if given and name not in (*_FREE, *_NOT_OF_THE_RUN) and value != began.get(name):
+            raise SettingError(
+                f"the run in {folder} began with {param.opts[0]} {began.get(name)}, and {value} is given now: leave it "
+                "out, or begin another run (--out)"
+            )
+    if began.get("policy") == ALL_IN_STORE:
+        raise SettingError(f"the run in {folder} trains beside the store, where no checkpoints are kept: begin it anew")
+
+
+def _take_options(context: click.Context, _: click.Parameter, folder: Path | None) -> Path | None:
+    if folder is not None:
+        options = {name: value for name, value in RunConfig.read(folder).options.items() if value is not None}
+        context.default_map = {**options, "out": str(folder)}
+    return folder
+
+
+resume_option = click.option(
+    "--resume",
+    type=click.Path(path_type=Path, file_okay=False),
+    is_eager=True,
+    callback=_take_options,
+    metavar="DIR",
+    help="Go on with the run in this folder from its last checkpoint, with its options; no other is needed.",
+)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def finish(report: Report, out: Path | None, *, as_json: bool) -> int:
+    """Show a run that ended, and say which exit code it has."""
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print_report(report, out)
+    return INTERRUPTED if report.interrupted else DONE
+
+
+def _print_report(report: Report, out: Path | None) -> None:
+    """Print accuracy, seconds, bytes with and without Frostline, their ratio, and where each part ran."""
+    scores: Mapping[str, float | None] = report.val_score or {"accuracy": report.val_accuracy}
+    rows = [
+        *((f"held-out {METRICS[name]}", in_score(name, value)) for name, value in scores.items()),
+        ("held out", report.held_out),
+        ("recipe", recipe_in_words(report.settings) or "-"),
+        ("weights", str(report.settings.get("weights", "-"))),
+        ("seconds since the command", in_seconds(report.seconds)),
+        ("set-up", in_seconds(report.setup_s)),
+        ("first step after", "-" if report.first_step_s is None else in_seconds(report.first_step_s)),
+        ("samples", f"{report.samples} in {_epochs(report)}"),
+        ("store side to trainer, with Frostline", in_bytes(report.wire_bytes)),
+        ("store side to trainer, without it", in_bytes(report.baseline_wire_bytes)),
+        ("fewer bytes", in_times(report.bytes_ratio)),
+        ("waiting for data", in_percent(report.stall_share)),
+        *((f"{place.part}", place.where) for place in report.where),
+    ]
+    rows += [(f"samples by {_way(way)}", f"{way.samples}") for way in report.ways]
+    rows += _rates(report)
+    if report.engine_error:
+        rows.append(("engine's relative error", f"{report.engine_error:.1g} at most, allowed: {report.accuracy}"))
+    if report.codec_error:
+        rows.append(("relative error on the way", f"{report.codec_error:.2g} at most, allowed: {report.accuracy}"))
+    if report.replans:
+        rows.append(
+            ("changes of the plan", f"{len(report.replans)}, the last after {in_seconds(report.replans[-1].at_s)}")
+        )
+    if report.skipped:
+        rows.append(("skipped", f"{len(report.skipped)} unreadable samples, such as {report.skipped[0].object}"))
+    if report.diagnosis is not None and report.diagnosis.held_back_by != NOTHING_YET:
+        click.echo(f"{report.diagnosis}")
+    if report.fallback:
+        click.echo(f"not cut as it stands: {report.fallback}")
+    print_table("Interrupted" if report.interrupted else "Done", ("", ""), rows)
+    if out is not None:
+        click.echo(f"Written to {out}: head.safetensors, model.safetensors, report.json, report.html")
+
+
+def _epochs(report: Report) -> str:
+    kept = "" if report.head_epoch == report.epochs else f", of which the head of epoch {report.head_epoch} is kept"
+    return f"{report.epochs} epoch{'' if report.epochs == 1 else 's'}{kept}"
+
+
+def _way(one: RouteUsage) -> str:
+    return f"cut {one.cut} ({one.name}{'' if one.codec == EXACT else f', {one.codec}'})"
+
+
+def _rates(report: Report) -> list[tuple[str, str]]:
+    """Predicted beside measured, where both are known."""
+    predicted, measured = report.predicted_samples_per_s, report.measured_samples_per_s
+    if predicted is None or measured is None:
+        return []
+    return [("samples/s from the store", f"{in_rate(measured)} measured, {in_rate(predicted)} predicted")]
 
 
 @click.command(

@@ -1,29 +1,109 @@
-"""The way to a node over HTTP: blocking sockets in the caller's threads, bytes read straight into arrays."""
+"""The way to a node over HTTP: blocking sockets in the caller's threads, bytes read straight into arrays.
+
+What answers of every connected transport have alike: one reads, any thread may close, and a closed one ends.
+"""
 
 import hashlib
 import json
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from queue import SimpleQueue
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-from frostline.client.responses import ResponseStream
-from frostline.config import LoaderSettings
 from frostline.core import FeatureBatch
-from frostline.errors import FrostlineError, NodeUnreachable, Refused, UnknownPrefix
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import FrostlineError, NodeUnreachable, Refused, Unavailable, UnknownPrefix
 from frostline.profiles import Profile
-from frostline.transport.protocol import Cancellation, TransportStatistics
+from frostline.transport import Cancellation, TransportStatistics
+from frostline.wire.connection import Connections, Exchange, Message, address_of
 from frostline.wire.framing import decode
-from frostline.wire.http.exchange import Exchange, Message
-from frostline.wire.http.pool import Connections, address_of
-from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
+from frostline.wire.messages import FeatureRequest, Health, ProfileRequest, error_from_answer
 from frostline.wire.pieces import LENGTH_HEADER, MEDIA_TYPE, pieces_of, without
-from frostline.wire.refusals import error_from_answer
 
-__all__ = ("HttpResponse", "HttpTraining", "HttpTransport")
+__all__ = (
+    "Counts",
+    "HttpResponse",
+    "HttpTraining",
+    "HttpTransport",
+    "ResponseStream",
+)
+
+
+class Counts(Protocol):
+    """Counts what is asked."""
+
+    def counted(self, *, requests: int = 0) -> AbstractContextManager[None]:
+        """Count requests, and the failure where there is one, and the seconds until it has ended."""
+
+
+class ResponseStream(ABC):
+    """The batches of one answer; the request is sent when the first is asked for.
+
+    ``close`` may be called from any thread and frees one that waits in ``next``.
+
+    Args:
+        transport: transport that counts it.
+    """
+
+    def __init__(self, transport: Counts) -> None:
+        self._counts = transport
+        self._turn = threading.Lock()
+        self._has_begun = False
+        self._is_closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        try:
+            with self._turn:
+                return self._counted()
+        finally:
+            if self._is_closed:
+                self._tidy()
+
+    def close(self) -> None:
+        """Abandon the rest."""
+        self._is_closed = True
+        self._break_off()
+        self._tidy()
+
+    @abstractmethod
+    def _next(self, *, is_first: bool) -> FeatureBatch:
+        """The next batch, for which the request is sent where it is the first; ``StopIteration`` after the last."""
+
+    @abstractmethod
+    def _break_off(self) -> None:
+        """Free a thread that waits in ``_next``, from any thread."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Nothing more is read. Calling it again does nothing."""
+
+    def _tidy(self) -> None:
+        """Close the connection, unless another thread is still in ``next``: then that one does."""
+        if self._turn.acquire(blocking=False):
+            try:
+                self._end()
+            finally:
+                self._turn.release()
+
+    def _counted(self) -> FeatureBatch:
+        if self._is_closed:
+            raise StopIteration
+        is_first, self._has_begun = not self._has_begun, True
+        try:
+            with self._counts.counted(requests=int(is_first)):
+                return self._next(is_first=is_first)
+        except Unavailable:
+            if self._is_closed:  # it broke because it was closed
+                raise StopIteration from None
+            raise
+
 
 _OK = 200
 _BINARY = "application/octet-stream"

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from frostline.client.balanced_transport import BalancedTransport
-from frostline.errors import EngineNotReady, FrostlineError, NodeUnreachable, Refused, SettingError, Unavailable
-from frostline.transport.protocol import Transport
-from frostline.version import __version__
-from frostline.wire.http.node_lists import NodeList, listed_nodes
+from frostline.client.balanced import BalancedTransport
+from frostline.core.errors import EngineNotReady, FrostlineError, NodeUnreachable, Refused, SettingError, Unavailable
+from frostline.core.system import __version__
+from frostline.transport import Transport
+from frostline.wire.node_lists import NodeList, listed_nodes
 
 __all__ = ("Membership", "NodeWatch", "balanced", "can_talk", "changes", "watching")
 

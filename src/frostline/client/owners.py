@@ -1,12 +1,17 @@
-"""Decides which node owns which block of a manifest: rendezvous hashing with bounded load, weighted by speed.
+"""Which node owns which block of a manifest, by rendezvous hashing, and the tables made anew as nodes come and go.
+
+Decides which node owns which block of a manifest: rendezvous hashing with bounded load, weighted by speed.
 
 Every job that sees the same nodes finds the same owners, whoever came first, so that jobs and epochs find what a node
 keeps. A block goes to the node that draws the lowest cost for it, and each node's costs are divided by its speed
 (Schindelhauer and Schomaker, Weighted Distributed Hash Tables, 2005). A node that is full leaves its worst blocks to
 those who come next for them (Mirrokni, Thorup and Zadimoghaddam, Consistent Hashing with Bounded Loads, 2018).
+
+Keeps the owners of each data set's blocks, and makes them anew where nodes came, went or turned out faster.
 """
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -15,7 +20,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("MAX_SLOTS", "BlockOwners", "Blocks", "as_steps", "slack")
+__all__ = ("MAX_SLOTS", "BlockOwners", "Blocks", "OwnerTables", "as_steps", "slack")
+
 
 # Blocks of a large data set share so many slots. At a thousand nodes each has 1,048, which the draw alone spreads
 # within a few percent: few are full, and hardly any block moves because others did (benchmarks/owners_simulated.py).
@@ -316,3 +322,27 @@ def _let_draw(nearest: _Numbers, costs: _Costs, number: int, places: _Ints, draw
     nearest[1, ahead], costs[1, ahead] = nearest[0, ahead], costs[0, ahead]
     nearest[0, ahead], costs[0, ahead] = number, drawn[first]
     nearest[1, behind], costs[1, behind] = number, drawn[~first]
+
+
+class OwnerTables:
+    """The owners of blocks by data set. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: dict[Blocks, BlockOwners] = {}
+
+    def at(self, blocks: Blocks, speeds: Mapping[str, float]) -> BlockOwners:
+        """The owners of a data set's blocks.
+
+        Args:
+            blocks: blocks of the data set.
+            speeds: speed of each node by its name.
+        """
+        with self._lock:
+            found = self._tables.get(blocks)
+            if found is None:
+                found = BlockOwners.of(blocks, speeds)
+            elif dict(zip(found.nodes, found.weights, strict=True)) != speeds:
+                found = found.changed(speeds)
+            self._tables[blocks] = found
+            return found

@@ -1,38 +1,105 @@
-"""The control plane over HTTP: who asks, what they say within limits, and what is answered."""
+"""The control plane over HTTP: who asks, what they say within limits, what is answered, and its metrics.
+
+The control plane over HTTP: who asks, what they say within limits, and what is answered.
+
+What a control plane divides, as metrics of Prometheus.
+"""
 
 import hashlib
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from frostline.control.changes.changes import ControlChanges
+from frostline.control.changes import ControlChanges
 from frostline.control.messages import ControlAnswer, StageReport
-from frostline.control.metrics import metrics_text
 from frostline.control.settings import EVERY_TENANT
-from frostline.control.state import ControlState
+from frostline.control.state import ControlState, job_of, tenant_of, view_of
 from frostline.control.store import RecordWriter
-from frostline.control.view import job_of, tenant_of, view_of
-from frostline.errors import BadRequest, Forbidden, OverBudget, Unauthenticated
-from frostline.node.http.dashboard import Dashboard
-from frostline.node.http.live import MAX_VIEWERS, LiveAnswers
-from frostline.node.http.messages import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_response
-from frostline.node.http.protocol import recognise
-from frostline.wire.patches import MAX_PATCH_BYTES
+from frostline.core.errors import BadRequest, Forbidden, OverBudget, Unauthenticated
+from frostline.node.http.messages import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_response, recognise
+from frostline.node.http.pages import MAX_VIEWERS, Dashboard, LiveAnswers
+from frostline.wire.messages import MAX_PATCH_BYTES
 
-__all__ = ("ControlPlane", "Rights", "make_control_app", "stage_routes")
+__all__ = (
+    "ControlPlane",
+    "Rights",
+    "make_control_app",
+    "metrics_text",
+    "stage_routes",
+)
+
+
+def metrics_text(view: Mapping[str, Any]) -> bytes:
+    """Render what a tenant may see as Prometheus text.
+
+    Args:
+        view: as ``control.state.view_of`` gives it.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_View(view))
+    return generate_latest(registry)
+
+
+class _View(Collector):
+    def __init__(self, view: Mapping[str, Any]) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        stages, jobs = self._view["stages"], self._view["jobs"]
+        yield _gauges("capacity", "what there is", ["resource"], _amounts(self._view["capacity"]))
+        held = _amounts(self._view["held"] or {})
+        yield _gauges("held", "what all stages may use", ["resource"], held)
+        shares = [
+            ([stage["tenant"], stage["job"], stage["stage"], resource], amount)
+            for stage in stages
+            for (resource,), amount in _amounts(stage["in_force"])
+        ]
+        yield _gauges("share", "what a stage may use", ["tenant", "job", "stage", "resource"], shares)
+        silent = [([stage["tenant"], stage["job"], stage["stage"]], stage["silent_s"]) for stage in stages]
+        yield _gauges("silent_seconds", "time since a stage was heard", ["tenant", "job", "stage"], silent)
+        moved = CounterMetricFamily("frostline_control_moved_bytes", "bytes of a job", labels=["tenant", "job"])
+        for job in jobs:
+            moved.add_metric([job["tenant"], job["job"]], job["moved_bytes"])
+        yield moved
+        samples = CounterMetricFamily("frostline_control_samples", "samples of a job", labels=["tenant", "job"])
+        told = [([job["tenant"], job["job"]], job["activity"]) for job in jobs if job["activity"] is not None]
+        for labels, activity in told:
+            samples.add_metric(labels, activity["samples"])
+        yield samples
+        stalls = [(labels, activity["stall_share"]) for labels, activity in told]
+        yield _gauges("stall_share", "time that a job waited", ["tenant", "job"], stalls)
+        spared = [(labels, activity["saved"]["bytes"]) for labels, activity in told]
+        yield _gauges("saved_bytes", "bytes that did not cross", ["tenant", "job"], spared)
+        notices = [([job["tenant"], job["job"]], float(len(job["notices"]))) for job in jobs]
+        yield _gauges("notices", "what a job was told that cannot be", ["tenant", "job"], notices)
+
+
+def _amounts(amounts: Mapping[str, float]) -> list[tuple[list[str], float]]:
+    return [([resource], amount) for resource, amount in amounts.items()]
+
+
+def _gauges(name: str, meaning: str, labels: list[str], values: list[tuple[list[str], float]]) -> Metric:
+    family = GaugeMetricFamily(f"frostline_control_{name}", meaning, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family
+
 
 _MAX_BODY_BYTES = 16 << 10
 _MIN_BYTES_PER_S = 1 << 10

@@ -1,4 +1,7 @@
-"""Lets the requests of a job, or of an I/O service, go within the share that the control plane gives."""
+"""Lets the requests of a job, or of an I/O service, go within the share that the control plane gives.
+
+Has an I/O service ask its nodes or its store within its share.
+"""
 
 import math
 import threading
@@ -6,16 +9,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from frostline.control.activity.job_activity import JobActivity
-from frostline.control.amounts import Amounts
-from frostline.control.link import ControlLink
-from frostline.control.pace import Pace, Used
-from frostline.control.reporter import ControlReporter, Measured, ReportedStage
+from frostline.control.messages import JobActivity
+from frostline.control.reporter import ControlLink, ControlReporter, Measured, ReportedStage
+from frostline.control.shares import Amounts, Pace, Used
 from frostline.core import FeatureBatch
+from frostline.profiles import Profile
+from frostline.transport import Cancellation, Transport, TransportStatistics
 from frostline.tuning import Setting
+from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
-__all__ = ("ControlFollower", "PacedRows")
+__all__ = (
+    "ControlFollower",
+    "PacedRows",
+    "PacedTransport",
+)
+
 
 # Who is not held back may come to want half as much again before it is asked next.
 _AMPLE = 1.5
@@ -275,3 +286,44 @@ class PacedRows:
             self._came_bytes, self._paid_bytes = 0, 0.0
         if came_bytes or unused_bytes:
             self._follower.ended(came_bytes, unused_bytes)
+
+
+class PacedTransport:
+    """The same transport, whose requests for rows go when they may. The caller closes what it is given.
+
+    Args:
+        transport: transport that asks.
+        follower: says when.
+    """
+
+    def __init__(self, transport: Transport, follower: ControlFollower) -> None:
+        self._transport = transport
+        self._follower = follower
+
+    def health(self) -> Health:
+        """See ``Transport.health``."""
+        return self._transport.health()
+
+    def put_prefix(self, digest: str, artifact: bytes) -> None:
+        """See ``Transport.put_prefix``."""
+        self._transport.put_prefix(digest, artifact)
+
+    def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
+        """See ``Transport.profile``; it is not paced, since it is rare and short."""
+        return self._transport.profile(wanted, cancellation)
+
+    def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:
+        """See ``Transport.features``; the exchange begins when it may."""
+        return self._follower.paced(partial(self._transport.features, request))
+
+    def node_statistics(self) -> dict[str, Any]:
+        """See ``Transport.node_statistics``."""
+        return self._transport.node_statistics()
+
+    def statistics(self) -> TransportStatistics:
+        """See ``Transport.statistics``."""
+        return self._transport.statistics()
+
+    def close(self) -> None:
+        """Stop the requests that wait."""
+        self._follower.close()

@@ -1,23 +1,100 @@
-"""Reports stages of this process to the control plane each second, and has each keep to what it is answered."""
+"""Reports the stages of this process to the control plane each second, and has each keep to what it is answered.
 
+Reports stages of this process to the control plane each second, and has each keep to what it is answered.
+
+The way from a stage to its control plane over HTTP.
+
+Has a cache in memory keep to its share of the memory that the control plane divides.
+
+Has each tenant of a node keep to its share of the computing and memory that the control plane divides.
+"""
+
+import json
 import logging
 import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
+from urllib.parse import parse_qs, urlsplit
 
-from frostline.control.activity.job_activity import JobActivity
-from frostline.control.amounts import Amounts
-from frostline.control.link import ControlLink
-from frostline.control.messages import ControlAnswer, StageReport
-from frostline.control.stage import ControlledStage
-from frostline.errors import FrostlineError
+from frostline.control.messages import ControlAnswer, ControlledStage, JobActivity, StageReport, checked_job
+from frostline.control.shares import Amounts
+from frostline.core.errors import BadRequest, FrostlineError, SettingError
+from frostline.node import Node
+from frostline.node.tenants import TenantLimits
+from frostline.wire.connection import Connections, Exchange, Message, address_of
+from frostline.wire.messages import error_from_answer
 
-__all__ = ("ControlReporter", "Measured", "ReportedStage")
+__all__ = (
+    "CacheStage",
+    "ControlLink",
+    "ControlReporter",
+    "Measured",
+    "NodeTenantStage",
+    "ReportedStage",
+    "keeping_to",
+    "node_reporter",
+)
+
+
+# Longest silence of a control plane before a report counts as lost; a job's first request waits no longer for it.
+_DEADLINE_S = 1.0
+_OK = 200
+_MAX_ANSWER_BYTES = 64 << 10
+
+
+class ControlLink:
+    """The way to a control plane, and the name of the job there.
+
+    Args:
+        url: such as ``http://store-1:7075?job=night``; without a name the job is the process group on this host.
+        token: token that identifies the job's tenant; None where the control plane knows none.
+
+    Raises:
+        SettingError: The URL is none.
+    """
+
+    def __init__(self, url: str, token: str | None) -> None:
+        parts = urlsplit(url)
+        named = parse_qs(parts.query).get("job", [f"{socket.gethostname()}-{os.getpgrp()}"])
+        base = parts._replace(query="", fragment="").geturl()
+        host, port = address_of(base)
+        self._url = base
+        self._identity = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._connections = Connections(host, port, deadline_s=_DEADLINE_S, max_idle=1)
+        try:
+            self.job = checked_job(named[0])
+        except BadRequest as error:
+            raise SettingError(f"control={url!r}: {error}") from error
+
+    def send(self, report: StageReport) -> ControlAnswer:
+        """Send a report.
+
+        Raises:
+            FrostlineError: It was not answered, or refused.
+        """
+        body = json.dumps(report.to_json()).encode()
+        exchange = Exchange(self._connections, self._url)
+        message = Message(method="POST", path="/v1/stages", body=body, headers=self._identity, may_repeat=True)
+        status = exchange.send(message)
+        answer = bytes(exchange.read(_MAX_ANSWER_BYTES))
+        exchange.end()
+        if status != _OK:
+            raise error_from_answer(status, answer)
+        try:
+            return ControlAnswer.from_json(json.loads(answer))
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"{self._url} does not answer as a control plane does: {error}") from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connections.drop_idle()
+
 
 _LOG = logging.getLogger("frostline.control")
 _TIMES = 2  # a report is sent at most, as it is a loss of a message that is usual and a second one that is not
@@ -196,3 +273,130 @@ class _Reported:
         for sentence in notices:
             _LOG.warning("%s", sentence)
         return is_less
+
+
+class CacheStage:
+    """A cache as a stage of kind ``cache``.
+
+    Args:
+        job: name of the job that it works for.
+        max_bytes: bytes that it may take by its own settings, which a share never exceeds.
+        held_bytes: returns the bytes that it holds.
+        bound: has it keep no more than so many bytes from now on.
+    """
+
+    kind = "cache"
+
+    def __init__(self, job: str, max_bytes: int, held_bytes: Callable[[], int], bound: Callable[[int], None]) -> None:
+        self.job = job
+        self._max_bytes = max_bytes
+        self._held_bytes = held_bytes
+        self._bound = bound
+
+    def measure(self, *, is_first: bool) -> Measured:  # noqa: ARG002  # as of ReportedStage
+        """All that it may keep is wanted: what is not kept is read again."""
+        return Measured(
+            demand=Amounts(
+                compute_s_per_s=0.0,
+                bytes_per_s=0.0,
+                requests_per_s=0.0,
+                requests=0.0,
+                memory_bytes=float(self._max_bytes),
+            ),
+            used=Amounts(memory_bytes=float(self._held_bytes())),
+        )
+
+    def keep_to(self, share: Amounts) -> None:
+        """Keep no more than this from now on."""
+        self._bound(int(min(share.memory_bytes, self._max_bytes)))
+
+
+# A tenant that is not held back may come to want half as much again before it is asked next.
+_AMPLE = 1.5
+# Of each device, a tenant that is idle still wants this part, so that it has one of what nobody asks for.
+_IDLE = 0.01
+
+
+class NodeTenantStage:
+    """One tenant of a node as a stage of kind ``node``.
+
+    Args:
+        job: name of the job that it is in the control plane.
+        limits: limits of the tenant, and its use.
+        clock: monotonic seconds.
+    """
+
+    kind = "node"
+
+    def __init__(self, job: str, limits: TenantLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.job = job
+        self._limits = limits
+        self._clock = clock
+        self._since_s = clock()
+        self._device_s = limits.usage().device_s
+
+    def measure(self, *, is_first: bool) -> Measured:
+        """Its device seconds since the last report, and what it holds of the memory for work."""
+        usage, now_s = self._limits.usage(), self._clock()
+        passed_s = now_s - self._since_s
+        per_s = 0.0 if passed_s <= 0 else (usage.device_s - self._device_s) / passed_s
+        self._since_s, self._device_s = now_s, usage.device_s
+        most = float(usage.devices)
+        wanted = most if is_first or usage.is_held_back else min(most, max(_IDLE * most, _AMPLE * per_s))
+        return Measured(
+            demand=Amounts(
+                compute_s_per_s=wanted,
+                bytes_per_s=0.0,
+                requests_per_s=0.0,
+                requests=0.0,
+                memory_bytes=float(usage.max_work_bytes),
+            ),
+            used=Amounts(compute_s_per_s=per_s, memory_bytes=float(usage.work_bytes)),
+        )
+
+    def keep_to(self, share: Amounts) -> None:
+        """Bind the tenant to this share."""
+        self._limits.bound(device_s_per_s=share.compute_s_per_s, work_bytes=share.memory_bytes)
+
+
+def node_reporter(node: Node, link: ControlLink, clock: Callable[[], float] = time.monotonic) -> ControlReporter:
+    """Make what has a node keep to a control plane; the caller begins and closes it.
+
+    A node is one tenant of the control plane, and each of its own tenants is a job there, of the tenant's name. A node
+    without tenants is one job.
+
+    Args:
+        node: node, which runs.
+        link: way to the control plane, which is closed with the reporter.
+        clock: monotonic seconds.
+
+    Raises:
+        SettingError: A tenant's name cannot be a job's.
+    """
+    try:
+        stages = [
+            NodeTenantStage(checked_job(limits.name) if node.settings.tenants else link.job, limits, clock)
+            for limits in node.limits()
+        ]
+    except BadRequest as error:
+        raise SettingError(f"a tenant of this node cannot be a job of the control plane: {error}") from error
+    return ControlReporter(link, stages, clock)
+
+
+@contextmanager
+def keeping_to(node: Node, link: ControlLink | None) -> Iterator[None]:
+    """Have a node keep to its control plane meanwhile, where there is one.
+
+    Args:
+        node: node, which runs.
+        link: way to the control plane, which is closed at the end; None leaves the node alone.
+
+    Raises:
+        SettingError: A tenant's name cannot be a job's.
+    """
+    if link is None:
+        yield
+        return
+    with closing(node_reporter(node, link)) as reporter:
+        reporter.begin()
+        yield

@@ -10,12 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from frostline.control.changes.changes import ControlChanges
-from frostline.control.changes.event_log import ControlEvent
+from frostline.control.changes import ControlChanges, ControlEvent
 from frostline.control.messages import StageReport
 from frostline.control.settings import ControlSettings
 from frostline.control.state import ControlState, StageRecord
-from frostline.errors import BadRequest, SettingError
+from frostline.core.errors import BadRequest, SettingError
 
 __all__ = ("RecordStore", "RecordWriter")
 

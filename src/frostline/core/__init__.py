@@ -1,25 +1,23 @@
 """The nouns: samples, features and the frozen graph, as plain values."""
 
-from frostline.core.features import (
+from frostline.core.graph import Cut, Dim, Graph, GraphNode, Ref, TensorSpec, Token
+from frostline.core.nouns import (
+    CELLS,
     EXACT,
     FLOAT32,
     LOSSY,
+    OBJECTS,
+    READINGS,
     REFERENCE,
+    UNPACKED,
+    URLS,
     FeatureBatch,
     Levels,
     PackedTensor,
     Route,
-    Skipped,
-)
-from frostline.core.graph import Cut, Dim, Graph, GraphNode, Ref, TensorSpec, Token
-from frostline.core.samples import (
-    CELLS,
-    OBJECTS,
-    READINGS,
-    UNPACKED,
-    URLS,
     Samples,
     SampleTable,
+    Skipped,
     Targets,
     View,
     read_as,

@@ -9,24 +9,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.config import CHANGED, cache_folder
 from frostline.core import SampleTable
-from frostline.core.notebook import ShownInNotebooks
-from frostline.datasets.formats.columns import SelectedRows
+from frostline.core.config import CHANGED, cache_folder
+from frostline.core.errors import DataError, SettingError, nearest
+from frostline.core.events import Observer
+from frostline.core.nouns import ShownInNotebooks
+from frostline.datasets.formats.base import SelectedRows
 from frostline.datasets.formats.known import format_with
-from frostline.datasets.formats.split_names import SPLIT
-from frostline.datasets.hub import canonical_url
-from frostline.datasets.manifest.listing import nobody
-from frostline.datasets.manifest.manifest import Manifest
-from frostline.datasets.manifest.named_splits import NamedSplits
-from frostline.datasets.manifest.row_subset import rows_of_ids
-from frostline.datasets.manifest.source import ManifestSource
-from frostline.datasets.manifest.statistics import DatasetStatistics
-from frostline.datasets.select.selection import Selection
-from frostline.datasets.select.target_columns import TargetColumns
-from frostline.datasets.select.target_specs import MultiLabel, check_classes, checked_targets, specs_of
-from frostline.errors import DataError, SettingError, nearest
-from frostline.events import Observer
+from frostline.datasets.formats.labels import SPLIT
+from frostline.datasets.manifest import DatasetStatistics, Manifest, nobody, rows_of_ids
+from frostline.datasets.manifest_store import NamedSplits
+from frostline.datasets.selection import Selection
+from frostline.datasets.source import ManifestSource, canonical_url
+from frostline.datasets.targets import MultiLabel, TargetColumns, check_classes, checked_targets, specs_of
 from frostline.ordering import Chosen
 
 __all__ = ("Dataset", "DatasetStatistics")
@@ -263,7 +258,7 @@ class Dataset(ShownInNotebooks):
         """The samples for which a selection holds, in the samples' order.
 
         Args:
-            chosen: text such as ``"label == 'glass' and width >= 200"`` (see ``datasets.select.filter_parser``), or an
+            chosen: text such as ``"label == 'glass' and width >= 200"`` (see ``datasets.selection``), or an
                 expression of Arrow, in which labels are numbers: ``pyarrow.compute.field("width") >= 200``.
 
         Raises:

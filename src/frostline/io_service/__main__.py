@@ -1,16 +1,16 @@
-"""Runs an I/O service for ``io_service.process``, for as long as its parent holds its stdin."""
+"""Runs an I/O service for ``io_service.start``, for as long as its parent holds its stdin."""
 
 import json
 import os
 import sys
 from typing import Any
 
-from frostline.config import IoSettings, NodeSettings
-from frostline.engines.machine.isolation import end_at_once
-from frostline.errors import UserError
-from frostline.io_service.addresses import listening_at
+from frostline.core.config import IoSettings, NodeSettings
+from frostline.core.errors import UserError
+from frostline.engines.machine import end_at_once
+from frostline.io_service.handler import Upstream
 from frostline.io_service.service import IoService
-from frostline.io_service.upstream import Upstream
+from frostline.io_service.start import listening_at
 
 __all__ = ("main",)
 

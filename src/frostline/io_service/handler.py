@@ -1,24 +1,311 @@
-"""Answers one request for rows: from the row cache, from reads under way, and from the node for the rest, in order."""
+"""Answers one request for rows, from the row cache or from upstream, in shared memory lent to a session.
 
+Answers one request for rows: from the row cache, from reads under way, and from the node for the rest, in order.
+
+Where an I/O service gets from what it does not have: nodes, or the store itself, read by a node in its process.
+
+Shared memory without a name: written once, sealed, and gone when the last process that has it is.
+
+Who is connected: one session for each process that asks, what it was lent, and what it has open.
+"""
+
+import fcntl
 import hashlib
 import json
+import os
+import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from frostline.cache.keys import row_keys
+from frostline.client.http import HttpTransport
+from frostline.client.membership import NodeWatch, balanced
 from frostline.core import EXACT, REFERENCE, FeatureBatch
-from frostline.errors import FrostlineError
-from frostline.io_service.byte_limiter import ByteLimiter
-from frostline.io_service.row_cache import Row, RowCache, RowFetch
-from frostline.io_service.sessions import ClientDisconnected
-from frostline.transport.protocol import Transport
-from frostline.wire.blocks import Block, RowBlock, is_alike, lay_out
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import EngineNotReady, FrostlineError, Overloaded, SettingError
+from frostline.io_service.rows import ByteLimiter, Row, RowCache, RowFetch
+from frostline.transport import Transport
 from frostline.wire.messages import FeatureRequest
+from frostline.wire.node_lists import NodeList
+from frostline.wire.shared_memory import BACK, CLOSED, RECORD, Block, RowBlock, is_alike, lay_out
 
-__all__ = ("Delivered", "RequestHandler", "request_keys", "scope_of")
+__all__ = (
+    "ClientDisconnected",
+    "Delivered",
+    "Records",
+    "RequestHandler",
+    "Session",
+    "Upstream",
+    "hang_up",
+    "peer_of",
+    "request_keys",
+    "scope_of",
+    "shared",
+    "watched_process",
+)
+
+
+# A node that says nothing for so long is not there.
+_PROBE_S = 5.0
+
+
+def _ignored(*_: str) -> None:
+    pass
+
+
+def _nobody_told(_: str, __: str, ___: EngineNotReady) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """What is asked.
+
+    Attributes:
+        near: URLs of nodes that serve the same data, or of lists of them; none to read the stores here.
+        roots: URLs under which data is read here.
+        node: settings of the node that does so.
+    """
+
+    near: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
+    node: NodeSettings = field(default_factory=NodeSettings)
+
+    def __post_init__(self) -> None:
+        if bool(self.near) == bool(self.roots):
+            raise SettingError(
+                "an I/O service asks nodes (--near) or reads data itself (--data-root): give one of them"
+            )
+
+    @contextmanager
+    def opened(self) -> Iterator[Transport]:
+        """The way there, closed at the end.
+
+        Raises:
+            SettingError: An address or a root makes no sense.
+        """
+        if not self.near:
+            yield from self._here()
+            return
+        if len(self.near) > 1 or NodeList.is_one(self.near[0]):
+            probing = LoaderSettings(deadline_s=_PROBE_S)
+            several = balanced(
+                self.near,
+                make=HttpTransport,
+                probe=partial(HttpTransport, settings=probing),
+                left_out=_nobody_told,
+                watch=NodeWatch(joined=_ignored, left=_ignored, refused=_ignored),
+            )
+            with several as transport:
+                yield transport
+            return
+        with closing(HttpTransport(self.near[0])) as alone:
+            yield alone
+
+    def _here(self) -> Iterator[Transport]:
+        # These import torch, which a service before a node has no need of.
+        from frostline.node import Node
+        from frostline.node.in_process import LocalTransport
+
+        # A service reads for the jobs of one user.
+        with Node(replace(self.node, follow_links=True), self.roots) as node:
+            yield LocalTransport(node)
+
+
+_MAX_PARTS = 512  # of one call; Linux takes 1,024
+# Whoever gets the descriptor can rely on it that nobody writes to the memory or cuts it short under its feet.
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def shared(parts: Sequence[memoryview]) -> int:
+    """A descriptor of memory that holds these parts one after the other and never changes; the caller closes it.
+
+    Raises:
+        Overloaded: The system gives none.
+    """
+    try:
+        return _written(parts)
+    except OSError as error:
+        raise Overloaded(f"the I/O service gets no shared memory: {error.strerror}", retry_after_s=1.0) from error
+
+
+def _written(parts: Sequence[memoryview]) -> int:
+    # It is written by calls and never mapped here: filling a mapping takes a page fault for each page.
+    descriptor = os.memfd_create("frostline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        left = list(parts)
+        while left:
+            left = _without(left, os.writev(descriptor, left[:_MAX_PARTS]))
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _without(parts: Sequence[memoryview], nbytes: int) -> list[memoryview]:
+    """What is left of parts after so many bytes."""
+    for place, part in enumerate(parts):
+        if nbytes < part.nbytes:
+            return [part[nbytes:], *parts[place + 1 :]]
+        nbytes -= part.nbytes
+    return []
+
+
+_CREDENTIALS = struct.Struct("3i")
+_PEER_PIDFD = 77  # SO_PEERPIDFD, from Linux 6.5 on; this Python has no name for it
+_MAX_RECORDS = 4096
+
+
+class ClientDisconnected(Exception):
+    """Whoever asked is not there any more."""
+
+
+class Session:
+    """A process that asks. Safe for threads.
+
+    Args:
+        name: name that it gave itself.
+        job: job that it belongs to; several processes may.
+        pid: id of the process, as the system says; 0 where it cannot.
+        give_back: told of each number of bytes that it has done with.
+    """
+
+    def __init__(self, name: str, job: str, pid: int, give_back: Callable[[int], None]) -> None:
+        self.name = name
+        self.job = job
+        self.pid = pid
+        self._give_back = give_back
+        self._lock = threading.Lock()
+        self._lent: dict[tuple[int, int], int] = {}
+        self._open: dict[socket.socket, Callable[[], None]] = {}
+        self._has_ended = False
+
+    @property
+    def lent_bytes(self) -> int:
+        """In blocks that it has not given back."""
+        with self._lock:
+            return sum(self._lent.values())
+
+    def opened(self, one: socket.socket, abandon: Callable[[], None]) -> None:
+        """A connection of it works; ``abandon`` ends that.
+
+        Raises:
+            Gone: The session has ended.
+        """
+        with self._lock:
+            if self._has_ended:
+                raise ClientDisconnected
+            self._open[one] = abandon
+
+    def closed(self, one: socket.socket) -> None:
+        """The connection is idle again, or gone."""
+        with self._lock:
+            self._open.pop(one, None)
+
+    def lend(self, answer: int, block: int, nbytes: int) -> None:
+        """It is about to get a block.
+
+        Raises:
+            Gone: The session has ended.
+        """
+        with self._lock:
+            if self._has_ended:
+                raise ClientDisconnected
+            self._lent[answer, block] = nbytes
+
+    def back(self, answer: int, block: int) -> None:
+        """It has done with a block, or did not get it. What it was not lent is nothing."""
+        with self._lock:
+            nbytes = self._lent.pop((answer, block), 0)
+        if nbytes:
+            self._give_back(nbytes)
+
+    def told(self, record: bytes) -> None:
+        """It says that it has done with a block, or that it closed an answer of which it got so many."""
+        answer, kind, number = RECORD.unpack(record)
+        if kind == BACK:
+            self.back(answer, number)
+        elif kind == CLOSED:
+            with self._lock:
+                unseen = [block for lent, block in self._lent if lent == answer and block >= number]
+            for block in unseen:
+                self.back(answer, block)
+
+    def end(self) -> None:
+        """The process is gone: all that it was lent comes back, and all that it had under way ends."""
+        with self._lock:
+            self._has_ended = True
+            nbytes, self._lent = sum(self._lent.values()), {}
+            under_way = list(self._open.items())
+        if nbytes:
+            self._give_back(nbytes)
+        for number, abandon in under_way:
+            hang_up(number)
+            abandon()
+
+
+class Records:
+    """What a session says while it runs, as it comes. For the watching thread."""
+
+    def __init__(self, one: socket.socket, session: Session, ended: Callable[[], None]) -> None:
+        self._socket = one
+        self._session = session
+        self._ended = ended
+        self._left = b""
+
+    def read(self) -> None:
+        """Read what there is."""
+        try:
+            came = self._socket.recv(RECORD.size * _MAX_RECORDS)
+        except BlockingIOError:
+            return
+        except OSError:
+            came = b""
+        if not came:
+            self._ended()
+            return
+        data = self._left + came
+        whole = len(data) - len(data) % RECORD.size
+        self._left = data[whole:]
+        for start in range(0, whole, RECORD.size):
+            self._session.told(data[start : start + RECORD.size])
+
+
+def hang_up(one: socket.socket) -> None:
+    """Free whoever waits on a socket; it is closed by its own thread."""
+    try:
+        one.shutdown(socket.SHUT_RDWR)
+    except OSError:  # it is closed, or the peer is gone
+        return
+
+
+def peer_of(one: socket.socket) -> tuple[int, int]:
+    """Process id and user id of whoever is at the other end; the first is 0 where it cannot be seen from here."""
+    found = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(found)
+    return pid, user
+
+
+def watched_process(one: socket.socket, pid: int) -> int | None:
+    """A descriptor that is readable once the process at the other end has ended; None where the system has none.
+
+    A socket alone does not tell: where the process forked, its children hold the socket too.
+    """
+    try:
+        return struct.unpack("i", one.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD, 4))[0]  # type: ignore[no-any-return]
+    except OSError:
+        try:
+            return os.pidfd_open(pid) if pid else None
+        except OSError:
+            return None
+
 
 # Part of every name: raise it whenever the same inputs would give other bytes.
 _RULE = "frostline rows 1"

@@ -1,29 +1,54 @@
-"""What a job tells control planes of itself, read once a second from what it counts anyway."""
+"""What a job tells control planes of itself once a second, and how it keeps to what they answer.
+
+What a job tells control planes of itself, read once a second from what it counts anyway.
+
+Has a job tell a control plane what it does, and keep to what that answers: the one it names, or its first node's.
+"""
 
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
 
-from frostline.control.activity.job_activity import (
+from frostline.control.messages import (
     MAX_BLOCKS,
     MAX_NAME,
     MAX_SENTENCE,
     Hindrance,
     JobActivity,
     PlanOutline,
+    RecentRates,
 )
-from frostline.control.activity.recent import RecentRates
+from frostline.control.settings import NO_CONTROL
 from frostline.core import Cut, Route
+from frostline.core.config import LoaderSettings
+from frostline.core.events import BatchDelivered, EpochStarted, Event, Observer, WaitingForRows
 from frostline.datasets import Dataset
-from frostline.events import BatchDelivered, EpochStarted, Event, Observer, WaitingForRows
+from frostline.jobs.connect import members_of
+from frostline.jobs.loader_factory import CachePolicy
 from frostline.jobs.router import Router
 from frostline.jobs.statistics import StatisticsCollector
 from frostline.jobs.usage import UsageMeter
-from frostline.planning.diagnosis import NOTHING_YET, Diagnosis, diagnose
-from frostline.transport.protocol import Transport, TransportStatistics
+from frostline.planning.replanning import NOTHING_YET, Diagnosis, diagnose
+from frostline.prefetch import Tuner
+from frostline.transport import ReportsRequests, Transport, TransportStatistics
+from frostline.tuning import Setting
 
-__all__ = ("ActivityMeter", "PassProgress", "outline_of", "saved_bytes")
+if TYPE_CHECKING:
+    from frostline.control.follower import ControlFollower
+
+__all__ = (
+    "ActivityMeter",
+    "PassProgress",
+    "control_address",
+    "followed",
+    "outline_of",
+    "saved_bytes",
+)
+
 
 # What asks the node, or is long, is said again after so long.
 _SAY_AGAIN_S = 5.0
@@ -238,3 +263,73 @@ def _plain(name: str) -> str:
 def _printable(text: str, longest: int) -> str:
     """As much of a text as a report has room for, without what could not be shown."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:longest])
+
+
+def followed(
+    settings: LoaderSettings,
+    tuner: Tuner,
+    transport: Transport,
+    router: Router,
+    cache_policy: CachePolicy,
+    nodes: Sequence[str],
+    activity: ActivityMeter,
+    close: Callable[[], None],
+) -> "tuple[ControlFollower | None, Callable[[], None]]":
+    """What tells a control plane of a job and keeps it to its share, and what ends that and closes the rest of the job.
+
+    Args:
+        settings: settings of the job.
+        tuner: tuner of its windows, which is bounded.
+        transport: way to its nodes.
+        router: router of the job, which plans with its share.
+        cache_policy: policy of its caches.
+        nodes: addresses of its nodes, as they were given.
+        activity: says what this process of the job does.
+        close: closes the rest of the job.
+
+    Raises:
+        SettingError: The address of the control plane is none.
+    """
+    address = control_address(settings, nodes, transport)
+    if address is None:
+        return None, close
+    from frostline.control.follower import ControlFollower
+    from frostline.control.reporter import CacheStage, ControlLink
+
+    link, was_named = ControlLink(address, settings.token), settings.control is not None
+    cache = CacheStage(link.job, settings.cache_bytes, lambda: cache_policy.held_bytes, cache_policy.bound)
+    elsewhere = transport.reports_requests if isinstance(transport, ReportsRequests) else lambda: False
+    follower = ControlFollower(
+        link,
+        tuner.limit,
+        Setting(requests=settings.last_requests, window_bytes=settings.window_bytes),
+        beside=[cache] if settings.cache_bytes and was_named else [],
+        counted_elsewhere=elsewhere,
+        activity=activity,
+        was_named=was_named,
+    )
+    router.count_on(lambda: follower.share.bytes_per_s)
+    return follower, partial(_close_all, (activity.close, follower.close, close))
+
+
+def control_address(settings: LoaderSettings, nodes: Sequence[str], transport: Transport) -> str | None:
+    """URL of the control plane that a job reports to: the one that was named, else its first node's.
+
+    Args:
+        settings: how the job asks.
+        nodes: addresses that its nodes were given by; a node in this process needs no reports.
+        transport: way to them.
+
+    Returns:
+        None where there is neither, or nobody is to be told.
+    """
+    if settings.control is not None:
+        return None if settings.control == NO_CONTROL else settings.control
+    first = next(iter(members_of(transport, nodes)), "")
+    return first if first.startswith("http:") else None
+
+
+def _close_all(closes: Sequence[Callable[[], None]]) -> None:
+    with ExitStack() as stack:
+        for close in reversed(closes):
+            stack.callback(close)

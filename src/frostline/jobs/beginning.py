@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from frostline.config import cache_folder
 from frostline.core import EXACT
-from frostline.events import MeasurementFailed, PhaseStarted, SetupWarning
+from frostline.core.config import cache_folder
+from frostline.core.events import MeasurementFailed, PhaseStarted, SetupWarning
 from frostline.jobs.context import JobContext, asked_of, computed_in_all, keeps_features, shares_cores
 from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring
-from frostline.loaders.epoch.fetch import EngineChoice, NodeEngine
+from frostline.loaders.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, fixed, make_plan
-from frostline.planning.whatif import is_worth_measuring, is_worth_trying
-from frostline.transport.protocol import Cancellation
+from frostline.planning.replanning import is_worth_measuring, is_worth_trying
+from frostline.transport import Cancellation
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.jobs.partition import PartitionedModel

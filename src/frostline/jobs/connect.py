@@ -6,19 +6,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from frostline.client.balanced_transport import BalancedTransport
+from frostline.client.balanced import BalancedTransport
 from frostline.client.http import HttpTransport
 from frostline.client.membership import NodeWatch, balanced
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import EngineNotReady, SettingError
+from frostline.core.events import Event, NodeJoined, NodeLeft, Observer, SetupWarning
 from frostline.datasets import Dataset
-from frostline.datasets.access import roots_of
-from frostline.errors import EngineNotReady, SettingError
-from frostline.events import Event, NodeJoined, NodeLeft, Observer, SetupWarning
-from frostline.io_service.client.socket import SCHEME
+from frostline.datasets.reading import roots_of
+from frostline.io_service.client import SCHEME
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
-from frostline.transport.protocol import Transport
-from frostline.wire.http.node_lists import NodeList
+from frostline.transport import Transport
+from frostline.wire.node_lists import NodeList
 
 __all__ = ("members_of", "reach")
 
@@ -104,6 +104,6 @@ def _way(url: str, settings: LoaderSettings) -> Transport:
         return HttpTransport(url, settings)
     if not hasattr(os, "memfd_create"):
         raise SettingError(f"{url} is an I/O service, which only Linux has: give near= the URL of a node")
-    from frostline.io_service.client.transport import IoTransport
+    from frostline.io_service.client import IoTransport
 
     return IoTransport(url, settings)

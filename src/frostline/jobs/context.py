@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from frostline.config import LoaderSettings
 from frostline.core import EXACT, FLOAT32, Cut, Samples, View
+from frostline.core.config import LoaderSettings
+from frostline.core.system import usable_cores
 from frostline.datasets import Dataset
-from frostline.engines.machine.hardware import hardware_name, host_digest
+from frostline.engines.machine import hardware_name, host_digest
 from frostline.jobs.loader_factory import keeps_all
-from frostline.loaders.epoch.fetch import Shipment
-from frostline.loaders.epoch.retry import RetryPolicy
+from frostline.loaders.fetch import RetryPolicy, Shipment
 from frostline.preprocess import Preprocess
-from frostline.processors import usable_cores
-from frostline.transport.protocol import Transport
+from frostline.transport import Transport
 from frostline.wire.codecs import offered
 from frostline.wire.messages import FeatureRequest, Health
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
-    from frostline.models.files.artifact import Prefix
+    from frostline.models.artifact import Prefix
 
 __all__ = (
     "JobContext",

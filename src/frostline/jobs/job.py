@@ -10,38 +10,35 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
-from frostline.config import LoaderSettings
 from frostline.core import Cut, Route, Samples, TensorSpec
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import SettingError
+from frostline.core.events import SetupWarning
 from frostline.datasets import Dataset
-from frostline.datasets.access import steps_left_of
-from frostline.errors import SettingError
-from frostline.events import SetupWarning
-from frostline.jobs.activity import ActivityMeter, PassProgress
-from frostline.jobs.explanation import Explanation, JobTable, whereabouts
+from frostline.datasets.reading import steps_left_of
+from frostline.jobs.activity import ActivityMeter, PassProgress, followed
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
 from frostline.jobs.measuring import Measuring
-from frostline.jobs.reporting import followed
 from frostline.jobs.router import PlanFollower, Router
-from frostline.jobs.row_reader import RowReader
-from frostline.jobs.statistics import JobStatistics, StatisticsCollector
+from frostline.jobs.statistics import Explanation, JobStatistics, JobTable, StatisticsCollector, whereabouts
 from frostline.jobs.usage import UsageMeter
-from frostline.jobs.worker_setup import JobLoaderSpec, WorkerSetup
-from frostline.loaders.epoch.arguments import EpochOptions, check_names, checked_options, shows_options
-from frostline.loaders.epoch.epoch_loader import ArrayLoader
-from frostline.loaders.epoch.epochs import Epochs
-from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
-from frostline.loaders.epoch.sample_map import TravellingFunction
+from frostline.jobs.workers import JobLoaderSpec, RowReader, WorkerSetup
+from frostline.loaders.arguments import EpochOptions, check_names, checked_options, shows_options
+from frostline.loaders.epoch import Epochs
+from frostline.loaders.epoch_loader import ArrayLoader
+from frostline.loaders.fetch import EngineChoice, Fetcher
+from frostline.loaders.sample_map import TravellingFunction
 from frostline.planning import Plan, Situation
-from frostline.planning.diagnosis import Diagnosis, diagnose
+from frostline.planning.replanning import Diagnosis, diagnose
 from frostline.preprocess import Preprocess
-from frostline.transport.protocol import TrainsBeside
+from frostline.transport import TrainsBeside
 from frostline.wire.recipes import Recipe
 
 if TYPE_CHECKING:  # of PyTorch, which other frameworks do without
     from torch import nn
 
-    from frostline.jobs.in_store.client import Trained
-    from frostline.loaders.torch.loader import Loader
+    from frostline.jobs.in_store import Trained
+    from frostline.loaders.torch_loader import Loader
 
 __all__ = ("Job",)
 
@@ -194,7 +191,7 @@ class Job(JobTable):
                 where they are asked for; or several ranks are to be recorded; or the job's policy trains on the node.
             TypeError: An option is unknown.
         """
-        from frostline.loaders.torch.loader import Loader
+        from frostline.loaders.torch_loader import Loader
 
         augment = options.pop("augment", None)
         return Loader(self._arrays("loader", batch_size, options), augment=augment)
@@ -220,7 +217,7 @@ class Job(JobTable):
         augment = options.pop("augment", None)
         if augment is None and "bfloat16" not in self.frost_line.dtypes:
             return self._arrays("arrays", batch_size, options, encoded=encoded)
-        from frostline.loaders.torch.loader import in_arrays
+        from frostline.loaders.torch_loader import in_arrays
 
         return self._arrays("arrays", batch_size, options, encoded=encoded, change=in_arrays(augment))
 
@@ -277,9 +274,8 @@ class Job(JobTable):
             Unavailable: The node is busy with another training, or went away.
             KeyboardInterrupt: Ctrl-C; what was learned by then has come back.
         """
-        from frostline.jobs.in_store.assignment import Assignment
-        from frostline.jobs.in_store.client import train_beside
-        from frostline.models.cutting.portable import portable
+        from frostline.jobs.in_store import Assignment, train_beside
+        from frostline.models.head import portable
 
         data = self._maker.own(train)
         held = None if held_out is None else self._maker.own(held_out)

@@ -1,46 +1,131 @@
-"""Makes loaders for a job: puts data, order, ranks, caches and the source of rows together."""
+"""Makes loaders for a job: puts data, order, ranks, caches and the source of rows together.
 
+Has a loader ask each of several nodes for the rows that it owns.
+"""
+
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from frostline.cache import DiskCache, FeatureCache, FeatureStore, RowNames, Scope, TieredCache
-from frostline.config import LoaderSettings
 from frostline.core import SampleTable, TensorSpec, View
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import SettingError
+from frostline.core.events import Event
+from frostline.core.nouns import array_dtype
 from frostline.datasets import Dataset
-from frostline.datasets.access import steps_left_of
-from frostline.datasets.formats.split_names import scored_among, trained_among
-from frostline.datasets.manifest.row_subset import rows_of_ids
-from frostline.errors import SettingError
-from frostline.events import Event
-from frostline.jobs.owned_rows import fetch_from, owned_rows
+from frostline.datasets.formats.labels import scored_among, trained_among
+from frostline.datasets.manifest import rows_of_ids
+from frostline.datasets.reading import steps_left_of
 from frostline.jobs.router import Router
 from frostline.jobs.statistics import StatisticsCollector
-from frostline.loaders.epoch.batch_finisher import BatchFinisher
-from frostline.loaders.epoch.block_reads import blocks_of
-from frostline.loaders.epoch.encoded import ENCODED, EncodedDealer, fetch_encoded, refuse_encoded
-from frostline.loaders.epoch.epoch_loader import ArrayLoader, Change
-from frostline.loaders.epoch.fetch import Fetcher, FetchRows
-from frostline.loaders.epoch.local_stage import Decode, UndecodedDealer, undecoded_bytes
-from frostline.loaders.epoch.mixture import GivenWeights, Mixture, order_of, replayed
-from frostline.loaders.epoch.ranks import Ranks
-from frostline.loaders.epoch.row_source import RowSource
-from frostline.loaders.epoch.sample_map import SampleMap, TravellingFunction
-from frostline.loaders.epoch.targets import MaskedDealer, declared_targets, fetch_of, mask_bytes, with_targets
-from frostline.loaders.torch.pinned_memory import memory_for
+from frostline.loaders.arguments import GivenWeights, Mixture, Ranks, order_of, replayed
+from frostline.loaders.batches import memory_for
+from frostline.loaders.epoch_loader import ArrayLoader, Change
+from frostline.loaders.fetch import Fetcher, FetchRows
+from frostline.loaders.local_stage import Decode, UndecodedDealer, undecoded_bytes
+from frostline.loaders.row_source import BatchFinisher, RowSource, blocks_of
+from frostline.loaders.sample_map import (
+    ENCODED,
+    EncodedDealer,
+    MaskedDealer,
+    SampleMap,
+    TravellingFunction,
+    declared_targets,
+    fetch_encoded,
+    fetch_of,
+    mask_bytes,
+    refuse_encoded,
+    with_targets,
+)
 from frostline.ordering import BlockOrder, BlockShuffle, RecordedOrder
-from frostline.prefetch import Dealer, Tuner
+from frostline.prefetch import Dealer, OwnedRequests, RowOwners, Tuner
 from frostline.preprocess import Preprocess
-from frostline.preprocess.masks import MASK_DTYPE
-from frostline.transport.protocol import OwnsBlocks
+from frostline.preprocess.apply import MASK_DTYPE
+from frostline.transport import OwnsBlocks, Transport
 from frostline.tuning import rule_of
 
-if TYPE_CHECKING:  # of jobs that share a store; others do without
+if TYPE_CHECKING:
     from frostline.control.follower import ControlFollower
 
-__all__ = ("CachePolicy", "LoaderFactory", "keeps_all", "mixed_splits", "tuner_of")
+__all__ = (
+    "CachePolicy",
+    "LoaderFactory",
+    "fetch_from",
+    "keeps_all",
+    "mixed_splits",
+    "owned_rows",
+    "tuner_of",
+)
+
+
+# Of the window's bytes, those of rows that wait behind it for others before them.
+_WAITING_PART = 4
+
+
+def owned_rows(
+    transport: Transport, data: Dataset, settings: LoaderSettings, tensors: Sequence[TensorSpec]
+) -> tuple[Callable[[], OwnedRequests] | None, LoaderSettings]:
+    """How each pass divides its samples by owner; None where any node will do.
+
+    Args:
+        transport: way to the nodes.
+        data: data set that is read, a part of another one perhaps.
+        settings: settings of the window.
+        tensors: tensors of a row as the window hands it out; none where it hands out encoded samples.
+
+    Returns:
+        What divides the samples, and the settings with which it does: the order is kept, since rows wait for those
+        before them, and a part of the window's bytes is for them.
+    """
+    if not isinstance(transport, OwnsBlocks):
+        return None, settings
+    reach, url, whole = transport, data.url, len(data.whole)
+    chosen, waiting_bytes = data.selection.rows, settings.window_bytes // _WAITING_PART
+    row_bytes = sum(math.prod(tensor.shape) * array_dtype(tensor.dtype).itemsize for tensor in tensors)
+    row_bytes = row_bytes or data.samples.encoded_bytes // max(1, len(data))
+
+    def owners() -> RowOwners:
+        return reach.owners(url, whole)
+
+    def whole_rows(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return rows if chosen is None else chosen.at(rows)
+
+    def owned() -> OwnedRequests:
+        return OwnedRequests(
+            owners,
+            whole_rows,
+            request_rows=settings.samples_per_request,
+            max_rows=waiting_bytes // max(1, row_bytes),
+        )
+
+    return owned, replace(settings, slack=0, window_bytes=max(1, settings.window_bytes - waiting_bytes))
+
+
+def fetch_from(
+    fetcher: Fetcher, fetch: Callable[[Fetcher], FetchRows]
+) -> Callable[[tuple[str, ...]], FetchRows] | None:
+    """What makes requests of certain nodes, the one to ask first in front; None where any node will do.
+
+    Args:
+        fetcher: fetcher of the job.
+        fetch: makes what makes requests with a fetcher.
+    """
+    transport = fetcher.transport
+    if not isinstance(transport, OwnsBlocks):
+        return None
+    reach = transport
+
+    def of(nodes: tuple[str, ...]) -> FetchRows:
+        return fetch(replace(fetcher, transport=reach.at(nodes)) if nodes else fetcher)
+
+    return of
 
 
 def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> bool:

@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frostline.errors import FrostlineError
-from frostline.events import BatchDelivered, EngineChanged, EpochStarted, Event, MeasurementFailed
-from frostline.file_cache import FileCache
+from frostline.core.errors import FrostlineError
+from frostline.core.events import BatchDelivered, EngineChanged, EpochStarted, Event, MeasurementFailed
+from frostline.core.files import FileCache
+from frostline.core.system import __version__
 from frostline.jobs.router import Router
-from frostline.loaders.epoch.fetch import EngineChoice, Fetcher
+from frostline.loaders.fetch import EngineChoice, Fetcher
 from frostline.planning import Situation, make_plan
 from frostline.profiles import Trial
-from frostline.transport.protocol import Cancellation
-from frostline.version import __version__
+from frostline.transport import Cancellation
 
 __all__ = ("Measure", "MeasurementCache", "Measurements", "Measuring")
 

@@ -1,4 +1,9 @@
-"""Make a job: reach the node, find the frost line, ship the prefix, and begin with what is known of both sides."""
+"""Makes a job, or a plain loader: reach the node, find the frost line, ship the prefix, and begin.
+
+Make a job: reach the node, find the frost line, ship the prefix, and begin with what is known of both sides.
+
+The plain loader: batches of a data set for a loop, with no network to divide and no job to close.
+"""
 
 import time
 from collections.abc import Sequence
@@ -6,42 +11,45 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from frostline.cache import FeatureStore, Scope
-from frostline.checks import check_type
-from frostline.config import LoaderSettings, NodeSettings
 from frostline.core import EXACT, FLOAT32, Route, read_as
+from frostline.core.config import LoaderSettings, NodeSettings, check_type
+from frostline.core.errors import EngineNotReady, SettingError
+from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
+from frostline.core.system import collector_rests, usable_cores
 from frostline.datasets import Dataset
-from frostline.datasets.access import steps_left_of
-from frostline.errors import EngineNotReady, SettingError
-from frostline.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
-from frostline.jobs.activity import PassProgress
+from frostline.datasets.reading import steps_left_of
+from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
 from frostline.jobs.context import JobContext, tried
 from frostline.jobs.job import Job
-from frostline.jobs.loader_factory import CachePolicy
-from frostline.jobs.reporting import control_address
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
-from frostline.jobs.worker_setup import WorkerSetup
-from frostline.loaders.epoch.fetch import Fetcher, NodeEngine
-from frostline.loaders.epoch.local_stage import LocalStage
-from frostline.loaders.epoch.retry import RetryPolicy
-from frostline.loaders.torch.forked_workers import serve_forked
-from frostline.models.graph.cuts import input_cuts
+from frostline.jobs.workers import WorkerSetup
+from frostline.loaders.arguments import shows_options
+from frostline.loaders.fetch import Fetcher, NodeEngine, RetryPolicy
+from frostline.loaders.forked_workers import serve_forked
+from frostline.loaders.local_stage import LocalStage
+from frostline.models.cuts import input_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, imagenet
-from frostline.processors import collector_rests, usable_cores
-from frostline.wire.codecs.names import offered_precisions
+from frostline.wire.codecs import offered_precisions
 
-if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
+if TYPE_CHECKING:
     from torch import nn
 
     from frostline.jobs.partition import PartitionedModel
+    from frostline.loaders.torch_loader import Loader
 
-__all__ = ("offload",)
+__all__ = (
+    "loader",
+    "offload",
+)
+
 
 # Half of the distance between neighbouring 16-bit floats, relative.
 _FP16_ERROR = 2.0**-11
@@ -330,3 +338,42 @@ def _fetcher(
         arrived=(router.arrived, collector.arrived),
         tried=tried(context),
     )
+
+
+@shows_options(LoaderFactory.arrays)
+def loader(
+    data: Dataset | str | Path,
+    batch_size: int,
+    *,
+    preprocess: Preprocess | None = None,
+    near: str | Sequence[str] | None = None,
+    settings: LoaderSettings | None = None,
+    node: NodeSettings | None = None,
+    observe: Observer | None = None,
+    **options: Any,
+) -> "Loader":
+    """Load a data set's samples in batches, preprocessed, with nothing frozen.
+
+    Several epochs are ``frostline.loader(...).epochs(range(10))``. Connections and threads end when the loader and
+    those made from it are dropped, or with the process. Statistics, and arrays for other frameworks, are those of a
+    job: see ``offload`` with no model.
+
+    Args:
+        data: A data set, a part of one, or the URL or path of one.
+        batch_size: Rows of every batch but perhaps the last.
+        preprocess: Way from encoded bytes to a sample's pixels; ImageNet's at 224 pixels by default.
+        near: URLs of nodes beside the data, as ``offload`` takes them; without one this process reads the data.
+        settings: How to ask, as ``offload`` takes it.
+        node: Settings of the node in this process.
+        observe: Observer of what happens, as ``offload`` takes it.
+        **options: Options of the epoch, such as ``shuffle=True``; see ``EpochOptions``.
+
+    Raises:
+        SettingError: Something makes no sense; see ``offload`` and ``Job.loader``.
+        DataError: The data cannot be listed.
+        TypeError: An option is unknown.
+    """
+    data = data if isinstance(data, Dataset) else Dataset(data)
+    job = offload(None, data, preprocess=preprocess, near=near, settings=settings, node=node, observe=observe)
+    job.close_when_unused()
+    return job.loader(batch_size, **options)

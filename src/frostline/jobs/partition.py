@@ -10,25 +10,22 @@ import torch
 from torch import nn
 
 from frostline.core import Cut, Graph
-from frostline.engines.base.length_runner import LengthRunner
-from frostline.engines.base.runner import Runner, as_array, as_tensor, leaf_values
-from frostline.errors import OverBudget
-from frostline.events import Observer, PhaseStarted, SetupWarning
+from frostline.core.errors import OverBudget
+from frostline.core.events import Observer, PhaseStarted, SetupWarning
+from frostline.engines.graph_runner import LengthRunner, Runner, as_array, as_tensor, leaf_values
 from frostline.jobs.context import JobContext, request_of, some_of, tried
 from frostline.jobs.measuring import Measurements
-from frostline.jobs.situation import agreed, situate
-from frostline.loaders.epoch.fetch import EngineChoice, Shipment
-from frostline.loaders.epoch.local_stage import LocalPrefix
-from frostline.loaders.epoch.retry import RetryPolicy
-from frostline.models.cutting.cut import CutNetwork, cut_network
-from frostline.models.cutting.token_lengths import shortened
-from frostline.models.files.artifact import Prefix, digest_of, read_prefix, write_prefix
-from frostline.models.graph.split import after
-from frostline.models.tracing.row_inputs import takes_parts, takes_rows
-from frostline.models.wrappers import not_averaged, unwrapped
+from frostline.jobs.profiling import agreed, situate
+from frostline.loaders.fetch import EngineChoice, RetryPolicy, Shipment
+from frostline.loaders.local_stage import LocalPrefix
+from frostline.models.artifact import Prefix, digest_of, read_prefix, write_prefix
+from frostline.models.cutting import CutNetwork, cut_network, shortened
+from frostline.models.graph import after
+from frostline.models.modules import not_averaged, unwrapped
+from frostline.models.tracing import takes_parts, takes_rows
 from frostline.planning import Situation
 from frostline.preprocess import Preprocess
-from frostline.transport.protocol import Cancellation, Transport
+from frostline.transport import Cancellation, Transport
 from frostline.wire.messages import ProfileRequest
 
 __all__ = ("BucketedLocalPrefix", "PartitionedModel", "TorchLocalPrefix", "rest_of")
@@ -49,7 +46,7 @@ class TorchLocalPrefix:
         self._runner = Runner(graph, device=self._device)
 
     def run(self, arrays: Sequence[npt.NDArray[np.generic]], size: int) -> tuple[npt.NDArray[np.generic], ...]:
-        """See ``loaders.epoch.local_stage.Rest``."""
+        """See ``loaders.local_stage.Rest``."""
         starts = range(0, len(arrays[0]), size)
         parts = [self._run_batch([array[start : start + size] for array in arrays], size) for start in starts]
         return parts[0] if len(parts) == 1 else tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -78,7 +75,7 @@ class BucketedLocalPrefix:
         self._runner = LengthRunner(prefix.graph, prefix.cuts, leaves, prefix.lengths, device=self._device)
 
     def run(self, arrays: Sequence[npt.NDArray[np.generic]], size: int) -> tuple[npt.NDArray[np.generic], ...]:
-        """See ``loaders.epoch.local_stage.Rest``."""
+        """See ``loaders.local_stage.Rest``."""
         [rows] = arrays
         batch = as_tensor(rows if rows.flags.writeable else rows.copy())
         with torch.inference_mode():

@@ -1,10 +1,16 @@
-"""Measures what a plan needs, the link and the trainer's own speed, and keeps profiles for the next job."""
+"""Profiles both sides of a job on real samples, and gathers the situation that a plan is made from.
+
+Measures what a plan needs, the link and the trainer's own speed, and keeps profiles for the next job.
+
+Gathers what a plan is made from: both sides measured at the same time, and the link between them.
+"""
 
 import hashlib
 import json
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -12,24 +18,35 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from frostline.core import Cut, FeatureBatch, Samples, View
-from frostline.engines.backends.torch_eager import TorchEngine
-from frostline.engines.choice.codec_costs import codec_costs, worth_packing
-from frostline.engines.machine.hardware import hardware_name, host_digest
-from frostline.loaders.epoch.fetch import joined
-from frostline.loaders.epoch.local_stage import decode
-from frostline.models.files.artifact import Prefix
-from frostline.planning import Link
-from frostline.prefetch.assemble import Slabs
+from frostline.core import REFERENCE, Cut, FeatureBatch, Samples, View
+from frostline.core.config import cache_folder
+from frostline.core.errors import OverBudget
+from frostline.core.files import make_private_folder
+from frostline.core.system import __version__, usable_cores, usable_memory_bytes
+from frostline.engines.codec_costs import codec_costs, worth_packing
+from frostline.engines.machine import free_device_bytes, hardware_name, host_digest
+from frostline.engines.torch import TorchEngine
+from frostline.jobs.context import JobContext, computed_in_all, is_alike, keeps_features, request_of, some_of, tried
+from frostline.loaders.fetch import joined
+from frostline.loaders.local_stage import decode
+from frostline.models.artifact import Prefix
+from frostline.planning import Link, Situation
+from frostline.prefetch.requests import Slabs
 from frostline.preprocess import Preprocess
-from frostline.private import make_private_folder
-from frostline.processors import usable_cores
 from frostline.profiles import CodecCost, CutCost, Profile
-from frostline.transport.protocol import Transport
-from frostline.version import __version__
-from frostline.wire.messages import FeatureRequest
+from frostline.transport import Transport
+from frostline.wire.messages import FeatureRequest, ProfileRequest
 
-__all__ = ("LinkSample", "MeasuredPrefix", "ProfileCache", "ProfileKey", "TrainerProfiler", "measure_link")
+__all__ = (
+    "LinkSample",
+    "MeasuredPrefix",
+    "ProfileCache",
+    "ProfileKey",
+    "TrainerProfiler",
+    "agreed",
+    "measure_link",
+    "situate",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,3 +276,121 @@ def _cost(cut: Cut, engine: TorchEngine, seconds: float, spread_s: float) -> Cut
 def _repeated(pixels: npt.NDArray[np.generic], rows: int) -> npt.NDArray[np.generic]:
     """So many rows, repeated where there are too few."""
     return np.resize(pixels, (rows, *pixels.shape[1:]))
+
+
+# What crosses to measure the link and this side counts as traffic: enough for a rate, and no more.
+_CROSSING_BYTES = 512 << 10
+_MIN, _MAX = 8, 256
+# The trainer's own run needs no more than one small batch.
+_DECODED = 8
+
+
+def situate(context: JobContext) -> Situation:
+    """Measure both sides and the link on a few real samples.
+
+    Where both sides use the same cores and the same engine one profile serves both. Where they use other cores they
+    are measured at the same time, as they will work at the same time: neighbours on one machine slow each other.
+
+    Raises:
+        Refused: The node will not serve the data, or not run the network for another reason than its memory.
+        StoreError: The samples cannot be read.
+        Unavailable: The node does not answer.
+    """
+    data, transport = context.data, context.transport
+    health = context.asking(transport.health)
+    mean_bytes = data.samples.encoded_bytes / len(data)
+    crossing = some_of(context, round(min(max(_CROSSING_BYTES / max(1, mean_bytes), _MIN), _MAX)))
+    crossed = context.asking(lambda: measure_link(transport, request_of(context, crossing, cut=0)))
+    same_host = health.host == host_digest() and bool(set(health.cores).intersection(usable_cores()))
+    few = crossing.take(np.arange(min(_DECODED, len(crossing))))
+    encoded = replace(crossed.encoded, ids=crossed.encoded.ids[:_DECODED], encoded=crossed.encoded.encoded[:_DECODED])
+
+    def profile_trainer() -> Profile:
+        profiler = TrainerProfiler(
+            prefix=context.prefix,
+            digest="" if context.shipment is None else context.shipment.digest,
+            device=context.device,
+            codecs=context.codecs,
+            encoded_bytes=mean_bytes,
+            device_batch=context.settings.device_batch,
+            kept=ProfileCache(cache_folder() / "profiles"),
+        )
+        return profiler.profile(context.preprocess, encoded, few, context.view)
+
+    with ThreadPoolExecutor(1, "frostline-profile") as apart:
+        alike = same_host and is_alike(health, context.device)
+        ours = None if alike else apart.submit(profile_trainer)
+        theirs, refused = _profile_node(context)
+        trainer = theirs if ours is None else ours.result()
+        # The trainer's own part is the reference's, whatever the node takes.
+        trainer = profile_trainer() if trainer is None or trainer.engine != REFERENCE else trainer
+    return Situation(
+        cuts=tuple(context.cuts),
+        encoded_bytes=mean_bytes,
+        store=theirs or trainer,
+        trainer=trainer,
+        link=crossed.link,
+        same_host=same_host,
+        memory_bytes=health.memory_bytes,
+        trainer_memory_bytes=_trainer_memory_bytes(context),
+        trainer_batch=context.settings.device_batch,
+        refused=refused,
+        epochs=context.epochs,
+        keeps_features=keeps_features(context),
+        accuracy=context.accuracy,
+    )
+
+
+def _trainer_memory_bytes(context: JobContext) -> int:
+    """What the job allows; else what its accelerator has free, or this process may use."""
+    if context.settings.trainer_memory_bytes is not None:
+        return context.settings.trainer_memory_bytes
+    found = free_device_bytes(context.device)
+    return usable_memory_bytes() if found is None else found
+
+
+def agreed(context: JobContext, store: Profile, cut: int) -> Profile:
+    """Have the engine that one node chose made ready at all, and know its error where it is furthest off.
+
+    Args:
+        context: context of the job.
+        store: profile of that node.
+        cut: up to which the engine is to run.
+
+    Raises:
+        EngineNotReady: None of them can run it so far on these samples, exactly enough.
+        Unavailable: None of them answers.
+    """
+    if store.engine == REFERENCE or cut < 2:
+        return store
+    request = replace(tried(context), engine=store.engine, cut=cut)
+    wanted = ProfileRequest(features=request, accuracy=context.accuracy)
+    found = context.asking(lambda: context.transport.profile(wanted))
+    worst = max((trial.error for trial in found.trials), default=0.0)
+    trials = (
+        replace(trial, error=max(trial.error, worst)) if trial.engine == store.engine else trial
+        for trial in store.trials
+    )
+    return replace(store, trials=tuple(trials))
+
+
+def _profile_node(context: JobContext) -> tuple[Profile | None, str | None]:
+    """The node's own measurement, or why it will not run the network in its memory: encoded samples always go."""
+    if context.shipment is not None and context.shipment.refused is not None:
+        return None, context.shipment.refused
+    request, only_here = tried(context), 1 < (context.cut or 0) <= context.cuts[-1].number
+    if only_here and context.cut is not None:  # engines are tried for some seconds at each cut that a plan may want
+        request = replace(request, cut=context.cut)
+    trial_s = context.settings.trial_s
+    wanted = ProfileRequest(
+        features=request,
+        codecs=context.codecs,
+        accuracy=context.accuracy,
+        only_here=only_here,
+        trial_s=trial_s,
+        samples_left=computed_in_all(context) if trial_s is None else None,
+    )
+    try:
+        return context.asking(lambda: context.transport.profile(wanted)), None
+    except OverBudget as error:
+        return None, str(error)

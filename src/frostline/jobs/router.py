@@ -8,8 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from frostline.core import Cut, FeatureBatch, Route
-from frostline.errors import SettingError
-from frostline.events import BatchDelivered, EpochFinished, EpochStarted, Event, Observer, Replanned, WaitingForRows
+from frostline.core.errors import SettingError
+from frostline.core.events import (
+    BatchDelivered,
+    EpochFinished,
+    EpochStarted,
+    Event,
+    Observer,
+    Replanned,
+    WaitingForRows,
+)
 from frostline.planning import Plan, Situation
 from frostline.planning.replanning import (
     SILENCE_S,
@@ -23,7 +31,7 @@ from frostline.planning.replanning import (
     probe,
 )
 from frostline.prefetch import Deal, WeightedRoutes
-from frostline.transport.protocol import Transport, TransportStatistics
+from frostline.transport import Transport, TransportStatistics
 
 __all__ = ("Clocks", "PlanFollower", "Router")
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from frostline.engines.machine.hardware import host_digest
-from frostline.errors import FrostlineError
-from frostline.events import BatchDelivered, EpochFinished, EpochStarted, Event
+from frostline.core.errors import FrostlineError
+from frostline.core.events import BatchDelivered, EpochFinished, EpochStarted, Event
+from frostline.core.system import cores_busy_s, threads_waited_s, usable_cores
+from frostline.engines.machine import host_digest
 from frostline.jobs.statistics import StatisticsCollector
-from frostline.planning.diagnosis import LINK, NODE, PROCESSORS, Usage
-from frostline.processors import cores_busy_s, threads_waited_s, usable_cores
-from frostline.transport.protocol import Transport
+from frostline.planning.replanning import LINK, NODE, PROCESSORS, Usage
+from frostline.transport import Transport
 
 if TYPE_CHECKING:
     from frostline.control.follower import ControlFollower

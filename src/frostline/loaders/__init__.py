@@ -3,20 +3,15 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from frostline.loaders.epoch.arguments import EpochOptions
-from frostline.loaders.epoch.epoch_loader import ArrayLoader
-from frostline.loaders.epoch.epochs import Epochs
-from frostline.loaders.epoch.mixture import Mixture
-from frostline.loaders.epoch.numpy_batch import Arrays
-from frostline.loaders.epoch.ranks import Ranks
-from frostline.loaders.epoch.sample_map import Sample
-from frostline.loaders.epoch.worker_state import merge_worker_states
+from frostline.loaders.arguments import EpochOptions, Mixture, Ranks
+from frostline.loaders.epoch import Epochs
+from frostline.loaders.epoch_loader import ArrayLoader, merge_worker_states
+from frostline.loaders.row_source import Arrays
+from frostline.loaders.sample_map import Sample
 
 if TYPE_CHECKING:
-    from frostline.loaders.torch.augment import FeatureMixup, FeatureNoise
-    from frostline.loaders.torch.batch import Batch
-    from frostline.loaders.torch.loader import Loader
-    from frostline.loaders.torch.workers import WorkerLoader
+    from frostline.loaders.torch_loader import Batch, FeatureMixup, FeatureNoise, Loader
+    from frostline.loaders.torch_workers import WorkerLoader
 
 __all__ = (
     "ArrayLoader",
@@ -36,11 +31,11 @@ __all__ = (
 
 # Of PyTorch, which loops of other frameworks do without: imported when they are named.
 _MODULES = {
-    "Batch": "frostline.loaders.torch.batch",
-    "FeatureMixup": "frostline.loaders.torch.augment",
-    "FeatureNoise": "frostline.loaders.torch.augment",
-    "Loader": "frostline.loaders.torch.loader",
-    "WorkerLoader": "frostline.loaders.torch.workers",
+    "Batch": "frostline.loaders.torch_loader",
+    "FeatureMixup": "frostline.loaders.torch_loader",
+    "FeatureNoise": "frostline.loaders.torch_loader",
+    "Loader": "frostline.loaders.torch_loader",
+    "WorkerLoader": "frostline.loaders.torch_workers",
 }
 
 

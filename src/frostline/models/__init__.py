@@ -4,17 +4,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from frostline.models.cutting.cut import CutNetwork, cut_network
-    from frostline.models.cutting.head import Head
+    from frostline.models.cutting import CutNetwork, cut_network
     from frostline.models.freezing import freeze
+    from frostline.models.head import Head
 
 __all__ = ("CutNetwork", "Head", "cut_network", "freeze")
 
 # Who counts cuts needs no torch, and who reads a prefix nothing of what traces networks.
 _MODULES = {
-    "CutNetwork": "frostline.models.cutting.cut",
-    "Head": "frostline.models.cutting.head",
-    "cut_network": "frostline.models.cutting.cut",
+    "CutNetwork": "frostline.models.cutting",
+    "Head": "frostline.models.head",
+    "cut_network": "frostline.models.cutting",
     "freeze": "frostline.models.freezing",
 }
 

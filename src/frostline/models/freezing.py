@@ -8,12 +8,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from frostline.checks import check_type
-from frostline.errors import ModelError, UnknownLayer, nearest
-from frostline.models.modes import all_in_eval, modes
-from frostline.models.tracing.border import fed
-from frostline.models.tracing.recording import AnyInputs, input_specs, zeros
-from frostline.models.wrappers import resolved_path, unwrapped
+from frostline.core.config import check_type
+from frostline.core.errors import ModelError, UnknownLayer, nearest
+from frostline.models.modules import AnyInputs, all_in_eval, input_specs, modes, resolved_path, unwrapped, zeros
+from frostline.models.tracing import fed
 
 __all__ = (
     "asked_line",
@@ -43,7 +41,7 @@ def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3,
     The network is run once, on one sample of zeros, to see the order in which its layers are used.
 
     Args:
-        model: changed in place; also a compiled one, or one for several devices (see ``models.wrappers``).
+        model: changed in place; also a compiled one, or one for several devices (see ``models.modules``).
         until: dotted path of the last frozen module, as in ``named_modules()`` of the network or of what is wrapped in
             it; or ``"features"``, all but the classifier (the last layer that has parameters), where the network has no
             module of that name. Of several encoders the last frozen module of each, in a list.

@@ -9,15 +9,15 @@ from functools import partial
 from typing import Any, Self
 
 from frostline.core import FeatureBatch
-from frostline.errors import FrostlineError, Unavailable
+from frostline.core.errors import FrostlineError, Unavailable
 from frostline.node import Node
-from frostline.node.request.pipeline import BatchStream
-from frostline.node.scheduling.memory_pool import Cancelled
-from frostline.node.service.direct_reads import FolderStream
+from frostline.node.memory import Cancelled
+from frostline.node.pipeline import BatchStream
+from frostline.node.service import FolderStream
 from frostline.preprocess import Preprocess
 from frostline.profiles import Profile
-from frostline.stores.reads.block_reads import BlockReads
-from frostline.transport.protocol import Cancellation, TransportStatistics
+from frostline.stores.readahead import BlockReads
+from frostline.transport import Cancellation, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = ("LocalResponse", "LocalTransport")

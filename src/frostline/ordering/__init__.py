@@ -1,12 +1,18 @@
 """Decides which sample stands where: orders of epochs, shares of ranks, states to go on from, splits, chosen rows."""
 
-from frostline.ordering.block_shuffle import BlockOrder, BlockShuffle
-from frostline.ordering.chosen import Chosen, RowIndices
 from frostline.ordering.mixture import Interleaving, MixtureOrder
-from frostline.ordering.order import EpochOrder, Order
-from frostline.ordering.rank_agreement import Gather, ReadingPlan, check_agreement
-from frostline.ordering.recorded import RecordedOrder, Replay
-from frostline.ordering.sharding import EVEN, LAST, Progress, Resumed, Shard
+from frostline.ordering.orders import (
+    BlockOrder,
+    BlockShuffle,
+    Chosen,
+    EpochOrder,
+    Order,
+    RowIndices,
+    Weighted,
+    Weights,
+    weights_by_class,
+)
+from frostline.ordering.shards import EVEN, LAST, Gather, Progress, ReadingPlan, Resumed, Shard, check_agreement
 from frostline.ordering.splits import (
     Labels,
     count_labels,
@@ -15,8 +21,7 @@ from frostline.ordering.splits import (
     split_by_class,
     split_by_group,
 )
-from frostline.ordering.state import OrderState
-from frostline.ordering.weighted import Weighted, Weights, weights_by_class
+from frostline.ordering.state import OrderState, RecordedOrder, Replay
 
 __all__ = (
     "EVEN",

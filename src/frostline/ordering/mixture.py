@@ -11,9 +11,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from frostline.errors import SettingError
-from frostline.ordering.order import check_inside
-from frostline.ordering.permutation import check_epoch, check_number, permute_each, round_keys
+from frostline.core.errors import SettingError
+from frostline.ordering.orders import check_epoch, check_inside, check_number, permute_each, round_keys
 
 __all__ = ("ENDS", "Interleaving", "MixtureOrder")
 

@@ -7,15 +7,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from frostline.errors import SettingError
-from frostline.ordering.permutation import (
-    check_number,
-    draw_of_stretches,
-    permute,
-    permute_each,
-    round_keys,
-    width_of,
-)
+from frostline.core.errors import SettingError
+from frostline.ordering.orders import check_number, draw_of_stretches, permute, permute_each, round_keys, width_of
 
 __all__ = (
     "Labels",

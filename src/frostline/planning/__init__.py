@@ -1,12 +1,9 @@
 """The plan: which share of the samples takes which cut and codec, why, and what more of each resource would give."""
 
-from frostline.planning.candidates import Candidate
-from frostline.planning.choice import fixed, make_plan
-from frostline.planning.plan import Plan, Share
-from frostline.planning.policies import ALL_IN_STORE, POLICIES
+from frostline.planning.candidates import ALL_IN_STORE, POLICIES, Candidate
+from frostline.planning.plan import Plan, Share, TextTable, engines, explain, fixed, make_plan, table
+from frostline.planning.replanning import vary
 from frostline.planning.situation import Link, Situation
-from frostline.planning.text import TextTable, engines, explain, table
-from frostline.planning.whatif import vary
 
 __all__ = (
     "ALL_IN_STORE",

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from frostline.core import EXACT, FLOAT32, LOSSY, Cut
-from frostline.errors import SettingError, nearest
+from frostline.core.errors import SettingError, nearest
 from frostline.profiles import Profile
 
 __all__ = ("ACCURACIES", "Link", "Situation")

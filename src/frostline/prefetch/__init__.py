@@ -1,10 +1,19 @@
 """The window and its driver: what to ask for now, what may be handed out."""
 
-from frostline.prefetch.assemble import BatchAssembler, Gathered, RowRange
-from frostline.prefetch.driver import Fetch, Prefetcher
+from frostline.prefetch.driver import Fetch, Prefetcher, Tuner
 from frostline.prefetch.owned_requests import OwnedRequests, RowOwners
-from frostline.prefetch.requests import Ask, Deal, Dealer, Delivery, PlannedRequest, WeightedRoutes, plan_requests
-from frostline.prefetch.tuner import Tuner
+from frostline.prefetch.requests import (
+    Ask,
+    BatchAssembler,
+    Deal,
+    Dealer,
+    Delivery,
+    Gathered,
+    PlannedRequest,
+    RowRange,
+    WeightedRoutes,
+    plan_requests,
+)
 from frostline.prefetch.window import Window, WindowStatistics
 
 __all__ = (

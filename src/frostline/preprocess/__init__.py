@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-from frostline.checks import check_type
-from frostline.errors import SettingError
-from frostline.preprocess.applied import Applied
-from frostline.preprocess.named_inputs import NamedInputs
+from frostline.core.config import check_type
+from frostline.core.errors import SettingError
+from frostline.preprocess.apply import Applied
 from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages
 from frostline.preprocess.spec import Preprocess
 from frostline.preprocess.steps import (
@@ -13,6 +12,7 @@ from frostline.preprocess.steps import (
     ColorJitter,
     Decode,
     DecodeAudio,
+    NamedInputs,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,

@@ -1,53 +1,261 @@
-"""Runs a declared preprocessing on one encoded sample, with Pillow and NumPy: the same numbers on every side."""
+"""Runs a declared preprocessing on one encoded sample and its mask: the same numbers on every side.
 
+Runs a declared preprocessing on one encoded sample, with Pillow and NumPy: the same numbers on every side.
+
+Decides which steps a ready format has behind it, and which are left of a preprocessing that is declared for it.
+
+Takes a mask the way that its image goes: the same sizes, crops and draws, and of the pixels the nearest.
+
+Packs the pixels of one sample of a ready format as a record that checks itself, and unpacks it without a copy.
+
+Reads a whole sample of any kind, as a check does, and says what is wrong with it.
+"""
+
+import hashlib
+import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from io import BytesIO
+from itertools import takewhile
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
 from frostline.core import View
-from frostline.errors import BadRequest, SampleError
-from frostline.preprocess.applied import Applied
-from frostline.preprocess.arrays import numbers_into
-from frostline.preprocess.decoder import check_size, decoded, jittered, size_of
-from frostline.preprocess.named_inputs import InputPlace, NamedInputs, unframed
-from frostline.preprocess.records import unpacked
-from frostline.preprocess.sounds import sound_bytes, sound_into
-from frostline.preprocess.spec import Preprocess
+from frostline.core.errors import BadRequest, DataError, FrostlineError, SampleError, SettingError
+from frostline.core.system import crc32
+from frostline.preprocess.images import (
+    JITTER_DRAWS,
+    check_array,
+    check_size,
+    decoded,
+    decoded_classes,
+    is_array,
+    jittered,
+    numbers_into,
+    size_of,
+)
+from frostline.preprocess.sounds import check_sound, is_sound, sound_bytes, sound_into
+from frostline.preprocess.spec import Preprocess, decoder_name, step_from_json, step_to_json
 from frostline.preprocess.steps import (
+    CHANNELS,
     CenterCrop,
     ColorJitter,
     Decode,
     DecodeAudio,
+    InputPlace,
+    NamedInputs,
+    Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomStep,
     ReadArray,
     Resize,
     Squeeze,
     Step,
     Stored,
     Tokenize,
+    unframed,
 )
 from frostline.preprocess.tokens import tokens_into
 
 __all__ = (
+    "ALIGNMENT",
+    "IGNORED",
+    "MASK_DTYPE",
     "MAX_PIXELS",
+    "Applied",
     "Box",
+    "check_readable",
     "decode_applied",
     "decode_into",
     "draws",
+    "kept_mask",
+    "mask_into",
     "middle",
     "no_draw",
+    "open_mask",
+    "pack_into",
     "pixels_into",
     "pixels_needed",
     "random_box",
+    "record_bytes",
+    "record_stride",
+    "scaled_mask",
     "scaled_size",
     "scratch_bytes",
+    "steps_left",
+    "unpacked",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What was done to the images of a ready format before they were kept.
+
+    Attributes:
+        steps: from ``Decode`` on; none of them random. The last one is ``Normalize`` where ``dtype`` is ``fp16``.
+        dtype: ``uint8``, pixels; or ``fp16``, what a network takes, rounded to 16 bits.
+        decoder: decoder that was used, with its versions.
+    """
+
+    steps: tuple[Step, ...]
+    dtype: Literal["uint8", "fp16"]
+    decoder: str
+
+    def __post_init__(self) -> None:
+        if len(self.steps) < 2:
+            raise SettingError("a ready format needs images of one size: CenterCrop before any random step")
+        if self.whole.is_random:
+            raise SettingError("a ready format is the same in every epoch, so that no step of it is random")
+
+    @classmethod
+    def to(cls, preprocess: Preprocess, dtype: Literal["uint8", "fp16"]) -> Self:
+        """What can be done once and for all of a preprocessing.
+
+        Args:
+            preprocess: preprocessing that jobs will declare.
+            dtype: ``uint8`` keeps pixels: all steps before the first random one, without ``Normalize``. ``fp16``
+                keeps what the network takes.
+
+        Raises:
+            SettingError: Images would have several sizes, or a step is random where all are to be applied.
+        """
+        if preprocess.stored is not None or not preprocess.are_images:
+            raise SettingError("a ready format is made of images: the preprocessing starts with Decode")
+        if dtype == "fp16":
+            return cls(steps=preprocess.steps, dtype=dtype, decoder=decoder_name())
+        steps = tuple(takewhile(lambda step: not isinstance(step, RandomStep), preprocess.steps[:-1]))
+        return cls(steps=steps, dtype=dtype, decoder=decoder_name())
+
+    @property
+    def whole(self) -> Preprocess:
+        """The steps with a ``Normalize`` behind them that changes nothing, where they have none of their own."""
+        if self.dtype == "fp16":
+            return Preprocess(steps=self.steps)
+        first = self.steps[0]
+        channels = CHANNELS[first.mode if isinstance(first, Decode) else "RGB"]
+        return Preprocess(steps=(*self.steps, Normalize(mean=(0.0,) * channels, std=(1.0,) * channels)))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def stored(self) -> Stored:
+        """The step that stands for these in a job's preprocessing."""
+        whole = self.whole
+        mode: Literal["RGB", "L"] = "RGB" if whole.mode == "RGB" else "L"
+        return Stored(side=whole.shape[1], mode=mode, dtype=self.dtype, applied=self.digest)
+
+    def rest(self, declared: Preprocess) -> Preprocess:
+        """What is left to do of a preprocessing, so that its pixels are the same to the bit.
+
+        It has to start with the applied steps. Its crop may be smaller than the one that was applied, where the
+        middle of the middle is the middle of the whole: the sizes differ by a multiple of four, and the image was
+        scaled to be as large as either.
+
+        Raises:
+            SettingError: It does not start with them; the message names them.
+        """
+        if declared.steps[0] == self.stored:
+            return declared
+        count = len(self.steps)
+        if declared.steps[:count] == self.steps:
+            return Preprocess(steps=(self.stored, *declared.steps[count:]))
+        if declared.steps[: count - 1] == self.steps[:-1] and self._crops_alike(declared.steps[count - 1]):
+            return Preprocess(steps=(self.stored, *declared.steps[count - 1 :]))
+        raise SettingError(
+            f"this ready format was made with {self}, and the declared preprocessing does not start with that: it is "
+            f"{', '.join(map(str, declared.steps))}; declare one that does, or make another ready format"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return {"steps": [step_to_json(step) for step in self.steps], "dtype": self.dtype, "decoder": self.decoder}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """The inverse of ``to_json``.
+
+        Raises:
+            DataError: The value is not of this version's making.
+        """
+        try:
+            steps = tuple(step_from_json(step) for step in value["steps"])
+            return cls(steps=steps, dtype=value["dtype"], decoder=str(value["decoder"]))
+        except (FrostlineError, KeyError, TypeError) as error:
+            raise DataError(f"a ready format of another version, or a damaged one: {error}") from error
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.steps))
+
+    def _crops_alike(self, step: Step) -> bool:
+        *before, last = self.steps
+        if not isinstance(last, CenterCrop) or not isinstance(step, CenterCrop):
+            return False
+        scaled = before[-1].shorter if isinstance(before[-1], Resize) else 0
+        return scaled >= last.size >= step.size and (last.size - step.size) % 4 == 0
+
+
+def steps_left(declared: Preprocess, applied: Applied | None) -> Preprocess:
+    """What is left to do of a declared preprocessing: all of it, unless the data is a ready format.
+
+    Raises:
+        SettingError: the ready format was made with other steps.
+    """
+    return declared if applied is None else applied.rest(declared)
+
+
+ALIGNMENT = 512
+"""Records start at a multiple of this in their object: a disk's sector, and several vectors wide."""
+
+_CHECK_BYTES = 4
+
+
+def record_bytes(stored: Stored) -> int:
+    """Length of a record: its pixels, and their CRC-32 in four bytes, little-endian."""
+    return _pixel_bytes(stored) + _CHECK_BYTES
+
+
+def record_stride(stored: Stored) -> int:
+    """From the start of a record to that of the next."""
+    return -(-record_bytes(stored) // ALIGNMENT) * ALIGNMENT
+
+
+def pack_into(record: memoryview, pixels: npt.NDArray[np.uint8] | npt.NDArray[np.float16]) -> None:
+    """Write pixels and their check into a record of exactly ``record_bytes``."""
+    data = np.ascontiguousarray(pixels).view(np.uint8).reshape(-1).data
+    record[:-_CHECK_BYTES] = data
+    record[-_CHECK_BYTES:] = crc32(data).to_bytes(_CHECK_BYTES, "little")
+
+
+def unpacked(stored: Stored, record: bytes | memoryview) -> npt.NDArray[np.uint8] | npt.NDArray[np.float16]:
+    """The pixels of a record: ``uint8[H, W, C]``, or ``float16[C, H, W]`` where no step is left. A view of it.
+
+    Raises:
+        SampleError: its length or its check is wrong.
+    """
+    if len(record) != record_bytes(stored):
+        raise SampleError(f"no record of this ready format: it has {len(record)} bytes, not {record_bytes(stored)}")
+    data = memoryview(record)
+    pixels = data[:-_CHECK_BYTES]
+    if crc32(pixels).to_bytes(_CHECK_BYTES, "little") != data[-_CHECK_BYTES:]:
+        raise SampleError("damaged record: its checksum is wrong; make the ready format again")
+    side, channels = stored.side, CHANNELS[stored.mode]
+    if stored.dtype == "uint8":
+        return np.frombuffer(pixels, np.uint8).reshape(side, side, channels)
+    return np.frombuffer(pixels, "<f2").reshape(channels, side, side)
+
+
+def _pixel_bytes(stored: Stored) -> int:
+    return stored.side**2 * CHANNELS[stored.mode] * (1 if stored.dtype == "uint8" else 2)
+
 
 MAX_PIXELS = 50_000_000  # above the 48 megapixels of today's phones
 
@@ -353,3 +561,155 @@ def _widest_box(step: RandomResizedCrop, width: int, height: int) -> Box:
         w = max(1, round(height * step.max_ratio))
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
+
+
+IGNORED = 255
+"""What stands where a crop reaches beyond the mask: the number that losses are told to ignore."""
+
+MASK_DTYPE = "uint16"
+"""The dtype in which masks are carried and kept; it holds the classes of 8-bit and 16-bit masks."""
+
+_MAX_OF_A_BYTE = (1 << 8) - 1
+_MAX_CLASS = (1 << 16) - 1
+_NEAREST = Image.Resampling.NEAREST
+
+
+def mask_into(
+    preprocess: Preprocess,
+    encoded: bytes | memoryview,
+    out: npt.NDArray[np.uint16],
+    *,
+    id: int,
+    view: View | None,
+    size: tuple[int, int] = (0, 0),
+    max_pixels: int = MAX_PIXELS,
+) -> None:
+    """Decode one mask and write the classes that belong to the network's input into ``out``.
+
+    Args:
+        preprocess: preprocessing of the image, from ``Decode`` on.
+        encoded: the mask as stored; read, not kept.
+        out: ``uint16[H, W]``, height and width of ``preprocess.shape``; undefined after a ``SampleError``.
+        id: id of the sample; with the view it seeds the random steps, as it does for the image.
+        view: which random view; None where no step is random.
+        size: width and height of the image; zeros where nobody knows them.
+        max_pixels: see ``apply.decode_into``.
+
+    Raises:
+        SampleError: the mask is broken, of a kind that is not read or of another size than its image.
+        BadRequest: a step is random and there is no view.
+    """
+    draw = draws(preprocess, id, view)
+    mask = open_mask(encoded, size=size, max_pixels=max_pixels)
+    for step in preprocess.steps[1:-1]:
+        mask = _applied_to_mask(step, mask, draw, max_pixels)
+    np.copyto(out, np.asarray(mask), casting="unsafe")  # all of it fits: see _as_image
+
+
+def open_mask(
+    encoded: bytes | memoryview, *, size: tuple[int, int] = (0, 0), max_pixels: int = MAX_PIXELS
+) -> Image.Image:
+    """A mask whose pixels are classes; see ``mask_into``.
+
+    Raises:
+        SampleError: the mask is broken, of a kind that is not read or of another size than its image.
+    """
+    mask = _as_image(decoded_classes(encoded, max_pixels=max_pixels))
+    if 0 not in size and mask.size != size:
+        raise SampleError(
+            f"the mask has {mask.width} x {mask.height} pixels and its image {size[0]} x {size[1]}: make them the same"
+        )
+    return mask
+
+
+def scaled_mask(encoded: bytes | memoryview, shorter_side: int, *, size: tuple[int, int] = (0, 0)) -> bytes:
+    """A mask as large as ``preprocess.scaled.scaled`` makes its image, of the pixels the nearest.
+
+    One that is small enough keeps its bytes. Others become grey PNGs of 8 or 16 bits.
+
+    Raises:
+        SampleError: see ``open_mask``.
+    """
+    mask = open_mask(encoded, size=size)
+    if min(mask.size) <= shorter_side:
+        return bytes(encoded)
+    share = shorter_side / min(mask.size)
+    return _png(np.asarray(mask.resize((round(mask.width * share), round(mask.height * share)), _NEAREST)))
+
+
+def kept_mask(preprocess: Preprocess, encoded: bytes | memoryview, *, size: tuple[int, int] = (0, 0)) -> bytes:
+    """A mask as a ready format keeps it beside its image: as large as the pixels, a grey PNG of 8 or 16 bits.
+
+    Args:
+        preprocess: preprocessing of the image before it is kept, none of it random.
+        encoded: the mask as stored.
+        size: see ``mask_into``.
+
+    Raises:
+        SampleError: see ``open_mask``.
+    """
+    classes = np.empty(preprocess.shape[1:], MASK_DTYPE)
+    mask_into(preprocess, encoded, classes, id=0, view=None, size=size)
+    return _png(classes if classes.max() > _MAX_OF_A_BYTE else classes.astype(np.uint8))
+
+
+def _png(classes: npt.NDArray[np.generic]) -> bytes:
+    file = BytesIO()
+    Image.fromarray(classes.astype(np.uint8 if classes.dtype == np.uint8 else np.uint16)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _as_image(classes: npt.NDArray[np.integer | np.bool_]) -> Image.Image:
+    """The classes in what Pillow scales: 8 bits where they do, else 32."""
+    if classes.dtype.itemsize == 1 and classes.dtype.kind != "i":
+        return Image.fromarray(classes.astype(np.uint8))
+    minimum, maximum = int(classes.min()), int(classes.max())
+    if minimum < 0 or maximum > _MAX_CLASS:
+        raise SampleError(
+            f"{minimum if minimum < 0 else maximum} is no class: those of masks go from 0 to {_MAX_CLASS}"
+        )
+    return Image.fromarray(classes.astype(np.int32))
+
+
+def _applied_to_mask(step: Step, mask: Image.Image, draw: Callable[[], float], max_pixels: int) -> Image.Image:
+    match step:
+        case Resize():
+            width, height = scaled_size(step, mask.size)
+            check_size((max(width, 1), max(height, mask.height)), max_pixels, "scaled it has")
+            return mask.resize((width, height), _NEAREST)
+        case Squeeze():
+            check_size((step.size, max(step.size, mask.height)), max_pixels, "scaled it has")
+            return mask.resize((step.size, step.size), _NEAREST)
+        case CenterCrop():
+            return _cropped(mask, middle(mask.size, step.size))
+        case RandomResizedCrop():
+            return mask.crop(random_box(step, mask.size, draw)).resize((step.size, step.size), _NEAREST)
+        case RandomHorizontalFlip():
+            return mask.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw() < step.p else mask
+        case ColorJitter():
+            for _ in range(JITTER_DRAWS):  # steps behind it draw what they draw for the image
+                draw()
+            return mask
+        case _:
+            raise AssertionError(f"{step} stands between Decode and Normalize")
+
+
+def _cropped(mask: Image.Image, box: Box) -> Image.Image:
+    left, top, right, bottom = box
+    ground = Image.new(mask.mode, (right - left, bottom - top), IGNORED)
+    ground.paste(mask, (-left, -top))
+    return ground
+
+
+def check_readable(encoded: bytes | memoryview) -> None:
+    """Decode an image or a sound, or read the header of an array.
+
+    Raises:
+        SampleError: it cannot be read.
+    """
+    if is_array(encoded):
+        check_array(encoded)
+    elif is_sound(encoded):
+        check_sound(encoded)
+    else:
+        decoded(encoded, "RGB", max_pixels=MAX_PIXELS)

@@ -11,8 +11,7 @@ import PIL
 from PIL import features
 
 from frostline.core import Levels, TensorSpec
-from frostline.errors import BadRequest, SettingError
-from frostline.preprocess.named_inputs import InputPlace, NamedInputs, laid_out, unpacked
+from frostline.core.errors import BadRequest, SettingError
 from frostline.preprocess.sounds import sounds_name
 from frostline.preprocess.steps import (
     CHANNELS,
@@ -20,6 +19,8 @@ from frostline.preprocess.steps import (
     ColorJitter,
     Decode,
     DecodeAudio,
+    InputPlace,
+    NamedInputs,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -31,6 +32,8 @@ from frostline.preprocess.steps import (
     Step,
     Stored,
     Tokenize,
+    laid_out,
+    unpacked,
 )
 from frostline.preprocess.tokens import checked_content, tokenizers_name
 

@@ -9,13 +9,13 @@ import ray
 from ray.data import Datasource, ReadTask
 from ray.data.block import Block, BlockAccessor, BlockMetadata
 
-from frostline.checks import check_type
+from frostline.core.config import check_type
+from frostline.core.errors import SettingError
 from frostline.datasets import Dataset
-from frostline.errors import SettingError
 from frostline.jobs.offload import offload
-from frostline.jobs.row_reader import RowReader
-from frostline.loaders.epoch.numpy_batch import Arrays
-from frostline.ray.ranges import row_ranges
+from frostline.jobs.workers import RowReader
+from frostline.loaders.row_source import Arrays
+from frostline.ray.tasks import row_ranges
 
 if TYPE_CHECKING:
     from torch import nn

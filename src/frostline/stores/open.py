@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-from frostline.stores.base.cql_urls import parse_cql
-from frostline.stores.base.limits import NO_LIMITS, StoreLimits
-from frostline.stores.base.protocols import Buffer, Entry, Listable, ObjectStore, Readable, Writable
-from frostline.stores.base.urls import Root, is_within, names_file, normalise_url, object_url, parse_url, root_url
+from frostline.stores import cloud as driver
+from frostline.stores.cloud import cloud_store
 from frostline.stores.cql import store as cql
-from frostline.stores.objects import obstore as driver
-from frostline.stores.objects.clouds import cloud_store
-from frostline.stores.objects.local import FolderStore
-from frostline.stores.objects.single import FileOrFolder, Objects, SingleFile
+from frostline.stores.local import FileOrFolder, FolderStore, Objects, SingleFile
+from frostline.stores.protocols import NO_LIMITS, Buffer, Entry, Listable, ObjectStore, Readable, StoreLimits, Writable
+from frostline.stores.urls import Root, is_within, names_file, normalise_url, object_url, parse_cql, parse_url, root_url
 
 __all__ = (
     "Buffer",
@@ -36,7 +33,7 @@ def open_store(url: str, limits: StoreLimits = NO_LIMITS) -> ObjectStore:
         url: ``file:///folder`` or a plain path; ``memory://name``, shared by all of a process that use the name;
             ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``, whose servers and credentials
             come from the usual ``AWS_*``, ``GOOGLE_*`` and ``AZURE_*`` variables, and options such as
-            ``?endpoint=https://store:9000`` (``stores.base.urls``); ``https://host/path``, which is read alone;
+            ``?endpoint=https://store:9000`` (``stores.urls``); ``https://host/path``, which is read alone;
             ``cql://user@host/keyspace/table``, whose password comes from ``FROSTLINE_CQL_PASSWORD``.
         limits: limits of the store.
 

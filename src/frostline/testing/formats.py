@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from frostline.core.errors import EmptyDataset
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, Format, ListedSamples
-from frostline.datasets.open import open_samples
-from frostline.errors import EmptyDataset
-from frostline.stores.base.protocols import Buffer, Entry, ObjectStore, Tabular
+from frostline.datasets.reading import open_samples
 from frostline.stores.open import open_store
+from frostline.stores.protocols import Buffer, Entry, ObjectStore, Tabular
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from frostline.errors import FrostlineError, OrderMismatch
+from frostline.core.errors import FrostlineError, OrderMismatch
 from frostline.jobs import Job
 from frostline.loaders import Ranks
 from frostline.testing.small_jobs import (

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from frostline.config import LoaderSettings, NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.datasets import Dataset
 from frostline.jobs import Job, offload
 from frostline.loaders import Mixture, Ranks
-from frostline.loaders.epoch.numpy_batch import Arrays
+from frostline.loaders.row_source import Arrays
 from frostline.ordering import BlockShuffle, Order
 from frostline.preprocess import imagenet
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from frostline.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, StoreError
-from frostline.stores.base.protocols import Place
+from frostline.core.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, StoreError
+from frostline.stores.protocols import Place
 
 __all__ = (
     "ABSENT",

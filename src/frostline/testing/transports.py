@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Samples, Skipped
-from frostline.errors import BadRequest, NodeUnreachable, Refused, StoreError, Unavailable
+from frostline.core.errors import BadRequest, NodeUnreachable, Refused, StoreError, Unavailable
 from frostline.profiles import Profile
-from frostline.transport.protocol import Cancellation, Transport, TransportStatistics
-from frostline.wire.codecs import pack
+from frostline.transport import Cancellation, Transport, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
+from frostline.wire.packing import pack
 
 __all__ = ("Act", "ScriptedResponse", "ScriptedTransport", "numbers")
 

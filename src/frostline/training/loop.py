@@ -1,24 +1,162 @@
-"""The training loop: epochs of optimiser steps on whatever hands out batches, here or beside the store."""
+"""The training loop: epochs of optimiser steps on whatever hands out batches, and the state that goes on elsewhere.
+
+The training loop: epochs of optimiser steps on whatever hands out batches, here or beside the store.
+
+Makes the optimiser and the learning rates of a recipe, and takes its state apart into tensors by name.
+
+Where a training stands between two steps, as one value with which another process goes on.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from frostline.engines.machine.first_calls import settle_kernels
-from frostline.errors import SettingError
-from frostline.events import EpochsChosen, EpochTrained, Evaluated, HeadSelected, Observer, StepFinished
+from frostline.core.errors import SettingError
+from frostline.core.events import EpochsChosen, EpochTrained, Evaluated, HeadSelected, Observer, StepFinished
+from frostline.core.system import collector_rests
+from frostline.engines.machine import settle_kernels
 from frostline.loaders import Batch
-from frostline.training.checkpoint import Checkpoint, Checkpointer, random_state, restore_random_state
 from frostline.training.objective import Objective, objective_of
-from frostline.training.optimizers import load_optimizer_state, make_optimizer, make_scheduler, optimizer_state
-from frostline.training.recipe.confusion import Confusion
+from frostline.training.recipe import Confusion
 from frostline.wire.recipes import Recipe
 
-__all__ = ("Batches", "Loop", "Thawed", "Trainable")
+__all__ = (
+    "Batches",
+    "Checkpoint",
+    "Checkpointer",
+    "Loop",
+    "Thawed",
+    "Trainable",
+    "load_optimizer_state",
+    "make_optimizer",
+    "make_scheduler",
+    "optimizer_state",
+    "random_state",
+    "restore_random_state",
+)
+
+
+def make_optimizer(recipe: Recipe, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    """The optimiser of a recipe, over these parameters in this order."""
+    decay: dict[str, Any] = {} if recipe.weight_decay is None else {"weight_decay": recipe.weight_decay}
+    with collector_rests():
+        match recipe.optimizer:
+            case "sgd":
+                return torch.optim.SGD(parameters, recipe.learning_rate, momentum=0.9, **decay)
+            case "adamw":
+                return torch.optim.AdamW(parameters, recipe.learning_rate, **decay)
+            case _:
+                return torch.optim.Adam(parameters, recipe.learning_rate, **decay)
+
+
+def make_scheduler(
+    recipe: Recipe, optimizer: torch.optim.Optimizer, *, steps: int, done: int
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """What sets the learning rate of each step; None where it stays as it is.
+
+    Args:
+        recipe: how to train.
+        optimizer: optimiser that gets the rates.
+        steps: number of all steps.
+        done: number of steps that were taken.
+    """
+    if not recipe.changes_rate:
+        return None
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    # It works the rate out of the step's number alone, so that a run goes on with the same one to the bit.
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: recipe.rate_share(step, steps), done - 1)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """What it has learned of each parameter, under ``NUMBER.NAME``; its settings are those of the recipe."""
+    return {
+        f"{number}.{name}": value
+        for number, values in optimizer.state_dict()["state"].items()
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Let an optimiser go on from there; the inverse of ``optimizer_state``."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for place, tensor in tensors.items():
+        number, _, name = place.partition(".")
+        state.setdefault(int(number), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checkpoint:
+    """A training between two steps.
+
+    Attributes:
+        epoch: epoch under way, or the next one where all of one was trained and scored.
+        epoch_steps: steps taken in that epoch.
+        steps: steps of the whole run; 0 where nobody knows yet.
+        order: state of the loader of that epoch; None where the epoch has not begun.
+        losses: loss of every step so far.
+        epoch_losses: mean loss of every epoch that was trained to its end.
+        samples: samples handed to the head so far.
+        scores: scores of the held-out samples after each epoch.
+        is_over: no step is left.
+        head: tensors of the head, by name.
+        optimizer: tensors of the optimiser's state, by number of the parameter and name.
+        best: tensors of the head that was best so far; empty where held-out loss decides nothing.
+        best_epoch: epoch of that head; None where there is none.
+        random: states of PyTorch's random generators.
+    """
+
+    epoch: int
+    epoch_steps: int
+    steps: int
+    order: Mapping[str, Any] | None
+    losses: tuple[float, ...]
+    epoch_losses: tuple[float, ...]
+    samples: int
+    scores: tuple[Evaluated, ...] = ()
+    is_over: bool = False
+    head: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    optimizer: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    best: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    best_epoch: int | None = None
+    random: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """Steps taken so far."""
+        return len(self.losses)
+
+
+class Checkpointer(Protocol):
+    """Keeps checkpoints, and says when one is wanted."""
+
+    def is_due(self, step: int, *, ends_epoch: bool) -> bool:
+        """Whether to make one after so many steps; ``ends_epoch`` says that an epoch was just scored."""
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Keep one, before the tensors in it change again."""
+
+
+def random_state() -> dict[str, torch.Tensor]:
+    """The states of PyTorch's random generators, by device; those of accelerators where they are in use."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states |= {f"cuda:{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def restore_random_state(states: Mapping[str, torch.Tensor]) -> None:
+    """Let the generators go on from there; those of accelerators that are not here are left out."""
+    torch.set_rng_state(states["cpu"])
+    for device, state in states.items():
+        if device != "cpu" and torch.cuda.is_available() and int(device.partition(":")[2]) < torch.cuda.device_count():
+            torch.cuda.set_rng_state(state, device)
 
 
 class Trainable(Protocol):

@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from frostline.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, nearest
-from frostline.events import Event, Observer, WeightsLoaded
+from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, nearest
+from frostline.core.events import Event, Observer, WeightsLoaded
 from frostline.models.freezing import classifier_of, used_parameters
-from frostline.models.tracing.recording import AnyInputs
+from frostline.models.modules import AnyInputs
 from frostline.preprocess import (
     Preprocess,
     RandomHorizontalFlip,
@@ -23,11 +23,10 @@ from frostline.preprocess import (
     imagenet,
     named_inputs,
 )
-from frostline.training.pretrained.hugging_face import from_hugging_face, tokenizer_named
-from frostline.training.pretrained.libraries import Built, from_timm, from_torchvision, import_package
-from frostline.training.pretrained.tokenizer_files import texts_for
-from frostline.training.samples import TEXTS, preprocess_of
-from frostline.training.settings import RANDOM
+from frostline.training.hugging_face import from_hugging_face, tokenizer_named
+from frostline.training.pretrained import Built, from_timm, from_torchvision, import_package
+from frostline.training.processors import texts_for
+from frostline.training.settings import RANDOM, TEXTS, preprocess_of
 
 __all__ = ("Pretrained", "load_model")
 
@@ -80,7 +79,7 @@ def load_model(
             takes that of the folder of an ``hf:`` name.
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
         samples: preprocessing of sounds or arrays; None takes what the network's library says of images or texts.
-        parts: kind of each input, in words of ``training.samples``, where the network takes several by name.
+        parts: kind of each input, in words of ``training.settings``, where the network takes several by name.
         observe: told when weights are fetched, and where they came from.
 
     Raises:

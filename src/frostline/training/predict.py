@@ -15,12 +15,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
 
+from frostline.core.errors import ModelError
+from frostline.core.events import Observer, PhaseStarted, ProgressMade
 from frostline.datasets import Dataset
-from frostline.errors import ModelError
-from frostline.events import Observer, PhaseStarted, ProgressMade
 from frostline.loaders import Loader
-from frostline.training.files import atomic_file
-from frostline.training.run_config import RunConfig
+from frostline.training.run_config import RunConfig, atomic_file
 from frostline.training.settings import JobSettings
 from frostline.training.setup import Setup, set_up
 from frostline.training.start import StartedJob

@@ -1,43 +1,290 @@
-"""The main job: freeze a network, train its head on features that a node sends, evaluate, save, report."""
+"""The main job: divide samples, freeze a network, train its head on features that a node sends, score, save, report.
+
+The main job: freeze a network, train its head on features that a node sends, evaluate, save, report.
+
+A run's job, made anew where further layers are trained, and what all its jobs did.
+
+Decides which samples a run trains on and which it scores: what was asked for, the data's own splits, or a share.
+"""
 
 import json
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import nn
 
+from frostline.core import Cut
+from frostline.core.errors import FrostlineError, ModelError, SettingError, Unavailable
+from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWarning, SplitsChosen
 from frostline.datasets import Dataset
-from frostline.errors import FrostlineError, ModelError, SettingError
-from frostline.events import Observer, RunResumed, SetupWarning
+from frostline.datasets.formats.labels import scored_among, trained_among
 from frostline.jobs import Job
+from frostline.jobs.statistics import JobStatistics
 from frostline.loaders import Loader
-from frostline.models.tracing.comparison import kept_buffers
+from frostline.models.freezing import layer_of, unfreeze, used_parameters
+from frostline.models.tracing import kept_buffers
 from frostline.planning import ALL_IN_STORE
-from frostline.training.checkpoint import Checkpoint
-from frostline.training.files import make_folder, write_tensors, write_text
-from frostline.training.loop import Loop
+from frostline.training.loop import Checkpoint, Loop, Thawed
+from frostline.training.lora import check_thawed, merged_state
+from frostline.training.metrics import file_digest
 from frostline.training.objective import Objective, objective_of
-from frostline.training.recipe.confusion import Confusion
-from frostline.training.recipe.lora import merged_state
-from frostline.training.recipe.losses import file_digest
-from frostline.training.recipe.unfreezing import Unfreezing
-from frostline.training.report.report import Record, Report, WorkLocation, versions
-from frostline.training.report.thumbnails import names_of, thumbnails
-from frostline.training.run_config import RunConfig
+from frostline.training.recipe import Confusion, Unfreezing
+from frostline.training.report.page import names_of, thumbnails
+from frostline.training.report.report import Record, Report, RouteUsage, WorkLocation, versions
+from frostline.training.run_config import RunConfig, make_folder, write_tensors, write_text
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
 from frostline.training.setup import Setup, set_up
-from frostline.training.sides import in_words, is_test, sides_of
-from frostline.training.stages import Stages
-from frostline.training.start import StartedJob, outputs_of
+from frostline.training.start import StartedJob, chosen_of, outputs_of
 from frostline.wire.recipes import FEW_EPOCHS
 
-__all__ = ("train",)
+__all__ = (
+    "Sides",
+    "Stages",
+    "in_words",
+    "is_test",
+    "sides_of",
+    "train",
+)
+
+
+_SUMS = (
+    "wire_bytes",
+    "requests",
+    "samples",
+    "from_cache",
+    "stall_s",
+    "loading_s",
+    "fetching_s",
+    "fetched",
+)
+_LISTS = ("skipped", "replans", "tunings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """What a job did."""
+
+    statistics: JobStatistics
+    ways: tuple[RouteUsage, ...]
+    stages: Mapping[str, float]
+
+
+class Stages:
+    """The stages of a run: one job after another, each with a frost line that lies before that of the last.
+
+    Args:
+        setup: data, network and first job of the run.
+        unfreezing: layers that are trained later.
+        epochs: number of all epochs.
+        observe: told when the frost line moves.
+
+    Raises:
+        SettingError: nothing would be frozen in the end, or a layer has an adapter.
+        UnknownLayer: the network has no such layer.
+    """
+
+    def __init__(self, setup: Setup, unfreezing: Unfreezing, epochs: int, observe: Observer) -> None:
+        self.job = setup.job
+        self._setup = setup
+        self._unfreezing = unfreezing
+        self._epochs = epochs
+        self._left = list(unfreezing.steps)
+        self._observe = observe
+        self._past: list[_Done] = []
+        self._is_open = True
+        _check(setup, unfreezing)
+
+    def thaw(self, epoch: int) -> Thawed | None:
+        """Make the job of an epoch, counted from 0, where it is another one than that of the epoch before.
+
+        Raises:
+            UserError: the network cannot be cut there.
+            Unavailable: the node went away.
+        """
+        due = [step for step in self._left if step.epoch <= epoch + 1]
+        if not due:
+            return None
+        del self._left[: len(due)]
+        self._past.append(_done(self.job))
+        self._is_open = False
+        self.job.close()
+        network = self._setup.network
+        added = [unfreeze(network.model, step.layers, input_shape=network.preprocess.inputs) for step in due]
+        with torch.random.fork_rng():  # which dropout goes on with
+            self.job = self._setup.again(self._unfreezing.until_next(epoch, self._epochs))
+        self._is_open = True
+        layers = ", ".join(layer for step in due for layer in step.layers)
+        self._observe(LayersUnfrozen(epoch=epoch, layers=layers, frost_line=self.job.frost_line.name))
+        return Thawed(head=self.job.head, added=added)
+
+    @property
+    def begun(self) -> int:
+        """The number of stages that were begun."""
+        return len(self._past) + self._is_open
+
+    def done(self) -> tuple[JobStatistics, tuple[RouteUsage, ...], Mapping[str, float]]:
+        """What all jobs did: their statistics, the ways of their samples, and the seconds of each part."""
+        # Where a stage could not begin, the job before it is closed, and was counted.
+        done = [*self._past, _done(self.job)] if self._is_open else self._past
+        return (
+            _summed([item.statistics for item in done]),
+            tuple(way for item in done for way in item.ways),
+            {name: _seconds(name, done) for name in done[-1].stages},
+        )
+
+
+def _check(setup: Setup, unfreezing: Unfreezing) -> None:
+    if not unfreezing.steps:
+        return
+    model = setup.network.model
+    check_thawed(model, unfreezing.layers)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained += [parameter for layer in unfreezing.layers for parameter in layer_of(model, layer).parameters()]
+    first = next(
+        (
+            parameter
+            for _, parameter in used_parameters(model, setup.network.preprocess.inputs)
+            if parameter is not None
+        ),
+        None,
+    )
+    if any(first is parameter for parameter in trained):
+        raise SettingError(
+            f"with {unfreezing.layers[-1]} the whole network is trained, and nothing is left that could run beside the "
+            "data: leave it frozen (--unfreeze)"
+        )
+
+
+def _done(job: Job) -> _Done:
+    statistics = job.statistics()
+    return _Done(statistics=statistics, ways=_ways(job.cuts, statistics), stages=_parts(job))
+
+
+def _parts(job: Job) -> Mapping[str, float]:
+    try:
+        return job.stages()
+    except Unavailable:  # a run that was cut short may have lost its node
+        return {}
+
+
+def _ways(cuts: Sequence[Cut], statistics: JobStatistics) -> tuple[RouteUsage, ...]:
+    taken = (
+        RouteUsage(cut=route.cut, codec=route.codec, name=cuts[route.cut].name, samples=samples)
+        for route, samples in statistics.routed
+    )
+    return tuple(sorted(taken, key=lambda item: -item.samples))
+
+
+def _summed(parts: Sequence[JobStatistics]) -> JobStatistics:
+    changes: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
+    changes |= {name: tuple(item for part in parts for item in getattr(part, name)) for name in _LISTS}
+    return replace(parts[-1], codec_error=max(part.codec_error for part in parts), **changes)
+
+
+def _seconds(name: str, parts: Sequence[_Done]) -> float:
+    """A node's seconds are those of all its jobs already."""
+    seconds = [part.stages.get(name, 0.0) for part in parts]
+    return seconds[-1] if name.startswith("store") else sum(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sides:
+    """What a run trains on and what it scores.
+
+    Attributes:
+        train: the samples to train on.
+        held_out: the samples to score; it may be empty.
+        train_split: name of the split that is trained on; None where it is none.
+        val_split: name of the split that is scored; None where it is none.
+    """
+
+    train: Dataset
+    held_out: Dataset
+    train_split: str | None = None
+    val_split: str | None = None
+
+    @property
+    def taken(self) -> SplitsChosen:
+        """Both of them as an event."""
+        return SplitsChosen(
+            train=self.train_split,
+            train_samples=len(self.train),
+            held_out=self.val_split,
+            held_out_samples=len(self.held_out),
+        )
+
+
+def sides_of(settings: TrainSettings, setup: Setup) -> Sides:
+    """The samples to train on and those to score.
+
+    Splits that were asked for go first. Where none was, and the data brings splits, the one that is called so is
+    trained on, and the first one for validation that has labels is scored, or else one for the last test. Where
+    nothing says what to score, it is a share of the samples to train on.
+
+    Raises:
+        SettingError: both sides would have samples in common, or the data brings several splits of which none is
+            called as one to train on.
+    """
+    asked, brought = settings.job.split, setup.whole.splits_brought
+    name = asked or trained_among(brought)
+    if name is None and len(brought) > 1 and settings.val_split is None:
+        raise SettingError(
+            f"{setup.data.url} has the splits {', '.join(brought)}, and none that is called train: name the one to "
+            "train on (--split)"
+        )
+    train = setup.data if name == asked else setup.data[str(name)]
+    if settings.val_split is not None:
+        held_out = chosen_of(setup.whole, settings.job, settings.val_split)
+        _check_apart(train, held_out, settings.val_split)
+        return Sides(train=train, held_out=held_out, train_split=name, val_split=settings.val_split)
+    if asked is None and name is not None and settings.val_share is None:
+        for scored in scored_among(brought):
+            held_out = setup.data[scored]
+            if held_out.targets is not None or bool((held_out.samples.labels >= 0).any()):
+                return Sides(train=train, held_out=held_out, train_split=name, val_split=scored)
+    train, held_out = train.split(settings.held_out_share, settings.job.seed)
+    return Sides(train=train, held_out=held_out, train_split=name)
+
+
+def _check_apart(train: Dataset, held_out: Dataset, split: str) -> None:
+    both = train.selection.count_shared(held_out.selection)
+    if both:
+        raise SettingError(
+            f"{both} samples of split {split!r} are among those to train on too: name the split to train on (--split)"
+        )
+
+
+_TESTS = {"test", "tests", "testing"}
+_NO_WORD = re.compile(r"[^a-z]+")
+
+
+def is_test(split: str | None) -> bool:
+    """Whether a split is called as one that is scored at the very end, and chooses nothing."""
+    return split is not None and not _TESTS.isdisjoint(_NO_WORD.split(split.lower()))
+
+
+def in_words(split: str | None, share: float, *, is_empty: bool, decided: bool) -> str:
+    """What was held out, and what its accuracy therefore says.
+
+    Args:
+        split: its name; None for a share of each class.
+        share: share of the samples that was held out, where it is no split.
+        is_empty: nothing was.
+        decided: it chose which head is kept.
+    """
+    if is_empty:
+        return "nothing"
+    what = f"{share * 100:g} % of each class" if split is None else f"split {split!r}"
+    if decided:
+        return f"{what}, which also chose the epoch: a little optimistic"
+    return f"{what}; nothing was chosen by it"
 
 
 def train(

@@ -1,16 +1,147 @@
-"""The config of a run: its options by name, and digests of what it began with, as ``config.json`` in its folder."""
+"""The config of a run, as ``config.json`` in its folder, written as all its files are: whole or not at all.
 
+The config of a run: its options by name, and digests of what it began with, as ``config.json`` in its folder.
+
+Writes a run's files whole or not at all: a reader never meets half a file, and a full disk leaves nothing behind.
+"""
+
+import errno
 import json
-from collections.abc import Mapping
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from frostline.errors import SettingError
-from frostline.training.files import write_text
-from frostline.version import __version__
+from frostline.core.errors import OutOfSpace, SettingError
+from frostline.core.files import make_private_folder, open_private
+from frostline.core.system import __version__
 
-__all__ = ("RunConfig",)
+if TYPE_CHECKING:
+    import torch
+
+__all__ = (
+    "RunConfig",
+    "atomic_file",
+    "make_folder",
+    "write_bytes",
+    "write_tensors",
+    "write_text",
+)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BLOCKED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
+
+
+def make_folder(path: Path, *, is_private: bool = False) -> None:
+    """Make a folder and those above it, where they are missing, and see that it takes files.
+
+    Args:
+        path: The folder.
+        is_private: It is made for its user alone, as that of a cache.
+
+    Raises:
+        SettingError: it cannot be made there, or a file is in its place.
+        OutOfSpace: the disk is full.
+    """
+    with _said(path):
+        if is_private:
+            make_private_folder(path)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+        # Some folders exist and take no files; better to know before the work than after it.
+        with tempfile.TemporaryFile(dir=path):
+            pass
+
+
+def write_text(path: Path, text: str, *, is_private: bool = False) -> None:
+    """Write UTF-8 text, as ``writing`` does."""
+    with atomic_file(path, is_private=is_private) as file:
+        file.write(text.encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file that ``load_state_dict`` takes back whole, as ``write_bytes`` does.
+
+    Tensors may be on any device. Tied weights are written under each of their names.
+
+    Args:
+        path: Where it will be.
+        tensors: They by their names.
+        metadata: Texts to write beside them.
+    """
+    from safetensors.torch import save
+
+    plain: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        one = tensor.detach().cpu().contiguous()
+        # The format refuses tensors that share memory, and a loader expects every name.
+        plain[name] = one.clone() if one.untyped_storage().data_ptr() in seen else one
+        seen.add(one.untyped_storage().data_ptr())
+    write_bytes(path, save(plain, None if metadata is None else dict(metadata)))
+
+
+def write_bytes(path: Path, payload: bytes) -> None:
+    """Put ``payload`` at ``path`` in one step, as ``writing`` does."""
+    with atomic_file(path) as file:
+        file.write(payload)
+
+
+@contextmanager
+def atomic_file(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
+    """A file to write to that takes its place at ``path`` in one step, on the disk when the block ends.
+
+    What was at ``path`` stays as it is until then, whatever happens on the way; if the block raises, it stays.
+
+    Args:
+        path: Where it will be.
+        is_private: It is made for its user alone, as a file of a cache.
+
+    Raises:
+        OutOfSpace: the disk, the quota or the largest file allowed is full.
+        SettingError: the folder is missing or may not be written.
+    """
+    with _said(path):
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            with open_private(part, "xb") if is_private else part.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+@contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """Turn the system's refusals into sentences."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise OutOfSpace(
+                f"no space left to write {path}: free some, or choose another folder; nothing half-written was left"
+            ) from error
+        if error.errno in (errno.ENOENT, *_BLOCKED):
+            raise SettingError(f"cannot write {path}: {os.strerror(error.errno)}; choose another folder") from error
+        raise
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
 
 _FILE = "config.json"
 

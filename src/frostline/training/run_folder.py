@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from frostline.events import Evaluated
-from frostline.training.checkpoint import Checkpoint
-from frostline.training.files import make_folder, write_tensors
-from frostline.training.run_config import RunConfig
+from frostline.core.events import Evaluated
+from frostline.training.loop import Checkpoint
+from frostline.training.run_config import RunConfig, make_folder, write_tensors
 from frostline.training.settings import CheckpointEvery
 
 __all__ = ("CheckpointFolder", "begin_run")

@@ -5,15 +5,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from frostline.core.events import Event, NodeRestarted, Observer, PhaseStarted, RequestRetried
 from frostline.datasets import Dataset
-from frostline.events import Event, NodeRestarted, Observer, PhaseStarted, RequestRetried
 from frostline.jobs import Job, offload
 from frostline.models import freeze
+from frostline.training.lora import add_adapters, check_trained
 from frostline.training.networks import Pretrained, load_model
-from frostline.training.recipe.adapters import LowRank
-from frostline.training.recipe.lora import add_adapters, check_trained
-from frostline.training.samples import by_input, preprocess_of
-from frostline.training.settings import JobSettings
+from frostline.training.recipe import LowRank
+from frostline.training.settings import JobSettings, by_input, preprocess_of
 from frostline.training.start import StartedJob, begin, outputs_of
 
 __all__ = ("Setup", "measured_first", "set_up")
@@ -27,7 +26,7 @@ class Setup:
         data: the samples to use.
         whole: the data set that they are of.
         network: to train or run.
-        samples: kind of the samples, in the words of ``training.samples``.
+        samples: kind of the samples, in the words of ``training.settings``.
         job: on it.
         again: makes another job of so many epochs, for a network whose frozen part is another now; it ends with the
             first.

@@ -7,17 +7,16 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.config import LoaderSettings
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import DataError, EmptyDataset
+from frostline.core.events import Observer, PhaseStarted
 from frostline.datasets import Dataset, MultiLabel
-from frostline.datasets.access import roots_of
 from frostline.datasets.formats.known import part_names
-from frostline.datasets.select.target_specs import NUMBER, TargetSpec
-from frostline.errors import DataError, EmptyDataset
-from frostline.events import Observer, PhaseStarted
-from frostline.node.process.subprocess import NodeProcess
+from frostline.datasets.reading import roots_of
+from frostline.datasets.targets import NUMBER, TargetSpec
+from frostline.node.process import NodeProcess
 from frostline.planning import ALL_IN_STORE
-from frostline.training.samples import IMAGES, by_input, described, described_parts, preprocess_of
-from frostline.training.settings import JobSettings
+from frostline.training.settings import IMAGES, JobSettings, by_input, described, described_parts, preprocess_of
 
 __all__ = ("StartedJob", "begin", "chosen_of", "declared_of", "outputs_of", "samples_of")
 
@@ -32,7 +31,7 @@ class StartedJob:
         whole: the data set.
         data: the samples of it to use.
         near: URL of the user's node, or of the machine's I/O service; None where ``process`` is the node.
-        samples: kind of the samples, in the words of ``training.samples``.
+        samples: kind of the samples, in the words of ``training.settings``.
         process: the job's own node, which was launched and may not take requests yet.
     """
 

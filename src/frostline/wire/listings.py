@@ -4,8 +4,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from frostline.config import CHANGED
-from frostline.errors import (
+from frostline.core.config import CHANGED
+from frostline.core.errors import (
     BadRequest,
     DataChanged,
     DataError,
@@ -17,8 +17,8 @@ from frostline.errors import (
     Unavailable,
     UserError,
 )
-from frostline.events import Event, PhaseStarted, ProgressMade
-from frostline.wire.refusals import error_from_json, error_to_json
+from frostline.core.events import Event, PhaseStarted, ProgressMade
+from frostline.wire.messages import error_from_json, error_to_json
 
 __all__ = (
     "MAX_KNOWN",

@@ -1,18 +1,69 @@
-"""The messages between trainer and node as values, and their JSON."""
+"""The messages between trainer and node as values and their JSON, and errors as HTTP answers and back.
 
+The messages between trainer and node as values, and their JSON.
+
+The message that asks a node for embeddings of texts or images that come with it, in the widely used shape.
+
+Decides which fields the body of a PATCH sets, within bounds, before anybody looks at what they mean.
+
+Errors as HTTP answers and back: one table, read in both directions.
+"""
+
+import base64
+import binascii
+import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from frostline.core import EXACT, OBJECTS, READINGS, REFERENCE, Samples, View
-from frostline.errors import BadRequest, SettingError
-from frostline.wire.codecs import CODECS, Codec
-from frostline.wire.codecs.names import offered_precisions
+from frostline.core.errors import (
+    AccessDenied,
+    BadRequest,
+    EngineNotReady,
+    EngineUnsupported,
+    Forbidden,
+    FrostlineError,
+    NodeUnreachable,
+    ObjectNotFound,
+    OverBudget,
+    Overloaded,
+    Refused,
+    SettingError,
+    StoreError,
+    StoreThrottled,
+    StoreUnavailable,
+    Unauthenticated,
+    Unavailable,
+    UnknownName,
+    UnknownPrefix,
+    UnknownTraining,
+    UnsafeArtifact,
+)
+from frostline.wire.codecs import CODECS, Codec, offered_precisions
 
-__all__ = ("FeatureRequest", "Health", "ProfileRequest")
+__all__ = (
+    "ENCODINGS",
+    "MAX_INPUTS",
+    "MAX_PATCH_BYTES",
+    "TRAVELLING",
+    "EmbeddingRequest",
+    "FeatureRequest",
+    "Health",
+    "Patch",
+    "ProfileRequest",
+    "error_from_answer",
+    "error_from_json",
+    "error_from_line",
+    "error_to_json",
+    "fields_of_patch",
+    "retry_after",
+    "status_of",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -279,3 +330,222 @@ def _view(body: dict[str, Any]) -> View:
         epoch=_integer(body.get("epoch"), "view.epoch"),
         recurs=_boolean(body.get("recurs", False), "view.recurs"),
     )
+
+
+ENCODINGS = ("float", "base64")
+"""How the numbers of an embedding are written: as JSON, or as the base64 of little-endian float32."""
+
+MAX_INPUTS = 2048
+"""Maximum number of inputs of one request."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DATA_URL = re.compile(r"data:[\w.+-]{1,64}/[\w.+-]{1,64};base64,", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EmbeddingRequest:
+    """Ask for what a network's frozen part gives for some inputs.
+
+    Attributes:
+        model: digest of the prefix, which the node must hold.
+        inputs: texts, or images as data URLs.
+        encoding: one of ``ENCODINGS``.
+        preprocess: preprocessing of images as plain JSON; None for texts, whose tokenizer is the prefix's.
+    """
+
+    model: str
+    inputs: tuple[str, ...]
+    encoding: str = ENCODINGS[0]
+    preprocess: dict[str, Any] | None = None
+
+    @classmethod
+    def from_json(cls, value: object) -> "EmbeddingRequest":
+        """Read the body of ``POST /v1/embeddings``; fields that it does not know are passed over.
+
+        Raises:
+            BadRequest: naming the field that is wrong.
+        """
+        if not isinstance(value, dict):
+            raise BadRequest("the request must be an object with 'model' and 'input'")
+        model, encoding = value.get("model"), value.get("encoding_format", ENCODINGS[0])
+        preprocess = value.get("preprocess")
+        if not isinstance(model, str) or not _DIGEST.fullmatch(model):
+            raise BadRequest("model must be the digest of a prefix that this node holds: 64 hexadecimal digits")
+        if encoding not in ENCODINGS:
+            raise BadRequest(f"encoding_format must be {' or '.join(ENCODINGS)}")
+        if preprocess is not None and not isinstance(preprocess, dict):
+            raise BadRequest("preprocess must be an object")
+        if value.get("dimensions") is not None:
+            raise BadRequest("dimensions: an embedding has as many numbers as the network gives; leave it out")
+        return cls(model=model, inputs=_inputs(value.get("input")), encoding=encoding, preprocess=preprocess)
+
+    def texts(self) -> tuple[bytes, ...]:
+        """The inputs as texts in UTF-8.
+
+        Raises:
+            BadRequest: one cannot be written so.
+        """
+        try:
+            return tuple(text.encode() for text in self.inputs)
+        except UnicodeEncodeError as error:
+            raise BadRequest("input: a text holds half a character, which cannot be written in UTF-8") from error
+
+    def images(self) -> tuple[bytes, ...]:
+        """The encoded images of the inputs.
+
+        Raises:
+            BadRequest: one is no data URL.
+        """
+        return tuple(_image(number, url) for number, url in enumerate(self.inputs))
+
+
+def _inputs(value: object) -> tuple[str, ...]:
+    inputs = [value] if isinstance(value, str) else value
+    if not isinstance(inputs, list) or not all(isinstance(text, str) and text for text in inputs):
+        raise BadRequest("input must be a text, a data URL of an image, or a list of these; none may be empty")
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        raise BadRequest(f"input must have from 1 to {MAX_INPUTS} texts or images, not {len(inputs)}")
+    return tuple(inputs)
+
+
+def _image(number: int, url: str) -> bytes:
+    start = _DATA_URL.match(url)
+    if start is None:
+        raise BadRequest(
+            f"input[{number}] is a text, and this network takes images: write each as data:image/jpeg;base64,..."
+        )
+    try:
+        data = base64.b64decode(url[start.end() :], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"input[{number}] holds no base64 behind its comma") from error
+    if not data:
+        raise BadRequest(f"input[{number}] holds no image")
+    return data
+
+
+MAX_PATCH_BYTES = 4 << 10
+"""Longest body of a PATCH."""
+
+# As far as floats count whole numbers exactly.
+_MAX_NUMBER = 2**52
+_MAX_TEXT = 256
+
+Patch = dict[str, int | float | str | None]
+"""Values by their fields; None where a field is to be taken back."""
+
+
+def fields_of_patch(value: object, known: Iterable[str]) -> Patch:
+    """The fields that a stranger's PATCH sets.
+
+    Args:
+        value: the body, as JSON gave it.
+        known: names of the fields that may be set.
+
+    Raises:
+        BadRequest: It is no object of such fields, or a value is neither null, a bounded number nor a short text.
+    """
+    names = tuple(known)
+    if not isinstance(value, dict) or not value or not value.keys() <= set(names):
+        raise BadRequest(f"a change is an object with one or more of {', '.join(names)}")
+    for name, found in value.items():
+        if not (found is None or _is_number(found) or _is_text(found)):
+            raise BadRequest(f"{name} must be null, a finite number within ±2^52, or a short text")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MAX_NUMBER
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _MAX_TEXT
+
+
+TRAVELLING: dict[type[FrostlineError], int] = {
+    BadRequest: 400,
+    Unauthenticated: 401,
+    AccessDenied: 403,
+    Forbidden: 403,
+    ObjectNotFound: 404,
+    UnknownName: 404,
+    UnknownPrefix: 404,
+    UnknownTraining: 404,
+    EngineNotReady: 409,
+    OverBudget: 413,
+    EngineUnsupported: 422,
+    UnsafeArtifact: 422,
+    Overloaded: 429,
+    StoreError: 502,
+    StoreThrottled: 503,
+    StoreUnavailable: 503,
+    NodeUnreachable: 503,
+    Unavailable: 503,
+    Refused: 400,
+}
+"""Every error that a node may answer with, and its HTTP status."""
+
+_BY_NAME = {kind.__name__: kind for kind in TRAVELLING}
+_TRY_AGAIN = {408, 425, 429}
+_RETRY_AFTER_S = 1.0
+_LONGEST_WAIT_S = 3600.0
+
+
+def status_of(error: FrostlineError) -> int:
+    """The HTTP status of an error; 500 for one that a node does not answer with."""
+    return next((TRAVELLING[kind] for kind in type(error).__mro__ if kind in TRAVELLING), 500)
+
+
+def error_to_json(error: FrostlineError) -> dict[str, Any]:
+    """The body of the answer: ``error``, ``message`` and, where it is known, ``retry_after_s``."""
+    kind = next((kind for kind in type(error).__mro__ if kind in TRAVELLING), type(error))
+    wait = {"retry_after_s": error.retry_after_s} if isinstance(error, Overloaded | StoreThrottled) else {}
+    return {"error": kind.__name__, "message": str(error), **wait}
+
+
+def retry_after(error: FrostlineError) -> dict[str, str]:
+    """The headers that tell a client what to do: ``Retry-After`` in whole seconds, or how to say who it is."""
+    if isinstance(error, Unauthenticated):
+        return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, Overloaded | StoreThrottled):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    return {"Retry-After": "1"} if isinstance(error, Unavailable | StoreUnavailable) else {}
+
+
+def error_from_answer(status: int, body: bytes) -> FrostlineError:
+    """The error that an HTTP answer other than success means; also for one that no node wrote (a proxy's, say)."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        value = None
+    known = error_from_json(value)
+    if known is not None:
+        return known
+    said = body[:200].decode(errors="replace").strip() or "nothing more"
+    sentence = f"the node answered with HTTP status {status}: {said}"
+    if status in _TRY_AGAIN or status >= 500:
+        return Unavailable(sentence)
+    return Refused(sentence)
+
+
+def error_from_json(value: object) -> FrostlineError | None:
+    """The inverse of ``error_to_json``; None where the value is no error of a node."""
+    if not isinstance(value, dict) or not isinstance(value.get("message"), str):
+        return None
+    kind = _BY_NAME.get(str(value.get("error")))
+    if kind is Overloaded or kind is StoreThrottled:
+        return kind(value["message"], retry_after_s=_seconds(value.get("retry_after_s")))
+    return kind(value["message"]) if kind else None
+
+
+def error_from_line(line: bytes) -> FrostlineError | None:
+    """The error that the first line of a trainer's process tells; None where it tells that all is well."""
+    value = json.loads(line) if line else {}
+    if value.get("event") == "ready":
+        return None
+    return error_from_json(value) or Refused(f"the training did not begin: {str(value.get('message'))[:500]}")
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_WAIT_S:
+        return _RETRY_AFTER_S
+    return float(value)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frostline.errors import BadRequest
+from frostline.core.errors import BadRequest
 
 __all__ = (
     "LENGTH_HEADER",

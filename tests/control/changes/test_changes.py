@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.control.amounts import Amounts
-from frostline.control.changes.changes import ControlChanges
+from frostline.control.changes import ControlChanges
+from frostline.control.messages import ControlledStage
 from frostline.control.settings import ControlledJob, ControlSettings, ControlTenant
-from frostline.control.stage import ControlledStage
+from frostline.control.shares import Amounts
 from frostline.control.state import ControlState
-from frostline.errors import BadRequest, SettingError, UnknownName
+from frostline.core.errors import BadRequest, SettingError, UnknownName
 
 TENANTS = tuple(
     ControlTenant(name=name, token_sha256=f"{number:064x}", sees_all=name == "ann", may_change=name == "ann")

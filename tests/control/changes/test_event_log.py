@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from frostline.control.amounts import Amounts
-from frostline.control.changes.event_log import MAX_EVENTS, ControlEventLog
+from frostline.control.changes import MAX_EVENTS, ControlEventLog
+from frostline.control.messages import ControlledStage
 from frostline.control.settings import ControlledJob, ControlSettings, ControlTenant
-from frostline.control.stage import ControlledStage
+from frostline.control.shares import Amounts
 from frostline.control.state import ControlState
 
 TENANTS = tuple(ControlTenant(name=name, token_sha256=f"{place:064x}") for place, name in enumerate(("ann", "bob")))

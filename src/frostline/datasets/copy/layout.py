@@ -1,23 +1,63 @@
-"""Decides what objects hold some samples in another format: class folders, tar shards or Parquet files. Pure."""
+"""Plans what objects hold some samples in another format: their names, their metadata, and images scaled on the way.
 
+Decides what objects hold some samples in another format: class folders, tar shards or Parquet files. Pure.
+
+Decides what the objects of a copy in class folders are called: as in the source, where that is safe and unique.
+
+Decides what of a data set's metadata goes along where something is made of it, and says what stays behind.
+
+Scales images and masks on their way into a copy.
+"""
+
+import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
-from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, suffix_of
-from frostline.datasets.formats.labels import SOURCE
-from frostline.datasets.formats.masks import names_a_class
-from frostline.errors import SettingError
+from frostline.core import Samples, Skipped, Targets
+from frostline.core.errors import SampleError, SettingError
+from frostline.core.events import ColumnsDropped, Observer
+from frostline.datasets.dataset import Dataset
+from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
+from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, names_a_class, suffix_of
+from frostline.datasets.formats.labels import SOURCE, SPLIT
+from frostline.datasets.formats.tables import plain
+from frostline.datasets.reading import Workers, masks_of, reader_of
+from frostline.preprocess.apply import MAX_PIXELS, Applied, scaled_mask, unpacked
+from frostline.preprocess.images import decoded, size_of
+from frostline.stores.protocols import Buffer
 
-__all__ = ("PACKERS", "Loose", "OutputObject", "Packer", "divided", "packer_named", "suffix_by_content")
+__all__ = (
+    "PACKERS",
+    "FolderNames",
+    "Loose",
+    "Metadata",
+    "OutputObject",
+    "Packer",
+    "Pictures",
+    "Scaling",
+    "check_side",
+    "divided",
+    "metadata_in",
+    "packer_named",
+    "picture_of",
+    "say_what_is_left",
+    "scaled",
+    "suffix_by_content",
+)
+
 
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 # A row group is what one read of a cell decodes.
@@ -110,7 +150,7 @@ class Packer(Protocol):
 class ClassFolderLayout:
     """An object a sample, in the folder of its class. Metadata is left behind: there is no place for it.
 
-    Names are those of the source, as ``datasets.copy.folder_names`` says. Where there are masks, images and masks lie
+    Names are those of the source, as ``datasets.copy.layout`` says. Where there are masks, images and masks lie
     side by side, and are called by their ids: ``images/cat/1a.jpg`` and ``masks/cat/1a.png``.
     """
 
@@ -279,3 +319,283 @@ def _leaves(schema: pa.Schema) -> list[str]:
         for field in schema
         for inner in (list(field.type) if pa.types.is_struct(field.type) else [None])
     ]
+
+
+_MAX_BYTES, _MAX_BYTES_A_PART = 1000, 200
+_AT_ONCE = 1 << 16
+
+
+class FolderNames:
+    """Where each sample of a data set lies in class folders.
+
+    It is called as in the source, or as it was before its first copy, and lies in the folder of its class, or of split
+    and class where the data brings splits. What could meet another sample's name, and what is no name for a file, is
+    called by the sample's id.
+
+    Args:
+        source: data set with labels.
+    """
+
+    def __init__(self, source: Dataset) -> None:
+        self._source = source
+        self._root = f"{source.url}/"
+        self._has_sources = SOURCE in source.columns and not source.column(SOURCE).null_count
+        self._has_splits = bool(source.splits_brought) and not source.column(SPLIT).null_count
+        whole = np.zeros(len(source), np.int64)
+        stems = np.zeros(len(source), np.int64)
+        for start in range(0, len(source), _AT_ONCE):
+            for row, place in enumerate(self._places(start, min(start + _AT_ONCE, len(source))), start):
+                whole[row] = _number(place)
+                # Another place that gets this suffix would be the same.
+                stems[row] = _number(place[: -len(suffix)]) if (suffix := _suffix(place)) else -1
+        values, counts = np.unique(whole, return_counts=True)
+        self._unsure = np.union1d(values[counts > 1], np.intersect1d(values, stems))
+
+    def objects(self, start: int, stop: int) -> Sequence[str]:
+        """The places of some samples, their suffixes as they were; empty for those that are called by their ids."""
+        places = list(self._places(start, stop))
+        is_unsure = np.isin([_number(place) for place in places], self._unsure)
+        return ["" if bad or not _is_name(place) else place for place, bad in zip(places, is_unsure, strict=True)]
+
+    def _places(self, start: int, stop: int) -> Iterator[str]:
+        rows = np.arange(start, stop, dtype=np.int64)
+        part = self._source.take(rows)
+        names = part.column(SOURCE).to_pylist() if self._has_sources else list(part.names)
+        splits = part.column(SPLIT).to_pylist() if self._has_splits else [""] * len(rows)
+        classes = self._source.classes
+        for name, split, label in zip(names, splits, part.samples.labels.tolist(), strict=True):
+            yield _place(name.removeprefix(self._root), split, classes[label] if label >= 0 else "")
+
+
+def _place(name: str, split: str, folder: str) -> str:
+    """A name within the folders of its split and its class, which it may have already."""
+    first, _, rest = name.partition("/")
+    if split and first.lower() == split.lower():
+        return name if rest.startswith(f"{folder}/") else f"{split}/{folder}/{rest}"
+    inner = name if name.startswith(f"{folder}/") else f"{folder}/{name}"
+    return f"{split}/{inner}" if split else inner
+
+
+def _suffix(place: str) -> str:
+    suffix = suffix_of(place)
+    return suffix if suffix in SAMPLE_SUFFIXES else ""
+
+
+def _number(text: str) -> int:
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _is_name(place: str) -> bool:
+    """Whether stores and systems of files take it, and listings show it."""
+    return len(place.encode(errors="surrogatepass")) <= _MAX_BYTES and all(
+        part.isprintable()
+        and not part.startswith(".")
+        and 0 < len(part.encode()) <= _MAX_BYTES_A_PART
+        and not set(part) & set('\\:*?"<>|')
+        for part in place.split("/")
+    )
+
+
+_KINDS = {pa.int64(): "bigint", pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "text"}
+_TIME = pa.timestamp("ms")
+
+
+def metadata_in(columns: Sequence[str]) -> tuple[str, ...]:
+    """Those of a data set's columns that are not of its samples' own."""
+    return tuple(name for name in columns if name not in COLUMNS.names and name not in TARGET_COLUMNS.names)
+
+
+def say_what_is_left(source: Dataset, observe: Observer, left: Sequence[str] | None = None) -> None:
+    """Tell which metadata columns of a data set stay behind, before something without them is made of it.
+
+    Args:
+        source: data set that has the metadata.
+        observe: told, if there are any.
+        left: their names; None for all that there are.
+    """
+    columns = metadata_in(source.columns) if left is None else tuple(left)
+    if columns:
+        observe(ColumnsDropped(url=source.url, columns=columns))
+
+
+class Metadata:
+    """The metadata columns of a data set that hold one plain value a sample, in one of five types.
+
+    Attributes:
+        nested: names of the columns that are left out because their values are lists or the like.
+    """
+
+    def __init__(self, source: Dataset) -> None:
+        names = metadata_in(source.columns)
+        columns = {name: source.column(name) for name in names}
+        self.nested = tuple(name for name in names if pa.types.is_nested(columns[name].type))
+        self._columns = {name: _plain(columns[name]) for name in names if name not in self.nested}
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Type of each column, in the words of CQL, by its name."""
+        return {
+            name: "timestamp" if column.type == _TIME else _KINDS[column.type] for name, column in self._columns.items()
+        }
+
+    def without(self, names: Sequence[str]) -> "Metadata":
+        """The metadata without some columns."""
+        rest = object.__new__(Metadata)
+        rest.nested = self.nested
+        rest._columns = {name: column for name, column in self._columns.items() if name not in names}
+        return rest
+
+    def rows(self, start: int, stop: int) -> list[tuple[Any, ...]]:
+        """The values of some samples, each in the order of the columns."""
+        values = [column.slice(start, stop - start).to_pylist() for column in self._columns.values()]
+        return list(zip(*values, strict=True)) if values else [()] * (stop - start)
+
+    def table(self, start: int, stop: int) -> Mapping[str, pa.ChunkedArray]:
+        """The columns of some samples, by name."""
+        return {name: column.slice(start, stop - start) for name, column in self._columns.items()}
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(_TIME)
+    if pa.types.is_null(column.type) or pa.types.is_large_string(column.type):
+        return column.cast(pa.string())
+    return plain(column)
+
+
+def picture_of(applied: Applied, record: bytes | memoryview) -> bytes:
+    """A PNG with the pixels of a record, grey or of three colours.
+
+    Of 16-bit floats, which are rounded, it has the pixels from which they were computed: half the distance of two
+    levels of 8 bits is four times the rounding or more, where the mean is one of them, so that the nearest is right.
+
+    Raises:
+        SampleError: the record is damaged, or no pixels give such floats.
+    """
+    kept = unpacked(applied.stored, record)
+    pixels = _levels_of(applied, kept) if kept.dtype == np.float16 else kept.astype(np.uint8, copy=False)
+    file = BytesIO()
+    Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0]).save(file, "PNG")
+    return file.getvalue()
+
+
+def _levels_of(applied: Applied, kept: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    levels = applied.whole.levels
+    assert levels is not None, "the steps of a ready format begin with images"
+    planes = kept.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is no pixel is found below
+        for plane, mean, std in zip(planes, levels.mean, levels.std, strict=True):
+            np.rint(plane * np.float32(std) + np.float32(mean), out=plane)
+        pixels = np.ascontiguousarray(np.nan_to_num(planes).clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
+    again = np.empty(kept.shape, np.float32)
+    levels.into(pixels, again)
+    if not np.array_equal(again.astype(np.float16), kept):
+        raise SampleError("no pixels give these 16-bit floats: make the copy from the images")
+    return pixels
+
+
+# At 95 of 100 what the codec loses is below what scaling changes.
+_QUALITY = 95
+
+
+def scaled(encoded: bytes | memoryview, shorter_side: int) -> bytes:
+    """Scale an image so that its shorter side has at most so many pixels.
+
+    One that is small enough keeps its bytes. Others become JPEG where they were JPEG, and PNG elsewhere, in the
+    orientation in which they are stored; scaling is bicubic with antialiasing, as in ``preprocess.Resize``.
+
+    Raises:
+        SampleError: the image is broken, too large or of a kind that is not read.
+    """
+    width, height = size_of(encoded)
+    if 0 < min(width, height) <= shorter_side:
+        return bytes(encoded)
+    image = decoded(encoded, "RGB", max_pixels=MAX_PIXELS)
+    share = shorter_side / min(image.size)
+    size = (round(image.width * share), round(image.height * share))
+    file = BytesIO()
+    kind = "JPEG" if bytes(encoded[:2]) == b"\xff\xd8" else "PNG"
+    image.resize(size, Image.Resampling.BICUBIC).save(file, kind, quality=_QUALITY)
+    return file.getvalue()
+
+
+def check_side(side: int | None) -> None:
+    """Check that images can be scaled to a shorter side of this many pixels.
+
+    Raises:
+        SettingError: images cannot be scaled to that side.
+    """
+    if side is not None and side < 1:
+        raise SettingError(f"--resize must be at least 1, not {side}")
+
+
+class Pictures(NamedTuple):
+    """What was read of a sample.
+
+    Attributes:
+        image: encoded.
+        mask: encoded; None where the sample has none.
+    """
+
+    image: bytes
+    mask: bytes | None
+
+
+class Scaling:
+    """Reads what a copy is made of.
+
+    Of a ready format, the pixels become images without loss.
+
+    Args:
+        source: samples.
+        side: pixels of the shorter side to which images and masks are scaled down; None leaves their bytes as they are.
+        workers: samples read, and scaled, at once.
+        stack: ends the threads.
+
+    Raises:
+        SettingError: the side makes no sense.
+    """
+
+    def __init__(self, source: Dataset, side: int | None, workers: int, stack: ExitStack) -> None:
+        check_side(side)
+        self.side = side
+        self._applied = source.manifest.applied
+        self._reader = reader_of(source, maximum=workers)
+        self._workers: Workers[Pictures | Skipped] = Workers(self._reader, workers, stack)
+
+    def read(self, samples: Samples, names: Sequence[str]) -> list[Pictures | Skipped]:
+        """All of these samples, in their order; of those that cannot be used, or whose masks cannot, why.
+
+        Args:
+            samples: some megabytes of them.
+            names: by which they are called where they are left out.
+        """
+        masks = masks_of(samples, self._reader)
+        return self._workers.each(samples, names, partial(self._pictures, samples, names, masks))
+
+    def _pictures(
+        self,
+        samples: Samples,
+        names: Sequence[str],
+        masks: Mapping[int, Buffer | Skipped],
+        row: int,
+        data: Buffer | Skipped,
+    ) -> Pictures | Skipped:
+        mask = masks.get(row)
+        if isinstance(data, Skipped):
+            return data
+        if isinstance(mask, Skipped):
+            return mask
+        try:
+            # Copied, for a view would keep all alive that was read with it.
+            image = bytes(data) if self._applied is None else picture_of(self._applied, data)
+            image = image if self.side is None else scaled(image, self.side)
+            return Pictures(image, None if mask is None else self._mask(samples.targets, row, mask))
+        except SampleError as error:
+            return Skipped(id=int(samples.ids[row]), object=names[row], reason=str(error))
+
+    def _mask(self, targets: Targets | None, row: int, data: Buffer) -> bytes:
+        if self.side is None or targets is None:
+            return bytes(data)
+        return scaled_mask(data, self.side, size=(int(targets.widths[row]), int(targets.heights[row])))

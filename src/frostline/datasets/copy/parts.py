@@ -1,15 +1,53 @@
-"""Makes the parts of a copy in this process: what is there is looked at first, and then what is missing is written."""
+"""Makes the parts of a copy: what is whole is kept, what is missing is written, read back and recorded.
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+Makes the parts of a copy in this process: what is there is looked at first, and then what is missing is written.
+
+Writes the parts of a copy in another format: samples are read, packed, written and read back.
+
+What a copy keeps of a part that is whole: the names, sizes, SHA-256s and versions of its objects.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from frostline.core import Skipped
-from frostline.errors import TooManySkipped
-from frostline.events import Observer, ProgressMade, SampleSkipped
+import numpy as np
+import pyarrow as pa
 
-__all__ = ("CopyPart", "CopyPlan", "PartCopier", "PartRunner", "PartTally", "finished", "made_here", "whole_parts")
+from frostline.core import Samples, Skipped
+from frostline.core.errors import DataError, TooManySkipped
+from frostline.core.events import Observer, ProgressMade, SampleSkipped
+from frostline.datasets.copy.layout import (
+    FolderNames,
+    Loose,
+    OutputObject,
+    Pictures,
+    Scaling,
+    metadata_in,
+    packer_named,
+)
+from frostline.datasets.dataset import Dataset
+from frostline.stores.protocols import ObjectStore
+
+__all__ = (
+    "CopiedObject",
+    "CopiedPart",
+    "CopyPart",
+    "CopyPlan",
+    "PartCopier",
+    "PartRunner",
+    "PartTally",
+    "RepackPlan",
+    "finished",
+    "made_here",
+    "metadata_digest",
+    "metadata_values",
+    "whole_parts",
+)
 
 
 class PartResult(Protocol):
@@ -160,3 +198,167 @@ def finished(result: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(result)
     return future
+
+
+class CopiedObject(NamedTuple):
+    """An object that was written and read back.
+
+    Attributes:
+        size: size of the object in bytes.
+        sha256: SHA-256 of the object.
+        etag: its version then; empty where the store tells none.
+    """
+
+    size: int
+    sha256: str
+    etag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedPart:
+    """A part that was written completely.
+
+    Attributes:
+        number: index of the part.
+        samples: in it.
+        objects: the written objects, by name.
+        skipped: samples that could not be read.
+        about: names the values of the metadata that went along; empty where none did.
+    """
+
+    number: int
+    samples: int
+    objects: dict[str, CopiedObject]
+    skipped: tuple[Skipped, ...]
+    about: str = ""
+
+    def to_json(self) -> bytes:
+        """The text of its record."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, number: int) -> "CopiedPart | None":
+        """The part of that number; None where its record is damaged."""
+        try:
+            value = json.loads(data)
+            objects = {
+                name: CopiedObject(int(fields[0]), str(fields[1]), str(fields[2]))
+                for name, fields in value["objects"].items()
+            }
+            skipped = tuple(Skipped(**fields) for fields in value["skipped"])
+            part = cls(
+                number=value["number"],
+                samples=int(value["samples"]),
+                objects=objects,
+                skipped=skipped,
+                about=str(value["about"]),
+            )
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+            return None
+        return part if part.number == number else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RepackPlan:
+    """How the parts of a copy are written.
+
+    Attributes:
+        source: samples to copy.
+        store: where they go.
+        format: one of ``layout.PACKERS``.
+        side: pixels of the shorter side to which images are scaled down; None leaves their bytes as they are.
+        workers: samples read, and objects written, at once.
+        names: names of the objects in class folders; None where the samples' ids name them.
+    """
+
+    source: Dataset
+    store: ObjectStore
+    format: str
+    side: int | None
+    workers: int
+    names: FolderNames | None
+
+    def open(self, stack: ExitStack) -> "_PartWriter":
+        """See ``parts.CopyPlan.open``."""
+        return _PartWriter(self, stack)
+
+    def about(self) -> Mapping[str, pa.ChunkedArray]:
+        """The columns of metadata for which the format has a place."""
+        keeps = packer_named(self.format).keeps_metadata
+        return {name: self.source.column(name) for name in (metadata_in(self.source.columns) if keeps else ())}
+
+
+class _PartWriter:
+    """Writes parts; ``stack`` ends its threads."""
+
+    def __init__(self, plan: RepackPlan, stack: ExitStack) -> None:
+        self._source = plan.source
+        self._store = plan.store
+        self._format = plan.format
+        self._names = plan.names
+        self._about = plan.about()
+        self._scaling = Scaling(plan.source, plan.side, plan.workers, stack)
+        self._writers = ThreadPoolExecutor(plan.workers, "frostline-write")
+        stack.callback(self._writers.shutdown, cancel_futures=True)
+
+    def look(self, part: CopyPart) -> None:
+        """A part that comes here is not there, or not whole: all of it is written."""
+
+    def make(self, part: CopyPart, before: None) -> Future[CopiedPart]:  # noqa: ARG002
+        rows, about = part.rows, metadata_values(self._about, part.rows)
+        samples = self._source.samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
+        names = self._source.names[rows.start : rows.stop]
+        read = self._scaling.read(samples, names)
+        kept = [(row, found) for row, found in enumerate(read) if isinstance(found, Pictures)]
+        objects = [""] * len(rows) if self._names is None else self._names.objects(rows.start, rows.stop)
+        loose = [self._loose(samples, names, about, objects, row, pictures) for row, pictures in kept]
+        packed = packer_named(self._format).pack(part.number, loose, self._source.classes)
+        written: list[Future[tuple[str, CopiedObject]]] = [self._writers.submit(self._write, obj) for obj in packed]
+        copied = CopiedPart(
+            number=part.number,
+            samples=len(loose),
+            objects=dict(future.result() for future in written),
+            skipped=tuple(found for found in read if isinstance(found, Skipped)),
+            about=metadata_digest(about),
+        )
+        return finished(copied)
+
+    def _loose(
+        self,
+        samples: Samples,
+        names: Sequence[str],
+        about: dict[str, list[Any]],
+        objects: Sequence[str],
+        row: int,
+        found: Pictures,
+    ) -> Loose:
+        return Loose(
+            id=int(samples.ids[row]),
+            name=names[row],
+            label=int(samples.labels[row]),
+            about={name: values[row] for name, values in about.items()},
+            encoded=found.image,
+            is_remade=self._source.manifest.applied is not None,
+            object=objects[row],
+            mask=None if samples.targets is None else found.mask or b"",
+        )
+
+    def _write(self, packed: OutputObject) -> tuple[str, CopiedObject]:
+        """Write an object and read it back."""
+        name, data = packed
+        sha256 = hashlib.sha256(data).hexdigest()
+        self._store.write(name, data)
+        found, version = self._store.read_version(name, 0, len(data))
+        if hashlib.sha256(found).hexdigest() != sha256:
+            raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
+        return name, CopiedObject(len(data), sha256, version)
+
+
+def metadata_values(about: Mapping[str, pa.ChunkedArray], rows: range) -> dict[str, list[Any]]:
+    """The values of some rows, by column."""
+    return {name: column.slice(rows.start, len(rows)).to_pylist() for name, column in about.items()}
+
+
+def metadata_digest(about: Mapping[str, list[Any]]) -> str:
+    """Stands for the metadata of some samples, by column, in the record of their part."""
+    return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest() if about else ""

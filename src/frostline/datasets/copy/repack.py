@@ -16,24 +16,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from frostline.config import cache_folder
 from frostline.core import Skipped
-from frostline.datasets.access import refreshed_here, require_one_part
-from frostline.datasets.copy.checkpoint import CopiedObject, CopiedPart
-from frostline.datasets.copy.folder_names import FolderNames
-from frostline.datasets.copy.layout import divided, packer_named
-from frostline.datasets.copy.metadata import metadata_in, say_what_is_left
-from frostline.datasets.copy.part_writer import RepackPlan, metadata_digest, metadata_values
-from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, made_here, whole_parts
-from frostline.datasets.copy.scaling import check_side
+from frostline.core.config import cache_folder
+from frostline.core.errors import ObjectNotFound, SettingError
+from frostline.core.events import Observer, PhaseStarted
+from frostline.datasets.copy.layout import FolderNames, check_side, divided, metadata_in, packer_named, say_what_is_left
+from frostline.datasets.copy.parts import (
+    CopiedObject,
+    CopiedPart,
+    CopyPart,
+    PartRunner,
+    PartTally,
+    RepackPlan,
+    made_here,
+    metadata_digest,
+    metadata_values,
+    whole_parts,
+)
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.formats.split_names import SPLIT
-from frostline.datasets.manifest.changes import refusing
-from frostline.errors import ObjectNotFound, SettingError
-from frostline.events import Observer, PhaseStarted
-from frostline.stores.base.protocols import Entry, ObjectStore, is_other_version
-from frostline.stores.objects.local import FolderStore, is_partial
+from frostline.datasets.formats.labels import SPLIT
+from frostline.datasets.manifest import refusing
+from frostline.datasets.reading import refreshed_here, require_one_part
+from frostline.stores.local import FolderStore, is_partial
 from frostline.stores.open import open_store
+from frostline.stores.protocols import Entry, ObjectStore, is_other_version
 
 __all__ = ("PART_BYTES", "Repacked", "repack")
 

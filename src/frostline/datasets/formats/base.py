@@ -1,32 +1,59 @@
-"""What a format of data is: one protocol, and the table that it makes of a store's listing."""
+"""What a format of data is: one protocol, and the columns of the table that it makes of a store's listing.
+
+What a format of data is: one protocol, and the table that it makes of a store's listing.
+
+The columns of a manifest: Arrow in memory or in a mapped file, seen as numbers and texts without a copy.
+
+Lists that samples say of themselves, such as boxes and tags, as a table keeps them: JSON in a column of texts.
+"""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from frostline.core import OBJECTS, READINGS
-from frostline.errors import DataError
+from frostline.core import OBJECTS, READINGS, Samples, Targets
+from frostline.core.errors import DataError
+from frostline.core.nouns import Texts
+from frostline.ordering import Chosen, Labels
 from frostline.preprocess import Applied
-from frostline.stores.base.listing import Entries
-from frostline.stores.base.protocols import Entry, ObjectStore
+from frostline.stores.protocols import Entries, Entry, ObjectStore
 
 __all__ = (
     "COLUMNS",
     "TARGET_COLUMNS",
+    "ArrowTexts",
+    "ChosenTexts",
     "Format",
+    "LabelSummary",
     "ListedSamples",
+    "ManifestColumns",
+    "PartOfSamples",
+    "SelectedRows",
+    "WholeSamples",
     "Widespread",
     "digest_of",
+    "flattened",
+    "in_json",
     "is_hidden",
+    "is_list",
     "is_named",
+    "list_column",
+    "list_columns",
+    "list_names",
+    "short_lists",
     "stable_ids",
 )
+
 
 COLUMNS = pa.schema(
     {
@@ -99,7 +126,7 @@ class Format(Protocol):
     def claims(self, entries: Sequence[Entry]) -> bool:
         """Whether a listing looks like this format.
 
-        It may be columns (``stores.base.listing``), which a format that has many objects looks at as a whole.
+        It may be columns (``stores.protocols``), which a format that has many objects looks at as a whole.
         """
 
     def digest(self, entries: Sequence[Entry]) -> str:
@@ -180,3 +207,504 @@ def stable_ids(names: Sequence[str]) -> npt.NDArray[np.int64]:
         one, other = (names[row] for row in order[first : first + 2].tolist())
         raise DataError(f"{one!r} and {other!r} have the same 63-bit id: rename one of them")
     return ids
+
+
+_Numbers = npt.NDArray[np.int64]
+
+# So many texts are worth a list, which is faster to index; more stay in Arrow.
+_LIST = 1 << 16
+# Rows read from a mapped file before its pages are given back: a row may bring in 64 KiB of each column.
+_TOUCHED_ROWS = 1 << 11
+_SCAN_ROWS = 1 << 19  # whole bytes of a bitmap
+# Where one row of so many is wanted, every page of a column is.
+_NUMBERS_A_PAGE = 512
+
+
+class SelectedRows(Protocol):
+    """Rows chosen of a table; see ``ordering.Chosen`` and ``ordering.RowIndices``."""
+
+    def __len__(self) -> int:
+        """The number of rows."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Names exactly these rows."""
+
+    def at(self, positions: _Numbers) -> _Numbers:
+        """The rows at these positions of the choice."""
+
+    def pieces(self) -> Iterator[_Numbers]:
+        """All of them in order, some at a time."""
+
+
+class ArrowTexts(Texts):
+    """A column of strings.
+
+    Args:
+        column: strings without nulls, or a dictionary of such strings.
+    """
+
+    def __init__(self, column: pa.Array) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def take(self, rows: _Numbers) -> Sequence[str]:
+        """See ``Texts.take``."""
+        found = self._column.take(pa.array(rows))
+        return found.to_pylist() if len(rows) <= _LIST else ArrowTexts(found)
+
+
+class ChosenTexts(Texts):
+    """Some rows of a column of texts, which are looked up when they are asked for."""
+
+    def __init__(self, whole: Texts, rows: SelectedRows) -> None:
+        self._whole = whole
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, rows: _Numbers) -> Sequence[str]:
+        """See ``Texts.take``."""
+        return self._whole.take(self._rows.at(rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LabelSummary:
+    """What was worked out of a table's labels when its file was made, so that nobody need read them to split it.
+
+    Attributes:
+        first: see ``ordering.Labels``.
+        counts: likewise.
+        is_ascending: likewise.
+        places: one column, of what ``ordering.places_by_label`` gives; None where rows stand in the order of labels.
+    """
+
+    first: int
+    counts: _Numbers
+    is_ascending: bool
+    places: pa.Table | None
+
+
+class ManifestColumns:
+    """A manifest's table, one chunk a column, with what gives back the pages of the file that it may lie in.
+
+    Args:
+        table: without nulls in the columns that every table of samples has.
+        mapped: the memory map that it lies in; None where it lies in memory.
+        known: known classes of the labels; None where nothing is known.
+    """
+
+    def __init__(self, table: pa.Table, mapped: Any = None, known: LabelSummary | None = None) -> None:
+        self.table = table
+        self._mapped = mapped
+        self._known = known
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def is_mapped(self) -> bool:
+        """It lies in a file, and pages that were read can be given back."""
+        return self._mapped is not None
+
+    @property
+    def labels(self) -> Labels | None:
+        """The labels of all rows, where they were counted when the file was made."""
+        known = self._known
+        if known is None:
+            return None
+        return Labels(
+            first=known.first,
+            counts=known.counts,
+            is_ascending=known.is_ascending,
+            pieces=lambda: self.pieces("label"),
+            places=None if known.places is None else ManifestColumns(known.places, self._mapped).places,
+        )
+
+    def pieces(self, name: str) -> Iterator[_Numbers]:
+        """A column of whole numbers in order, some at a time."""
+        for piece in self.scan((name,)):
+            yield np.asarray(piece.column(0).to_numpy(), np.int64)
+
+    def places(self) -> Iterator[npt.NDArray[Any]]:
+        """The first column in order, some at a time, as wide as it is kept."""
+        for piece in self.scan(self.table.column_names[:1]):
+            yield piece.column(0).to_numpy()
+
+    def numbers(self, name: str) -> _Numbers:
+        """A column of whole numbers, viewed."""
+        return np.asarray(self._array(name).to_numpy(zero_copy_only=True), np.int64)
+
+    def texts(self, name: str) -> ArrowTexts:
+        """A column of strings."""
+        return ArrowTexts(self._array(name))
+
+    def scan(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Some columns in pieces of some hundred thousand rows; pages of a piece are given back before the next."""
+        chosen = self.table.select(list(names))
+        with self._read_on(chosen):
+            for start in range(0, len(self), _SCAN_ROWS):
+                yield chosen.slice(start, _SCAN_ROWS)
+                self.forget()
+
+    def of(self, table: pa.Table) -> "ManifestColumns":
+        """Another table of the same rows, columns of which may lie in the same file."""
+        return ManifestColumns(table, self._mapped, self._known)
+
+    def forget(self) -> None:
+        """Give pages back that were read from the file; they come again when they are read."""
+        if self._mapped is not None:
+            import mmap
+
+            self._mapped.madvise(mmap.MADV_DONTNEED)
+
+    @contextmanager
+    def _read_on(self, table: pa.Table) -> Iterator[None]:
+        """Have the system read ahead where columns lie: what is read here and there is read a page at a time."""
+        if self._mapped is None:
+            yield
+            return
+        import mmap
+
+        places = list(self._places(table, mmap.PAGESIZE))
+        for place in places:
+            self._mapped.madvise(mmap.MADV_SEQUENTIAL, *place)
+        try:
+            yield
+        finally:
+            for place in places:
+                self._mapped.madvise(mmap.MADV_RANDOM, *place)
+
+    def _places(self, table: pa.Table, page: int) -> Iterator[tuple[int, int]]:
+        """Where in the file the columns' bytes lie, by whole pages."""
+        base, size = pa.py_buffer(self._mapped).address, len(self._mapped)
+        buffers = (buffer for column in table.columns for chunk in column.chunks for buffer in chunk.buffers())
+        for start, length in ((buffer.address - base, buffer.size) for buffer in buffers if buffer is not None):
+            if 0 <= start < start + length <= size:
+                yield start // page * page, length + start % page
+
+    def _array(self, name: str) -> pa.Array:
+        column = self.table.column(name)
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+class WholeSamples:
+    """All samples of a manifest; see ``core.SampleTable``."""
+
+    def __init__(self, columns: ManifestColumns) -> None:
+        self._columns = columns
+        etags = columns.texts("etag")
+        self._samples = Samples(
+            ids=columns.numbers("id"),
+            objects=columns.texts("object"),
+            offsets=columns.numbers("offset"),
+            lengths=columns.numbers("length"),
+            labels=columns.numbers("label"),
+            versions=etags,
+            targets=_targets_of(columns),
+        )
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def has_targets(self) -> bool:
+        """Rows that are taken say where their masks are."""
+        return self._samples.targets is not None
+
+    @property
+    def ids(self) -> _Numbers:
+        """A view."""
+        return self._samples.ids
+
+    @property
+    def objects(self) -> Sequence[str]:
+        """Looked up when asked for."""
+        return self._samples.objects
+
+    @property
+    def offsets(self) -> _Numbers:
+        """A view."""
+        return self._samples.offsets
+
+    @property
+    def lengths(self) -> _Numbers:
+        """A view."""
+        return self._samples.lengths
+
+    @property
+    def labels(self) -> _Numbers:
+        """A view."""
+        return self._samples.labels
+
+    @property
+    def versions(self) -> Sequence[str]:
+        """Looked up when asked for."""
+        return self._samples.versions
+
+    @property
+    def encoded_bytes(self) -> int:
+        """The bytes of all encoded samples together: one pass over a column."""
+        return sum(int(pc.sum(piece.column(0)).as_py() or 0) for piece in self._columns.scan(("length",)))
+
+    def take(self, rows: _Numbers) -> Samples:
+        """The given rows as columns of their own."""
+        found = self._samples.take(rows)
+        self._columns.forget()
+        return found
+
+    def ids_at(self, rows: _Numbers) -> _Numbers:
+        """The ids of the given rows."""
+        return self._at(self._samples.ids, rows)
+
+    def labels_at(self, rows: _Numbers) -> _Numbers:
+        """The labels of the given rows."""
+        return self._at(self._samples.labels, rows)
+
+    def lengths_at(self, rows: _Numbers) -> _Numbers:
+        """The lengths of the given rows."""
+        return self._at(self._samples.lengths, rows)
+
+    def column_at(self, name: str, rows: _Numbers) -> _Numbers:
+        """Numbers of the given rows."""
+        return self._at(self._columns.numbers(name), rows)
+
+    def pieces(self, name: str, rows: SelectedRows | None) -> Iterator[_Numbers]:
+        """A column of whole numbers in order, some at a time: of the given rows, or of all."""
+        if rows is None:
+            yield from self._columns.pieces(name)
+        elif isinstance(rows, Chosen) and len(rows) * _NUMBERS_A_PAGE >= len(self):
+            yield from self._chosen(name, rows)
+        else:
+            for some in rows.pieces():
+                yield self.column_at(name, some)
+
+    def _chosen(self, name: str, rows: Chosen) -> Iterator[_Numbers]:
+        """Numbers of ascending rows that lie in every page, which are read on and not looked up one by one."""
+        start = 0
+        for piece in self._columns.pieces(name):
+            bits = rows.bits[start // 8 : -(-(start + len(piece)) // 8)]
+            yield piece[np.unpackbits(bits, count=len(piece), bitorder="little").view(np.bool_)]
+            start += len(piece)
+
+    def _at(self, column: _Numbers, rows: _Numbers) -> _Numbers:
+        if not self._columns.is_mapped:
+            return column[rows]
+        out = np.empty(len(rows), np.int64)
+        for start in range(0, len(rows), _TOUCHED_ROWS):
+            out[start : start + _TOUCHED_ROWS] = column[rows[start : start + _TOUCHED_ROWS]]
+            self._columns.forget()
+        return out
+
+
+class PartOfSamples:
+    """Some rows of a manifest; see ``core.SampleTable``. Nothing is copied but what is asked for."""
+
+    def __init__(self, whole: WholeSamples, rows: SelectedRows) -> None:
+        self._whole = whole
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def ids(self) -> _Numbers:
+        """Copied at each access."""
+        return self._all("id")
+
+    @property
+    def objects(self) -> Sequence[str]:
+        """Looked up when asked for."""
+        return self.texts_of(self._whole.objects)
+
+    @property
+    def offsets(self) -> _Numbers:
+        """Copied at each access."""
+        return self._all("offset")
+
+    @property
+    def lengths(self) -> _Numbers:
+        """Copied at each access."""
+        return self._all("length")
+
+    @property
+    def labels(self) -> _Numbers:
+        """Copied at each access."""
+        return self._all("label")
+
+    @property
+    def versions(self) -> Sequence[str]:
+        """Looked up when asked for."""
+        return self.texts_of(self._whole.versions)
+
+    @property
+    def encoded_bytes(self) -> int:
+        """The bytes of all encoded samples together: one pass over a column."""
+        return sum(int(some.sum()) for some in self._whole.pieces("length", self._rows))
+
+    def take(self, rows: _Numbers) -> Samples:
+        """The given rows of the part as columns of their own."""
+        return self._whole.take(self._rows.at(rows))
+
+    def ids_at(self, rows: _Numbers) -> _Numbers:
+        """The ids of the given rows of the part."""
+        return self._whole.ids_at(self._rows.at(rows))
+
+    def labels_at(self, rows: _Numbers) -> _Numbers:
+        """The labels of the given rows of the part."""
+        return self._whole.labels_at(self._rows.at(rows))
+
+    def _all(self, name: str) -> _Numbers:
+        return np.concatenate([np.zeros(0, np.int64), *self._whole.pieces(name, self._rows)])
+
+    def texts_of(self, whole: Sequence[str]) -> Sequence[str]:
+        """The texts of the part's rows, of a column of the whole."""
+        assert isinstance(whole, Texts), "a manifest's texts are looked up"
+        return ChosenTexts(whole, self._rows)
+
+
+def _targets_of(columns: ManifestColumns) -> Targets | None:
+    if not set(TARGET_COLUMNS.names) <= set(columns.table.column_names):
+        return None
+    return Targets(
+        objects=columns.texts("target_object"),
+        offsets=columns.numbers("target_offset"),
+        lengths=columns.numbers("target_length"),
+        versions=columns.texts("target_etag"),
+        widths=columns.numbers("target_width"),
+        heights=columns.numbers("target_height"),
+    )
+
+
+# Longer lists are data and not what is said of it: a table of samples would be as large as they are.
+_MAX_VALUES = 256
+# Of the text that a number takes.
+_BYTES_A_VALUE = 16
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of that type are lists of numbers, truth values or texts, or lists of lists of numbers."""
+    inner = _inner(kind)
+    if inner is None:
+        return False
+    deepest = _inner(inner)
+    return _is_number(inner) or _is_text(inner) if deepest is None else _is_number(deepest)
+
+
+def list_names(schema: pa.Schema) -> tuple[str, ...]:
+    """The paths of the columns that hold lists; those of a struct, such as ``objects.bbox``, are columns too."""
+    return tuple(path for path, kind in _fields(schema) if is_list(kind))
+
+
+def list_columns(parquet: pq.ParquetFile, names: Sequence[str]) -> dict[str, pa.Array]:
+    """Columns of lists as texts, by their paths, without those whose lists have more than 256 values on average."""
+    short = [name for name in names if _mean_values(parquet, name) <= _MAX_VALUES]
+    if not short:
+        return {}
+    # One thread: Arrow's pool would not survive a fork of the process.
+    table = parquet.read(columns=short, use_threads=False)
+    return {name: in_json(_at(table, name)) for name in short}
+
+
+def short_lists(table: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
+    """Columns of lists of a table as texts, by their paths, without those with long lists; see ``list_columns``."""
+    found = {path: _at(table, path) for path in paths if path.partition(".")[0] in table.column_names}
+    return {path: in_json(column) for path, column in found.items() if _leaves(column) <= _MAX_VALUES * len(table)}
+
+
+def _leaves(column: pa.ChunkedArray) -> int:
+    """Values in all lists of a column together."""
+    while _inner(column.type) is not None:
+        column = pc.list_flatten(column)
+    return len(column)
+
+
+def list_column(values: Sequence[Any]) -> pa.Array | None:
+    """Values of one field as texts; None where one is no plain list, or the lists are too long to be kept.
+
+    Args:
+        values: one a sample; None where it has none.
+    """
+    there = [value for value in values if value is not None]
+    if not there or not all(map(_is_plain, there)):
+        return None
+    column = in_json(values)
+    nbytes = sum(len(text) for text in column.to_pylist() if text)
+    return None if nbytes > _MAX_VALUES * _BYTES_A_VALUE * len(values) else column
+
+
+def in_json(values: pa.ChunkedArray | Sequence[Any]) -> pa.Array:
+    """Values as JSON, null where there is none: numbers with a fraction keep their point, texts stay as they are."""
+    plain = values.to_pylist() if isinstance(values, pa.ChunkedArray) else values
+    return pa.array([_text(value) for value in plain], pa.string())
+
+
+def _text(value: Any) -> str | None:
+    if value is None or value != value:
+        return None
+    if isinstance(value, str):
+        return value
+    # JSON can escape halves of characters, which cannot be written down.
+    return json.dumps(value, ensure_ascii=True)
+
+
+def _inner(kind: pa.DataType) -> pa.DataType | None:
+    is_one = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return kind.value_type if is_one else None
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _fields(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+    for field in schema:
+        if pa.types.is_struct(field.type):
+            yield from ((f"{field.name}.{inner.name}", inner.type) for inner in field.type)
+        else:
+            yield field.name, field.type
+
+
+def _mean_values(parquet: pq.ParquetFile, name: str) -> float:
+    """Values of a sample's list, by what the file says of itself."""
+    about = parquet.metadata
+    values = 0
+    for group in range(about.num_row_groups):
+        chunks = map(about.row_group(group).column, range(about.num_columns))
+        values += sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.startswith(f"{name}."))
+    return float(values / max(1, about.num_rows))
+
+
+def _at(table: pa.Table, path: str) -> pa.ChunkedArray:
+    if path in table.column_names:
+        return table[path]
+    outer, _, inner = path.partition(".")
+    return pc.struct_field(table[outer], inner)
+
+
+def _is_plain(value: Any) -> bool:
+    if not isinstance(value, list):
+        return False
+    if value and all(isinstance(inner, list) for inner in value):
+        return all(_are_numbers(inner) for inner in value)
+    return _are_numbers(value) or all(isinstance(inner, str) for inner in value)
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
+def flattened(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of JSON whose lists within an object are fields of their own, such as ``objects.bbox``."""
+    found = dict(row)
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inner}": listed for inner, listed in value.items() if isinstance(listed, list)}
+    return found

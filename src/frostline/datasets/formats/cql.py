@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named, stable_ids
+from frostline.datasets.formats.folders import NO_MASK, Mask, Size, known_sizes, target_columns
 from frostline.datasets.formats.labels import OTHER_LABELS, column_name, labelled, said_by
-from frostline.datasets.formats.targets import NO_MASK, Mask, Size, known_sizes, target_columns
-from frostline.errors import DataError, EmptyDataset
-from frostline.preprocess.decoder import size_of
-from frostline.stores.base.protocols import LABELS, MASKS, Entry, ObjectStore, Tabular
+from frostline.preprocess.images import size_of
+from frostline.stores.protocols import LABELS, MASKS, Entry, ObjectStore, Tabular
 
 __all__ = ("CqlTables",)
 

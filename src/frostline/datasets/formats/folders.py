@@ -1,7 +1,16 @@
-"""Images or sounds in class folders, or in those of splits: decides what of a store's listing is a labelled one."""
+"""Images, sounds and masks in class folders, or in those of splits: which of a listing belongs to which.
+
+Images or sounds in class folders, or in those of splits: decides what of a store's listing is a labelled one.
+
+Images and their masks, side by side: decides from the listing's names which mask belongs to which image.
+
+What formats with masks share: the fields that name masks, and the columns that a table gets for them.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -9,23 +18,36 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_hidden, stable_ids
-from frostline.datasets.formats.split_names import SPLIT, are_divided, folder_splits
-from frostline.errors import EmptyDataset
-from frostline.stores.base.listing import Entries, Names
-from frostline.stores.base.protocols import Entry, ObjectStore
-from frostline.stores.base.urls import COMPRESSED
+from frostline.core.errors import DataError, EmptyDataset
+from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, ListedSamples, digest_of, is_hidden, stable_ids
+from frostline.datasets.formats.labels import SPLIT, are_divided, folder_splits
+from frostline.preprocess.images import size_of
+from frostline.stores.protocols import Entries, Entry, Names, ObjectStore, Readable, Versioned
+from frostline.stores.urls import COMPRESSED
 
 __all__ = (
     "IMAGE_SUFFIXES",
     "KINDS",
+    "MASK_FIELDS",
+    "NO_MASK",
     "SAMPLE_SUFFIXES",
     "SOUND_SUFFIXES",
     "ClassFolderFormat",
+    "Mask",
+    "MaskPairs",
+    "Pair",
+    "Size",
+    "filled",
     "is_image",
     "is_sample",
+    "known_sizes",
+    "names_a_class",
+    "pairs_of",
+    "size_at",
     "suffix_of",
+    "target_columns",
 )
+
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 SOUND_SUFFIXES = frozenset({".flac", ".ogg", ".opus", ".wav"})
@@ -36,7 +58,7 @@ SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 # Part of every digest: raise it whenever the same files would give another table.
-_RULE = "frostline image folders 5"
+_FOLDER_RULE = "frostline image folders 5"
 
 
 class _Layout(NamedTuple):
@@ -74,7 +96,7 @@ class ClassFolderFormat:
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_RULE, _listed(entries))
+        return digest_of(_FOLDER_RULE, _listed(entries))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:  # noqa: ARG002
         """See ``Format.read``; nothing but the listing is needed."""
@@ -88,10 +110,10 @@ class ClassFolderFormat:
         columns = [pa.array(ids), objects, objects, pa.array(offsets), sizes, pa.array(labels), etags]
         table = pa.table(columns, schema=COLUMNS)
         if layout.splits:
-            splits = [_split_names(first, layout) for first in _folders(labelled, "first", layout.prefix)]
+            splits = [_split_names(first, layout) for first in _folders_behind(labelled, "first", layout.prefix)]
             table = table.append_column(SPLIT, pa.chunked_array(splits, pa.string()))
         return ListedSamples(
-            table=table, classes=classes, digest=labelled.digest(_RULE), divided_by_names=bool(layout.splits)
+            table=table, classes=classes, digest=labelled.digest(_FOLDER_RULE), divided_by_names=bool(layout.splits)
         )
 
 
@@ -141,7 +163,7 @@ def _with_suffix(entries: Sequence[Entry], suffixes: Iterable[str], *, in_folder
     return found.where(pc.and_(pc.and_not(fits, hidden), is_inside if in_folders else pc.invert(is_inside)))
 
 
-def _folders(labelled: Entries, which: str, prefix: str) -> Iterator[pa.Array]:
+def _folders_behind(labelled: Entries, which: str, prefix: str) -> Iterator[pa.Array]:
     """The first or the second folder of each name behind a prefix, some names at a time; empty where there is none."""
     pattern = f"^{re.escape(prefix)}{_FOLDERS}"
     for piece in labelled.pieces():
@@ -163,13 +185,15 @@ def _layout(labelled: Entries) -> _Layout:
 
 
 def _different(labelled: Entries, prefix: str) -> set[str]:
-    return {name for firsts in _folders(labelled, "first", prefix) for name in pc.unique(firsts).to_pylist()}
+    return {name for firsts in _folders_behind(labelled, "first", prefix) for name in pc.unique(firsts).to_pylist()}
 
 
 def _pairs(labelled: Entries, prefix: str) -> set[tuple[str, str]]:
     """The pairs of first and second folder that there are."""
     found: set[tuple[str, str]] = set()
-    for both in zip(_folders(labelled, "first", prefix), _folders(labelled, "second", prefix), strict=True):
+    for both in zip(
+        _folders_behind(labelled, "first", prefix), _folders_behind(labelled, "second", prefix), strict=True
+    ):
         different = pa.table(list(both), names=["first", "second"]).group_by(["first", "second"]).aggregate([])
         found.update(zip(different["first"].to_pylist(), different["second"].to_pylist(), strict=True))
     return found
@@ -185,10 +209,10 @@ def _split_names(folders: pa.Array, layout: _Layout) -> pa.Array:
 def _class_folders(labelled: Entries, layout: _Layout) -> Iterator[pa.Array]:
     """The folder of each name that is its class; empty where it has none."""
     if not layout.splits:
-        yield from _folders(labelled, "first", "")
+        yield from _folders_behind(labelled, "first", "")
         return
-    seconds = _folders(labelled, "second", layout.prefix)
-    for first, second in zip(_folders(labelled, "first", layout.prefix), seconds, strict=True):
+    seconds = _folders_behind(labelled, "second", layout.prefix)
+    for first, second in zip(_folders_behind(labelled, "first", layout.prefix), seconds, strict=True):
         yield pc.if_else(pc.is_valid(_split_names(first, layout)), second, "")
 
 
@@ -238,3 +262,277 @@ def _nothing_at(url: str, entries: Sequence[Entry]) -> str:
     return (
         f"{url} holds no images or sounds, in class folders (such as cats/1.jpg) or in none{beside}{_unread(entries)}"
     )
+
+
+MASK_FIELDS = ("mask", "masks", "segmentation", "segmentation_mask", "annotation", "seg")
+"""Columns, and kinds of members of shards, that hold a sample's mask or say where it is; the first that is there."""
+
+Size = tuple[int, int]
+"""Width and height in pixels; zeros where nobody knows them."""
+
+# Of an image's head, which says how large it is; where it is not enough, the whole is read.
+_HEAD_BYTES = 4096
+
+
+class Mask(NamedTuple):
+    """Where the mask of a sample is.
+
+    Attributes:
+        object: name of its object; empty where the sample has none.
+        offset: where it starts there.
+        length: bytes of it.
+        etag: version of its object, empty where the store has none.
+    """
+
+    object: str
+    offset: int
+    length: int
+    etag: str
+
+
+NO_MASK = Mask("", 0, 0, "")
+
+
+def target_columns(masks: Sequence[Mask], sizes: Sequence[Size]) -> dict[str, pa.Array]:
+    """``TARGET_COLUMNS`` of some samples.
+
+    Args:
+        masks: one a sample.
+        sizes: width and height of each sample's image; zeros where nobody knows them.
+    """
+    columns = [*zip(*masks, strict=True), *zip(*sizes, strict=True)] or [()] * len(TARGET_COLUMNS)
+    return {field.name: pa.array(values, field.type) for field, values in zip(TARGET_COLUMNS, columns, strict=True)}
+
+
+def filled(table: pa.Table) -> pa.Table:
+    """A table of which some parts had masks: their columns are where they belong, and the others' samples have none."""
+    if TARGET_COLUMNS.names[0] not in table.schema.names:
+        return table
+    for field in TARGET_COLUMNS:
+        empty = "" if field.type == pa.string() else 0
+        column = pc.fill_null(table[field.name].cast(field.type), empty)
+        table = table.set_column(table.schema.get_field_index(field.name), field, column)
+    beside = [name for name in table.schema.names if name not in TARGET_COLUMNS.names]
+    return table.select([*beside, *TARGET_COLUMNS.names])
+
+
+def size_at(store: Readable, object: str, offset: int, length: int) -> Size:
+    """The size of an image, from its head; zeros where its header is broken, which reading it will say.
+
+    Raises what ``Readable.read`` raises.
+    """
+    if not length:
+        return 0, 0
+    size = size_of(store.read(object, offset, min(length, _HEAD_BYTES)))
+    return size if 0 not in size or length <= _HEAD_BYTES else size_of(store.read(object, offset, length))
+
+
+def known_sizes(before: ListedSamples | None) -> Mapping[tuple[str, str], Size]:
+    """Width and height of the images of an earlier listing that had masks, by the object's name and version."""
+    if before is None or TARGET_COLUMNS.names[0] not in before.table.schema.names:
+        return {}
+    names = ("object", "etag", "target_length", "target_width", "target_height")
+    rows = zip(*(before.table[name].to_pylist() for name in names), strict=True)
+    # Of an image that had no mask nobody asked for its size.
+    return {(name, etag): (width, height) for name, etag, mask, width, height in rows if etag and mask}
+
+
+# Part of every digest: raise it whenever the same files would give another table.
+_MASK_RULE = "frostline masks 2"
+_THREADS = 16
+
+_IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "leftimg8bit"})
+_MASK_FOLDERS = frozenset(
+    {
+        "annotation", "annotations", "ground_truth", "gt", "gtcoarse", "gtfine", "label", "labels", "mask", "masks",
+        "segmentation", "segmentationclass", "segmentationclassaug", "segmentations", "trimaps",
+    }
+)  # fmt: skip
+# Folders of masks that say nothing of images without one: others of their images are there for other tasks.
+_SOME_ONLY = frozenset({"segmentationclass", "segmentationclassaug"})
+_IMAGE_ENDS = ("_leftimg8bit", "_sat", "_image")
+# Of several masks of an image the first of these is taken; the ones before None name masks wherever they lie.
+_MASK_ENDS = (
+    "_gtfine_labeltrainids", "_gtfine_labelids", "_gtcoarse_labeltrainids", "_gtcoarse_labelids", "_segmentation",
+    "_mask",
+)  # fmt: skip
+_ENDS_IN_FOLDERS = (*_MASK_ENDS, "_masks", "_label", "_labels", "_seg", "_gt")
+_FOLDER_END = "_masks"
+# What the names of all masks have in them, and those of some other objects.
+_LIKELY = "(?i)annotation|ground_truth|gt|label|mask|segmentation|trimaps"
+_FOLDERS_AT_HAND = 4096
+
+
+class Pair(NamedTuple):
+    """An image and its mask.
+
+    Attributes:
+        image: entry of the image.
+        mask: entry of its mask; None where there is none.
+        folder: the first folder that names neither images nor masks; empty where there is none.
+    """
+
+    image: Entry
+    mask: Entry | None
+    folder: str
+
+
+class _Place(NamedTuple):
+    """What a name says of an object.
+
+    Attributes:
+        key: name without the part that tells images from masks: the same for both of a pair.
+        is_mask: it is a mask.
+        rank: precedence of the mask: of several masks of an image, the lowest rank counts.
+        is_some_only: masks like it belong to some of the images.
+    """
+
+    key: str
+    is_mask: bool
+    rank: int = 0
+    is_some_only: bool = False
+
+
+class MaskPairs:
+    """``images/1.jpg`` and ``masks/1.png``, and the other ways in which the two commonly lie side by side.
+
+    Folders tell them apart (``images`` and ``masks`` at any depth, ``JPEGImages`` and ``SegmentationClass``,
+    ``leftImg8bit`` and ``gtFine``, ``train`` and ``train_masks``), or the ends of names (``1.tif`` and ``1_mask.tif``).
+    What is left of the two names is the same. The first folder that is left is the class. An image without a mask is
+    a sample without one, but in the layout of Pascal VOC, where it belongs to other tasks.
+    """
+
+    name = "masks"
+    is_incremental = True
+
+    def claims(self, entries: Sequence[Entry]) -> bool:
+        """See ``Format.claims``: one pair is enough."""
+        # Most listings are of other formats, and may be of millions: one look at each name tells.
+        likely = Entries.of(entries).matching(_LIKELY)
+        masks = {place.key for _, place in _placed(likely) if place.is_mask}
+        return bool(masks) and any(place.key in masks for _, place in _placed(entries) if not place.is_mask)
+
+    def digest(self, entries: Sequence[Entry]) -> str:
+        """See ``Format.digest``."""
+        return digest_of(_MASK_RULE, (entry for entry in entries if is_image(entry.object)))
+
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
+        """See ``Format.read``; of images that are new or have changed, the head is read: masks must be as large."""
+        pairs = pairs_of(entries)
+        if not pairs:
+            raise EmptyDataset(f"{store.url} holds no images with masks (such as images/1.jpg and masks/1.png)")
+        classes = tuple(sorted({pair.folder for pair in pairs} - {""}))
+        number = {name: index for index, name in enumerate(classes)}
+        names = pa.array([pair.image.object for pair in pairs], pa.string())
+        sizes = _sizes(store, [pair.image for pair in pairs], before)
+        columns = {
+            "id": pa.array(stable_ids(names.to_pylist())),
+            "name": names,
+            "object": names,
+            "offset": pa.array(np.zeros(len(pairs), np.int64)),
+            "length": pa.array([pair.image.size for pair in pairs], pa.int64()),
+            "label": pa.array([number.get(pair.folder, -1) for pair in pairs], pa.int64()),
+            "etag": pa.array([pair.image.etag for pair in pairs], pa.string()),
+            **target_columns([_mask(pair.mask) for pair in pairs], sizes),
+        }
+        schema = pa.unify_schemas([COLUMNS, TARGET_COLUMNS])
+        return ListedSamples(table=pa.table(columns, schema=schema), classes=classes, digest=self.digest(entries))
+
+
+def pairs_of(entries: Iterable[Entry]) -> list[Pair]:
+    """The images of a listing in the order of their names, each with its mask.
+
+    Raises:
+        DataError: two images, or two masks, have one name but for their suffix.
+    """
+    images: dict[str, Entry] = {}
+    masks: dict[str, tuple[int, Entry]] = {}
+    some_only = False
+    for entry, place in _placed(sorted(entries)):
+        if not place.is_mask:
+            if place.key in images:
+                raise DataError(_twice(images[place.key], entry, "the images of one sample"))
+            images[place.key] = entry
+            continue
+        some_only |= place.is_some_only
+        known = masks.get(place.key)
+        if known is not None and known[0] == place.rank:
+            raise DataError(_twice(known[1], entry, "the mask of one image"))
+        if known is None or place.rank < known[0]:
+            masks[place.key] = (place.rank, entry)
+    if not masks.keys() & images.keys():
+        return []
+    found = ((key, image, masks[key][1] if key in masks else None) for key, image in images.items())
+    return [Pair(image, mask, _folder_of(key)) for key, image, mask in found if mask or not some_only]
+
+
+def _mask(entry: Entry | None) -> Mask:
+    return NO_MASK if entry is None else Mask(entry.object, 0, entry.size, entry.etag)
+
+
+def names_a_class(folder: str) -> bool:
+    """Whether a folder of that name, of images or of masks, is taken for that of a class."""
+    return "/" not in folder and _left_of(folder) == folder
+
+
+def _twice(one: Entry, other: Entry, what: str) -> str:
+    return f"{one.object} and {other.object} would both be {what}: leave one of them in the place"
+
+
+def _folder_of(key: str) -> str:
+    folder, slash, _ = key.partition("/")
+    return folder if slash else ""
+
+
+def _placed(entries: Iterable[Entry]) -> Iterator[tuple[Entry, _Place]]:
+    for entry in entries:
+        if is_image(entry.object):
+            yield entry, _place(entry.object)
+
+
+def _place(name: str) -> _Place:
+    folder, _, base = name.rpartition("/")
+    stem = base.rpartition(".")[0]
+    left, is_mask, is_image_folder, is_some_only = _mask_folders(folder)
+    end = _end_of(stem, _ENDS_IN_FOLDERS if is_mask else _MASK_ENDS)
+    if is_mask or (end and not is_image_folder):
+        rank = _ENDS_IN_FOLDERS.index(end) if end else len(_ENDS_IN_FOLDERS)
+        return _Place(left + stem[: len(stem) - len(end)], True, rank, is_some_only)
+    return _Place(left + stem[: len(stem) - len(_end_of(stem, _IMAGE_ENDS))], False)
+
+
+def _end_of(stem: str, ends: Iterable[str]) -> str:
+    small = stem.lower()
+    return next((end for end in ends if small.endswith(end) and len(small) > len(end)), "")
+
+
+@lru_cache(_FOLDERS_AT_HAND)
+def _mask_folders(folder: str) -> tuple[str, bool, bool, bool]:
+    """What is left of a folder's path, whether masks or images lie there, and whether of some images alone."""
+    parts = folder.split("/") if folder else []
+    small = [part.lower() for part in parts]
+    is_mask = any(part in _MASK_FOLDERS or _is_of_masks(part) for part in small)
+    left = [_left_of(part) for part in parts]
+    path = "".join(f"{part}/" for part in left if part)
+    return path, is_mask, any(part in _IMAGE_FOLDERS for part in small), bool(_SOME_ONLY & set(small))
+
+
+def _left_of(part: str) -> str:
+    if part.lower() in _IMAGE_FOLDERS or part.lower() in _MASK_FOLDERS:
+        return ""
+    return part[: -len(_FOLDER_END)] if _is_of_masks(part.lower()) else part
+
+
+def _is_of_masks(part: str) -> bool:
+    return part.endswith(_FOLDER_END) and len(part) > len(_FOLDER_END)
+
+
+def _sizes(store: Versioned, images: Sequence[Entry], before: ListedSamples | None) -> list[tuple[int, int]]:
+    known = known_sizes(before)
+    with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
+        return list(threads.map(partial(_size, store, known), images))
+
+
+def _size(store: Versioned, known: Mapping[tuple[str, str], tuple[int, int]], image: Entry) -> tuple[int, int]:
+    found = known.get((image.object, image.etag))
+    return size_at(store, image.object, 0, image.size) if found is None else found

@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 
-from frostline.checks import check_type
+from frostline.core.config import check_type
+from frostline.core.errors import SettingError, nearest
 from frostline.datasets.formats.arrow import ArrowFiles
 from frostline.datasets.formats.base import Format
-from frostline.datasets.formats.column_roles import columns_by_input, columns_in_text
 from frostline.datasets.formats.cql import CqlTables
-from frostline.datasets.formats.folders import ClassFolderFormat
-from frostline.datasets.formats.masks import MaskPairs
+from frostline.datasets.formats.folders import ClassFolderFormat, MaskPairs
 from frostline.datasets.formats.parquet import Parquet
-from frostline.datasets.formats.ready_format import ReadyFormat
-from frostline.datasets.formats.url_lists import UrlLists
+from frostline.datasets.formats.ready import ReadyFormat
+from frostline.datasets.formats.tables import columns_by_input, columns_in_text
+from frostline.datasets.formats.urls import UrlLists
 from frostline.datasets.formats.webdataset import CompressedTars, WebDataset
-from frostline.errors import SettingError, nearest
 from frostline.preprocess import Preprocess
-from frostline.stores.base.protocols import Entry
+from frostline.stores.protocols import Entry
 
 __all__ = ("FORMATS", "check_inputs", "format_named", "format_of", "format_with", "part_names")
 

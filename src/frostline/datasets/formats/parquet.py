@@ -1,29 +1,413 @@
-"""Parquet files with a column of images or texts, as Hugging Face keeps data sets: samples are cells, read in place."""
+"""Parquet files with a column of images or texts, as Hugging Face keeps data sets: cells are read in place.
 
-from collections.abc import Iterator, Sequence
+Parquet files with a column of images or texts, as Hugging Face keeps data sets: samples are cells, read in place.
+
+Reads samples out of Parquet cells: decodes a row group's column once, and keeps as many of them as fit.
+"""
+
+import bisect
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import accumulate
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from cachetools import LRUCache
 
 from frostline.core import CELLS
-from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden
-from frostline.datasets.formats.column_roles import ColumnRoles, labels_said, roles_of_parts
-from frostline.datasets.formats.labels import column_name, joined, labelled
-from frostline.datasets.formats.lists import list_columns
-from frostline.datasets.formats.split_names import with_splits
-from frostline.datasets.formats.tables import SAID, Parts, finished, known_parts, plain
-from frostline.datasets.formats.targets import NO_MASK, Mask, target_columns
-from frostline.datasets.parquet.cells import Cell, cells_of, leaf, opened
-from frostline.errors import DataError, EmptyDataset
-from frostline.preprocess.decoder import size_of
-from frostline.preprocess.named_inputs import record_bytes
-from frostline.stores.base.protocols import Entry, ObjectStore, Versioned, is_other_version
+from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError
+from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden, list_columns
+from frostline.datasets.formats.folders import NO_MASK, Mask, target_columns
+from frostline.datasets.formats.labels import column_name, joined, labelled, with_splits
+from frostline.datasets.formats.tables import (
+    HEADER_BYTES,
+    NUMBER_BYTES,
+    SAID,
+    ColumnRoles,
+    Parts,
+    arrays_of,
+    finished,
+    known_parts,
+    labels_said,
+    number_lists,
+    plain,
+    roles_of_parts,
+)
+from frostline.preprocess.images import size_of
+from frostline.preprocess.steps import MAX_INPUTS, framed, record_bytes
+from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version, plain_etag
 
-__all__ = ("Parquet", "is_parquet")
+__all__ = (
+    "CELLS_BYTES",
+    "Cell",
+    "CellCache",
+    "CellReader",
+    "Parquet",
+    "RangeFile",
+    "cells_of",
+    "is_parquet",
+    "leaf",
+    "opened",
+)
+
+
+_END_BYTES = 64 << 10
+
+
+class RangeFile:
+    """A file of a store, as Arrow reads one: whole ranges, one request each. For one thread.
+
+    Attributes:
+        version: the etag that came with what was read; empty before that.
+    """
+
+    closed = False
+
+    def __init__(self, store: Versioned, name: str, size: int) -> None:
+        self.version = ""
+        self._store = store
+        self._name = name
+        self._size = size
+        self._place = 0
+
+    def tell(self) -> int:
+        """Where reading goes on."""
+        return self._place
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        """Go on from a place."""
+        self._place = place + (0, self._place, self._size)[whence]
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        """The bytes from here on, as many as there are.
+
+        Raises:
+            DataError: the file was replaced since the first read.
+        """
+        left = max(0, self._size - self._place)
+        length = left if size < 0 else min(size, left)
+        if not length:
+            return b""
+        data, version = self._store.read_version(self._name, self._place, length)
+        if is_other_version(self.version, version):
+            raise DataError(f"{self._name} changed while it was read: ask again when nobody writes to it")
+        self.version = version
+        self._place += length
+        return bytes(data)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def writable(self) -> bool:
+        """It is not."""
+        return False
+
+    def flush(self) -> None:
+        """There is nothing to write."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@contextmanager
+def opened(
+    store: Versioned, name: str, size: int, metadata: pq.FileMetaData | None = None
+) -> Iterator[tuple[pq.ParquetFile, RangeFile]]:
+    """A Parquet file to read from, in this thread alone: Arrow's own threads would not survive a fork.
+
+    Args:
+        store: store that holds the file.
+        name: name of the object.
+        size: size of the object in bytes.
+        metadata: metadata of the file, where it was read before.
+
+    Raises:
+        DataError: the file is damaged, cut off or encrypted, and what the caller reads from it too.
+        StoreError: the store failed.
+    """
+    source = RangeFile(store, name, size)
+    try:
+        yield pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=False), source
+    except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the file
+        raise
+    except (pa.ArrowException, OSError) as error:
+        if "crypt" in str(error).lower():
+            raise DataError(f"{name} is encrypted, and Frostline has no key: write it without encryption") from error
+        raise DataError(f"{name} is no Parquet file, or is damaged or cut off: make it again") from error
+
+
+def leaf(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The only leaf of a column, however deep it lies in structs, as binary; lists of numbers as arrays of NumPy."""
+    if number_lists(column.type) is not None:
+        return arrays_of(column)
+    chunks = column.chunks
+    kind = column.type
+    while pa.types.is_struct(kind):
+        kind = kind.field(0).type
+        chunks = [chunk.flatten()[0] for chunk in chunks]
+    return pa.chunked_array(chunks, kind).cast(pa.large_binary())
+
+
+CELLS_BYTES = 256 << 20
+"""Default memory for decoded columns, in bytes."""
+# What decoding a chunk takes at its peak beside itself: its compressed bytes, and a page more than once.
+_WHILE_DECODED = 3
+_MAX_FILES = 256
+_BESIDE = "+"  # stands between columns, in whose quoted names there is none
+
+
+class Cell(NamedTuple):
+    """Where samples lie: columns of a file of which size and version are known, so that its end need not be sought.
+
+    Attributes:
+        file: name of the object.
+        columns: paths of the leaf columns: one, or one for each part of a sample.
+        size: size of the file in bytes.
+        version: digest of the file's etag.
+    """
+
+    file: str
+    columns: tuple[str, ...]
+    size: int
+    version: str
+
+    @classmethod
+    def of(cls, entry: Entry, *columns: str) -> "Cell":
+        """The place of a column, or of several, in a file as it was listed."""
+        return cls(entry.object, columns, entry.size, _version(entry.etag))
+
+    @classmethod
+    def parse(cls, object: str) -> "Cell":
+        """The inverse of ``str``.
+
+        Raises:
+            BadRequest: the name is not that of a cell.
+        """
+        file, mark, rest = object.rpartition("#")
+        column, _, place = rest.partition("@")
+        size, _, version = place.partition(".")
+        if not mark or not column or not size.isascii() or not size.isdigit() or len(size) > 18:
+            raise BadRequest(f"samples.objects: {object[:200]!a} is no column of a Parquet file")
+        columns = column.split(_BESIDE)
+        if len(columns) > MAX_INPUTS:
+            raise BadRequest(f"samples.objects: {object[:200]!a} names more than {MAX_INPUTS} columns")
+        return cls(file, tuple(map(unquote, columns)), int(size), version)
+
+    def alone(self) -> "Iterator[Cell]":
+        """The place of each column by itself."""
+        return (self._replace(columns=(column,)) for column in self.columns)
+
+    def __str__(self) -> str:
+        columns = _BESIDE.join(quote(column, safe="") for column in self.columns)
+        return f"{self.file}#{columns}@{self.size}.{self.version}"
+
+
+def cells_of(object: str) -> str:
+    """Name of the file in which a sample of that object lies."""
+    return object.rpartition("#")[0]
+
+
+class CellCache:
+    """Decoded columns of row groups, the latest used, within a bound. Safe for threads; one decodes it for all.
+
+    Args:
+        max_bytes: maximum size of the cells, including the memory for decoding.
+    """
+
+    def __init__(self, max_bytes: int = CELLS_BYTES) -> None:
+        self._maximum = max_bytes
+        self._used = 0
+        self._changed = threading.Condition()
+        self._kept: OrderedDict[tuple[object, ...], tuple[pa.ChunkedArray, int]] = OrderedDict()
+        self._under_way: set[tuple[object, ...]] = set()
+
+    @property
+    def used_bytes(self) -> int:
+        """What is kept, and what those that are being decoded take."""
+        return self._used
+
+    def get(self, key: tuple[object, ...], nbytes: int, decode: Callable[[], pa.ChunkedArray]) -> pa.ChunkedArray:
+        """A column, decoded now or before.
+
+        Args:
+            key: names it.
+            nbytes: size that it will have.
+            decode: makes it, outside of any lock.
+
+        Raises:
+            SampleError: the column does not fit the budget.
+        """
+        takes = _WHILE_DECODED * nbytes
+        if takes > self._maximum:
+            raise SampleError(
+                f"a row group with {nbytes} bytes of images is too large: {self._maximum // _WHILE_DECODED} fit; write "
+                "smaller row groups, or start the node with more --memory"
+            )
+        with self._changed:
+            self._changed.wait_for(lambda: key not in self._under_way)
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key][0]
+            self._under_way.add(key)
+        try:
+            return self._decoded(key, takes, decode)
+        finally:
+            with self._changed:
+                self._under_way.discard(key)
+                self._changed.notify_all()
+
+    def _decoded(self, key: tuple[object, ...], takes: int, decode: Callable[[], pa.ChunkedArray]) -> pa.ChunkedArray:
+        with self._changed:
+            self._changed.wait_for(lambda: self._makes_room(takes))
+            self._used += takes
+        stays = 0
+        try:
+            column = decode()
+            stays = min(column.nbytes, takes)
+            return column
+        finally:
+            with self._changed:
+                self._used += stays - takes
+                if stays:
+                    self._kept[key] = (column, stays)
+                self._changed.notify_all()
+
+    def _makes_room(self, nbytes: int) -> bool:
+        while self._used + nbytes > self._maximum and self._kept:
+            _, (_, freed) = self._kept.popitem(last=False)
+            self._used -= freed
+        return self._used + nbytes <= self._maximum
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CellFile:
+    metadata: pq.FileMetaData
+    ends: list[int]
+    etag: str
+
+
+class CellReader:
+    """A ``Versioned`` whose objects are columns of Parquet files and whose offsets are rows. Safe for threads.
+
+    Where an object is several columns, what is read is a record of their cells (``preprocess.steps``).
+
+    Args:
+        store: store that holds the files.
+        cache: may be shared by several readers.
+    """
+
+    def __init__(self, store: Versioned, cache: CellCache, url: str = "") -> None:
+        self._store = store
+        self._cache = cache
+        self._url = url
+        self._lock = threading.Lock()
+        self._files: LRUCache[tuple[str, int, str], _CellFile] = LRUCache(_MAX_FILES)
+
+    def read(self, object: str, offset: int, length: int) -> Buffer:
+        """See ``Readable.read``: the bytes of a cell, which are copied."""
+        return self.read_version(object, offset, length)[0]
+
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
+        """See ``Versioned.read_version``.
+
+        Raises:
+            ObjectNotFound: there is no such cell of that length, or its file has changed since it was listed.
+            SampleError: its row group is too large.
+        """
+        cell = Cell.parse(object)
+        with _said(cell.file):
+            file = self._file(cell)
+            group = bisect.bisect_right(file.ends, offset)
+            if group == len(file.ends):
+                raise ObjectNotFound(f"{cell.file} has no row {offset}: it has changed")
+            row = offset - (file.ends[group - 1] if group else 0)
+            values = [self._column(each, file, group)[row].as_buffer() for each in cell.alone()]
+        data = None if any(value is None for value in values) else _record([value.to_pybytes() for value in values])
+        if data is None or len(data) != length:
+            raise ObjectNotFound(f"row {offset} of {cell.file} has no sample of {length} bytes: it has changed")
+        return data, file.etag
+
+    def _column(self, cell: Cell, file: _CellFile, group: int) -> pa.ChunkedArray:
+        place = _leaf_place(file.metadata, cell)
+        nbytes = _decoded_bytes(file.metadata.row_group(group), place)
+        return self._cache.get((self._url, cell, group), nbytes, lambda: self._decoded(cell, file, group))
+
+    def _file(self, cell: Cell) -> _CellFile:
+        key = (cell.file, cell.size, cell.version)
+        with self._lock:
+            if (known := self._files.get(key)) is not None:
+                return known
+        with opened(self._store, cell.file, cell.size) as (parquet, source):
+            metadata = parquet.metadata
+        self._check(cell, source.version)
+        ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
+        file = _CellFile(metadata, ends, source.version)
+        with self._lock:
+            self._files[key] = file
+        return file
+
+    def _decoded(self, cell: Cell, file: _CellFile, group: int) -> pa.ChunkedArray:
+        with opened(self._store, cell.file, cell.size, file.metadata) as (parquet, source):
+            table = parquet.read_row_group(group, columns=list(cell.columns), use_threads=False)
+        self._check(cell, source.version)
+        return leaf(table.column(0))
+
+    def _check(self, cell: Cell, etag: str) -> None:
+        if _version(etag) != cell.version:
+            raise ObjectNotFound(f"{cell.file} has changed since it was listed")
+
+
+@contextmanager
+def _said(file: str) -> Iterator[None]:
+    # What is wrong with a file as a whole was said when it was listed: now it is another one.
+    try:
+        yield
+    except DataError as error:
+        raise ObjectNotFound(f"{error}; it may have changed since it was listed") from error
+    except pa.ArrowException as error:
+        raise ObjectNotFound(f"{file} is damaged, or has changed since it was listed") from error
+
+
+def _leaf_place(metadata: pq.FileMetaData, cell: Cell) -> int:
+    [column] = cell.columns
+    # The leaf of a list has more names behind that of its column, which writers choose.
+    paths = [f"{metadata.schema.column(place).path}." for place in range(metadata.num_columns)]
+    found = [place for place, path in enumerate(paths) if path.startswith(f"{column}.")]
+    if len(found) != 1:
+        raise ObjectNotFound(f"{cell.file} has no column {column[:100]!r}: it has changed")
+    return found[0]
+
+
+def _decoded_bytes(group: pq.RowGroupMetaData, place: int) -> int:
+    """Bytes of a column of a row group, of which a dictionary of numbers may take far fewer in the file."""
+    column = group.column(place)
+    if column.physical_type not in NUMBER_BYTES:
+        return int(column.total_uncompressed_size)
+    return int(column.num_values * NUMBER_BYTES[column.physical_type] + group.num_rows * HEADER_BYTES)
+
+
+def _record(parts: list[bytes]) -> bytes:
+    return parts[0] if len(parts) == 1 else framed(parts)
+
+
+def _version(etag: str) -> str:
+    return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""
+
 
 _RULE = "frostline parquet 4"
 # Files read at once: each holds a row group of images while their sizes are looked at.

@@ -1,19 +1,57 @@
-"""What formats whose objects hold many samples share: tables of single objects, made into the table of all."""
+"""What formats of tables share: the roles of columns, and tables of single objects made into the table of all.
 
-from collections.abc import Callable
+Decides which column of a file holds images, masks, labels and metadata, by schema and by name. Pure.
+
+What formats whose objects hold many samples share: tables of single objects, made into the table of all.
+
+Reads places of one object that mostly follow each other, such as headers, by ranges of a fitting size.
+
+Lists of numbers in a column of Parquet as arrays, each as NumPy's ``save`` would write it.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from io import BytesIO
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.lib import format as npy
 
-from frostline.datasets.formats.base import COLUMNS, ListedSamples, stable_ids
-from frostline.datasets.formats.labels import OTHER_LABELS, Labelled
-from frostline.datasets.formats.lists import in_json
-from frostline.datasets.formats.split_names import SPLIT
-from frostline.datasets.formats.targets import filled
-from frostline.stores.base.listing import Names
+from frostline.core.errors import DataError, SettingError
+from frostline.datasets.formats.base import COLUMNS, ListedSamples, in_json, is_list, list_names, stable_ids
+from frostline.datasets.formats.folders import MASK_FIELDS, filled
+from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, OTHER_LABELS, SPLIT, URL_FIELDS, Labelled
+from frostline.preprocess.steps import MAX_INPUTS, is_argument
+from frostline.stores.protocols import Entry, Names, Versioned, is_other_version
 
-__all__ = ("SAID", "Parts", "finished", "known_parts", "plain")
+__all__ = (
+    "HEADER_BYTES",
+    "NUMBER_BYTES",
+    "SAID",
+    "ColumnRoles",
+    "ObjectRanges",
+    "Parts",
+    "arrays_of",
+    "columns_by_input",
+    "columns_in_text",
+    "columns_of_schema",
+    "finished",
+    "is_label",
+    "is_scalar",
+    "is_target",
+    "known_parts",
+    "labels_said",
+    "number_lists",
+    "plain",
+    "roles_in",
+    "roles_of_parts",
+)
+
 
 SAID = "said"
 """The column of tables of single objects that holds labels as texts, until all of them are known."""
@@ -74,3 +112,385 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_integer(kind):
         return column.cast(pa.int64(), safe=kind != pa.uint64())
     return column.cast(pa.float64() if pa.types.is_floating(kind) else pa.string())
+
+
+# Reading on through what is not needed costs less than another round trip, up to about here.
+_GAP_BYTES = 64 << 10
+# A header with a name and a small member or two.
+_MIN_BYTES = 8 << 10
+_MAX_BYTES = 1 << 20
+# Headers with long names, and contents that are looked into, are far smaller.
+_LONGEST_BYTES = 16 << 20
+
+
+class ObjectRanges:
+    """As much of a file as ``tarfile`` needs of one. For one thread.
+
+    Args:
+        store: store that holds the object.
+        entry: its entry in the store's listing.
+    """
+
+    def __init__(self, store: Versioned, entry: Entry) -> None:
+        self._store = store
+        self._entry = entry
+        self._place = 0
+        self._start = 0
+        self._held = b""
+        self._window = _MIN_BYTES
+
+    def tell(self) -> int:
+        """Where reading goes on."""
+        return self._place
+
+    def seek(self, place: int) -> int:
+        """Go on from a place."""
+        self._place = place
+        return place
+
+    def read(self, size: int) -> bytes:
+        """The bytes from here on; raises what ``at`` raises."""
+        data = self.at(self._place, size)
+        self._place += len(data)
+        return data
+
+    def at(self, place: int, size: int) -> bytes:
+        """The bytes at a place, or as many as the file has.
+
+        Raises:
+            DataError: they are more than any header has, or the file has changed since it was listed.
+            StoreError: the store failed.
+        """
+        if size > _LONGEST_BYTES:
+            raise DataError(f"{self._entry.object} has a header of {size} bytes at byte {place}: it is damaged")
+        size = min(size, self._entry.size - place)
+        if size <= 0:
+            return b""
+        if not self._start <= place <= place + size <= self._start + len(self._held):
+            self._fetch(place, size)
+        return self._held[place - self._start : place - self._start + size]
+
+    def _fetch(self, place: int, size: int) -> None:
+        is_near = 0 <= place - self._start - len(self._held) + size < _GAP_BYTES
+        self._window = min(2 * self._window, _MAX_BYTES) if is_near else _MIN_BYTES
+        length = min(max(size, self._window), self._entry.size - place)
+        data, version = self._store.read_version(self._entry.object, place, length)
+        if is_other_version(self._entry.etag, version):
+            raise DataError(f"{self._entry.object} changed while it was read: ask again when nobody writes to it")
+        self._start, self._held = place, bytes(data)
+
+
+HEADER_BYTES = 256
+"""An upper bound of what stands before the numbers of an array."""
+
+NUMBER_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8}
+"""Bytes of a number once it is read, by the type that it has in the file."""
+
+
+def number_lists(kind: pa.DataType) -> tuple[pa.DataType, tuple[int, ...]] | None:
+    """The type of the numbers of a column of lists, and the shape of each value but for its first length.
+
+    None where it is no column of lists of numbers; lists whose own items are lists of any length are none either. Lists
+    of fixed lengths may lie in each other, and so may tensors of one shape.
+    """
+    kind = _storage(kind)
+    if not _is_list(kind):
+        return None
+    inner, shape = kind.value_type, []
+    while pa.types.is_fixed_size_list(inner):
+        shape.append(inner.list_size)
+        inner = inner.value_type
+    is_number = pa.types.is_integer(inner) or (pa.types.is_floating(inner) and inner != pa.float16())
+    return (inner, tuple(shape)) if is_number else None
+
+
+def arrays_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The arrays of a column of lists of numbers, encoded; null where there is no list."""
+    return pa.chunked_array([_encoded(chunk) for chunk in column.chunks], pa.large_binary())
+
+
+def _storage(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _encoded(chunk: pa.Array) -> pa.Array:
+    tensor = tuple(chunk.type.shape) if isinstance(chunk.type, pa.FixedShapeTensorType) else None
+    lists = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
+    there = lists.is_valid().to_pylist()
+    ends = np.cumsum([0, *(length or 0 for length in lists.value_lengths().to_pylist())])
+    numbers = lists.flatten()
+    inner: tuple[int, ...] = ()
+    while pa.types.is_fixed_size_list(numbers.type):
+        inner = (*inner, numbers.type.list_size)
+        numbers = numbers.flatten()
+    values = numbers.to_numpy(zero_copy_only=False).reshape(-1, *inner)
+    return pa.array(
+        [
+            _bytes(values[start:end], tensor) if is_there else None
+            for start, end, is_there in zip(ends, ends[1:], there, strict=False)
+        ],
+        pa.large_binary(),
+    )
+
+
+def _bytes(values: np.ndarray[Any, Any], tensor: tuple[int, ...] | None) -> bytes:
+    return _header(values.dtype.str, values.shape if tensor is None else tensor) + values.tobytes()
+
+
+@lru_cache(1024)
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    file = BytesIO()
+    npy.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+# Begins what says several columns by the inputs that are made of them.
+_SEVERAL = "?"
+
+# Where no words say it: what image columns are called, and then the first that could be one.
+_IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "bytes", "data")
+
+# Where labels are images, they are masks.
+_MASK_NAMES = (*MASK_FIELDS, *LABEL_FIELDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnRoles:
+    """What the columns of a file are.
+
+    Attributes:
+        image: path of the leaf with the encoded images, or with what else the samples are.
+        mask: path of the leaf with the encoded masks; None where no column is one.
+        label: name of the column; None where no column is one.
+        other: name of a column that is called as labels are and holds something else; None where none is.
+        classes: names that a label's number stands for; empty where it is its own.
+        about: scalar columns beside them.
+        lists: paths of columns of lists.
+    """
+
+    image: str
+    mask: str | None
+    label: str | None
+    other: str | None
+    classes: tuple[str, ...]
+    about: tuple[str, ...]
+    lists: tuple[str, ...] = ()
+
+
+def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRoles | None:
+    """What the columns are; None where none can hold samples, or the chosen one cannot.
+
+    Args:
+        schema: schema of the file; the metadata of Hugging Face's ``datasets`` names images, labels and classes.
+        column: name of the column with the samples: texts, lists of numbers or binary; by default images.
+    """
+    features = _features(schema)
+    leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}
+    named = [name for name in leaves if _kind(features.get(name)) == "Image"]
+    likely = [*named, *(name for name in _IMAGE_NAMES if name in leaves), *leaves]
+    image = next(iter([*(name for name in likely if name not in _MASK_NAMES), *likely]), None)
+    if column is not None:
+        image, chosen = column, _chosen_leaf(schema, column)
+        leaves = {} if chosen is None else {column: chosen}
+    if image is None or image not in leaves:
+        return None
+    mask = next((name for name in _MASK_NAMES if name in leaves and name != image), None)
+    numbered = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
+    wanted = [*(name for name in LABEL_FIELDS if name in numbered), *numbered, *LABEL_FIELDS]
+    can_be = {name for name in schema.names if name != image and is_label(schema.field(name).type)}
+    label = next((name for name in wanted if name in can_be), None)
+    other = next((name for name in LABEL_FIELDS if name not in leaves and _is_other(schema, name)), None)
+    other = other if label is None else None
+    about = tuple(field.name for field in schema if is_scalar(field.type) and field.name not in (label, other, image))
+    classes = features[label].get("names") if label is not None and label in numbered else None
+    names = tuple(map(str, classes)) if isinstance(classes, list) else ()
+    return ColumnRoles(
+        image=leaves[image],
+        mask=None if mask is None else leaves[mask],
+        label=label,
+        other=other,
+        classes=names,
+        about=about,
+        lists=tuple(name for name in list_names(schema) if name not in (other, image)),
+    )
+
+
+def _features(schema: pa.Schema) -> dict[str, Any]:
+    try:
+        said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = said["info"]["features"]
+        return features if isinstance(features, dict) else {}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def _kind(feature: Any) -> str | None:
+    return feature.get("_type") if isinstance(feature, dict) else None
+
+
+def _image_leaf(field: pa.Field) -> str | None:
+    if _is_binary(field.type):
+        return str(field.name)
+    if pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
+        return f"{field.name}.bytes" if _is_binary(field.type.field("bytes").type) else None
+    return None
+
+
+def _chosen_leaf(schema: pa.Schema, column: str) -> str | None:
+    if schema.names.count(column) != 1:
+        return None
+    field = schema.field(column)
+    return column if _is_text(field.type) or number_lists(field.type) is not None else _image_leaf(field)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_label(kind: pa.DataType) -> bool:
+    """Whether a column of that type can say labels."""
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_integer(plain) or pa.types.is_boolean(plain) or _is_text(plain)
+
+
+def is_target(kind: pa.DataType) -> bool:
+    """Whether a column of that type can say labels that are no classes."""
+    return bool(pa.types.is_floating(kind) or is_list(kind))
+
+
+def _is_other(schema: pa.Schema, name: str) -> bool:
+    return name in schema.names and not pa.types.is_null(schema.field(name).type)
+
+
+def is_scalar(kind: pa.DataType) -> bool:
+    """Whether a column of that type can be metadata."""
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain) or _is_text(plain)
+
+
+def columns_in_text(columns: str | Mapping[str, str]) -> str:
+    """The column with the samples, or the columns with their parts, as one text: ``?pixel_values=image&...``.
+
+    Raises:
+        SettingError: there are fewer than two parts or more than eight, or one is called as no argument can be.
+    """
+    text = columns if isinstance(columns, str) else _SEVERAL + urlencode(dict(columns))
+    columns_by_input(text)
+    return text
+
+
+def columns_by_input(text: str | None) -> dict[str, str]:
+    """The inverse of ``columns_in_text``: columns by the inputs that are made of them; none where there is one column.
+
+    Raises:
+        SettingError: see ``columns_in_text``.
+    """
+    if text is None or not text.startswith(_SEVERAL):
+        return {}
+    pairs = parse_qsl(text[len(_SEVERAL) :], keep_blank_values=True)
+    found = dict(pairs)
+    if not 2 <= len(found) <= MAX_INPUTS or len(found) != len(pairs) or len(set(found.values())) != len(found):
+        raise SettingError(f"column names from 2 to {MAX_INPUTS} inputs and for each a column of its own, not {text!r}")
+    if not all(map(is_argument, found)):
+        raise SettingError(f"column names arguments of the network, such as pixel_values, not {text!r}")
+    return found
+
+
+def roles_of_parts(object: str, schema: pa.Schema, text: str | None) -> tuple[ColumnRoles, tuple[str, ...]]:
+    """What the columns of a file are, and the paths of the leaves that samples are made of: one, or one a part.
+
+    Args:
+        object: name of the file, for the sentences.
+        schema: schema of the file.
+        text: the column, or the columns by input; by default the one with images.
+
+    Raises:
+        DataError: see ``roles_in``.
+    """
+    columns = list(columns_by_input(text).values())
+    if not columns:
+        roles = roles_in(object, schema, text)
+        return roles, (roles.image,)
+    roles = roles_in(object, schema, columns[0])
+    label = None if roles.label in columns else roles.label
+    about = tuple(name for name in roles.about if name not in columns)
+    paths = tuple(roles_in(object, schema, column).image for column in columns)
+    return replace(roles, label=label, about=about), paths
+
+
+def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> ColumnRoles:
+    """What the columns of a file are, where it holds samples and labels that can be.
+
+    Args:
+        object: name of the file, for the sentences.
+        schema: schema of the file.
+        column: as of ``columns_of_schema``.
+
+    Raises:
+        DataError: no column can hold samples, or labels are targets of no kind; the sentence names the columns.
+    """
+    columns = columns_of_schema(schema, column)
+    if columns is None:
+        raise DataError(_lacks(object, schema, column))
+    kind = None if columns.other is None else schema.field(columns.other).type
+    if kind is not None and not is_target(kind):
+        raise DataError(f"{object} has a column {columns.other!r} of the type {kind}, and {NO_CLASSES}")
+    return columns
+
+
+def _lacks(object: str, schema: pa.Schema, column: str | None) -> str:
+    names = ", ".join(schema.names)[:200]
+    if column is not None:
+        return f"{object} has no column {column!r} of texts, lists of numbers or binary values; its columns are {names}"
+    return (
+        f"{object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
+        f"its columns are {names}{_hint(schema)}"
+    )
+
+
+def _hint(schema: pa.Schema) -> str:
+    texts = [field.name for field in schema if _is_text(field.type)]
+    url = next((name for name in URL_FIELDS if name in texts), None)
+    if url is not None:
+        return f"; if {url} says where images are, name the format: format='urls', or --format urls"
+    return f"; if samples are the texts in {texts[0]}, name the column: column={texts[0]!r}" if texts else ""
+
+
+# What Hugging Face writes for a sample without a class, where classes have names.
+_NO_CLASS = -1
+
+
+def labels_said(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.ChunkedArray | pa.Array:
+    """What samples say of themselves, as texts: names of classes where numbers stand for them, null where nothing.
+
+    Args:
+        object: name of the file, for the sentences.
+        columns: roles of its columns.
+        beside: columns beside the images, that of the labels among them.
+
+    Raises:
+        DataError: a label is a number of no class.
+    """
+    if columns.label is None:
+        return pa.nulls(len(beside), pa.string()) if columns.other is None else in_json(beside[columns.other])
+    values = plain(beside[columns.label])
+    if pa.types.is_boolean(values.type):
+        return pc.if_else(values, "True", "False")
+    if not columns.classes or not pa.types.is_integer(values.type):
+        return values.cast(pa.string())
+    greatest = pc.max(values).as_py()
+    if greatest is not None and greatest >= len(columns.classes):
+        raise DataError(f"{object} has a label {greatest} and names for {len(columns.classes)} classes only")
+    minimum = pc.min(values).as_py()
+    if minimum is not None and minimum < _NO_CLASS:
+        return values.cast(pa.string())
+    numbers = pc.if_else(pc.greater_equal(values, 0), values, pa.scalar(None, values.type))
+    return pa.chunked_array([pa.array(columns.classes, pa.string()).take(numbers.combine_chunks())])

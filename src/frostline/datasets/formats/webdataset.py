@@ -1,31 +1,338 @@
-"""WebDataset shards: samples are members of tars that share a key, read at their places so that order is free."""
+"""WebDataset shards: samples are members of tars, read at their places; compressed tars are unpacked once.
 
+WebDataset shards: samples are members of tars that share a key, read at their places so that order is free.
+
+Keeps plain copies of compressed tars in a cache folder: each is unpacked once, within bounds, and whole or not.
+
+Reads samples that lie in compressed tars, from plain copies of these.
+"""
+
+import gzip
+import hashlib
+import io
 import json
+import os
+import secrets
+import shutil
 import tarfile
+import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import IO, Any, NamedTuple, cast
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Self, cast
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core import OBJECTS, UNPACKED
-from frostline.datasets.archives.copies import CompressedTar
-from frostline.datasets.archives.reader import TarReader, tar_reader
+from frostline.core.config import cache_folder
+from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound
+from frostline.core.files import lock, make_private_file, make_private_folder, open_private
+from frostline.core.units import in_bytes
 from frostline.datasets.formats.base import TARGET_COLUMNS, ListedSamples, digest_of, is_hidden
-from frostline.datasets.formats.folders import IMAGE_SUFFIXES, KINDS
-from frostline.datasets.formats.labels import LABEL_FIELDS, SOURCE, columns_of, joined, labelled, said_by
-from frostline.datasets.formats.ranges import ObjectRanges
-from frostline.datasets.formats.split_names import with_splits
-from frostline.datasets.formats.tables import SAID, Parts, finished, known_parts
-from frostline.datasets.formats.targets import MASK_FIELDS, NO_MASK, Mask, size_at, target_columns
-from frostline.errors import DataError, EmptyDataset
-from frostline.stores.base.protocols import Entry, ObjectStore, Versioned
-from frostline.stores.base.urls import TAR_GZ
+from frostline.datasets.formats.folders import (
+    IMAGE_SUFFIXES,
+    KINDS,
+    MASK_FIELDS,
+    NO_MASK,
+    Mask,
+    size_at,
+    target_columns,
+)
+from frostline.datasets.formats.labels import LABEL_FIELDS, SOURCE, columns_of, joined, labelled, said_by, with_splits
+from frostline.datasets.formats.tables import SAID, ObjectRanges, Parts, finished, known_parts
+from frostline.stores.local import FolderStore, beside, error_of_system
+from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version
+from frostline.stores.urls import TAR_GZ
 
-__all__ = ("CompressedTars", "Member", "WebDataset", "members", "samples_of")
+__all__ = (
+    "CompressedTar",
+    "CompressedTars",
+    "Member",
+    "TarCopies",
+    "TarReader",
+    "WebDataset",
+    "members",
+    "samples_of",
+    "tar_reader",
+)
+
+
+_PIECE = 4 << 20
+# gzip makes nothing smaller than a thousandth. A tar of texts of one byte, each with its header, is 150 times as large
+# as its compressed file, so that what exceeds this was made to fill a disk.
+_MAX_TIMES = 500
+_ALWAYS_FITS = 16 << 20
+# So much of the disk stays free for everybody else.
+_SHARE_OF_FREE = 2
+_IDLE_S = 7 * 86_400.0
+_PARTIAL = ".partial-"
+
+
+class CompressedTar(NamedTuple):
+    """A compressed tar as it was listed: what samples in it have for their object.
+
+    Attributes:
+        file: name of the object.
+        size: its compressed size in bytes.
+        version: its etag; empty where the store has none.
+    """
+
+    file: str
+    size: int
+    version: str
+
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        """The tar of an entry of a listing."""
+        return cls(entry.object, entry.size, entry.etag)
+
+    @classmethod
+    def parse(cls, object: str) -> Self:
+        """The inverse of ``str``.
+
+        Raises:
+            BadRequest: the name is not that of a compressed tar.
+        """
+        file, mark, rest = object.rpartition("#")
+        size, _, version = rest.partition(".")
+        if not mark or not size.isascii() or not size.isdigit() or len(size) > 18:
+            raise BadRequest(f"samples.objects: {object[:200]!a} is no compressed tar")
+        return cls(file, int(size), unquote(version))
+
+    def __str__(self) -> str:
+        return f"{self.file}#{self.size}.{quote(self.version, safe='')}"
+
+
+class TarCopies:
+    """Plain copies of compressed tars. Safe for threads and for several processes with the same folder.
+
+    A copy that nobody opened for a week is removed when another tar is unpacked, and one of an older version of the
+    same tar at once.
+
+    Args:
+        folder: made where it is missing, for its user alone.
+        free_bytes: gives the bytes that are free on the disk of a folder; half of them may be taken by a copy.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder = folder
+        self._free_bytes = free_bytes
+        self._clock = clock
+
+    def path_of(self, store: Versioned, url: str, tar: CompressedTar) -> Path:
+        """The copy of a tar, made now where there is none. Whoever comes meanwhile waits.
+
+        Args:
+            store: store that holds the tar.
+            url: address of the folder that it lies in.
+            tar: compressed tar.
+
+        Raises:
+            DataError: it is damaged or cut off, or would be larger than any tar of samples, or than the disk allows.
+            ObjectNotFound: it is not what it was when it was listed.
+            OutOfSpace: the disk is full.
+            StoreError: the store failed.
+        """
+        place = _digest(url, tar.file)
+        path = self._folder / f"{place}-{_digest(str(tar.size), tar.version)}.tar"
+        with _of_system(path):
+            if _is_there(path):
+                return path
+            with self._alone(place):
+                if not _is_there(path):
+                    self._unpack(store, tar, path)
+                    self._tidy(place, path)
+        return path
+
+    @contextmanager
+    def _alone(self, place: str) -> Iterator[None]:
+        make_private_folder(self._folder)
+        path = self._folder / f"{place}.lock"
+        make_private_file(path)
+        with path.open("rb") as file:
+            lock(file.fileno())
+            yield
+
+    def _unpack(self, store: Versioned, tar: CompressedTar, path: Path) -> None:
+        part = path.with_name(f"{_PARTIAL}{secrets.token_hex(8)}")
+        largest = _MAX_TIMES * tar.size + _ALWAYS_FITS
+        room = self._free_bytes(self._folder) // _SHARE_OF_FREE
+        nbytes = 0
+        try:
+            with open_private(part, "xb") as file:
+                for piece in _plain(store, tar):
+                    nbytes += len(piece)
+                    if nbytes > min(largest, room):
+                        raise DataError(_too_large(tar, nbytes, room, self._folder))
+                    file.write(piece)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _tidy(self, place: str, newest: Path) -> None:
+        idle = self._clock() - _IDLE_S
+        for path in self._folder.iterdir():
+            with suppress(FileNotFoundError):  # another process tidies too
+                is_older = path.suffix == ".tar" and path.name.startswith(f"{place}-") and path != newest
+                if is_older or path.stat().st_mtime < idle:
+                    path.unlink()
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a copy is there, which counts as use of it."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _too_large(tar: CompressedTar, nbytes: int, room: int, folder: Path) -> str:
+    if nbytes <= room:
+        return (
+            f"{tar.file} would unpack to more than {_MAX_TIMES} times its {in_bytes(tar.size)}, as no tar of samples "
+            "does: unpack it yourself, to a plain tar, if it is right"
+        )
+    return (
+        f"{tar.file} would unpack to more than {in_bytes(room)}, half of what is free in {folder}: set XDG_CACHE_HOME "
+        "to a larger disk, or unpack it yourself, to a plain tar"
+    )
+
+
+@contextmanager
+def _of_system(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise error_of_system(error, str(path)) from error
+
+
+def _plain(store: Versioned, tar: CompressedTar) -> Iterator[bytes]:
+    """The bytes of the plain tar, one after another."""
+    try:
+        with gzip.GzipFile(fileobj=io.BufferedReader(_Compressed(store, tar), _PIECE)) as file:
+            while piece := file.read(_PIECE):
+                yield piece
+    except EOFError as error:
+        raise DataError(f"{tar.file} is cut off: make it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{tar.file} is not compressed by gzip, or damaged: make it again") from error
+
+
+class _Compressed(io.RawIOBase):
+    """The bytes of a compressed tar as they lie in its store. For one thread."""
+
+    def __init__(self, store: Versioned, tar: CompressedTar) -> None:
+        self._store = store
+        self._tar = tar
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        length = min(len(buffer), self._tar.size - self._place)
+        if not length:
+            return 0
+        data, version = self._store.read_version(self._tar.file, self._place, length)
+        if is_other_version(self._tar.version, version):
+            raise ObjectNotFound(f"{self._tar.file} has changed since it was listed")
+        buffer[:length] = data
+        self._place += length
+        return length
+
+
+class TarReader:
+    """A ``Versioned`` whose objects are compressed tars, read at places of the unpacked ones. Safe for threads.
+
+    Args:
+        store: store that holds the tars.
+        url: address of the folder to which their names are relative.
+        copies: keeps them unpacked.
+    """
+
+    def __init__(self, store: Versioned, url: str, copies: TarCopies) -> None:
+        self._store = store
+        self._url = url
+        self._copies = copies
+        self._open: dict[str, tuple[FolderStore, str]] = {}
+
+    def read(self, object: str, offset: int, length: int) -> Buffer:
+        """See ``Readable.read``."""
+        return self.read_version(object, offset, length)[0]
+
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
+        """See ``Versioned.read_version``; the first read of a tar unpacks it, where no copy is there.
+
+        Raises:
+            ObjectNotFound: it is not what it was when it was listed.
+        """
+        tar = CompressedTar.parse(object)
+        try:
+            return self._read(tar, object, offset, length), tar.version
+        except ObjectNotFound:
+            if self._open.pop(object, None) is None:
+                raise
+        # The copy was there before, and somebody may have removed it.
+        return self._read(tar, object, offset, length), tar.version
+
+    def entry_of(self, tar: CompressedTar) -> Entry:
+        """The entry of a tar, of the size that it has unpacked; raises as ``TarCopies.path_of`` does."""
+        size = self._copies.path_of(self._store, self._url, tar).stat().st_size
+        return Entry(tar.file, size, tar.version)
+
+    def within(self, tar: CompressedTar) -> Versioned:
+        """The same reader under the name that the tar has in its store, as a listing knows it."""
+        return _Named(self, str(tar))
+
+    def _read(self, tar: CompressedTar, object: str, offset: int, length: int) -> Buffer:
+        found = self._open.get(object)
+        if found is None:
+            found = self._open[object] = self._opened(tar)
+        folder, name = found
+        return folder.read(name, offset, length)
+
+    def _opened(self, tar: CompressedTar) -> tuple[FolderStore, str]:
+        try:
+            path = self._copies.path_of(self._store, self._url, tar)
+        except DataError as error:  # what is wrong with it was said when it was listed
+            raise ObjectNotFound(f"{error}; it may have changed since it was listed") from error
+        return FolderStore(str(path.parent)), path.name
+
+
+class _Named:
+    """One object of a reader, whatever it is called."""
+
+    def __init__(self, reader: TarReader, object: str) -> None:
+        self._reader = reader
+        self._object = object
+
+    def read(self, object: str, offset: int, length: int) -> Buffer:
+        return self.read_version(object, offset, length)[0]
+
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:  # noqa: ARG002
+        return self._reader.read_version(self._object, offset, length)
+
+
+def tar_reader(store: ObjectStore) -> TarReader:
+    """What reads samples in the compressed tars of a store, from copies in the user's cache folder."""
+    return TarReader(store, beside(store, store.url), TarCopies(cache_folder() / "unpacked"))
 
 
 class Member(NamedTuple):

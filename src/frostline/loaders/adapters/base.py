@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
-from frostline.errors import FrostlineError, OrderMismatch, SettingError
-from frostline.loaders.epoch.epoch_loader import ArrayLoader
-from frostline.loaders.epoch.epochs import Epochs
-from frostline.loaders.epoch.numpy_batch import Arrays
+from frostline.core.errors import FrostlineError, OrderMismatch, SettingError
+from frostline.loaders.epoch import Epochs
+from frostline.loaders.epoch_loader import ArrayLoader
+from frostline.loaders.row_source import Arrays
 
 __all__ = ("COLUMNS", "Fed", "FrameworkIterator", "Parts", "checked_columns", "checked_loader", "columns_of")
 

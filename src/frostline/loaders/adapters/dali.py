@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from nvidia.dali import Pipeline, fn
 
-from frostline.datasets.select.target_specs import TEXTS
-from frostline.errors import SettingError
+from frostline.core.errors import SettingError
+from frostline.datasets.targets import TEXTS
 from frostline.loaders.adapters.base import Fed, FrameworkIterator, Parts
 
 __all__ = ("DaliSource",)

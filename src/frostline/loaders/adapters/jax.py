@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from frostline.errors import OrderMismatch, SettingError
+from frostline.core.errors import OrderMismatch, SettingError
 from frostline.loaders.adapters.base import Fed, checked_columns, checked_loader, columns_of
-from frostline.loaders.epoch.encoded import ENCODED
-from frostline.loaders.epoch.epoch_loader import ArrayLoader
-from frostline.loaders.epoch.numpy_batch import Arrays
-from frostline.loaders.epoch.ranks import Ranks
+from frostline.loaders.arguments import Ranks
+from frostline.loaders.epoch_loader import ArrayLoader
+from frostline.loaders.row_source import Arrays
+from frostline.loaders.sample_map import ENCODED
 from frostline.ordering import RecordedOrder
 
 __all__ = ("JaxIterator", "JaxLoader", "State", "ranks")

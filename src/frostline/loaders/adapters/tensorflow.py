@@ -8,11 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from frostline.core.errors import SettingError
 from frostline.datasets import TargetSpec
-from frostline.datasets.select.target_specs import MASK
-from frostline.errors import SettingError
+from frostline.datasets.targets import MASK
 from frostline.loaders.adapters.base import Fed, FrameworkIterator, Parts
-from frostline.loaders.epoch.ranks import Ranks
+from frostline.loaders.arguments import Ranks
 
 __all__ = ("TensorFlowLoader", "ranks")
 

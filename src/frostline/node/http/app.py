@@ -1,52 +1,252 @@
-"""The node over HTTP: the routes, and reading requests within limits."""
+"""The node over HTTP: its routes, requests read within limits, answers sent while they are made, and metrics.
+
+The node over HTTP: the routes, and reading requests within limits.
+
+Sends an answer while it is made, and ends it when its client disconnects.
+
+The node's statistics in the text format of Prometheus.
+"""
 
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.resources import files
+from itertools import accumulate
 from typing import Any, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+import anyio
+from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from frostline.errors import BadRequest, OverBudget
-from frostline.node.http.dashboard import Dashboard
-from frostline.node.http.listing_routes import ListingRoutes
-from frostline.node.http.live import LiveAnswers
+from frostline.core import FeatureBatch
+from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Unavailable
 from frostline.node.http.messages import (
     METRICS_TYPE,
     REFUSALS,
     BodyReader,
     announced,
     body_length,
+    error_response,
     json_response,
+    recognise,
     run_while_connected,
 )
-from frostline.node.http.metrics import metrics_text
-from frostline.node.http.protocol import recognise
-from frostline.node.http.streaming import FeatureResponse
-from frostline.node.http.training_routes import TrainingRoutes
-from frostline.node.request.embeddings import answer_body, gathered, max_numbers
-from frostline.node.request.pipeline import BatchStream
-from frostline.node.scheduling.admission import Admission
-from frostline.node.scheduling.statistics import NodeStatistics
-from frostline.node.scheduling.tenant_limits import tenant_to_json
-from frostline.node.scheduling.tenants import Account
-from frostline.node.service.node import Node
-from frostline.node.weights.uploads import Upload
+from frostline.node.http.operations import ListingRoutes, TrainingRoutes
+from frostline.node.http.pages import Dashboard, LiveAnswers
+from frostline.node.pipeline import BatchStream, answer_body, gathered, max_numbers
+from frostline.node.prefixes import Upload
+from frostline.node.service import Node
+from frostline.node.statistics import BOUNDS_S, NodeStatistics, Totals
+from frostline.node.tenants import Account, Admission, tenant_to_json
 from frostline.wire import pieces
-from frostline.wire.embeddings import EmbeddingRequest
-from frostline.wire.messages import FeatureRequest, ProfileRequest
-from frostline.wire.patches import MAX_PATCH_BYTES
+from frostline.wire.framing import MEDIA_TYPE, Encoder
+from frostline.wire.messages import MAX_PATCH_BYTES, EmbeddingRequest, FeatureRequest, ProfileRequest
 
-__all__ = ("make_app",)
+__all__ = (
+    "FeatureResponse",
+    "make_app",
+    "metrics_text",
+)
+
+
+# The server joins each piece with its frame, which copies it: small enough for the processor's cache, large enough that
+# the frame does not matter.
+_PIECE = 256 << 10
+# Seconds without a byte taken after which a reader has gone; the memory of its answer is then freed.
+_SILENCE_S = 30.0
+
+Part = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureResponse:
+    """An ASGI application that sends one answer.
+
+    An error before the first batch becomes an HTTP response of its own. A later error is written to the stream, which
+    then has no end mark, and the connection is broken, so that it never looks like a complete answer.
+
+    Attributes:
+        answer: stream of batches; it is always closed at the end.
+        threads: limiter of the threads that wait for batches.
+        deadline_s: seconds that the client waits for the next batch; a later one is cancelled, and its memory freed.
+    """
+
+    answer: BatchStream
+    threads: CapacityLimiter
+    deadline_s: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything, or stop when the client disconnects."""
+        try:
+            async with create_task_group() as group:
+                group.start_soon(self._watch, receive, group.cancel_scope)
+                await self._send_all(scope, receive, send)
+                group.cancel_scope.cancel()
+        finally:
+            if not self.answer.has_ended:
+                with CancelScope(shield=True):
+                    await to_thread.run_sync(self.answer.close, limiter=self.threads)
+
+    async def _watch(self, receive: Receive, scope: CancelScope) -> None:
+        """When the client disconnects, close the answer, which also frees the thread that waits for a batch."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+        with CancelScope(shield=True):
+            await to_thread.run_sync(self.answer.close, limiter=self.threads)
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        encoder = Encoder()
+        try:
+            parts = await self._next(encoder)
+        except FrostlineError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        if parts is None:  # it was cancelled before its first batch
+            why = f"no batch was ready within your deadline of {self.deadline_s:g} s" if self.answer.is_expired else ""
+            await error_response(Unavailable(why or "the node is stopping"))(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", MEDIA_TYPE.encode())]})
+        with suppress(TimeoutError):
+            await self._send_batches(send, encoder, parts)
+
+    async def _send_batches(self, send: Send, encoder: Encoder, parts: Sequence[Part] | None) -> None:
+        """Send batches to the end. If this returns before the last piece, the server breaks the connection."""
+        while parts is not None:
+            await _send_parts(send, parts)
+            del parts  # so that their memory is freed with the next batch
+            try:
+                parts = await self._next(encoder)
+            except FrostlineError as error:
+                await _send_parts(send, encoder.fail(error))
+                return
+        if self.answer.is_complete:
+            await _send_parts(send, encoder.finish())
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _next(self, encoder: Encoder) -> Sequence[Part] | None:
+        async with create_task_group() as group:
+            if self.deadline_s < math.inf:
+                group.start_soon(self._expire)
+            made = await to_thread.run_sync(_encoded, self.answer, encoder, limiter=self.threads)
+            group.cancel_scope.cancel()
+        if isinstance(made, FrostlineError):
+            raise made
+        return made
+
+    async def _expire(self) -> None:
+        """Cancel the answer at the deadline, which also frees the thread that waits for a batch."""
+        await anyio.sleep(self.deadline_s)
+        with CancelScope(shield=True):
+            await to_thread.run_sync(self.answer.expire, limiter=self.threads)
+
+
+def _encoded(answer: BatchStream, encoder: Encoder) -> Sequence[Part] | FrostlineError | None:
+    """Encode the next batch; an error is returned as a value, because a task group would wrap it."""
+    try:
+        batch: FeatureBatch | None = next(answer, None)
+    except FrostlineError as error:
+        return error
+    return None if batch is None else encoder.encode(batch)
+
+
+async def _send_parts(send: Send, parts: Sequence[Part]) -> None:
+    for part in parts:
+        for start in range(0, len(part), _PIECE):
+            message: dict[str, Any] = {
+                "type": "http.response.body",
+                "body": memoryview(part)[start : start + _PIECE],
+                "more_body": True,
+            }
+            with anyio.fail_after(_SILENCE_S):
+                await send(message)
+
+
+def metrics_text(statistics: NodeStatistics) -> bytes:
+    """Render statistics as Prometheus text; names of seconds and bytes follow its conventions."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Statistics(statistics))
+    return generate_latest(registry)
+
+
+_GAUGES = ("uptime_s", "requests_in_progress", "prefixes", "waiting_for_device", "devices_in_service")
+
+
+class _Statistics(Collector):
+    def __init__(self, statistics: NodeStatistics) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in asdict(self._statistics.totals).items():
+            yield CounterMetricFamily(f"frostline_node_{_plain(name)}", f"{name} since the start", value=value)
+        yield CounterMetricFamily("frostline_node_cpu_seconds", "cpu_s since the start", value=self._statistics.cpu_s)
+        for name in _GAUGES:
+            value = getattr(self._statistics, name)
+            yield GaugeMetricFamily(f"frostline_node_{_plain(name)}", f"{name} now", value=value)
+        yield from self._memory()
+        yield self._stages()
+        yield from self._tenants()
+
+    def _stages(self) -> Metric:
+        family = HistogramMetricFamily("frostline_node_stage_seconds", "latencies by stage", labels=["stage"])
+        bounds = [*map(str, BOUNDS_S), "+Inf"]
+        for stage, latency in self._statistics.latencies.items():
+            family.add_metric([stage], list(zip(bounds, accumulate(latency.counts), strict=True)), latency.seconds)
+        return family
+
+    def _tenants(self) -> Iterator[Metric]:
+        tenants = self._statistics.tenants
+        for field in fields(Totals):
+            plain = f"frostline_node_tenant_{_plain(field.name)}"
+            counter = CounterMetricFamily(plain, f"{field.name} of a tenant since the start", labels=["tenant"])
+            for tenant, statistics in tenants.items():
+                counter.add_metric([tenant], getattr(statistics.totals, field.name))
+            yield counter
+        for name in ("weight", "requests_in_progress", "work_bytes", "weight_bytes"):
+            gauge = GaugeMetricFamily(f"frostline_node_tenant_{name}", f"{name} of a tenant", labels=["tenant"])
+            for tenant, statistics in tenants.items():
+                gauge.add_metric([tenant], getattr(statistics, name))
+            yield gauge
+        yield from self._cache()
+
+    def _cache(self) -> Iterator[Metric]:
+        disk, shared = self._statistics.cache, self._statistics.shared_cache
+        if disk is not None:  # the node itself counts hits and misses
+            counted = {name: value for name, value in asdict(disk).items() if name not in ("hits", "misses")}
+            yield from _figures("cache", counted, gauges=("bytes", "budget_bytes"))
+        if (tier := self._statistics.local_tier) is not None:
+            yield from _figures("local_tier", asdict(tier), gauges=("bytes", "budget_bytes"))
+        if shared is not None:
+            yield from _figures("shared_cache", asdict(shared), gauges=("bytes", "budget_bytes", "indexed_rows"))
+
+    def _memory(self) -> Iterator[Metric]:
+        for name in ("total_bytes", "reserved_bytes", "peak_bytes", "waiting"):
+            family = GaugeMetricFamily(f"frostline_node_memory_{name}", f"{name} of a share", labels=["share"])
+            for share, pool in self._statistics.memory.items():
+                family.add_metric([share], getattr(pool, name))
+            yield family
+
+
+def _figures(what: str, values: Mapping[str, float], *, gauges: Collection[str]) -> Iterator[Metric]:
+    for name, value in values.items():
+        family = GaugeMetricFamily if name in gauges else CounterMetricFamily
+        yield family(f"frostline_node_{what}_{name}", f"{name} of the {what.replace('_', ' ')}", value=value)
+
+
+def _plain(name: str) -> str:
+    return f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
+
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LOOKERS = 2

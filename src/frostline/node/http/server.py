@@ -15,10 +15,10 @@ import uvicorn
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from frostline.errors import AddressInUse, SettingError
+from frostline.core.errors import AddressInUse, SettingError
 from frostline.node.http.app import make_app
-from frostline.node.http.protocol import ConnectionLimits, GuardedProtocol, Guards, limits_of
-from frostline.node.service.node import Node
+from frostline.node.http.messages import ConnectionLimits, GuardedProtocol, Guards, limits_of
+from frostline.node.service import Node
 
 __all__ = ("AppServer", "Server", "listen")
 

@@ -15,23 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from frostline.config import environment
-from frostline.errors import AccessDenied, BadRequest, DataError, ObjectNotFound, SettingError, StoreError
-from frostline.stores.base.cql_urls import CqlLocation
-from frostline.stores.base.forks import Driver
-from frostline.stores.base.protocols import LABELS, MASKS, Buffer, Entry, Place
-from frostline.stores.base.urls import check_name
-from frostline.stores.cql.credentials import CqlAccess
-from frostline.stores.cql.ddl import free_names
-from frostline.stores.cql.errors import error_of_cql, translated
-from frostline.stores.cql.row_writer import TableSample, damaged_of, put_all, seals_of
-from frostline.stores.cql.schema import TEXTS, WHOLE, Shape, key_of
+from frostline.core.config import environment
+from frostline.core.errors import AccessDenied, BadRequest, DataError, ObjectNotFound, SettingError, StoreError
+from frostline.stores.cql.access import CqlAccess, error_of_cql, translated
+from frostline.stores.cql.schema import TEXTS, WHOLE, Shape, free_names, key_of
+from frostline.stores.cql.writer import TableSample, damaged_of, put_all, seals_of
+from frostline.stores.protocols import LABELS, MASKS, Buffer, Driver, Entry, Place
+from frostline.stores.urls import CqlLocation, check_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from cassandra.query import PreparedStatement
 
-    from frostline.stores.cql.session_state import CqlSession
+    from frostline.stores.cql.session import CqlSession
 
 __all__ = ("DRIVER", "CqlStore", "table_of")
 
@@ -198,7 +194,7 @@ class CqlStore:
             StoreUnavailable: asking again may help.
         """
         with self._translated(""):
-            from frostline.stores.cql.session_state import create_table
+            from frostline.stores.cql.session import create_table
 
             access = CqlAccess.of(environment(_ENVIRONMENT))
             return create_table(self._place, access, further or {}, has_masks=has_masks)
@@ -290,7 +286,7 @@ class CqlStore:
 
     def _connected(self) -> "CqlSession":
         if self._link is None:
-            from frostline.stores.cql.session_state import CqlSession
+            from frostline.stores.cql.session import CqlSession
 
             with self._lock:
                 if self._link is None:

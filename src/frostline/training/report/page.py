@@ -1,23 +1,178 @@
-"""Renders a report as one page that needs nothing else: no script, no request, by day, by night and on paper."""
+"""Renders a report as one page that needs nothing else, with the confused classes and small pictures of samples.
 
+Renders a report as one page that needs nothing else: no script, no request, by day, by night and on paper.
+
+What a page shows of the classes that were taken for others: a matrix or pairs, and the samples themselves.
+
+Reads a few samples from their own store and makes small pictures of them that a page can hold.
+"""
+
+import base64
+import io
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from PIL import Image
 
 from frostline.core import EXACT
+from frostline.core.errors import FrostlineError, SampleError
+from frostline.core.nouns import taken
 from frostline.core.units import METRICS, in_bytes, in_percent, in_samples_per_s, in_score, in_seconds
-from frostline.training.report.confusion_view import ConfusionView
-from frostline.training.report.drawing import INK, SOFT, STORE, STYLE, TRAINER, WIRE, canvas, quiet, render, svg
-from frostline.training.report.plan_plots import PlanView
-from frostline.training.report.recipe_words import recipe_in_words
-from frostline.training.report.report import Report
+from frostline.datasets import Dataset
+from frostline.datasets.reading import open_samples, roots_of
+from frostline.preprocess.images import decoded
+from frostline.training.recipe import Confusion, Mistake
+from frostline.training.report.drawing import (
+    INK,
+    SOFT,
+    STORE,
+    STYLE,
+    TRAINER,
+    WIRE,
+    PlanView,
+    canvas,
+    quiet,
+    render,
+    svg,
+)
+from frostline.training.report.report import Report, recipe_in_words
 
-__all__ = ("accuracy_plot", "loss_plot", "render_page")
+__all__ = (
+    "ConfusionView",
+    "accuracy_plot",
+    "loss_plot",
+    "names_of",
+    "render_page",
+    "thumbnails",
+)
+
+
+# A matrix of more classes is wider than a page.
+_MAX_CLASSES = 20
+# Counts stay readable on the colour.
+_STRONGEST = 0.55
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    samples: int
+    kind: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    name: str
+    cells: tuple[_Cell, ...]
+    right: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pair:
+    true: str
+    said: str
+    samples: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    name: str
+    true: str
+    said: str
+    confidence: float
+    picture: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfusionView:
+    """A report's confusion, as a template takes it.
+
+    Attributes:
+        names: names of the classes.
+        matrix: rows of the matrix; empty where there are more than 20 classes.
+        pairs: pairs of classes that were confused, the most frequent first.
+        mistakes: samples that were got wrong, with their pictures where there are some.
+        samples: number of held-out samples.
+        wrong: number of those that were got wrong.
+    """
+
+    names: Sequence[str]
+    matrix: tuple[_Line, ...]
+    pairs: tuple[_Pair, ...]
+    mistakes: tuple[_Shown, ...]
+    samples: int
+    wrong: int
+
+    @classmethod
+    def of(cls, report: Report, pictures: Mapping[int, str]) -> "ConfusionView | None":
+        """Gather what is shown; None where the report has nothing of the kind.
+
+        Args:
+            report: to show.
+            pictures: ``data:`` URIs by the ids of samples.
+        """
+        said = report.confusion
+        if said is None or not said.samples:
+            return None
+        names, most = _names(report, said), max((pair.samples for pair in said.pairs), default=1)
+        return cls(
+            names=names,
+            matrix=_matrix(said, names) if said.matrix and len(names) <= _MAX_CLASSES else (),
+            pairs=tuple(
+                _Pair(
+                    true=names[pair.true],
+                    said=names[pair.said],
+                    samples=pair.samples,
+                    share=pair.samples / most,
+                )
+                for pair in said.pairs
+            ),
+            mistakes=tuple(_shown(mistake, names, pictures) for mistake in said.mistakes),
+            samples=said.samples,
+            wrong=said.wrong,
+        )
+
+
+def _names(report: Report, said: Confusion) -> Sequence[str]:
+    """Names of all classes that occur; those of whole numbers as targets are the numbers."""
+    named = [index for pair in said.pairs for index in (pair.true, pair.said)]
+    named += [index for mistake in said.mistakes for index in (mistake.true, mistake.said)]
+    count = max([len(said.matrix), len(report.classes), *(index + 1 for index in named)])
+    return (*report.classes, *(f"class {index}" for index in range(len(report.classes), count)))
+
+
+def _matrix(said: Confusion, names: Sequence[str]) -> tuple[_Line, ...]:
+    return tuple(_line(place, row, name) for place, (row, name) in enumerate(zip(said.matrix, names, strict=True)))
+
+
+def _line(place: int, row: Sequence[int], name: str) -> _Line:
+    """One true class: colours are shares of its samples, so that rare classes show as well as frequent ones."""
+    samples = sum(row) or 1
+    cells = tuple(
+        _Cell(samples=count, kind="right" if column == place else "wrong", share=_STRONGEST * count / samples)
+        for column, count in enumerate(row)
+    )
+    return _Line(name=name, cells=cells, right=in_percent(row[place] / samples) if any(row) else "–")
+
+
+def _shown(mistake: Mistake, names: Sequence[str], pictures: Mapping[int, str]) -> _Shown:
+    return _Shown(
+        name=mistake.name,
+        true=names[mistake.true],
+        said=names[mistake.said],
+        confidence=mistake.confidence,
+        picture=pictures.get(mistake.id, ""),
+    )
+
 
 # More points than a figure of this width shows only make the page larger; more marks run into each other.
 _MAX_POINTS = 1000
@@ -242,3 +397,76 @@ def _at(column: Sequence[float], row: int) -> float | None:
 
 def _last_part(url: str) -> str:
     return re.split(r"[/\\]", url.rstrip("/\\"))[-1] or url
+
+
+_SIDE = 112
+_MAX_PIXELS = 25_000_000
+_MAX_ENCODED_BYTES = 16 << 20
+_MAX_BYTES = 12_000
+_MAX_S = 5.0
+
+
+def names_of(data: Dataset, ids: Sequence[int]) -> Mapping[int, str]:
+    """The names of some samples of a data set, by their ids."""
+    rows = _rows_of(data, ids)
+    return dict(zip(data.samples.ids_at(rows).tolist(), taken(data.names, rows), strict=True))
+
+
+def thumbnails(
+    data: Dataset, ids: Sequence[int], *, max_s: float = _MAX_S, clock: Callable[[], float] = time.monotonic
+) -> Mapping[int, str]:
+    """Small pictures of samples as ``data:`` URIs, by their ids, in the given order.
+
+    A sample that is no image, cannot be read or is very large has none, and neither has any where a node listed the
+    data. The first failure of the store ends it, and so does the time: a report is not worth a wait.
+
+    Args:
+        data: data set of the samples.
+        ids: ids of the samples.
+        max_s: maximum seconds after which no other sample is read.
+        clock: tells the seconds.
+    """
+    if data.source.near:
+        return {}
+    rows, ends, found = _rows_of(data, ids), clock() + max_s, dict[int, str]()
+    samples = data.samples.take(rows)
+    try:
+        store = open_samples(data.url, data.manifest.reading, roots=roots_of(data))
+        for place in _in_order(samples.ids, ids):
+            length = int(samples.lengths[place])
+            if clock() >= ends:
+                break
+            if length <= _MAX_ENCODED_BYTES:
+                encoded = store.read(samples.objects[place], int(samples.offsets[place]), length)
+                picture = _picture(bytes(encoded))
+                found |= {int(samples.ids[place]): picture} if picture else {}
+    except FrostlineError:
+        pass  # the store is gone, or gives nothing to this process: the page names the samples all the same
+    return found
+
+
+def _rows_of(data: Dataset, ids: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.flatnonzero(np.isin(data.samples.ids, np.array(ids, np.int64)))
+
+
+def _in_order(own: npt.NDArray[np.int64], ids: Sequence[int]) -> list[int]:
+    places = {id: place for place, id in enumerate(own.tolist())}
+    return [places[id] for id in ids if id in places]
+
+
+def _picture(encoded: bytes) -> str | None:
+    try:
+        image = decoded(encoded, "RGB", max_pixels=_MAX_PIXELS, enough=_within)
+    except SampleError:
+        return None
+    image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=72)
+    made = buffer.getvalue()
+    return f"data:image/jpeg;base64,{base64.b64encode(made).decode()}" if len(made) <= _MAX_BYTES else None
+
+
+def _within(size: tuple[int, int]) -> tuple[int, int]:
+    """The least size that a JPEG may be decoded at."""
+    scale = min(1.0, _SIDE / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))

@@ -10,9 +10,8 @@ import numpy as np
 from frostline.core.units import in_bytes, in_samples_per_s, in_seconds
 from frostline.planning import Plan, Situation, make_plan, vary
 from frostline.planning.replanning import mixture_in_words
-from frostline.training.report.drawing import render
-from frostline.training.report.plan_plots import PlanView, rates_plot
-from frostline.training.report.what_if import WhatIfPlan, relative
+from frostline.training.report.drawing import PlanView, rates_plot, render
+from frostline.training.what_if import WhatIfPlan, relative
 
 __all__ = ("render_plan_page",)
 

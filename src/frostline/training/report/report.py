@@ -1,21 +1,35 @@
-"""What a finished run was, as one value: the fields of ``report.json`` and of ``--json``."""
+"""What a finished run was, as one value: the fields of ``report.json``, and its recipe in words.
+
+What a finished run was, as one value: the fields of ``report.json`` and of ``--json``.
+
+Says a run's recipe in words, from the settings in its report.
+"""
 
 import math
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import version
 from typing import Any
 
 from frostline.core import FLOAT32, REFERENCE, Skipped
-from frostline.events import EpochTrained, Evaluated, Event, HeadSelected, Observer, Replanned, StepFinished, Tuned
+from frostline.core.events import EpochTrained, Evaluated, Event, HeadSelected, Observer, Replanned, StepFinished, Tuned
+from frostline.core.system import __version__
+from frostline.core.units import in_percent
 from frostline.planning import Plan
-from frostline.planning.diagnosis import Diagnosis
-from frostline.training.recipe.confusion import Confusion
-from frostline.version import __version__
+from frostline.planning.replanning import Diagnosis
+from frostline.training.recipe import Confusion
+from frostline.wire.recipes import LOSSES, SCHEDULES
 
-__all__ = ("Record", "Report", "RouteUsage", "WorkLocation", "versions")
+__all__ = (
+    "Record",
+    "Report",
+    "RouteUsage",
+    "WorkLocation",
+    "recipe_in_words",
+    "versions",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,3 +262,32 @@ def versions() -> dict[str, str]:
 
     found = {"frostline": __version__, "python": platform.python_version(), "torch": torch.__version__}
     return {**found, **{name: version(name) for name in _DECIDING}}
+
+
+# In words where a setting differs from what it is by default.
+_WORDS: dict[str, tuple[Any, Callable[[Any], str]]] = {
+    "loss": (LOSSES[0], "loss {}".format),
+    "label_smoothing": (0.0, lambda share: f"label smoothing of {in_percent(share)}"),
+    "lora": (None, "adapters {}".format),
+    "unfreeze": (None, "later trained too: {}".format),
+    "weight_decay": (None, "weight decay {:g}".format),
+    "warm_up": (0.0, lambda some: f"warm-up of {in_percent(some) if some < 1 else f'{some:.0f} steps'}"),
+    "schedule": (SCHEDULES[0], "{} learning rate".format),
+    "patience": (None, "patience of {} epochs".format),
+    "bf16": (False, lambda _: "computed in bfloat16"),
+}
+
+
+def recipe_in_words(settings: Mapping[str, Any]) -> str:
+    """The optimiser and its steps, and whatever is not as it is by default; empty where nothing is known.
+
+    Args:
+        settings: settings of the run, by name, as in its report.
+    """
+    if "optimizer" not in settings:
+        return ""
+    said = [f"{settings['optimizer']} at {settings['learning_rate']:g}", f"batches of {settings['batch_size']}"]
+    for name, (default, words) in _WORDS.items():
+        value = settings.get(name, default)
+        said += [] if value == default else [words(value)]
+    return ", ".join(said)

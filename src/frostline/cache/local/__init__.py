@@ -1,1 +1,0 @@
-"""Features kept by one process or machine: in memory and on disk."""

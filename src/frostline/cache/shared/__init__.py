@@ -1,1 +1,0 @@
-"""Features kept in an object store, which several nodes share."""

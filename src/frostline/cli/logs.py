@@ -1,0 +1,247 @@
+"""Structured logs of the verbs that run for long: one JSON object a line on stderr, with what ``logging`` is told."""
+
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from frostline.cli.show import ProgressBar
+from frostline.core.events import (
+    BatchDelivered,
+    Event,
+    MeasurementFailed,
+    NodeExcluded,
+    NodeFull,
+    NodeLeft,
+    NodeRestarted,
+    Observer,
+    ProgressMade,
+    RequestFinished,
+    RequestRetried,
+    SampleSkipped,
+    SetupWarning,
+    StepFinished,
+    WaitingForRows,
+)
+
+__all__ = (
+    "LOG_FORMATS",
+    "EventLog",
+    "begin_logs",
+    "end_logs",
+    "log",
+    "log_format_option",
+    "log_or_say",
+    "progress",
+    "trace_option",
+)
+
+LOG_FORMATS = ("text", "json")
+_LOG = logging.getLogger("frostline")
+_EVERY_S = 10.0
+_TRACE = "frostline.trace"
+_WARNINGS = (
+    MeasurementFailed,
+    NodeExcluded,
+    NodeFull,
+    NodeLeft,
+    NodeRestarted,
+    RequestRetried,
+    SampleSkipped,
+    SetupWarning,
+)
+# Passwords in addresses, and signatures of those that a store has signed.
+_USER_INFO = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
+_QUERY = re.compile(r"(://[^\s?'\"]*\?)[^\s'\"]+")
+_HIDDEN = "..."
+
+
+def log(event: str, *, level: int = logging.INFO, **values: object) -> None:
+    """Log an event; without structured logs what is no warning is said nowhere.
+
+    Args:
+        event: name of the event, in snake_case.
+        level: as ``logging`` has it.
+        **values: the event's fields.
+    """
+    _LOG.log(level, event, extra={"fields": values})
+
+
+def log_or_say(sentence: str) -> None:
+    """Say a failure as the command line does, or log it where logs are structured."""
+    if _handlers():
+        log("failed", level=logging.ERROR, message=sentence)
+    else:
+        click.echo(f"frostline: {sentence}", err=True)
+
+
+def progress() -> AbstractContextManager[Observer]:
+    """An observer of a job: a progress bar, or a log of events where logs are structured; ``--trace`` adds a file."""
+    observing: AbstractContextManager[Observer] = nullcontext(EventLog()) if _handlers() else ProgressBar()
+    path = click.get_current_context().meta.get(_TRACE)
+    return observing if path is None else _traced(observing, path)
+
+
+@contextmanager
+def _traced(observing: AbstractContextManager[Observer], path: Path) -> Iterator[Observer]:
+    from frostline.callbacks.traces import TraceFile
+
+    with observing as observe, TraceFile(path, observe=observe) as trace:
+        yield trace
+
+
+class EventLog:
+    """An observer that logs events. Those of each batch are summed, and logged every ten seconds as ``progress``.
+
+    Args:
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begin()
+        self._step: dict[str, object] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Log an event, or count it."""
+        match event:
+            case BatchDelivered():
+                self._samples += event.samples
+                self._stall_s += event.stall_s
+            case StepFinished():
+                self._step = _fields(event)
+            case ProgressMade():
+                self._step = {**self._step, **_fields(event)}
+            case RequestFinished() | WaitingForRows():
+                pass
+            case _:
+                log(_snake(event), level=_level(event), **_fields(event))
+        if self._clock() >= self._since_s + _EVERY_S:
+            self._progress()
+
+    def _progress(self) -> None:
+        seconds = self._clock() - self._since_s
+        done: dict[str, Any] = {
+            **self._step,
+            "samples_per_s": self._samples / seconds,
+            "stall_share": self._stall_s / seconds,
+        }
+        log("progress", **done)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._since_s, self._samples, self._stall_s = self._clock(), 0, 0.0
+
+
+def _fields(event: Event) -> dict[str, object]:
+    return {field.name: getattr(event, field.name) for field in fields(event)}
+
+
+def _snake(event: Event) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+
+
+def _level(event: Event) -> int:
+    return logging.WARNING if isinstance(event, _WARNINGS) else logging.INFO
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object for each record: ``time`` (ISO 8601, UTC), ``level``, ``event``, and the event's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A line, without its end."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+        }
+        values: Mapping[str, object] | None = getattr(record, "fields", None)
+        if values is None:  # of another package, or a sentence
+            line |= {"event": "message", "logger": record.name, "message": _plain(record.getMessage())}
+        else:
+            # What every line has stays what it is.
+            line |= {"event": record.msg, **{name: _plain(value) for name, value in values.items() if name not in line}}
+        if record.exc_info:
+            line["exception"] = _plain(self.formatException(record.exc_info))
+        return json.dumps(line, allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    match value:
+        case str():
+            return _QUERY.sub(rf"\1{_HIDDEN}", _USER_INFO.sub(_HIDDEN, value))
+        case float() if not math.isfinite(value):
+            return str(value)
+        case bool() | int() | float() | None:
+            return value
+        case Mapping():
+            return {str(name): _plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return _plain(str(value))
+
+
+class _JsonHandler(logging.Handler):
+    """Writes lines to what stderr is now; where nobody reads them any more, the work goes on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        with suppress(OSError):
+            click.echo(self.format(record), err=True)
+
+
+def _handlers() -> list[logging.Handler]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, _JsonHandler)]
+
+
+def begin_logs(kind: str) -> None:
+    """Log to stderr from here on, where ``kind`` is ``json``; ``text`` changes nothing."""
+    if kind == "json" and not _handlers():
+        handler = _JsonHandler()
+        handler.setFormatter(_JsonLines())
+        logging.getLogger().addHandler(handler)
+        logging.captureWarnings(capture=True)
+        _LOG.setLevel(logging.INFO)
+
+
+def end_logs() -> None:
+    """Log no more; a process that goes on is as it was before."""
+    for handler in _handlers():
+        logging.getLogger().removeHandler(handler)
+        logging.captureWarnings(capture=False)
+        _LOG.setLevel(logging.NOTSET)
+
+
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    default=LOG_FORMATS[0],
+    show_default=True,
+    expose_value=False,
+    is_eager=True,
+    callback=lambda _, __, kind: begin_logs(kind),
+    help="What is said on stderr: sentences for people, or one JSON object a line for whatever collects logs.",
+)
+
+
+def _keep_trace(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    context.meta[_TRACE] = path
+
+
+trace_option = click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    expose_value=False,
+    callback=_keep_trace,
+    metavar="FILE",
+    help="Write what happened when, such as waits, steps and requests, as JSON that ui.perfetto.dev shows.",
+)

@@ -1,1 +1,0 @@
-"""What is changed at a control plane while it runs, and what happened there and why."""

@@ -1,0 +1,157 @@
+"""Makes private files and folders for caches, keeps the latest used ones, and locks files between processes.
+
+Makes folders and files of caches that nobody but their user may read: they hold what the data held.
+
+Keeps small files in a folder, the latest used ones, and locks files between processes.
+"""
+
+import os
+import tempfile
+from io import BufferedWriter
+from pathlib import Path
+from typing import Literal
+
+from frostline.core.errors import SettingError
+
+__all__ = (
+    "FileCache",
+    "lock",
+    "make_private_file",
+    "make_private_folder",
+    "open_private",
+    "try_lock",
+)
+
+
+_FILE = 0o600
+_FOLDER = 0o700
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder, and those above it, where they are missing. One that is there keeps its rights.
+
+    Raises:
+        OSError: The folder cannot be made.
+    """
+    missing = [path]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    for folder in reversed(missing):
+        folder.mkdir(mode=_FOLDER, exist_ok=True)
+
+
+def open_private(path: Path, mode: Literal["xb", "ab"]) -> BufferedWriter:
+    """Open a file in bytes, as ``open`` does; where it is made, for its user alone.
+
+    Args:
+        path: Where it is.
+        mode: ``xb`` for a new one, ``ab`` to write behind what it holds.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if mode == "xb" else os.O_APPEND)
+    return os.fdopen(os.open(path, flags, _FILE), mode)
+
+
+def make_private_file(path: Path) -> None:
+    """Make an empty file for its user alone, where there is none.
+
+    Raises:
+        OSError: The file cannot be made.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE))
+
+
+_MAX_FILES = 200
+
+
+class FileCache:
+    """Small files by key. Whatever cannot be read or written is as if it had not been kept.
+
+    Several processes may use the folder. Those that were not used for longest go first.
+
+    Args:
+        folder: Made when something is kept, for its user alone.
+        suffix: Suffix of the files' names, such as ``.json``.
+    """
+
+    def __init__(self, folder: Path, suffix: str) -> None:
+        self._folder = folder
+        self._suffix = suffix
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is kept."""
+        try:
+            return next(self._folder.glob(f"*{self._suffix}"), None) is None
+        except OSError:
+            return True
+
+    def get(self, key: str) -> bytes | None:
+        """What was kept under a key; None where nothing was.
+
+        Args:
+            key: Part of a file's name.
+        """
+        path = self._path(key)
+        try:
+            body = path.read_bytes()
+            os.utime(path)
+        except OSError:
+            return None
+        return body
+
+    def put(self, key: str, body: bytes) -> None:
+        """Keep it; a file is whole or not there.
+
+        Args:
+            key: Part of a file's name.
+            body: content of the file.
+        """
+        try:
+            make_private_folder(self._folder)
+            with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".part", delete=False) as file:
+                file.write(body)
+            Path(file.name).replace(self._path(key))
+            files = sorted(self._folder.glob(f"*{self._suffix}"), key=lambda path: path.stat().st_mtime)
+            for path in files[:-_MAX_FILES]:
+                path.unlink(missing_ok=True)
+        except OSError:
+            return
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}{self._suffix}"
+
+
+def try_lock(handle: int) -> bool:
+    """Lock an open file or folder, unless another process has locked it; closing it unlocks it.
+
+    Returns:
+        Whether this process has it now.
+
+    Raises:
+        SettingError: The system has no such locks.
+    """
+    try:
+        _flock(handle, may_wait=False)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock(handle: int) -> None:
+    """The same, but wait until no other process has it.
+
+    Raises:
+        SettingError: The system has no such locks.
+    """
+    _flock(handle, may_wait=True)
+
+
+def _flock(handle: int, *, may_wait: bool) -> None:
+    try:
+        import fcntl
+    except ImportError as error:
+        raise SettingError("this system has no locks of files (flock): do this on Linux or macOS") from error
+    fcntl.flock(handle, fcntl.LOCK_EX | (0 if may_wait else fcntl.LOCK_NB))

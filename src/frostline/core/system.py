@@ -1,0 +1,176 @@
+"""What this process is and uses: the version, its cores and memory, quiet threads, and fast checksums.
+
+How this process uses the machine: its cores and memory, quiet threads, and a collector that rests meanwhile.
+
+The checksum of bytes that are kept: CRC-32, the same as zlib's, by instructions of vectors.
+
+The version, in one place.
+"""
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from zlib_ng.zlib_ng import crc32
+
+__all__ = (
+    "STARTED",
+    "__version__",
+    "background",
+    "collector_rests",
+    "cores_busy_s",
+    "crc32",
+    "in_background",
+    "threads_waited_s",
+    "usable_cores",
+    "usable_memory_bytes",
+)
+
+
+STARTED = {
+    "inspection": "frostline.node.inspection_process",
+    "I/O service": "frostline.io_service",
+    "listing": "frostline.datasets.listing_process",
+    "node": "frostline.control",  # a node with all that is served beside it
+    "Ray": "frostline.ray",
+    "training": "frostline.training.in_store",
+    "trial": "frostline.node.trials.main",
+}
+"""Modules that are started by their names, as processes of their own, by modules that may not import them."""
+
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""What control groups of version 2 and of version 1 call the limit of a group."""
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Numbers of the cores that this process may use: fewer than the machine has where it is pinned to some.
+
+    Where the system pins no processes, as macOS, these are all of the machine's.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def cores_busy_s(root: Path = Path("/")) -> tuple[float, float]:
+    """Seconds in which the cores of this process worked for anybody, and all their seconds, each the sum over cores.
+
+    Only differences between two readings mean anything. Where the system does not say, both are 0.
+
+    Args:
+        root: folder in which ``proc`` lies.
+    """
+    names = {f"cpu{core}" for core in usable_cores()}
+    idle = total = 0
+    for line in _lines(root / "proc/stat"):
+        name, *ticks = line.split()
+        if name in names:
+            # user, nice, system, idle, iowait, irq, softirq, steal (proc(5)); guests' are within the first two.
+            idle += int(ticks[3]) + int(ticks[4])
+            total += sum(map(int, ticks[:8]))
+    per_s = os.sysconf("SC_CLK_TCK")
+    return (total - idle) / per_s, total / per_s
+
+
+def threads_waited_s(root: Path = Path("/")) -> dict[int, float]:
+    """Seconds in which each thread of this process could have run, and no core was free; by its number.
+
+    Nothing where the system does not count that, as only Linux does.
+
+    Args:
+        root: folder in which ``proc`` lies.
+    """
+    waited_s = {}
+    for path in (root / "proc/self/task").glob("*/schedstat"):
+        # Nanoseconds on a core, nanoseconds of waiting for one, and turns (Documentation/scheduler/sched-stats.rst).
+        for line in _lines(path):
+            waited_s[int(path.parent.name)] = int(line.split()[1]) / 1e9
+    return waited_s
+
+
+def usable_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory of the machine, or the least limit of the control groups around this process where that is less.
+
+    Args:
+        root: folder in which ``proc`` and ``sys`` lie.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_limits(root)])
+
+
+def _limits(root: Path) -> list[int]:
+    """Limits of the process's control groups and of all above them; a container sees its own as the outermost one."""
+    found = []
+    for group in _lines(root / "proc/self/cgroup"):
+        _, kinds, path = group.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        mounted = root / "sys/fs/cgroup" / ("memory" if kinds else "")
+        inside = PurePosixPath(path.lstrip("/"))
+        for folder in (inside, *inside.parents):
+            limits = (line for name in _LIMITS for line in _lines(mounted / folder / name))
+            found += [int(limit) for limit in limits if limit.isdigit()]
+    return found
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().split("\n")[:-1]
+    except OSError:  # no such system, no such group, or none that may be read
+        return []
+
+
+def in_background() -> bool:
+    """From now on the calling thread, and whichever it starts, interrupts no other when it wakes.
+
+    Linux's ``SCHED_BATCH`` (sched(7)): its share of the processors stays the same, but it waits until another thread's
+    slice of some milliseconds ends. An answer comes in dozens of pieces, and each would wake a thread or two, which
+    find a few kilobytes and cost whoever decodes two changes of threads and a part of the processor's caches; a slice
+    later they find many pieces.
+
+    Returns:
+        Whether this changed it: not where there is no such policy, where none may be set, or where the thread has
+        another than the usual one.
+    """
+    if not hasattr(os, "SCHED_BATCH"):
+        return False
+    try:
+        is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
+        if is_usual:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:  # a sandbox forbids it
+        return False
+    return is_usual
+
+
+@contextmanager
+def background() -> Iterator[None]:
+    """The same within the block: for a library that starts its threads there."""
+    is_changed = in_background()
+    try:
+        yield
+    finally:
+        if is_changed:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+@contextmanager
+def collector_rests() -> Iterator[None]:
+    """Turn the collector off, and on again at the end where it was on.
+
+    To import PyTorch and to trace a network makes millions of objects, nearly all of which stay. The collector would
+    look through them again and again, for a fifth of the time to import PyTorch and two fifths of that to trace
+    (``benchmarks/first_step.py``).
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+__version__ = "0.1.0"

@@ -1,1 +1,0 @@
-"""Reading every sample of a data set once, to find those that are broken."""

@@ -1,1 +1,0 @@
-"""The manifest: the list of samples, how it is built, kept and compared."""

@@ -1,1 +1,0 @@
-"""Reading Parquet files in place."""

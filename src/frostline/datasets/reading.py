@@ -1,0 +1,278 @@
+"""Opens and reads the samples of a data set from where their addresses lead, several at once.
+
+Opens what a sample's address is read from: the one function that knows the readings.
+
+Reads samples as they come in a data set: several at once, and neighbours of an object by one request.
+
+How whoever reads a data set's samples gets at them: what must be served, and a reader in their own process.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from itertools import islice
+from typing import Generic, TypeVar
+
+from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, Samples, Skipped
+from frostline.core.errors import BadRequest, ObjectNotFound, SampleError, SettingError, StoreError
+from frostline.core.system import in_background
+from frostline.datasets.dataset import Dataset
+from frostline.datasets.formats.known import check_inputs, part_names
+from frostline.datasets.formats.parquet import Cell, CellCache, CellReader
+from frostline.datasets.formats.urls import UrlReader, places_in
+from frostline.datasets.formats.webdataset import CompressedTar, tar_reader
+from frostline.preprocess import Preprocess
+from frostline.preprocess.apply import steps_left
+from frostline.stores.cql.store import CqlStore
+from frostline.stores.local import FolderStore, MmapFolder
+from frostline.stores.open import open_store
+from frostline.stores.protocols import NO_LIMITS, Batched, Buffer, Place, StoreLimits, Versioned, is_other_version
+from frostline.stores.reads import BatchedReads
+from frostline.stores.urls import check_name
+
+__all__ = (
+    "SequentialReader",
+    "Workers",
+    "check_object",
+    "masks_of",
+    "open_samples",
+    "reader_of",
+    "refreshed_here",
+    "require_one_part",
+    "roots_of",
+    "steps_left_of",
+)
+
+
+def open_samples(
+    url: str,
+    reading: str = OBJECTS,
+    *,
+    mapped: bool = False,
+    cells: CellCache | None = None,
+    roots: tuple[str, ...] | None = None,
+    limits: StoreLimits = NO_LIMITS,
+) -> Versioned:
+    """What gives the bytes at the addresses of a data set's samples.
+
+    Args:
+        url: address of the data set's root.
+        reading: how the bytes are found: one of ``core.READINGS``.
+        mapped: from memory maps, where that is a local folder and the objects are sealed.
+        roots: canonical URLs of places in which objects that are URLs may lie; by default that of the data alone.
+        cells: where decoded columns are kept, if cells are read; by default a cache of its own.
+        limits: limits on the stores that may be read.
+
+    Raises:
+        BadRequest: the reading is unknown.
+        SettingError: the URL is none that Frostline reads.
+    """
+    store = open_store(url, limits)
+    match reading:
+        case _ if reading == OBJECTS:
+            return MmapFolder(store) if mapped and isinstance(store, FolderStore) else store
+        case _ if reading == CELLS:
+            return CellReader(store, cells or CellCache(), store.url)
+        case _ if reading == URLS:
+            return UrlReader((store.url,) if roots is None else roots, limits)
+        case _ if reading == UNPACKED:
+            return tar_reader(store)
+        case _:
+            raise BadRequest(f"reading: there is no {reading[:50]!r}")
+
+
+def check_object(object: str, reading: str) -> None:
+    """Do nothing if the name of a sample's object makes sense in a reading, and stays within the data.
+
+    Raises:
+        BadRequest: the name makes no sense, or leads out of the data.
+    """
+    if reading != URLS:  # of those the reader knows what they may be
+        check_name(_file_of(object, reading))
+
+
+def _file_of(object: str, reading: str) -> str:
+    if reading == UNPACKED:
+        return CompressedTar.parse(object).file
+    return Cell.parse(object).file if reading == CELLS else object
+
+
+T = TypeVar("T")
+_Found = tuple[Buffer, str] | StoreError | SampleError
+
+
+class SequentialReader:
+    """Reads the bytes of samples that are wanted one after another.
+
+    Memory is that of the requests under way: each of some megabytes, or of one sample where it is larger.
+
+    Args:
+        url: address of the data set's root.
+        reading: how its samples are read; see ``open_samples``.
+        maximum: requests under way at once.
+        roots: places in which objects that are URLs may lie; by default that of the data alone.
+    """
+
+    def __init__(self, url: str, reading: str, *, maximum: int, roots: tuple[str, ...] | None = None) -> None:
+        self._store = open_samples(url, reading, roots=roots)
+        self._maximum = maximum
+        self._batched: Batched | None = None
+        if isinstance(self._store, CqlStore):
+            self._batched = self._store
+        elif reading == OBJECTS:
+            self._batched = BatchedReads(self._store)
+
+    def read(self, samples: Samples, names: Sequence[str]) -> Iterator[tuple[int, Buffer | Skipped]]:
+        """The bytes of each sample, as they come; of one that cannot be used, why.
+
+        Args:
+            samples: in their data set's order.
+            names: names of the samples, with which those that are left out are reported.
+
+        Returns:
+            Pairs of a row of ``samples`` and its bytes, each row once, in any order.
+
+        Raises:
+            StoreError: the store failed, and not for one sample alone.
+        """
+        places = [
+            Place(object, offset, length)
+            for object, offset, length in zip(
+                samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True
+            )
+        ]
+        found = self._each(places) if self._batched is None else self._batched.read_many(places, maximum=self._maximum)
+        for row, result in found:
+            yield row, _usable(result, samples, names, row)
+
+    def _each(self, places: Sequence[Place]) -> Iterator[tuple[int, _Found]]:
+        rest = iter(range(len(places)))
+        with ThreadPoolExecutor(self._maximum, "frostline-read", in_background) as threads:
+            under_way: set[Future[tuple[int, _Found]]] = set()
+            while True:
+                under_way |= {
+                    threads.submit(_one, self._store, row, places[row])
+                    for row in islice(rest, self._maximum - len(under_way))
+                }
+                if not under_way:
+                    return
+                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+
+
+def masks_of(samples: Samples, reader: SequentialReader) -> dict[int, Buffer | Skipped]:
+    """The masks of some samples, all at once, by their rows; of those that cannot be used, why."""
+    rows, masks = samples.masks
+    return {int(rows[place]): mask for place, mask in reader.read(masks, masks.objects)} if len(rows) else {}
+
+
+class Workers(Generic[T]):
+    """Threads that do something with what was read, a few samples behind the reading.
+
+    Args:
+        reader: reader of the samples.
+        threads: how many.
+        stack: ends them.
+    """
+
+    def __init__(self, reader: SequentialReader, threads: int, stack: ExitStack) -> None:
+        self._reader = reader
+        self._maximum = 2 * threads
+        self._threads = ThreadPoolExecutor(threads, "frostline-work")
+        stack.callback(self._threads.shutdown, cancel_futures=True)
+
+    def each(self, samples: Samples, names: Sequence[str], work: Callable[[int, Buffer | Skipped], T]) -> list[T]:
+        """What ``work`` makes of each sample, in their order.
+
+        Args:
+            samples: to read; see ``SequentialReader.read``.
+            names: names of the samples.
+            work: is given a row and its bytes, or why there are none. Called from several threads.
+        """
+        made: list[Future[T]] = [Future()] * len(samples)
+        under_way: set[Future[T]] = set()
+        for row, data in self._reader.read(samples, names):
+            if len(under_way) >= self._maximum:
+                _, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            made[row] = self._threads.submit(work, row, data)
+            under_way.add(made[row])
+        return [future.result() for future in made]
+
+
+def _one(store: Versioned, row: int, place: Place) -> tuple[int, _Found]:
+    try:
+        return row, store.read_version(*place)
+    except (ObjectNotFound, SampleError) as error:
+        return row, error
+
+
+def _usable(found: _Found, samples: Samples, names: Sequence[str], row: int) -> Buffer | Skipped:
+    listed = samples.versions[row] if samples.versions else ""
+    if not isinstance(found, tuple):
+        reason = str(found)
+    elif is_other_version(listed, found[1]):
+        reason = f"{samples.objects[row]} has changed since it was listed"
+    else:
+        return found[0]
+    # What was listed and is not there any more has changed too.
+    changed = not isinstance(found, SampleError)
+    return Skipped(id=int(samples.ids[row]), object=names[row], reason=reason, changed=changed)
+
+
+def roots_of(data: Dataset) -> tuple[str, ...]:
+    """What a node must serve for a data set: its URL, and if its samples are URLs, the places in which they lie.
+
+    Raises:
+        SettingError: a node listed the data, and none of it can be read from here.
+    """
+    data.source.require_store()
+    if data.manifest.reading != URLS:
+        return (data.url,)
+    return tuple(dict.fromkeys((data.url, *places_in(data.manifest.columns))))
+
+
+def refreshed_here(data: Dataset) -> Dataset:
+    """The data set as ``Dataset.refreshed`` gives it, for a copy that reads the samples from their own store.
+
+    Raises:
+        SettingError: a node listed the data, and none of it can be read from here.
+    """
+    data.source.require_store()
+    return data.refreshed()
+
+
+def reader_of(data: Dataset, *, maximum: int) -> SequentialReader:
+    """A reader of a data set's samples in this process.
+
+    Args:
+        data: data set to read.
+        maximum: requests under way at once.
+
+    Raises:
+        SettingError: a node listed the data, and none of it can be read from here.
+    """
+    return SequentialReader(data.url, data.manifest.reading, maximum=maximum, roots=roots_of(data))
+
+
+def steps_left_of(preprocess: Preprocess, data: Dataset) -> Preprocess:
+    """What is left to do of a preprocessing on a data set's samples: all of it, but where they are a ready format.
+
+    Raises:
+        SettingError: the ready format was made with other steps, or the parts of samples are called otherwise.
+    """
+    check_inputs(data.source.format, preprocess)
+    return steps_left(preprocess, data.manifest.applied)
+
+
+def require_one_part(data: Dataset) -> None:
+    """Make sure that each sample is one part, as it has to be to be copied or checked.
+
+    Raises:
+        SettingError: samples have several parts.
+    """
+    if part_names(data.source.format):
+        raise SettingError(
+            f"samples of {data.url} have several parts, and only those of one are copied or checked: name one column, "
+            "as in column='image'"
+        )

@@ -1,1 +1,0 @@
-"""The ready format: pixels that are kept decoded."""

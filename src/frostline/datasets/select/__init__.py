@@ -1,1 +1,0 @@
-"""Choosing samples of a data set by an expression."""

@@ -1,0 +1,435 @@
+"""Some rows of a manifest, or all: how they are chosen by a text, how they are divided, and what they hold.
+
+Some rows of a manifest, or all: their own table, how they are divided, and what they hold.
+
+Decides what a selection written as text means: comparisons of columns, read by an allow-list and never run.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from frostline.core.errors import DataError, SettingError, nearest
+from frostline.datasets.formats.base import ManifestColumns, PartOfSamples, SelectedRows, WholeSamples
+from frostline.datasets.formats.labels import LABEL_FIELDS
+from frostline.datasets.manifest import (
+    DatasetStatistics,
+    JoinedRows,
+    Manifest,
+    as_chosen,
+    formats_of,
+    kept_of,
+    numbered,
+    quantiles_of,
+    within,
+)
+from frostline.ordering import Chosen, Labels, RowIndices, count_labels, split_at_random, split_by_class, split_by_group
+
+__all__ = (
+    "Selection",
+    "groups_of",
+    "parse_expression",
+    "select_rows",
+    "values_of",
+)
+
+
+_LONGEST = 10_000
+_COMPARED = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+_EXAMPLE = "label == 'glass' and width >= 200"
+
+
+def parse_expression(text: str, schema: pa.Schema, classes: Sequence[str]) -> pc.Expression:
+    """Read a selection such as ``label == 'glass' and width >= 200``.
+
+    It knows columns, texts, numbers, ``True``, ``False``, ``and``, ``or``, ``not``, brackets, ``== != < <= > >=`` (also
+    chained), ``in`` and ``not in`` a list, ``'part' in column`` for texts, and ``is None``. The column ``label`` is
+    compared with names of classes, dates and times with texts such as ``'2026-11-21'`` and ``'2026-11-21T08:30:00'``.
+    A column whose name is no single word is written ``column('taken at')``.
+
+    Args:
+        text: written by whoever asks; nothing of it is run.
+        schema: schema of the table.
+        classes: names, by label.
+
+    Raises:
+        SettingError: the text cannot be read, or names a column or a class that is not there.
+    """
+    if len(text) > _LONGEST:
+        raise SettingError(f"a selection has up to {_LONGEST} characters, not {len(text)}")
+    try:
+        tree = _Named().visit(ast.parse(text.strip(), mode="eval"))
+        return _Reader(schema, classes).condition(tree.body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SettingError(f"the selection {_short(text)} cannot be read: write it like {_EXAMPLE}") from error
+
+
+class _Named(ast.NodeTransformer):
+    """Takes ``column('any name')`` for the column's name."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        match node:
+            case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str(name))], keywords=[]):
+                return ast.copy_location(ast.Name(id=name, ctx=ast.Load()), node)
+        return node
+
+
+class _Reader:
+    """Turns the tree of an expression into one of Arrow; whatever is not named here is refused."""
+
+    def __init__(self, schema: pa.Schema, classes: Sequence[str]) -> None:
+        self._schema = schema
+        self._classes = classes
+
+    def condition(self, node: ast.expr) -> pc.Expression:
+        match node:
+            case ast.BoolOp(op=joined, values=values):
+                found = self.condition(values[0])
+                for value in values[1:]:
+                    other = self.condition(value)
+                    found = found & other if isinstance(joined, ast.And) else found | other
+                return found
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return ~self.condition(operand)
+            case ast.Compare(left=left, ops=operators, comparators=others):
+                sides = [left, *others]
+                found = self._compared(sides[0], operators[0], sides[1])
+                for place, operator in enumerate(operators[1:], 1):
+                    found &= self._compared(sides[place], operator, sides[place + 1])
+                return found
+            case ast.Name(id=name) if pa.types.is_boolean(self._type(name)):
+                return pc.field(name)
+        raise _refused(node)
+
+    def _compared(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> pc.Expression:
+        match operator, left, right:
+            case ((ast.Is() | ast.IsNot()), ast.Name(id=name), ast.Constant(value=None)):
+                self._type(name)
+                empty = pc.field(name).is_null()
+                return empty if isinstance(operator, ast.Is) else ~empty
+            case ((ast.In() | ast.NotIn()), ast.Constant(value=str(part)), ast.Name(id=name)):
+                if not _is_text(self._type(name)):
+                    raise SettingError(f"column {name!r} holds no text in which {part!r} could be")
+                found = pc.match_substring(pc.field(name), part)
+                return found if isinstance(operator, ast.In) else ~found
+            case ((ast.In() | ast.NotIn()), ast.Name(id=name), (ast.Tuple() | ast.List() | ast.Set())):
+                values = [self._value(name, elt) for elt in right.elts]
+                found = pc.field(name).isin(values)
+                return found if isinstance(operator, ast.In) else ~found
+            case _, ast.Name(id=name), ast.Name(id=other) if type(operator) in _COMPARED:
+                if _is_text(self._type(name)) != _is_text(self._type(other)):
+                    raise SettingError(f"columns {name!r} and {other!r} cannot be compared")
+                return _compare(pc.field(name), operator, pc.field(other))
+            case _, ast.Name(id=name), _ if type(operator) in _COMPARED:
+                return _compare(pc.field(name), operator, pc.scalar(self._value(name, right)))
+            case _, _, ast.Name(id=name) if type(operator) in _COMPARED:
+                return _compare(pc.scalar(self._value(name, left)), operator, pc.field(name))
+        raise _refused(left)
+
+    def _value(self, name: str, node: ast.expr) -> Any:
+        """A value as a column can be compared with it."""
+        value, kind = _constant(node), self._type(name)
+        if name == "label" and isinstance(value, str):
+            if value not in self._classes:
+                raise SettingError(f"there is no class {value!r}{nearest(value, self._classes)}")
+            return self._classes.index(value)
+        if pa.types.is_temporal(kind):
+            return _moment(name, value, kind)
+        if isinstance(value, str) != _is_text(kind):
+            raise SettingError(f"column {name!r} holds {kind} and cannot be compared with {value!r}")
+        return value
+
+    def _type(self, name: str) -> pa.DataType:
+        if name not in self._schema.names:
+            known = ", ".join(self._schema.names)
+            raise SettingError(f"there is no column {name!r}, only {known}{nearest(name, self._schema.names)}")
+        return self._schema.field(name).type
+
+
+def _compare(left: pc.Expression, operator: ast.cmpop, right: pc.Expression) -> pc.Expression:
+    match _COMPARED[type(operator)]:
+        case "==":
+            return left == right
+        case "!=":
+            return left != right
+        case "<":
+            return left < right
+        case "<=":
+            return left <= right
+        case ">":
+            return left > right
+        case _:
+            return left >= right
+
+
+def _moment(name: str, value: str | float, kind: pa.DataType) -> pa.Scalar:
+    try:
+        return pa.scalar(value).cast(kind)
+    except pa.ArrowException as error:
+        written = "'2026-11-21T08:30:00Z'" if getattr(kind, "tz", None) else "'2026-11-21' or '2026-11-21T08:30:00'"
+        raise SettingError(
+            f"column {name!r} holds {kind}: {value!r} is none, which is written like {written}"
+        ) from error
+
+
+def _constant(node: ast.expr) -> str | int | float | bool:
+    match node:
+        case ast.Constant(value=str() | int() | float() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+    raise _refused(node)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    while pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _refused(node: ast.expr) -> SettingError:
+    return SettingError(f"a selection compares columns with values, as in {_EXAMPLE}; not {_short(ast.unparse(node))}")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def select_rows(
+    columns: ManifestColumns, rows: SelectedRows | None, chosen: str | pc.Expression, classes: Sequence[str]
+) -> SelectedRows:
+    """The rows, of those given or of all, for which a selection holds; where it is unknown, it does not.
+
+    Raises:
+        SettingError: the selection makes no sense for these columns.
+    """
+    expression = parse_expression(chosen, columns.table.schema, classes) if isinstance(chosen, str) else chosen
+    mask = np.empty(len(columns), np.bool_)
+    done = 0
+    for piece in columns.scan(columns.table.column_names):
+        found = _evaluated(piece, expression)
+        mask[done : done + len(found)] = found
+        done += len(found)
+    return kept_of(rows, mask)
+
+
+def values_of(columns: ManifestColumns, rows: SelectedRows | None, name: str) -> pa.ChunkedArray:
+    """A column's values at the given rows, or at all.
+
+    Raises:
+        SettingError: the data set has no column of that name.
+    """
+    known = columns.table.column_names
+    if name not in known:
+        raise SettingError(f"there is no column {name!r}, only {', '.join(known)}")
+    column = columns.table.column(name)
+    if rows is None:
+        return column
+    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return pa.chunked_array([whole.take(pa.array(some)) for some in rows.pieces()], column.type)
+
+
+def groups_of(
+    columns: ManifestColumns, rows: SelectedRows | None, name: str
+) -> tuple[npt.NDArray[np.int64], list[object]]:
+    """Numbers of the groups that equal values of a column make, in the order of the values; and the values.
+
+    Raises:
+        SettingError: the data set has no column of that name.
+        DataError: a sample has no value there.
+    """
+    values = values_of(columns, rows, name)
+    if values.null_count:
+        raise DataError(
+            f"{values.null_count} samples have no {name!r}: leave them out first, select('{name} is not None')"
+        )
+    encoded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+    encoded = encoded.unify_dictionaries().combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):  # of no chunks at all
+        return np.zeros(0, np.int64), []
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    return number[encoded.indices.to_numpy()], encoded.dictionary.take(pa.array(order)).to_pylist()
+
+
+def _evaluated(piece: pa.Table, expression: pc.Expression) -> npt.NDArray[np.bool_]:
+    from pyarrow import acero
+
+    steps = [
+        acero.Declaration("table_source", acero.TableSourceNodeOptions(piece)),
+        acero.Declaration("project", acero.ProjectNodeOptions([expression], ["kept"])),
+    ]
+    try:
+        # One thread: Arrow's pool would not survive a fork of the process, and rows keep their order.
+        found = acero.Declaration.from_sequence(steps).to_table(use_threads=False).column("kept")
+        if not pa.types.is_boolean(found.type):
+            raise SettingError(f"a selection says of each sample whether it is wanted; this one gives {found.type}")
+    except (pa.ArrowException, TypeError) as error:
+        raise SettingError(f"the selection does not fit the columns: {str(error).splitlines()[0]}") from error
+    return np.asarray(pc.fill_null(found, False).to_numpy(), np.bool_)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """A manifest, and which of its rows are meant. Immutable, safe for threads.
+
+    Attributes:
+        whole: the manifest.
+        rows: selected rows of the manifest; None selects all of them.
+    """
+
+    whole: Manifest
+    rows: SelectedRows | None
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest of these rows alone, with a digest of its own; its columns are still those of the whole."""
+        if self.rows is None:
+            return self.whole
+        samples = PartOfSamples(self.whole_samples, self.rows)
+        digest = hashlib.sha256(self.whole.digest.encode() + self.rows.fingerprint).hexdigest()
+        names = samples.texts_of(self.whole.names)
+        return replace(self.whole, samples=samples, names=names, etags=samples.versions, digest=digest)
+
+    @property
+    def whole_samples(self) -> WholeSamples:
+        """All samples of the manifest."""
+        assert isinstance(self.whole.samples, WholeSamples), "the manifest of all has all samples"
+        return self.whole.samples
+
+    @property
+    def listing(self) -> str:
+        """SHA-256 that names the listing that the manifest was made from."""
+        return self.whole.digest
+
+    @property
+    def chosen(self) -> Chosen:
+        """The rows in the manifest's order, a bit for each of its rows."""
+        return as_chosen(self.rows, len(self.whole.samples))
+
+    def take(self, rows: npt.NDArray[Any]) -> SelectedRows:
+        """Those of the rows at some positions, or where a mask is true; see ``Dataset.take``."""
+        if rows.dtype != np.bool_:
+            rows = rows.astype(np.int64, copy=False)
+            return RowIndices(rows if self.rows is None else self.rows.at(rows))
+        if len(rows) != len(self.manifest.samples):
+            count = len(self.manifest.samples)
+            raise SettingError(f"a mask has one value for each of the {count} samples, not {len(rows)}")
+        return self.numbered(rows.view(np.uint8), 1)
+
+    def numbered(self, parts: npt.NDArray[np.uint8], number: int) -> SelectedRows:
+        """Those of the rows whose part has that number, of a division that has a value for each of them."""
+        return numbered(self.rows, parts, number)
+
+    def within(self, chosen: Chosen) -> SelectedRows:
+        """Those of the rows that a choice has too, in the order that they have here."""
+        return within(self.rows, chosen)
+
+    def where(self, chosen: str | pc.Expression) -> SelectedRows:
+        """Those of the rows for which a condition holds; see ``Dataset.select``."""
+        return select_rows(self.whole.columns, self.rows, chosen, self.whole.classes)
+
+    def joined(self, others: Iterable["Selection"]) -> SelectedRows:
+        """The rows, and after them those of other selections from the same manifest."""
+        parts = (self, *others)
+        return JoinedRows([part.chosen if part.rows is None else part.rows for part in parts])
+
+    def count_shared(self, other: "Selection") -> int:
+        """How many of these samples another selection of the same data has too, by their ids if it was listed anew."""
+        if self.listing != other.listing:
+            return len(np.intersect1d(self.manifest.samples.ids, other.manifest.samples.ids))
+        return len(self.within(other.chosen))
+
+    @property
+    def labels(self) -> Labels:
+        """The labels of these rows, counted."""
+        known = self.whole.columns.labels if self.rows is None else None
+        if known is not None:
+            return known
+        return count_labels(lambda: self.whole_samples.pieces("label", self.rows))
+
+    @property
+    def per_label(self) -> Mapping[int, int]:
+        """How many of these rows have each label that lies between the least and the greatest."""
+        labels = self.labels
+        return dict(zip(range(labels.first, labels.first + len(labels.counts)), labels.counts.tolist(), strict=True))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """See ``Dataset.column``."""
+        return values_of(self.whole.columns, self.rows, name)
+
+    def groups(self, column: str) -> tuple[npt.NDArray[np.int64], Sequence[Any]]:
+        """Which of a column's values each row has, by its number; and the values."""
+        return groups_of(self.whole.columns, self.rows, column)
+
+    def divided(self, shares: Sequence[float], seed: int, *, by: str | None, balanced: bool) -> npt.NDArray[np.uint8]:
+        """Which part each row belongs to; see ``Dataset.split``."""
+        if by is not None:
+            return split_by_group(self.groups(by)[0], shares, seed)
+        if not balanced:
+            return split_at_random(len(self.manifest.samples), shares, seed)
+        return split_by_class(self.labels, shares, seed)
+
+    def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Manifest:
+        """The manifest with further columns; see ``Dataset.with_columns``."""
+        if self.rows is not None:
+            raise SettingError("columns are added to a whole data set: add them before select, split or take")
+        table = self.whole.columns.table
+        for name, values in columns.items():
+            if len(values) != len(self.whole.samples) or name in table.column_names:
+                raise SettingError(
+                    f"column {name!r} has {len(values)} values for {len(self.whole.samples)} samples, or its name is "
+                    "taken"
+                )
+            table = table.append_column(name, pa.array(values))
+        return replace(self.whole, columns=self.whole.columns.of(table))
+
+    def require_classes(self, at_least: int, url: str) -> None:
+        """Make sure that the samples have at least so many classes.
+
+        Args:
+            at_least: number of classes that training needs.
+            url: address of the data, for sentences.
+
+        Raises:
+            DataError: fewer classes have samples.
+        """
+        present = [self.whole.classes[label] for label, count in self.per_label.items() if count and label >= 0]
+        if at_least and not present:
+            raise DataError(
+                f"not one of the {len(self.manifest.samples)} samples of {url} has a label: class folders such "
+                f"as cats/1.jpg say them, or a column {' or '.join(LABEL_FIELDS)} of a list or table, and there they "
+                "are empty or missing"
+            )
+        if len(present) < at_least:
+            names = ", ".join(repr(name) for name in present)
+            raise DataError(f"{url} has {len(present)} class ({names}); training needs at least {at_least}")
+
+    def statistics(self, splits: Mapping[str, int]) -> DatasetStatistics:
+        """See ``Dataset.statistics``; ``splits`` are the samples in each that was saved, by its name."""
+        manifest, lengths = self.manifest, self.manifest.samples.lengths
+        counts = self.per_label
+        return DatasetStatistics(
+            samples=len(lengths),
+            per_class=tuple((name, counts.get(label, 0)) for label, name in enumerate(manifest.classes)),
+            without_label=counts.get(-1, 0),
+            total_bytes=int(lengths.sum()),
+            mean_bytes=float(lengths.mean()) if len(lengths) else 0.0,
+            min_bytes=int(lengths.min()) if len(lengths) else 0,
+            max_bytes=int(lengths.max(initial=0)),
+            quantiles=quantiles_of(lengths),
+            formats=formats_of(manifest),
+            columns=tuple((field.name, str(field.type)) for field in manifest.columns.table.schema),
+            splits=tuple(splits.items()),
+            manifest=manifest.place,
+            manifest_found=manifest.found,
+        )

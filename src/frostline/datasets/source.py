@@ -1,0 +1,660 @@
+"""Where a manifest comes from: its own store, the Hugging Face hub, or a node, whose answer is checked first.
+
+Where a data set's manifest and saved splits come from: its own store, or a node that lists it.
+
+Reads a manifest that a node has sent as what a stranger made: nothing of it is used before all of it was checked.
+
+Data sets of the Hugging Face hub: their Parquet files in its client's cache, fetched where they are not there.
+"""
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from frostline.core import CELLS, OBJECTS, UNPACKED
+from frostline.core.config import LoaderSettings
+from frostline.core.errors import (
+    DataError,
+    DataNotFound,
+    FrostlineError,
+    NodeUnreachable,
+    Overloaded,
+    Refused,
+    SettingError,
+    Unavailable,
+)
+from frostline.core.events import Observer, PhaseStarted
+from frostline.core.files import make_private_folder, open_private
+from frostline.core.units import in_bytes
+from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
+from frostline.datasets.manifest import IN_MEMORY_BYTES, Manifest, load_manifest, manifest_of
+from frostline.datasets.manifest_store import NamedSplits, StoredManifest, read_manifest
+from frostline.datasets.mapped import ABOUT, copy_of, kept_copy, open_copy
+from frostline.ordering import Chosen
+from frostline.preprocess import Applied
+from frostline.stores.local import error_of_system
+from frostline.stores.open import open_store
+from frostline.stores.urls import normalise_url
+from frostline.wire.connection import Connections, Exchange, Message, address_of
+from frostline.wire.listings import MAX_KNOWN, ListingRequest, ManifestHead, event_from_line, failure_from_json
+from frostline.wire.messages import error_from_answer
+from frostline.wire.node_lists import NodeList, listed_nodes
+
+__all__ = (
+    "ManifestSource",
+    "NodeListing",
+    "canonical_url",
+    "checked",
+    "folder_of_hub",
+    "missing_parts",
+    "node_urls",
+    "opened",
+    "splits_of",
+)
+
+
+# Ids are hashes, which nothing compresses: eight bytes a sample, and some for its address.
+_MIN_BYTES_A_SAMPLE = 4
+# What a few bytes may say over and over again, in memory and in a file that is mapped. A million names that differ in
+# their number alone take eight bytes each as they are kept.
+_MAX_EXPANSION = 256
+_EXPANSION_BYTES = 64 << 20
+_MAX_TEXT_BYTES, _MAX_MAPPED_TEXT_BYTES = 2 << 30, 64 << 30
+_MAX_COLUMNS = 4096
+_MAX_CLASSES = 1 << 24
+_AT_ONCE = 1 << 16
+# Of more, ids are not held against each other: a request in which one stands twice is refused by its node.
+_MAX_COMPARED = 1 << 24
+_SAID = ("digest", "classes", "reading", "splits")
+
+
+def checked(path: Path, head: ManifestHead) -> None:
+    """Do nothing if the file holds what its node says of it, and nothing that harms whoever uses it.
+
+    Memory is that of some ten thousand rows, of one page of the file, and of the ids.
+
+    Raises:
+        Refused: the manifest does not match; the message names the difference.
+    """
+    try:
+        # Texts come as they are kept, by their numbers: so it is known what they will take before they take it.
+        plain = pq.read_schema(path)
+        texts = [field.name for field in plain if _is_text(field.type)]
+        with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=texts) as file:
+            _check_schema(plain, file.metadata, head)
+            about = _about_in(plain, head)
+            _check_rows(file, len(about["classes"]), head)
+    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+        raise Refused(f"the node sent a manifest that cannot be read: {str(error)[:200]!a}") from error
+
+
+def opened(path: Path, head: ManifestHead, cache: Path, url: str) -> StoredManifest | None:
+    """A manifest that was checked; None where it is not there any more.
+
+    Args:
+        path: location of the manifest's file.
+        head: description of the manifest by its node.
+        cache: folder for the mapped copy of a large one.
+        url: address of the data set's root.
+    """
+    if head.nbytes <= IN_MEMORY_BYTES:
+        try:
+            found = read_manifest(path.read_bytes())
+        except OSError:
+            return None
+    else:
+        copy = copy_of(cache, url, head.sha256)  # of the file's own digest: no other file has a say in it
+        found = open_copy(copy)
+        if found is None:
+            try:
+                with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                    kept_copy(copy, file)
+            except (pa.ArrowException, OSError):
+                return None
+            found = open_copy(copy)
+    return None if found is None else StoredManifest(*found, path.as_uri())
+
+
+def splits_of(head: ManifestHead, data: bytes | memoryview) -> dict[str, Chosen]:
+    """The splits that came behind a manifest, as many bytes as its head says."""
+    bits = np.frombuffer(data, np.uint8).reshape(len(head.splits), head.bitmap_bytes).copy()
+    if head.samples % 8:
+        bits[:, -1] &= (1 << head.samples % 8) - 1
+    return {name: Chosen(row, head.samples) for name, row in zip(head.splits, bits, strict=True)}
+
+
+def _check_schema(schema: pa.Schema, about: pq.FileMetaData, head: ManifestHead) -> None:
+    first = pa.schema([schema.field(place) for place in range(min(len(COLUMNS), len(schema)))])
+    if not first.equals(COLUMNS) or len(schema) > _MAX_COLUMNS or len(set(schema.names)) < len(schema):
+        raise Refused("the node sent a manifest whose columns are not those of samples")
+    strange = [field.name for field in schema if not _is_plain(field.type)]
+    targets = [schema.field(field.name).type == field.type for field in TARGET_COLUMNS if field.name in schema.names]
+    if strange or not all(targets):
+        raise Refused("the node sent a manifest with a column of a type that none has")
+    if about.num_rows != head.samples or about.num_rows * _MIN_BYTES_A_SAMPLE > head.nbytes:
+        raise Refused(f"the node sent a manifest of {about.num_rows} samples that it cannot hold, or says otherwise")
+
+
+def _about_in(schema: pa.Schema, head: ManifestHead) -> Mapping[str, Any]:
+    try:
+        about = json.loads((schema.metadata or {}).get(ABOUT, b"{}"))
+    except RecursionError:
+        about = None
+    is_right = (
+        isinstance(about, dict)
+        and about.get("digest") == head.digest
+        # What lies elsewhere is listed by no node.
+        and about.get("reading") in (OBJECTS, CELLS, UNPACKED)
+        and all(_are_texts(about.get(name)) for name in ("classes", "splits"))
+    )
+    if not is_right:
+        raise Refused("the node sent a manifest that says of itself what makes no sense")
+    return {name: about[name] for name in _SAID}
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and len(value) <= _MAX_CLASSES and all(isinstance(name, str) for name in value)
+
+
+def _check_rows(file: pq.ParquetFile, classes: int, head: ManifestHead) -> None:
+    maximum = _MAX_TEXT_BYTES if head.nbytes <= IN_MEMORY_BYTES else _MAX_MAPPED_TEXT_BYTES
+    left = min(_MAX_EXPANSION * head.nbytes + _EXPANSION_BYTES, maximum)
+    ids: list[npt.NDArray[np.int64]] = []
+    rows = 0
+    # One thread: Arrow's pool would not survive a fork of the process.
+    for batch in file.iter_batches(_AT_ONCE, use_threads=False):
+        rows += len(batch)
+        left -= sum(_text_bytes(column) for column in batch.columns if pa.types.is_dictionary(column.type))
+        if left < 0:
+            raise Refused("the node sent a manifest whose texts are far longer than its bytes can say")
+        _check_numbers(batch, classes)
+        if head.samples <= _MAX_COMPARED:
+            ids.append(batch["id"].to_numpy())
+    if rows != head.samples:
+        raise Refused(f"the node sent {rows} samples and says that it sent {head.samples}")
+    if ids and len(np.unique(np.concatenate(ids))) < rows:
+        raise Refused("the node sent a manifest in which an id stands twice")
+
+
+def _text_bytes(column: pa.DictionaryArray) -> int:
+    """What texts take when each is written out."""
+    lengths = pc.binary_length(column.dictionary)
+    return int(pc.sum(lengths.take(column.indices).cast(pa.int64())).as_py() or 0)
+
+
+def _check_numbers(batch: pa.RecordBatch, classes: int) -> None:
+    has_targets = set(TARGET_COLUMNS.names) <= set(batch.schema.names)
+    for column_field in (*COLUMNS, *(TARGET_COLUMNS if has_targets else ())):
+        column = batch[column_field.name]
+        if column.null_count:
+            raise Refused(f"the node sent a manifest with samples that have no {column_field.name}")
+        if column_field.type == pa.int64() and len(column):
+            found = pc.min_max(column).as_py()
+            minimum, maximum = (-1, classes - 1) if column_field.name == "label" else (0, np.iinfo(np.int64).max)
+            if not minimum <= found["min"] <= found["max"] <= maximum:
+                raise Refused(f"the node sent a manifest with a {column_field.name} that makes no sense")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_null(kind)
+        or _is_text(kind)
+    )
+
+
+_OK = 200
+_MAX_BYTES = 8 << 30
+_MAX_SPLIT_BYTES = 1 << 30
+_PIECE = 1 << 20
+# Manifests of one data set that are kept: a node is told that it need not send these again.
+_KEPT = 4
+# Ranks of one job ask one after the other, and the first may list for minutes.
+_BUSY_S = 1800.0
+_NO_SERVICE = "unix:"
+
+
+def node_urls(near: str | Sequence[str]) -> tuple[str, ...]:
+    """Addresses of nodes as ``Dataset(near=)`` takes them.
+
+    Raises:
+        SettingError: an address is not a URL, or belongs to an I/O service.
+    """
+    urls = (near,) if isinstance(near, str) else tuple(near)
+    for url in urls:
+        if not isinstance(url, str):
+            raise SettingError(f"near= takes addresses of nodes, such as http://host:7070, not {type(url).__name__}")
+        if url.startswith(_NO_SERVICE):
+            raise SettingError(
+                f"{url} is an I/O service, which lists nothing: give Dataset(near=) the address of a node, or none"
+            )
+        if NodeList.is_one(url):
+            NodeList(url=url)  # refuses one that makes no sense
+        else:
+            address_of(url)
+    return urls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeListing:
+    """A data set that a node lists for whoever has no credentials for its store.
+
+    Attributes:
+        nodes: their addresses; the first that serves the data answers.
+        data: URL of the data set's root.
+        format: see ``Dataset``.
+        relist: likewise.
+        changed: likewise.
+        cache: folder in which manifests are kept.
+        token: secret with which to ask the node; None takes ``FROSTLINE_TOKEN``.
+        sleep: waits so many seconds.
+    """
+
+    nodes: tuple[str, ...]
+    data: str
+    format: str | None
+    relist: bool
+    changed: str
+    cache: Path
+    token: str | None = field(default=None, repr=False)
+    sleep: Callable[[float], None] = time.sleep
+
+    def manifest(self, observe: Observer) -> Manifest:
+        """The manifest, from the first node that answers.
+
+        Args:
+            observe: told how far the node is.
+
+        Raises:
+            DataError: what is wrong with the data, as the node found it.
+            Refused: no node serves the data or lists it, or what one sent makes no sense.
+            Unavailable: no node answers.
+            StoreError: the store failed at the node.
+            OutOfSpace: the disk is full.
+        """
+        failures: list[FrostlineError] = []
+        for url in listed_nodes(self.nodes):
+            try:
+                return self._from(url, observe)
+            except (Refused, Unavailable) as error:
+                failures.append(error)
+        # Of several, one that answered says more than one that is away.
+        raise next((error for error in failures if not isinstance(error, NodeUnreachable)), failures[0])
+
+    def _from(self, url: str, observe: Observer) -> Manifest:
+        waited_s = 0.0
+        while True:
+            try:
+                return self._asked(url, observe)
+            except Overloaded as error:
+                if waited_s >= _BUSY_S:
+                    raise
+                observe(PhaseStarted(name="waiting for the node to list the data"))
+                self.sleep(error.retry_after_s)
+                waited_s += error.retry_after_s
+
+    def _asked(self, url: str, observe: Observer) -> Manifest:
+        settings = LoaderSettings()
+        token = self.token or settings.token
+        connections = Connections(*address_of(url), deadline_s=settings.deadline_s, max_idle=0)
+        exchange = Exchange(connections, url)
+        known = self._known()
+        request = ListingRequest(
+            data=self.data, format=self.format, relist=self.relist, changed=self.changed, known=tuple(known)
+        )
+        message = Message(
+            method="POST",
+            path="/v1/listings",
+            body=json.dumps(request.to_json(), separators=(",", ":")).encode(),
+            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+        )
+        try:
+            _begin(exchange, message, url)
+            return self._received(exchange, _head(exchange, known, observe))
+        except BaseException:
+            exchange.break_off()
+            raise
+        finally:
+            exchange.end()
+
+    def _received(self, exchange: Exchange, head: ManifestHead) -> Manifest:
+        if head.nbytes > _MAX_BYTES or len(head.splits) * head.bitmap_bytes > _MAX_SPLIT_BYTES:
+            raise Refused(
+                f"the node has a manifest of {in_bytes(head.nbytes)}, and up to {in_bytes(_MAX_BYTES)} are read"
+            )
+        path = self._folder / f"{head.sha256}.parquet"
+        if not head.is_known:
+            with self._new_file(path) as part:
+                _receive(exchange, head, part)
+                checked(part, head)
+        splits = bytes(_exactly(exchange, len(head.splits) * head.bitmap_bytes))
+        if hashlib.sha256(splits).hexdigest() != head.splits_sha256:
+            raise Refused("the splits that the node sent are not those that it announced")
+        kept = opened(path, head, self.cache, self.data)
+        if kept is None or len(kept.columns) != head.samples or kept.about.get("digest") != head.digest:
+            path.unlink(missing_ok=True)
+            raise Unavailable(f"the manifest that was kept in {path} is damaged or gone: it is fetched again next time")
+        os.utime(path)
+        self._tidy()
+        return manifest_of(kept, found=head.found, applied=_applied(head), saved=splits_of(head, splits))
+
+    @property
+    def _folder(self) -> Path:
+        root = hashlib.sha256(self.data.encode(errors="surrogateescape")).hexdigest()[:16]
+        return self.cache / "from-nodes" / root
+
+    def _known(self) -> list[str]:
+        """SHA-256 of the files that are here and whole, the newest first."""
+        return [path.stem for path in self._kept()[: min(_KEPT, MAX_KNOWN)] if _is_whole(path)]
+
+    def _kept(self) -> list[Path]:
+        found: list[tuple[float, Path]] = []
+        for path in self._folder.glob("*.parquet"):
+            with suppress(OSError):  # another process tidied
+                found.append((path.stat().st_mtime, path))
+        return [path for _, path in sorted(found, reverse=True)]
+
+    def _tidy(self) -> None:
+        for path in self._kept()[_KEPT:]:
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _new_file(self, path: Path) -> Iterator[Path]:
+        """A file that appears under its name once it is whole."""
+        part = path.parent / f".partial-{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            make_private_folder(path.parent)
+            open_private(part, "xb").close()
+            yield part
+            part.replace(path)
+        except OSError as error:
+            raise error_of_system(error, str(path)) from error
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _refusal(status: int, body: bytes, url: str) -> FrostlineError:
+    if status == 404 and b'"error":"Refused"' in body:
+        return Refused(
+            f"the node at {url} is of a version that does not list data: update it, or list the data with credentials "
+            "of your own (--list-locally; in Python Dataset without near=)"
+        )
+    return error_from_answer(status, body)
+
+
+def _begin(exchange: Exchange, message: Message, url: str) -> None:
+    status = exchange.send(message)
+    if status != _OK:
+        raise _refusal(status, exchange.read_all(), url)
+
+
+def _head(exchange: Exchange, known: Sequence[str], observe: Observer) -> ManifestHead:
+    """What the node says of the manifest, once it has listed the data."""
+    while line := exchange.read_line():
+        if not line.strip():  # it only says that the node is there
+            continue
+        value = _value(line)
+        if value.get("event") == "listed":
+            head = ManifestHead.from_json(value)
+            if head.is_known and head.sha256 not in known:
+                raise Refused("the node leaves out a manifest that it was not told of")
+            return head
+        if value.get("event") == "failed":
+            raise failure_from_json(value)
+        event = event_from_line(value)
+        if event is not None:
+            observe(event)
+    raise NodeUnreachable("the node broke off before it had listed the data")
+
+
+def _value(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise Refused("the node tells of its listing what makes no sense")
+    return value
+
+
+def _receive(exchange: Exchange, head: ManifestHead, path: Path) -> None:
+    digest, left = hashlib.sha256(), head.nbytes
+    with open_private(path, "ab") as file:
+        while left:
+            piece = _exactly(exchange, min(_PIECE, left))
+            digest.update(piece)
+            file.write(piece)
+            left -= len(piece)
+    if digest.hexdigest() != head.sha256:
+        raise Refused("the manifest that the node sent is not the one that it announced: its SHA-256 is another")
+
+
+def _exactly(exchange: Exchange, nbytes: int) -> memoryview:
+    data = exchange.read(nbytes)
+    if len(data) < nbytes:
+        raise NodeUnreachable("the node broke off in the middle of a manifest")
+    return data
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == path.stem
+    except OSError:
+        return False
+
+
+def _applied(head: ManifestHead) -> Applied | None:
+    if head.applied is None:
+        return None
+    try:
+        return Applied.from_json(head.applied)
+    except (AttributeError, DataError, TypeError, ValueError) as error:
+        raise Refused("the node says of a ready format what makes no sense") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestSource:
+    """How a data set is listed, as values.
+
+    Attributes:
+        url: canonical URL of its root.
+        cache: folder for what does not lie beside the data.
+        beside: see ``Dataset``.
+        format: likewise.
+        relist: likewise.
+        changed: likewise.
+        near: addresses of the nodes that list it; none where it is listed here.
+        token: see ``Dataset``.
+    """
+
+    url: str
+    cache: Path
+    beside: bool
+    format: str | None
+    relist: bool
+    changed: str
+    near: tuple[str, ...]
+    token: str | None = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.near and self.beside:
+            raise SettingError("a node keeps manifests where it can: beside= is for whoever lists a folder themselves")
+
+    @staticmethod
+    def nodes(near: str | Sequence[str] | None) -> tuple[str, ...]:
+        """Addresses of nodes, as ``near=`` takes them; see ``node_urls`` for what may be raised."""
+        return () if near is None else node_urls(near)
+
+    def manifest(self, observe: Observer) -> Manifest:
+        """List the data here, or have a node list it; see ``load_manifest`` and ``NodeListing``."""
+        if self.near:
+            asked = {name: getattr(self, name) for name in ("format", "relist", "changed", "cache", "token")}
+            return NodeListing(nodes=self.near, data=self.url, **asked).manifest(observe)
+        return load_manifest(
+            open_store(self.url),
+            cache=self.cache,
+            beside=self.beside,
+            format=self.format,
+            relist=self.relist,
+            refuses_changes=self.changed == "refuse",
+            looks_elsewhere=self.changed != "skip",
+            observe=observe,
+        )
+
+    def named(self, manifest: Manifest) -> NamedSplits:
+        """The splits that were saved of a manifest of this data."""
+        store = None if self.near else open_store(self.url)
+        size = len(manifest.samples)
+        return NamedSplits(store, self.cache, manifest.digest, size, beside=self.beside, given=manifest.saved)
+
+    def require_store(self) -> None:
+        """Do nothing where the data's own store is asked.
+
+        Raises:
+            SettingError: a node listed it.
+        """
+        if self.near:
+            raise SettingError(
+                f"{self.url} was listed by the node at {', '.join(self.near)} and has no store here: what reads its "
+                "samples is given that node (near=), or a Dataset without near= and credentials for the store"
+            )
+
+
+_SCHEME = "hf:"
+_ADDRESS = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+_WAY = "write hf:OWNER/DATASET, or hf:OWNER/DATASET@REVISION"
+_FILES = "*.parquet"
+_PART = re.compile(r"(?P<start>.*-)(?P<number>\d{5})-of-(?P<count>\d{5})(?P<end>.*)", re.DOTALL)
+
+
+def canonical_url(url: str, near: str | Sequence[str] | None) -> str:
+    """The canonical URL of a data set's root, also of one that the hub has.
+
+    Args:
+        url: see ``Dataset``.
+        near: likewise.
+
+    Raises:
+        SettingError: the URL is none that Frostline reads, or a node is to list what the hub has.
+        DataNotFound: see ``folder_of_hub``.
+    """
+    if not url.startswith(_SCHEME):
+        return normalise_url(url)
+    if near:
+        raise SettingError(f"{url} is read from the cache of this machine, which no node lists: leave near= out")
+    return folder_of_hub(url)
+
+
+def folder_of_hub(url: str) -> str:
+    """The canonical URL of the folder in which a data set's Parquet files lie in the cache of the hub's client.
+
+    What the cache has is taken without asking the network, as long as no part of a split is missing; else the files
+    are fetched.
+
+    Args:
+        url: ``hf:OWNER/DATASET``, or ``hf:OWNER/DATASET@REVISION``.
+
+    Raises:
+        SettingError: the text is no such address, or the package ``huggingface_hub`` is missing.
+        DataNotFound: the data is not in the cache and cannot be fetched, or has no Parquet files.
+    """
+    found = _ADDRESS.fullmatch(url.removeprefix(_SCHEME).removeprefix("//"))
+    if found is None:
+        raise SettingError(f"{url[:200]!a} is no data set of the hub: {_WAY}")
+    name, revision = found.groups()
+    hub = _client(url)
+    kept = _kept(hub, name, revision)
+    folder = kept if kept is not None and not _why_unfit(kept) else _fetched(hub, name, revision, kept)
+    if why := _why_unfit(folder):
+        raise DataNotFound(f"{url} in {folder} {why}: bring its Parquet files and give their folder")
+    return normalise_url(str(folder))
+
+
+def missing_parts(names: Iterable[str]) -> list[str]:
+    """Names that files like ``train-00000-of-00002.parquet`` say are there, and are not among them."""
+    numbers: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for name in names:
+        if part := _PART.fullmatch(name):
+            numbers[part["start"], part["count"], _without_digest(part["end"])].add(part["number"])
+    return [
+        f"{start}{number:05}-of-{count}{end}"
+        for (start, count, end), there in sorted(numbers.items())
+        for number in range(int(count))
+        if f"{number:05}" not in there
+    ]
+
+
+def _without_digest(end: str) -> str:
+    # The hub's older files have one of their own before the suffix.
+    return re.sub(r"^-[0-9a-f]{16}", "", end)
+
+
+def _client(url: str) -> Any:
+    try:
+        return importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        raise SettingError(
+            f"{url} needs the package huggingface_hub, which cannot be imported ({error}): install it, or bring the "
+            "Parquet files and give their folder"
+        ) from error
+
+
+def _kept(hub: Any, name: str, revision: str | None) -> Path | None:
+    try:
+        return _snapshot(hub, name, revision, is_offline=True)
+    except hub.errors.LocalEntryNotFoundError:
+        return None
+    except hub.errors.HFValidationError as error:
+        raise SettingError(f"{name} is no name that the hub gives to data: {_WAY}") from error
+
+
+def _fetched(hub: Any, name: str, revision: str | None, kept: Path | None) -> Path:
+    try:
+        return _snapshot(hub, name, revision, is_offline=False)
+    except (OSError, RuntimeError) as error:
+        has = "not in the hub's cache on this machine" if kept is None else f"in {kept}, which {_why_unfit(kept)}"
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise DataNotFound(
+            f"{name} is {has}, and cannot be fetched ({why}): bring its Parquet files and give their folder, or fetch "
+            f"them where there is a network (hf download --repo-type dataset {name})"
+        ) from error
+
+
+def _snapshot(hub: Any, name: str, revision: str | None, *, is_offline: bool) -> Path:
+    return Path(
+        hub.snapshot_download(
+            name, repo_type="dataset", revision=revision, allow_patterns=[_FILES], local_files_only=is_offline
+        )
+    )
+
+
+def _why_unfit(folder: Path) -> str:
+    """What the data in a folder lacks; empty where it lacks nothing."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob(_FILES) if path.is_file()]
+    missing = missing_parts(names)
+    if missing:
+        return f"lacks {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
+    return "" if names else "has no Parquet files"

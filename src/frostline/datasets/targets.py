@@ -1,0 +1,416 @@
+"""What a declared column of targets holds, and the targets of a batch's rows, read when it is put together.
+
+Says what a declared column of targets holds: numbers, vectors, lists of any length, texts, or several labels.
+
+The declared targets of some rows of a manifest, read from its columns when a batch of them is put together.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from frostline.core.errors import DataError, SettingError, nearest
+from frostline.datasets.formats.base import TARGET_COLUMNS, ManifestColumns, SelectedRows
+from frostline.datasets.formats.labels import LABEL_FIELDS, OTHER_LABELS, TAKEN, no_class
+from frostline.datasets.selection import values_of
+
+__all__ = (
+    "MASK",
+    "MULTI_LABEL",
+    "NUMBER",
+    "RAGGED",
+    "TEXT",
+    "TEXTS",
+    "VECTOR",
+    "Declared",
+    "MultiLabel",
+    "TargetColumns",
+    "TargetSpec",
+    "TargetValue",
+    "TargetValues",
+    "check_classes",
+    "checked_targets",
+    "listed",
+    "specs_of",
+)
+
+
+NUMBER, VECTOR, RAGGED, TEXT, TEXTS, MULTI_LABEL = "number", "vector", "ragged", "text", "texts", "multi_label"
+MASK = "mask"
+"""The kind of masks, and the name by which they are declared beside columns."""
+
+_INT, _FLOAT, _OBJECT = "int64", "float32", "object"
+_MASKS = TARGET_COLUMNS.names[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiLabel:
+    """A column of lists of classes, given as a vector of zeros and ones: one number a class.
+
+    Attributes:
+        column: name of the column; its lists hold names of classes, or whole numbers from 0.
+        classes: names of the classes in the order of the vector; those in the data, in their order, by default.
+    """
+
+    column: str
+    classes: tuple[str, ...] = ()
+
+
+Declared = tuple[str | MultiLabel, ...]
+"""Columns of targets as a data set is asked for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSpec:
+    """What a declared column gives for a sample.
+
+    Attributes:
+        name: name by which it was declared.
+        column: name of the manifest's column.
+        kind: ``number``, ``vector``, ``ragged`` (lists of any length), ``text``, ``texts`` (lists of them),
+            ``multi_label``, or ``mask``: the class of each pixel of the network's input.
+        dtype: ``int64`` or ``float32``; ``object`` for texts.
+        shape: shape of a sample's value; None stands for a length that differs from sample to sample.
+        classes: names of the classes of ``multi_label``, where they have names.
+        is_json: the manifest keeps the values as JSON.
+    """
+
+    name: str
+    column: str
+    kind: str
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+    classes: tuple[str, ...] = ()
+    is_json: bool = False
+
+    @property
+    def is_fixed(self) -> bool:
+        """A batch of it is one array."""
+        return self.kind in (NUMBER, VECTOR, MULTI_LABEL)
+
+
+def checked_targets(targets: Any) -> tuple[Declared | None, bool]:
+    """The columns that ``Dataset(targets=)`` names, None where it names none of them; and whether it is a single one.
+
+    Raises:
+        SettingError: it is neither the name of a column nor several of them, or names one twice.
+    """
+    if targets is None:
+        return None, False
+    if isinstance(targets, str | MultiLabel):
+        return (targets,), True
+    if not isinstance(targets, Sequence) or not all(isinstance(name, str | MultiLabel) for name in targets):
+        raise SettingError(
+            "targets takes the name of a column, a MultiLabel, several of these, or () for no targets at all, not "
+            f"{targets!r}"
+        )
+    names = [_name(declared) for declared in targets]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SettingError(f"targets names the column {twice!r} twice: name it once")
+    return tuple(targets), False
+
+
+def check_classes(table: pa.Table, url: str) -> None:
+    """Make sure that labels are classes, where no targets are declared.
+
+    Args:
+        table: table of a whole manifest.
+        url: address of the data, for sentences.
+
+    Raises:
+        DataError: labels are numbers with a sign or a fraction, or lists.
+    """
+    if OTHER_LABELS in table.column_names:
+        column = table[OTHER_LABELS]
+        first = column.drop_null()[0] if pa.types.is_string(column.type) else pc.min(column)
+        raise DataError(f"{url} has no classes: {no_class(str(first.as_py()))}")
+
+
+def specs_of(declared: Declared, table: pa.Table, url: str) -> tuple[TargetSpec, ...]:
+    """What each declared column gives, by all of its values, so that parts of a data set give the same.
+
+    Args:
+        declared: columns to look at.
+        table: table of a whole manifest.
+        url: address of the data, for sentences.
+
+    Raises:
+        SettingError: there is no such column.
+        DataError: a column holds what no loop can be given.
+    """
+    return tuple(_spec(item, table, url) for item in declared)
+
+
+def _spec(declared: str | MultiLabel, table: pa.Table, url: str) -> TargetSpec:
+    name = _name(declared)
+    if declared == MASK and MASK not in table.column_names and _MASKS in table.column_names:
+        return TargetSpec(name=MASK, column=_MASKS, kind=MASK, dtype=_INT, shape=(None, None))
+    column = _column_called(name, table.column_names, url)
+    spec = _kind_of(name, column, table[column])
+    return _multi_label(declared, spec, table[column]) if isinstance(declared, MultiLabel) else spec
+
+
+def _name(declared: str | MultiLabel) -> str:
+    return declared if isinstance(declared, str) else declared.column
+
+
+def _column_called(name: str, names: Sequence[str], url: str) -> str:
+    """A column by the name that the data has for it, which the manifest may have changed."""
+    likely = [OTHER_LABELS] if name in LABEL_FIELDS else []
+    likely += [f"meta_{name}"] if name in TAKEN else []
+    found = next((known for known in (*likely, name) if known in names), None)
+    if found is None:
+        raise SettingError(
+            f"{url} has no column {name!r} for targets, only {', '.join(names)}{nearest(name, names)}; lists of more "
+            "than 256 values are in no manifest: bring them with Dataset.with_columns"
+        )
+    return found
+
+
+def _kind_of(name: str, column: str, values: pa.ChunkedArray) -> TargetSpec:
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return TargetSpec(name=name, column=column, kind=NUMBER, dtype=_INT)
+    if pa.types.is_floating(kind):
+        return TargetSpec(name=name, column=column, kind=NUMBER, dtype=_FLOAT)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _kind_of_texts(name, column, values)
+    if pa.types.is_nested(kind) and not pa.types.is_struct(kind):
+        return _kind_of_lists(name, column, values)
+    raise DataError(
+        f"the column {name!r} has the type {kind}, and targets are numbers, texts, lists of them, or lists of lists of "
+        "numbers"
+    )
+
+
+def _kind_of_texts(name: str, column: str, values: pa.ChunkedArray) -> TargetSpec:
+    texts = (values.cast(pa.string()) if pa.types.is_dictionary(values.type) else values).drop_null()
+    first = next((_parsed(text) for text in texts.slice(0, 1).to_pylist()), None)
+    if not isinstance(first, list) or not _all(texts, r"(?s)^\s*\[.*\]\s*$"):
+        return TargetSpec(name=name, column=column, kind=TEXT, dtype=_OBJECT)
+    if _any(texts, '"'):
+        return TargetSpec(name=name, column=column, kind=TEXTS, dtype=_OBJECT, shape=(None,), is_json=True)
+    dtype = _FLOAT if _any(texts, "[.eENI]") else _INT
+    if _any(texts, r"^\s*\[\s*\["):
+        inner = next(parsed[0] for text in texts.to_pylist() if (parsed := _parsed(text)) and isinstance(parsed, list))
+        shape: tuple[int | None, ...] = (None, len(inner) if isinstance(inner, list) else 0)
+        return TargetSpec(name=name, column=column, kind=RAGGED, dtype=dtype, shape=shape, is_json=True)
+    commas = pc.min_max(pc.count_substring(texts, ","))
+    if commas["min"].as_py() < commas["max"].as_py() or _any(texts, r"^\s*\[\s*\]\s*$"):
+        return TargetSpec(name=name, column=column, kind=RAGGED, dtype=dtype, shape=(None,), is_json=True)
+    length = commas["max"].as_py() + 1
+    return TargetSpec(name=name, column=column, kind=VECTOR, dtype=dtype, shape=(length,), is_json=True)
+
+
+def _kind_of_lists(name: str, column: str, values: pa.ChunkedArray) -> TargetSpec:
+    inner = values.type.value_type
+    if pa.types.is_string(inner) or pa.types.is_large_string(inner):
+        return TargetSpec(name=name, column=column, kind=TEXTS, dtype=_OBJECT, shape=(None,))
+    lengths = pc.min_max(pc.list_value_length(values))
+    if pa.types.is_nested(inner):
+        widths = pc.list_value_length(pc.list_flatten(values)).drop_null()
+        dtype = _FLOAT if pa.types.is_floating(inner.value_type) else _INT
+        shape = (None, widths[0].as_py() if len(widths) else 0)
+        return TargetSpec(name=name, column=column, kind=RAGGED, dtype=dtype, shape=shape)
+    dtype = _FLOAT if pa.types.is_floating(inner) else _INT
+    if lengths["min"].as_py() != lengths["max"].as_py() or not lengths["max"].as_py():
+        return TargetSpec(name=name, column=column, kind=RAGGED, dtype=dtype, shape=(None,))
+    return TargetSpec(name=name, column=column, kind=VECTOR, dtype=dtype, shape=(lengths["max"].as_py(),))
+
+
+def _multi_label(declared: MultiLabel, spec: TargetSpec, values: pa.ChunkedArray) -> TargetSpec:
+    is_list = spec.kind == TEXTS or (spec.kind in (RAGGED, VECTOR) and spec.dtype == _INT and len(spec.shape) == 1)
+    if not is_list:
+        raise DataError(
+            f"the column {spec.name!r} holds no lists of classes, by their names or by whole numbers from 0"
+        )
+    unique = values.unique() if spec.is_json else values
+    found = {label for value in unique.to_pylist() for label in listed(spec, value)}
+    if declared.classes:
+        classes, count = declared.classes, len(declared.classes)
+    elif spec.kind == TEXTS:
+        classes = tuple(sorted(found))
+        count = len(classes)
+    else:
+        classes, count = (), max(found, default=-1) + 1
+    return TargetSpec(
+        name=spec.name,
+        column=spec.column,
+        kind=MULTI_LABEL,
+        dtype=_FLOAT,
+        shape=(count,),
+        classes=classes,
+        is_json=spec.is_json,
+    )
+
+
+def listed(spec: TargetSpec, value: Any) -> list[Any]:
+    """The list that a sample's value is; none where the sample has no value.
+
+    Raises:
+        DataError: the text is no JSON of a list.
+    """
+    found = _parsed(value) if spec.is_json and value is not None else value
+    if found is None and value is None:
+        return []
+    if not isinstance(found, list):
+        raise DataError(f"the column {spec.name!r} holds lists, and {str(value)[:50]!r} is none")
+    return found
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _all(texts: pa.ChunkedArray, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(texts, pattern)).as_py())
+
+
+def _any(texts: pa.ChunkedArray, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
+
+
+TargetValue = npt.NDArray[np.generic] | list[Any]
+"""A column of a batch: one array; or a list with an array, a text or a list of texts for each sample."""
+TargetValues = TargetValue | dict[str, TargetValue]
+"""The targets of a batch: those of a column, or of several by their names."""
+
+_Rows = npt.NDArray[np.int64]
+
+
+class TargetColumns:
+    """The declared targets of a data set, by the rows of its samples. Immutable, safe for threads.
+
+    Args:
+        columns: table of the whole manifest.
+        rows: rows of the data set; None where it has all of them.
+        specs: kinds of the declared columns.
+        is_single: one column was declared by its name alone, so that a batch has its values and no dict.
+
+    Attributes:
+        specs: as given.
+        is_single: as given.
+
+    Raises:
+        DataError: samples have no value in a column that cannot say so.
+    """
+
+    def __init__(
+        self, columns: ManifestColumns, rows: SelectedRows | None, specs: Sequence[TargetSpec], *, is_single: bool
+    ) -> None:
+        self._columns = columns
+        self._rows = rows
+        self.specs = tuple(specs)
+        self.is_single = is_single
+        for spec in specs:
+            self._check_values(spec)
+
+    @property
+    def has_masks(self) -> bool:
+        """The samples' masks are among them."""
+        return any(spec.kind == MASK for spec in self.specs)
+
+    def at(self, rows: _Rows, masks: TargetValue | None = None) -> TargetValues:
+        """The targets of some samples.
+
+        Args:
+            rows: rows of the data set's own samples, ``int64[n]``.
+            masks: their masks, which are in no column; None where none are declared.
+
+        Raises:
+            DataError: a value does not have the shape that its column has.
+        """
+        places = pa.array(rows if self._rows is None else self._rows.at(rows))
+        found: dict[str, TargetValue] = {}
+        for spec in self.specs:
+            if spec.kind != MASK:
+                found[spec.name] = _values(spec, self._taken(spec, places))
+            elif masks is not None:
+                found[spec.name] = masks
+        return found[self.specs[0].name] if self.is_single else found
+
+    def _taken(self, spec: TargetSpec, places: pa.Array) -> pa.Array:
+        column = self._columns.table.column(spec.column)
+        found = column.take(places).combine_chunks()
+        self._columns.forget()
+        return found
+
+    def _check_values(self, spec: TargetSpec) -> None:
+        column = self._columns.table.column(spec.column)
+        is_label = spec.column == "label"
+        if (spec.kind == NUMBER and spec.dtype == "float32") or not (column.null_count or is_label):
+            return
+        values = values_of(self._columns, self._rows, spec.column)
+        without = pc.sum(pc.less(values, 0)).as_py() or 0 if is_label else values.null_count
+        if without:
+            how = (
+                f", such as select({f'{spec.name} is not None'!r})" if spec.name.isidentifier() and not is_label else ""
+            )
+            raise DataError(
+                f"{without} of {len(values)} samples have no value in the column {spec.name!r}, which is a target: "
+                f"leave them out{how}"
+            )
+
+
+def _values(spec: TargetSpec, column: pa.Array) -> TargetValue:
+    if spec.kind == NUMBER:
+        return _numbers(spec, column)
+    values: list[Any] = column.to_pylist()
+    if spec.kind == TEXT:
+        return values
+    lists = [listed(spec, value) for value in values]
+    if spec.kind == TEXTS:
+        return lists
+    if spec.kind == MULTI_LABEL:
+        return _many_hot(spec, lists)
+    if spec.kind == VECTOR:
+        return _array(spec, lists, (len(lists), *spec.shape))
+    return [_array(spec, value, (len(value), *spec.shape[1:])) for value in lists]
+
+
+def _numbers(spec: TargetSpec, column: pa.Array) -> TargetValue:
+    plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    wide = plain.cast(pa.float64() if spec.dtype == "float32" else pa.int64())
+    return np.array(wide.to_numpy(zero_copy_only=False), spec.dtype)
+
+
+def _array(spec: TargetSpec, values: list[Any], shape: tuple[int | None, ...]) -> npt.NDArray[np.generic]:
+    if not values:
+        return np.zeros([length or 0 for length in shape], spec.dtype)
+    try:
+        found = np.array(values, spec.dtype)
+    except (OverflowError, TypeError, ValueError):
+        found = np.zeros(0)
+    if found.shape != shape:
+        raise DataError(
+            f"the column {spec.name!r} holds {spec.dtype} values of the shape {list(spec.shape)}, and "
+            f"{str(values)[:60]} has another one"
+        )
+    return found
+
+
+def _many_hot(spec: TargetSpec, lists: Sequence[list[Any]]) -> npt.NDArray[np.float32]:
+    found = np.zeros((len(lists), *[length or 0 for length in spec.shape]), np.float32)
+    places = {name: place for place, name in enumerate(spec.classes)}
+    for row, labels in enumerate(lists):
+        for label in labels:
+            found[row, _place(spec, places, label)] = 1
+    return found
+
+
+def _place(spec: TargetSpec, places: dict[str, int], label: object) -> int:
+    if isinstance(label, str) and label in places:
+        return places[label]
+    if isinstance(label, int) and 0 <= label < (spec.shape[0] or 0):
+        return label
+    raise DataError(f"the column {spec.name!r} holds {label!r}, which is none of its {spec.shape[0]} classes")

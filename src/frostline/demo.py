@@ -1,0 +1,194 @@
+"""Makes the demo's set of images: seeded views of the photographs that scikit-image and scikit-learn ship."""
+
+import errno
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from frostline.core.errors import OutOfSpace, SettingError
+
+__all__ = ("PER_CLASS", "Photographs", "make")
+
+PER_CLASS = 100
+
+_WIDTH, _HEIGHT, _QUALITY = 512, 384, 95
+_MARK = ".photographs.json"
+_AT_ONCE = 64
+
+# One class a photograph. All of them lie inside the wheels: nothing is fetched.
+_SOURCES = {
+    "astronaut": ("skimage", "data/astronaut.png"),
+    "brick": ("skimage", "data/brick.png"),
+    "camera": ("skimage", "data/camera.png"),
+    "cat": ("skimage", "data/chelsea.png"),
+    "coffee": ("skimage", "data/coffee.png"),
+    "coins": ("skimage", "data/coins.png"),
+    "flower": ("sklearn", "datasets/images/flower.jpg"),
+    "grass": ("skimage", "data/grass.png"),
+    "gravel": ("skimage", "data/gravel.png"),
+    "motorcycle": ("skimage", "data/motorcycle_left.png"),
+    "rocket": ("skimage", "data/rocket.jpg"),
+    "temple": ("sklearn", "datasets/images/china.jpg"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Photographs:
+    """The demo's set.
+
+    Attributes:
+        directory: with one folder a class.
+        classes: names of the folders.
+        images: how many there are.
+        total_bytes: bytes of all images.
+        made: they were made now; False where a finished set was found.
+    """
+
+    directory: Path
+    classes: tuple[str, ...]
+    images: int
+    total_bytes: int
+    made: bool
+
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes of one image."""
+        return self.total_bytes / self.images
+
+
+def make(
+    directory: Path,
+    *,
+    per_class: int = PER_CLASS,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Photographs:
+    """Make the set, or find it where it was made before with the same arguments.
+
+    Each image is a view of one photograph: a part of it, scaled and rotated a little, as a JPEG of 512 x 384 at
+    quality 95. The set is made in a folder beside the directory and moved into place when it is whole, so an
+    interrupted run leaves nothing half-made.
+
+    Args:
+        directory: to make, its parents too; an empty one may stand there.
+        per_class: images of each of the twelve classes.
+        seed: seed of the views.
+        progress: called with the images made and the images in all, from this thread.
+
+    Raises:
+        SettingError: the directory holds something else, or scikit-image or scikit-learn is not installed.
+        OutOfSpace: the disk is full.
+    """
+    if per_class < 1:
+        raise SettingError(f"per_class must be at least 1, not {per_class}")
+    asked = {"per_class": per_class, "seed": seed, "classes": sorted(_SOURCES), "version": 1}
+    if directory.exists() and any(directory.iterdir()):
+        return _existing(directory, asked)
+    sources = {name: _source(*where) for name, where in _SOURCES.items()}
+    with _in_place_when_whole(directory) as unfinished:
+        total_bytes = _fill(unfinished, sources, per_class, seed, progress)
+        (unfinished / _MARK).write_text(json.dumps({**asked, "total_bytes": total_bytes}), encoding="utf-8")
+    return _photographs(directory, per_class, total_bytes, made=True)
+
+
+def _existing(directory: Path, asked: dict[str, object]) -> Photographs:
+    mark = directory / _MARK
+    known = json.loads(mark.read_text(encoding="utf-8")) if mark.is_file() else {}
+    total_bytes = known.pop("total_bytes", None)
+    if known != asked:
+        raise SettingError(f"{directory} holds something else than this set: remove it or name another directory")
+    return _photographs(directory, known["per_class"], total_bytes, made=False)
+
+
+def _photographs(directory: Path, per_class: int, total_bytes: int, *, made: bool) -> Photographs:
+    classes = tuple(sorted(_SOURCES))
+    images = per_class * len(classes)
+    return Photographs(directory=directory, classes=classes, images=images, total_bytes=total_bytes, made=made)
+
+
+def _source(package: str, name: str) -> Path:
+    # Found without importing the package, which takes seconds.
+    spec = find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / name
+        if path.is_file():
+            return path
+    raise SettingError(f"the photograph {name} of {package} is not there: install frostline[demo]")
+
+
+@contextmanager
+def _in_place_when_whole(directory: Path) -> Iterator[Path]:
+    unfinished = directory.with_name(f".{directory.name}-{secrets.token_hex(4)}.partial")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        unfinished.rename(directory)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfSpace(f"the disk is full: {directory} was not made") from error
+        raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _fill(
+    folder: Path,
+    sources: dict[str, Path],
+    per_class: int,
+    seed: int,
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    total, done, total_bytes = per_class * len(sources), 0, 0
+    # Pillow works without the interpreter's lock, so threads keep all cores busy.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for number, name in enumerate(sorted(sources)):
+            (folder / name).mkdir()
+            save = partial(_save, _opened(sources[name]), folder / name, (seed, number))
+            for start in range(0, per_class, _AT_ONCE):
+                views = range(start, min(start + _AT_ONCE, per_class))
+                total_bytes += sum(pool.map(save, views))
+                done += len(views)
+                if progress is not None:
+                    progress(done, total)
+    return total_bytes
+
+
+def _opened(source: Path) -> Image.Image:
+    with Image.open(source) as opened:
+        return opened.convert("RGB")
+
+
+def _save(photograph: Image.Image, folder: Path, key: tuple[int, int], view: int) -> int:
+    path = folder / f"{folder.name}-{view:04}.jpg"
+    _view(photograph, np.random.default_rng((*key, view))).save(path, "JPEG", quality=_QUALITY)
+    return path.stat().st_size
+
+
+def _view(photograph: Image.Image, random: np.random.Generator) -> Image.Image:
+    angle = math.radians(random.uniform(-10, 10))
+    cos, sin = math.cos(angle), math.sin(angle)
+    # The upright box around the rotated view, in pixels of the view.
+    box = (_WIDTH * cos + _HEIGHT * abs(sin), _WIDTH * abs(sin) + _HEIGHT * cos)
+    widest = min(photograph.width / box[0], photograph.height / box[1])
+    scale = widest * random.uniform(0.5, 1)
+    x, y = (
+        random.uniform(half, side - half)
+        for side, half in zip(photograph.size, (scale * box[0] / 2, scale * box[1] / 2), strict=True)
+    )
+    a, b, d, e = scale * cos, -scale * sin, scale * sin, scale * cos
+    corner = (x - (a * _WIDTH + b * _HEIGHT) / 2, y - (d * _WIDTH + e * _HEIGHT) / 2)
+    matrix = (a, b, corner[0], d, e, corner[1])
+    size = (_WIDTH, _HEIGHT)
+    return photograph.transform(size, Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)

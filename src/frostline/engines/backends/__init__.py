@@ -1,1 +1,0 @@
-"""The engines themselves, one library a module, and the catalogue of them."""

@@ -1,1 +1,0 @@
-"""What every engine builds on: its protocol, its name, operators and their schemas."""

@@ -1,1 +1,0 @@
-"""Which engine runs a prefix: prospects, trials and the choice between them."""

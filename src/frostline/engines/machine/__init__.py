@@ -1,1 +1,0 @@
-"""What the machine and its process are like: hardware, memory, allocator."""

@@ -1,1 +1,0 @@
-"""What a graph costs: operations, memory and time."""

@@ -1,0 +1,283 @@
+"""Starts an I/O service: where it listens, its own process, what a control plane says to it, and its metrics.
+
+Where an I/O service listens: a socket in a folder of the user's own, or a name that no file has.
+
+Starts an I/O service in a process of its own, and leaves none behind.
+
+Runs an I/O service that keeps to what a control plane says.
+
+The statistics of an I/O service as metrics of Prometheus.
+"""
+
+import errno
+import json
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from frostline.control.follower import ControlFollower, PacedTransport
+from frostline.control.reporter import CacheStage, ControlLink
+from frostline.core.config import IoSettings, LoaderSettings
+from frostline.core.errors import AddressInUse, SettingError
+from frostline.core.files import lock
+from frostline.core.system import STARTED
+from frostline.io_service.client import IoTransport, socket_address
+from frostline.io_service.handler import Upstream
+from frostline.io_service.service import IoService
+from frostline.node.process import Subprocess
+from frostline.transport import Transport
+from frostline.tuning import Setting
+
+__all__ = (
+    "IoCollector",
+    "IoProcess",
+    "controlled_service",
+    "listening_at",
+    "serving_metrics",
+    "start_io",
+    "unnamed",
+)
+
+
+_BACKLOG = 256
+
+
+def unnamed() -> str:
+    """An address that nobody has and that leaves no file behind, whatever becomes of the service."""
+    return f"unix:@frostline-{secrets.token_hex(16)}"
+
+
+@contextmanager
+def listening_at(url: str) -> Iterator[socket.socket]:
+    """Listen at an address; where it is a file, that is gone afterwards.
+
+    A file that a service left which was killed is taken over.
+
+    Raises:
+        AddressInUse: Another service listens there.
+        SettingError: It cannot be listened at, or others could reach into its folder.
+    """
+    address = socket_address(url)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        try:
+            if address.startswith("\0"):
+                listening.bind(address)
+                listening.listen(_BACKLOG)
+            else:
+                _bind(listening, Path(address))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUse(
+                    f"an I/O service listens at {url} already: use it, or name another --socket"
+                ) from error
+            raise SettingError(f"cannot listen at {url}: {error.strerror or error}") from error
+        try:
+            yield listening
+        finally:
+            if not address.startswith("\0"):
+                Path(address).unlink(missing_ok=True)
+
+
+def _bind(listening: socket.socket, path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check(path.parent, os.fstat(folder))
+        # Of two that find the file of a killed service, one takes its place and the other finds it in use.
+        lock(folder)
+        if path.is_socket() and not _answers(path):
+            path.unlink()
+        listening.bind(str(path))
+        listening.listen(_BACKLOG)
+    finally:
+        os.close(folder)
+
+
+def _check(folder: Path, found: os.stat_result) -> None:
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise SettingError(
+            f"the socket of an I/O service lies in a folder of your own that nobody else may enter, and {folder} is "
+            "none: chmod it to 0700, or name another --socket"
+        )
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        try:
+            trial.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        return True
+
+
+class IoProcess:
+    """An I/O service that runs as a child of this process and ends with it, however it ends. A context manager.
+
+    Args:
+        upstream: node that it asks.
+        settings: bounds of the service.
+        url: where it listens; by default at a name that no file has, so that nothing stays behind.
+    """
+
+    def __init__(self, upstream: Upstream, settings: IoSettings, url: str | None = None) -> None:
+        self.url = url or unnamed()
+        self._wanted: dict[str, Any] = {"url": self.url, "upstream": asdict(upstream), "settings": asdict(settings)}
+        self._child: Subprocess | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 where it is not running."""
+        child = self._child
+        return 0 if child is None or child.has_ended else child.process.pid
+
+    def transport(self, settings: LoaderSettings | None = None) -> IoTransport:
+        """A way to it, which can be pickled and used after a fork; the caller closes it."""
+        return IoTransport(self.url, settings)
+
+    def start(self) -> None:
+        """Start it and wait until it takes requests; again at the same address where it has died.
+
+        Raises:
+            AddressInUse: Another one listens there.
+            SettingError: It cannot listen there, or does not understand an address or a root.
+            NodeUnreachable: It did not come up; the message holds the end of its stderr.
+        """
+        self.stop()
+        child = Subprocess(STARTED["I/O service"], json.dumps(self._wanted), "the I/O service")
+        child.ready()
+        self._child = child
+
+    def stop(self) -> None:
+        """Return when it is gone. Calling it again does nothing."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def start_io(upstream: Upstream, settings: IoSettings | None = None, url: str | None = None) -> IoProcess:
+    """Start an I/O service in a process of its own and wait until it takes requests.
+
+    It ends when it is stopped, and also when this process dies, even by SIGKILL. Ctrl-C in the terminal does not reach
+    it: this process decides when it stops.
+
+    Args:
+        upstream: node that it asks, such as ``Upstream(roots=roots_of(data))``.
+        settings: bounds of the service.
+        url: where it listens; by default at a name that no file has.
+
+    Raises:
+        AddressInUse: Another one listens there.
+        SettingError: It cannot listen there, or does not understand an address or a root.
+        NodeUnreachable: It did not come up; the message holds the end of its stderr.
+    """
+    service = IoProcess(upstream, settings or IoSettings(), url)
+    service.start()
+    return service
+
+
+@contextmanager
+def controlled_service(
+    upstream: Transport, settings: IoSettings, listening: socket.socket, link: ControlLink
+) -> Iterator[IoService]:
+    """Serve until the end, as one stage of kind ``io`` and one of kind ``cache``.
+
+    Args:
+        upstream: way to the nodes or the store, which the caller closes; its requests go when they may.
+        settings: bounds of the service, which a share never exceeds.
+        listening: socket that it listens on; the caller closes it.
+        link: way to the control plane, which is closed at the end.
+    """
+
+    def limit(setting: Setting) -> None:
+        service.bound(requests=setting.requests, window_bytes=setting.window_bytes)
+
+    def limit_cache(nbytes: int) -> None:
+        service.bound_cache(nbytes)
+
+    def cached_bytes() -> int:
+        return service.cached_bytes()
+
+    cache = CacheStage(link.job, settings.memory_bytes - settings.window_bytes, cached_bytes, limit_cache)
+    maximum = Setting(requests=settings.max_connections, window_bytes=settings.window_bytes)
+    with closing(ControlFollower(link, limit, maximum, kind="io", beside=[cache])) as follower:
+        service = IoService(PacedTransport(upstream, follower), settings, listening, reports_requests=True)
+        with service:
+            follower.begin()
+            yield service
+
+
+_CACHE_GAUGES = ("rows", "bytes", "budget_bytes")
+
+
+class IoCollector(Collector):
+    """Metrics of an I/O service, with ``frostline_io_`` in front. Safe for threads.
+
+    Args:
+        statistics: gives what ``IoService.statistics`` does.
+    """
+
+    def __init__(self, statistics: Callable[[], Mapping[str, Any]]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics now."""
+        now = self._statistics()
+        yield GaugeMetricFamily("frostline_io_uptime_seconds", "seconds since it started", value=now["uptime_s"])
+        for name, value in now["totals"].items():
+            yield CounterMetricFamily(f"frostline_io_{name}", f"{name} since the start", value=value)
+        for name, value in now["window"].items():
+            yield GaugeMetricFamily(f"frostline_io_window_{name}", f"{name} of what is under way", value=value)
+        for name, value in now["cache"].items():
+            family = GaugeMetricFamily if name in _CACHE_GAUGES else CounterMetricFamily
+            yield family(f"frostline_io_cache_{name}", f"{name} of the cache", value=value)
+        processes = GaugeMetricFamily("frostline_io_job_processes", "processes of a job", labels=["job"])
+        for job, about in now["jobs"].items():
+            processes.add_metric([job], len(about["processes"]))
+        yield processes
+
+
+@contextmanager
+def serving_metrics(address: str, statistics: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    """Serve the metrics over HTTP meanwhile.
+
+    Args:
+        address: ``HOST:PORT`` to listen on.
+        statistics: gives what ``IoService.statistics`` does.
+
+    Raises:
+        SettingError: The address makes no sense, or nobody may listen there.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise SettingError(f"--metrics takes HOST:PORT, such as 127.0.0.1:9101, not {address!r}")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(IoCollector(statistics))
+    try:
+        server, thread = start_http_server(int(port), addr=host.strip("[]"), registry=registry)
+    except (OSError, OverflowError) as error:
+        raise SettingError(f"metrics cannot be served at {address}: {error}") from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,1 +1,0 @@
-"""The trainer's side of a job that trains beside the store."""

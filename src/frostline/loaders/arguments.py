@@ -1,0 +1,451 @@
+"""The options of an epoch, checked by name and type, with the order of its samples and the rank that reads them.
+
+The options of an epoch, by name; those that are unknown or of another type are refused before anything is done.
+
+Chooses the order of a job's samples: listed, shuffled, drawn by weights, or parts of the data by turns.
+
+Which rank of how many this process is, and how the ranks tell each other what they are about to read.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import SampleTable, View
+from frostline.core.config import check_type, checked
+from frostline.core.errors import OrderMismatch, SettingError, Unavailable, nearest
+from frostline.datasets import Dataset
+from frostline.loaders.sample_map import SampleFunction
+from frostline.ordering import (
+    BlockOrder,
+    BlockShuffle,
+    EpochOrder,
+    Gather,
+    MixtureOrder,
+    Order,
+    OrderState,
+    ReadingPlan,
+    RecordedOrder,
+    Replay,
+    Weighted,
+    Weights,
+    check_agreement,
+    weights_by_class,
+)
+from frostline.ordering.shards import RECORD_BYTES
+from frostline.preprocess import Preprocess
+
+if TYPE_CHECKING:
+    from torch import distributed as dist
+
+__all__ = (
+    "ALONE",
+    "DatasetView",
+    "EpochOptions",
+    "GivenWeights",
+    "KeyValueStore",
+    "Mixture",
+    "Ranks",
+    "check_epochs",
+    "check_names",
+    "checked_options",
+    "order_of",
+    "replayed",
+    "shows_options",
+)
+
+
+GivenWeights = Mapping[str, float] | Sequence[float] | npt.NDArray[np.floating]
+"""By the names of classes, or one for each sample."""
+
+
+def order_of(
+    data: Dataset,
+    blend: "Mixture | None" = None,
+    *,
+    shuffle: bool | BlockShuffle,
+    seed: int,
+    epoch: int,
+    weights: GivenWeights | None = None,
+    num_samples: int | None = None,
+) -> EpochOrder:
+    """The order of one epoch; see ``Job.loader``.
+
+    Args:
+        data: the samples; those of all parts where they are blended.
+        blend: mixture of the parts; None where they are not mixed.
+        shuffle: draw the order from the seed, in blocks where those are given.
+        seed: seed of the order.
+        epoch: its number.
+        weights: draw by these instead.
+        num_samples: how many.
+
+    Raises:
+        SettingError: the figures make no sense, or do not go together.
+    """
+    if weights is None and num_samples is not None:
+        raise SettingError("num_samples is how many samples are drawn by weights: give weights too")
+    if isinstance(shuffle, BlockShuffle) and (blend is not None or weights is not None):
+        raise SettingError(
+            "BlockShuffle takes neighbours of one data set, each of which comes once: take shuffle=True for a mixture, "
+            "and neither for weights"
+        )
+    if weights is not None and shuffle:
+        raise SettingError("weights draw an order of their own, by the seed: leave out shuffle, or give no weights")
+    if blend is not None:
+        if weights is not None:
+            raise SettingError("a blend has ratios: draw by weights from one data set, or blend parts of it")
+        return blend.order(shuffle=bool(shuffle), seed=seed, epoch=epoch)
+    if isinstance(shuffle, BlockShuffle):
+        return BlockOrder(size=len(data), seed=seed, epoch=epoch, blocks=shuffle)
+    if weights is None:
+        return Order(size=len(data), seed=seed, epoch=epoch, shuffle=shuffle)
+    size = len(data) if num_samples is None else num_samples
+    return Weighted(weights=_weights(data, weights), size=size, seed=seed, epoch=epoch)
+
+
+def replayed(data: Dataset, order: EpochOrder, recorded: RecordedOrder) -> Replay:
+    """What happened, once more.
+
+    Raises:
+        OrderMismatch: it was recorded of other samples, or in another order.
+    """
+    if recorded.state.manifest != data.digest:
+        raise OrderMismatch(f"this order was recorded of other samples than these of {data.url}")
+    return Replay(recorded=recorded, order=order)
+
+
+def _weights(data: Dataset, given: GivenWeights) -> Weights:
+    if isinstance(given, Mapping):
+        unknown = sorted(set(given) - set(data.classes))
+        if unknown:
+            raise SettingError(f"there is no class {unknown[0]!r}: the data has {', '.join(data.classes)}")
+        labels = {data.classes.index(name): weight for name, weight in given.items()}
+        return Weights(weights_by_class(data.samples.labels, labels))
+    if len(given) != len(data):
+        raise SettingError(f"{len(given)} weights were given for {len(data)} samples")
+    return Weights(given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mixture:
+    """Parts of one data set that take turns by ratio; see ``ordering.MixtureOrder``.
+
+    Attributes:
+        parts: parts of the job's data set, such as selections of it; a sample may be in several.
+        ratios: how often each one's turn comes, beside the others.
+        ends: an epoch ends when the ``first`` part would have to begin again, or when ``all`` have been seen whole,
+            the smaller ones several times; or after so many samples.
+
+    Raises:
+        SettingError: a figure that makes no sense, or a part without samples.
+    """
+
+    parts: Sequence[Dataset]
+    ratios: Sequence[float]
+    ends: str | int = "first"
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise SettingError("a blend has at least one part")
+        self.order(shuffle=False, seed=0, epoch=0)  # refuses what makes no sense
+
+    def joined(self) -> Dataset:
+        """The samples of all parts, one after the other.
+
+        Raises:
+            SettingError: the parts belong to several data sets.
+        """
+        return self.parts[0].joined(*self.parts[1:])
+
+    def order(self, *, shuffle: bool, seed: int, epoch: int) -> MixtureOrder:
+        """In which these samples come."""
+        sizes = [len(part) for part in self.parts]
+        return MixtureOrder.of(sizes, self.ratios, seed=seed, epoch=epoch, ends=self.ends, shuffle=shuffle)
+
+
+class KeyValueStore(Protocol):
+    """What a handshake needs of a store that all ranks reach, such as ``TCPStore`` and ``FileStore`` of torch."""
+
+    def set(self, key: str, value: Any, /) -> None:
+        """Keep a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """The value, once it is there; an error after the store's own deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The processes that share an epoch. The environment is not asked: a launcher's variables reach nobody.
+
+    Attributes:
+        rank: rank of this process.
+        world_size: how many there are.
+        worker: worker of this rank, which takes its steps in turn with the others; a ``DataLoader`` says it.
+        workers: how many the rank has.
+        gather: gives this rank's record to the others and returns all, by rank; None where they cannot speak to each
+            other, so that nobody notices when they read different things.
+
+    Raises:
+        SettingError: the rank is not below the number of ranks.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    workers: int = 1
+    gather: Gather | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise SettingError(
+                f"rank must lie from 0 to below world_size, and {self.rank} of {self.world_size} does not"
+            )
+
+    @classmethod
+    def current(cls) -> Self:
+        """Those of ``torch.distributed`` where it is initialised; else this process is alone."""
+        torch = sys.modules.get("torch")  # where nobody imported it, no group was made
+        is_shared = torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
+        return cls.of_torch() if is_shared else cls()
+
+    @classmethod
+    def of_torch(cls, group: "dist.ProcessGroup | None" = None) -> Self:
+        """Those of a process group, of the default one if none is given. They wait for each other as long as it does.
+
+        Raises:
+            SettingError: this process is not in it.
+        """
+        from torch import distributed as dist
+
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise SettingError("this process is not in the process group that should share the epoch")
+        return cls(rank=rank, world_size=dist.get_world_size(group), gather=_TorchGather(group))
+
+    @classmethod
+    def by_store(cls, store: KeyValueStore, rank: int, world_size: int) -> Self:
+        """Processes without a process group that reach one store, such as those of JAX or TensorFlow.
+
+        Args:
+            store: for these ranks alone (``torch.distributed.PrefixStore`` makes one of a larger one), empty at first.
+            rank: rank of this process.
+            world_size: how many there are.
+
+        Raises:
+            SettingError: the rank is not below the number of ranks.
+        """
+        return cls(rank=rank, world_size=world_size, gather=_StoreGather(store, rank, world_size))
+
+    @property
+    def are_several(self) -> bool:
+        """This process is not alone: other ranks share the epoch, or other workers its rank."""
+        return self.world_size > 1 or self.workers > 1
+
+    def agree(self, state: OrderState) -> None:
+        """Make sure that all ranks are about to read from there; each must call it as often as the others.
+
+        Raises:
+            OrderMismatch: they are not; the sentence says what differs, and at which ranks.
+            Unavailable: a rank did not say it.
+        """
+        if self.are_several and self.gather is not None:
+            check_agreement(
+                self.gather(ReadingPlan(state=state, rank=self.rank, world_size=self.world_size).to_bytes())
+            )
+
+
+ALONE = Ranks()
+"""One process that shares with nobody."""
+
+
+class _TorchGather:
+    """Gathers bytes as tensors, which are never unpickled."""
+
+    def __init__(self, group: "dist.ProcessGroup | None") -> None:
+        self._group = group
+
+    def __call__(self, record: bytes) -> Sequence[bytes]:
+        import torch
+        from torch import distributed as dist
+
+        device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
+        own = torch.frombuffer(bytearray(record), dtype=torch.uint8).to(device)
+        size = dist.get_world_size(self._group)
+        found = [torch.empty(RECORD_BYTES, dtype=torch.uint8, device=device) for _ in range(size)]
+        try:
+            dist.all_gather(found, own, self._group)
+        except RuntimeError as error:  # what every backend raises
+            raise Unavailable(f"the ranks could not tell each other what they are about to read: {error}") from error
+        return [array.cpu().numpy().tobytes() for array in found]
+
+
+class _StoreGather:
+    """Gathers bytes over a store: each handshake has keys of its own, and each rank waits for all of them."""
+
+    def __init__(self, store: KeyValueStore, rank: int, world_size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._number = 0
+
+    def __call__(self, record: bytes) -> Sequence[bytes]:
+        self._number += 1
+        self._store.set(f"frostline/{self._number}/{self._rank}", record)
+        return [self._get(rank) for rank in range(self._world_size)]
+
+    def _get(self, rank: int) -> bytes:
+        try:
+            return bytes(self._store.get(f"frostline/{self._number}/{rank}"))
+        except RuntimeError as error:  # what every store of torch raises
+            raise Unavailable(f"rank {rank} did not say what it is about to read: {error}; does it run?") from error
+
+
+class DatasetView(Protocol):
+    """What a loader needs of a data set."""
+
+    @property
+    def samples(self) -> SampleTable:
+        """Its samples, in the manifest's order."""
+
+    @property
+    def digest(self) -> str:
+        """Names exactly these samples."""
+
+
+class EpochOptions(TypedDict, total=False):
+    """What may be said of an epoch; each has a default.
+
+    Attributes:
+        shuffle: draw the order from the seed; else it is the manifest's. ``BlockShuffle`` draws blocks of neighbours,
+            which are read by one request, and mixes some of them at a time. False by default.
+        seed: seed of the order and of random preprocessing; 0 by default.
+        epoch: number of the epoch; each has its own order. 0 by default.
+        data: a part of the job's data set, such as one side of ``Dataset.split``, or a mixture of parts; all of it by
+            default.
+        weights: draw samples with replacement: a weight for each sample, or for each class by its name, which the
+            class's samples then have together. They draw an order of their own, so that ``shuffle`` stays False.
+        num_samples: how many drawn samples are an epoch; as many as there are samples by default.
+        preprocess: another one than the job's that gives the same shape, such as one without random steps for the
+            held-out samples.
+        last: rule for samples that fill no batch: ``keep`` (the default), ``drop``, ``pad`` or ``uneven``, as
+            ``ordering.Shard`` says.
+        ranks: ranks that share the epoch; by default those of ``torch.distributed`` where it is initialised, as for
+            PyTorch's ``DistributedSampler``. ``Ranks()`` is one that shares with nobody. Several ranks keep the order,
+            whatever ``LoaderSettings.slack`` is, and so do worker processes.
+        augment: changes each ``Batch`` here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
+            or a function of your own. What is kept are the features as they were before.
+        map: function of your own that is called for each sample here, before it is put into its batch, as
+            ``map(sample)`` or ``map(sample, rng)``: it is given a ``Sample`` and gives another one with the same id.
+            The generator is seeded by seed, epoch and id, so that a sample is the same whoever reads it. It runs in
+            several threads; what is kept are the features as they were before. ``augment`` comes after it.
+        targets: give ``batch.targets``: those that the data set declares, else the samples' masks; by default where
+            there are any.
+        record: keep in which order samples are handed out, which differs from the epoch's where
+            ``LoaderSettings.slack`` allows it; ``Loader.recorded`` gives it. Not for several ranks.
+        replay: hand the samples out as they were then. All else must be as it was.
+    """
+
+    shuffle: bool | BlockShuffle
+    seed: int
+    epoch: int
+    data: Dataset | Mixture | None
+    weights: GivenWeights | None
+    num_samples: int | None
+    preprocess: Preprocess | None
+    last: str
+    ranks: Ranks | None
+    augment: Callable[[Any, View], Any] | None
+    map: SampleFunction | None
+    targets: bool | None
+    record: bool
+    replay: RecordedOrder | None
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS: Mapping[str, tuple[type, ...]] = {
+    "batch_size": (int,),
+    "shuffle": (bool, BlockShuffle),
+    "seed": (int,),
+    "epoch": (int,),
+    "data": (Dataset, Mixture, NoneType),
+    "num_samples": (int, NoneType),
+    "preprocess": (Preprocess, NoneType),
+    "last": (str,),
+    "ranks": (Ranks, NoneType),
+    "targets": (bool, NoneType),
+    "encoded": (bool,),
+    "record": (bool,),
+    "replay": (RecordedOrder, NoneType),
+}
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``Job.loader`` is given, by name, its whole numbers as Python's own, which states can hold.
+
+    Raises:
+        SettingError: something is of another type.
+    """
+    return checked(options, _OPTIONS)
+
+
+def check_names(options: Iterable[str], method: str) -> None:
+    """Make sure that these are options of an epoch, as Python does it where a function names them.
+
+    Args:
+        options: names of what was given.
+        method: name of the job's method, for the sentence.
+
+    Raises:
+        TypeError: An option is unknown.
+    """
+    known = EpochOptions.__annotations__
+    for name in options:
+        if name not in known:
+            hint = ": say last='drop'" if name == "drop_last" else nearest(name, known)
+            raise TypeError(f"Job.{method}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def shows_options(defaults: Callable[..., Any]) -> Callable[[F], F]:
+    """Let ``help`` and notebooks show a function's options by name, in the place of ``**options``.
+
+    Args:
+        defaults: Function that has the options as arguments with defaults; None is the default of all others.
+    """
+    known = inspect.signature(defaults).parameters
+
+    def shown(function: F) -> F:
+        signature = inspect.signature(function)
+        named = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
+        options = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(known.get(name)), annotation=kind)
+            for name, kind in EpochOptions.__annotations__.items()
+            if name not in named
+        ]
+        function.__signature__ = signature.replace(parameters=[*named.values(), *options])  # type: ignore[attr-defined]
+        return function
+
+    return shown
+
+
+def _default(parameter: inspect.Parameter | None) -> Any:
+    return None if parameter is None else parameter.default
+
+
+def check_epochs(numbers: object) -> None:
+    """Make sure that these are numbers of epochs to come.
+
+    Raises:
+        SettingError: a value is not the number of an epoch.
+    """
+    if not isinstance(numbers, Sequence) or isinstance(numbers, str):
+        raise SettingError(f"epochs names the epochs to come, such as range(10), not {numbers!r}")
+    for number in () if isinstance(numbers, range) else numbers:
+        check_type("epochs", number, int)

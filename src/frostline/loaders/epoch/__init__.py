@@ -1,1 +1,0 @@
-"""The stream of an epoch's samples, for every framework."""

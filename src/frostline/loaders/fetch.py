@@ -1,0 +1,415 @@
+"""Makes one request after another: asks a node for rows, again where it is full, and finishes them.
+
+Makes one request after another: asks a node for rows, and finishes them here to the frost line.
+
+Asks again where a node is full while a job begins, as the window does later: after as long as the node asked for.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import SystemRandom
+from typing import Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import REFERENCE, FeatureBatch, Route, Samples, Skipped, View
+from frostline.core.errors import EngineNotReady, Overloaded, SettingError, UnknownPrefix
+from frostline.core.events import NodeFull, Observer
+from frostline.loaders.local_stage import LocalStage
+from frostline.prefetch.requests import Ask
+from frostline.prefetch.window import Failing, delay_s
+from frostline.preprocess import Preprocess
+from frostline.profiles import Profile, Trial
+from frostline.transport import Transport
+from frostline.wire.messages import FeatureRequest, ProfileRequest
+from frostline.wire.packing import unpack
+
+__all__ = (
+    "EngineChoice",
+    "FetchRows",
+    "Fetcher",
+    "NodeEngine",
+    "Repeats",
+    "RetryPolicy",
+    "Shipment",
+    "fetch_asked",
+    "fetch_each",
+    "jitter",
+    "joined",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """An engine of the node, as it was found for a job.
+
+    Attributes:
+        engine: its name.
+        error: its largest relative error against the reference on the job's samples; 0 for the reference itself.
+        trials: trials of every engine that was looked at, with why the others are not used.
+    """
+
+    engine: str = REFERENCE
+    error: float = 0.0
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """By its trial up to the last cut, alone on the node; None where it is not known."""
+        mine = [trial for trial in self.trials if trial.engine == self.engine]
+        return max(mine, key=lambda item: item.cut).samples_per_s if mine else None
+
+    @classmethod
+    def of(cls, profile: Profile) -> "EngineChoice":
+        """What a node's profile says."""
+        return cls(engine=profile.engine, error=profile.engine_error, trials=profile.trials)
+
+
+@dataclass(slots=True, eq=False)
+class NodeEngine:
+    """The engine in use. Requests that were made keep theirs; safe for threads, which see one choice or the other.
+
+    Args:
+        accuracy: accuracy that the job allows, for engine and codecs together.
+        choice: to begin with.
+    """
+
+    accuracy: str | float
+    choice: EngineChoice = field(default_factory=EngineChoice)
+
+    @property
+    def name(self) -> str:
+        """Of the engine."""
+        return self.choice.engine
+
+    @property
+    def tolerance(self) -> float | None:
+        """Largest relative error that a lossy codec may make; None where the codec itself is the bound."""
+        return None if isinstance(self.accuracy, str) else max(0.0, self.accuracy - self.choice.error)
+
+
+FetchRows = Callable[[Samples, Route], Iterator[FeatureBatch]]
+"""Makes one request for samples on a way, no one twice, and yields their rows at the frost line."""
+
+Arrived = Callable[[Route, FeatureBatch], None]
+Pace = Callable[[Callable[[], Iterator[FeatureBatch]]], Iterator[FeatureBatch]]
+
+# Samples on which an engine is tried that the node has not ready.
+_TRIED = 96
+# After which a node that dropped a prefix as soon as it had it is asked again.
+_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shipment:
+    """A prefix as it travels.
+
+    Attributes:
+        digest: its name.
+        artifact: its file, to upload again where a node was restarted.
+        refused: why the node has no room for it, so that it runs at the trainer alone; None where the node took it.
+    """
+
+    digest: str
+    artifact: bytes
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fetcher:
+    """Makes a job's requests. Safe for several threads.
+
+    Attributes:
+        transport: to the node.
+        url: URL of the data set's root.
+        reading: how the bytes at its samples' addresses are found.
+        preprocess: declared once for both sides.
+        shipment: the prefix; None where there is no model.
+        local_stage: computes the rest of the frozen part.
+        engine: engine that runs the prefix at the node, and may be another one in the next request.
+        arrived: functions called with the way and the content of every batch, as it came.
+        tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
+        unfit: numbers of the cuts at which the engine cannot be used, which has been tried up to the plan's own.
+        closed: set when the job is, for this and all that were made of it: nobody answers any more.
+        pace: makes each exchange when the job's share of a control plane allows it; None where there is none.
+    """
+
+    transport: Transport
+    url: str
+    reading: str
+    preprocess: Preprocess
+    shipment: Shipment | None
+    local_stage: LocalStage
+    engine: NodeEngine
+    arrived: Sequence[Arrived]
+    tried: FeatureRequest | None = None
+    unfit: set[int] = field(default_factory=set)
+    closed: threading.Event = field(default_factory=threading.Event)
+    pace: Pace | None = None
+
+    def fetch(self, samples: Samples, route: Route, view: View | None, *, decodes: bool = True) -> "RowStream":
+        """Rows of these samples at the frost line, as they arrive; encoded ones stay so where it does not decode."""
+        return RowStream(self, samples, route, view, decodes=decodes)
+
+    def request(self, samples: Samples, route: Route, view: View | None) -> FeatureRequest:
+        """The message that asks for them.
+
+        Raises:
+            SettingError: the job is closed.
+        """
+        if self.closed.is_set():
+            raise SettingError("this job is closed: take its batches before that, or make another one")
+        return FeatureRequest(
+            data=self.url,
+            reading=self.reading,
+            samples=samples,
+            prefix=self.shipment.digest
+            if self.shipment is not None and route.cut >= self.preprocess.shipped_from
+            else None,
+            cut=route.cut,
+            preprocess=self.preprocess.to_json(),
+            view=view,
+            codec=route.codec,
+            tolerance=self.engine.tolerance,
+            engine=self.engine.name if route.cut > 1 and route.cut not in self.unfit else REFERENCE,
+        )
+
+    def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:
+        """The answer, as it crosses the network; see ``Transport.features``."""
+        make = partial(self.transport.features, request)
+        return make() if self.pace is None else self.pace(make)
+
+    def prepare(self, request: FeatureRequest) -> bool:
+        """Have the node make the engine ready that a request names; ``Transport.profile`` says what may be raised.
+
+        Returns:
+            Whether it is; where it cannot be used at this cut, the reference can, from now on.
+        """
+        few = request.samples.take(np.arange(min(_TRIED, len(request.samples))))
+        tried = self.tried or replace(request, samples=few)
+        features = replace(tried, engine=request.engine, cut=request.cut)
+        try:
+            self.transport.profile(ProfileRequest(features=features, accuracy=self.engine.accuracy))
+        except EngineNotReady:
+            self.unfit.add(request.cut)
+            return False
+        return True
+
+
+class RowStream:
+    """The rows of one request. ``close`` may be called from another thread and ends a read that is under way."""
+
+    def __init__(self, fetcher: Fetcher, samples: Samples, route: Route, view: View | None, *, decodes: bool) -> None:
+        self._fetcher = fetcher
+        self._samples = samples
+        self._route = route
+        self._view = view
+        self._request = fetcher.request(samples, route, view)
+        self._batches: Iterator[FeatureBatch] = fetcher.features(self._request)
+        self._begun = False
+        self._stays_encoded = route.cut == 0 and not decodes
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        if self._stays_encoded:
+            batch = self._next()
+            # A view would keep the whole answer in memory for as long as one sample waits.
+            return replace(batch, encoded=[bytes(sample) for sample in batch.encoded])
+        side = self._fetcher.local_stage
+        parts = [self._next()]
+        wanted = side.wants(self._route.cut)
+        while sum(map(len, parts)) < wanted:
+            try:
+                parts.append(self._next())
+            except StopIteration:
+                break
+        batch = parts[0] if len(parts) == 1 else joined(parts)
+        return side.finish(
+            batch, self._samples, cut=self._route.cut, preprocess=self._fetcher.preprocess, view=self._view
+        )
+
+    def close(self) -> None:
+        """Abandon the rest of the answer."""
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
+    def _next(self) -> FeatureBatch:
+        """The next rows as they come, unpacked."""
+        try:
+            batch = next(self._batches)
+        except UnknownPrefix:
+            batch = self._uploaded()
+        except EngineNotReady:
+            batch = self._prepared()
+        self._begun = True
+        for count in self._fetcher.arrived:
+            count(self._route, batch)
+        return unpack(batch) if batch.packed else batch
+
+    def _uploaded(self) -> FeatureBatch:
+        """The node lost the prefix, as after a restart: upload it and ask once more."""
+        shipment = self._fetcher.shipment
+        if shipment is None or self._begun:
+            raise UnknownPrefix("the node asks for a prefix that this job does not have")
+        self._begun = True
+        self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)
+        self._batches = self._fetcher.features(self._request)
+        try:
+            return next(self._batches)
+        except EngineNotReady:
+            return self._prepared()
+        except UnknownPrefix as error:  # others had its place before this request came
+            raise Overloaded("the node has no room for the prefix for long", retry_after_s=_AGAIN_S) from error
+
+    def _prepared(self) -> FeatureBatch:
+        """The node has not made the engine ready, as for a cut that no plan wanted before: have it do so, ask again."""
+        if not self._fetcher.prepare(self._request):
+            self._request = replace(self._request, engine=REFERENCE)
+        self._batches = self._fetcher.features(self._request)
+        return next(self._batches)
+
+
+def joined(parts: Sequence[FeatureBatch]) -> FeatureBatch:
+    """Batches of one answer as one."""
+    tensors = zip(*(part.tensors for part in parts), strict=True)
+    return FeatureBatch(
+        ids=np.concatenate([part.ids for part in parts]),
+        tensors=tuple(np.concatenate(column) for column in tensors),
+        encoded=[sample for part in parts for sample in part.encoded],
+        skipped=tuple(skipped for part in parts for skipped in part.skipped),
+    )
+
+
+_Ints = npt.NDArray[np.int64]
+
+
+def fetch_asked(
+    fetch: FetchRows, ask: Ask, fetch_from: Callable[[tuple[str, ...]], FetchRows] | None = None
+) -> Iterator[FeatureBatch]:
+    """Make a request for some rows of an epoch, of the nodes that own them where there are such; see ``fetch_each``."""
+    return fetch_each(fetch if fetch_from is None else fetch_from(ask.nodes), ask.samples, ask.route)
+
+
+def fetch_each(fetch: FetchRows, samples: Samples, route: Route) -> Iterator[FeatureBatch]:
+    """The rows of these samples in their order, also where one stands there more than once."""
+    _, firsts, which = np.unique(samples.ids, return_index=True, return_inverse=True)
+    if len(firsts) == len(samples):
+        return fetch(samples, route)
+    asked = samples.take(np.sort(firsts))
+    places = np.argsort(np.argsort(firsts))  # of each id, by where it first stands
+    return Repeats(fetch(asked, route), asked.ids, places[which])
+
+
+class Repeats:
+    """Rows handed out more than once. ``close`` may be called from another thread, as that of the answer.
+
+    Args:
+        answer: rows of samples that differ, in their order.
+        ids: ``int64[m]``, of these samples.
+        which: ``int64[n]``, which of them stands at each place; the first time each comes is in their order.
+    """
+
+    def __init__(self, answer: Iterator[FeatureBatch], ids: _Ints, which: _Ints) -> None:
+        self._answer = answer
+        self._ids = ids
+        self._which = which
+        self._places = 0
+        self._come = 0
+        self._rows = np.full(len(ids), -1, np.int64)
+        self._skipped: dict[int, Skipped] = {}
+        self._kept = 0
+        self._tensors: tuple[npt.NDArray[np.generic], ...] = ()
+        self._encoded: list[bytes | memoryview] = []
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        self._take(next(self._answer))
+        # A sample that has not come yet stands nowhere before the first place that waits for it.
+        waiting = np.flatnonzero(self._which[self._places :] >= self._come)
+        stop = self._places + int(waiting[0]) if len(waiting) else len(self._which)
+        some = self._which[self._places : stop]
+        self._places = stop
+        kept = some[self._rows[some] >= 0]
+        return FeatureBatch(
+            ids=self._ids[kept],
+            tensors=tuple(tensor[self._rows[kept]] for tensor in self._tensors),
+            encoded=[self._encoded[row] for row in self._rows[kept].tolist()] if self._encoded else (),
+            skipped=tuple(self._skipped[id] for id in self._ids[some[self._rows[some] < 0]].tolist()),
+        )
+
+    def close(self) -> None:
+        """Abandon the rest of the answer."""
+        close = getattr(self._answer, "close", None)
+        if close is not None:
+            close()
+
+    def _take(self, batch: FeatureBatch) -> None:
+        """Keep what arrived, for the places further on."""
+        self._skipped |= {skipped.id: skipped for skipped in batch.skipped}
+        stop = self._come + len(batch) + len(batch.skipped)
+        come = np.arange(self._come, stop)
+        there = come[~np.isin(self._ids[come], list(self._skipped))]
+        self._rows[there] = np.arange(self._kept, self._kept + len(there))
+        self._kept += len(there)
+        self._encoded.extend(batch.encoded)
+        if self._tensors and len(there):
+            self._tensors = tuple(np.concatenate(pair) for pair in zip(self._tensors, batch.tensors, strict=True))
+        elif len(there):
+            self._tensors = batch.tensors
+        self._come = stop
+
+
+T = TypeVar("T")
+
+# Of the system, since forked workers would all have the same of a generator with a state.
+jitter = SystemRandom().random
+"""From 0 to below 1; see ``delay_s``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RetryPolicy:
+    """How long a node that is full is asked again.
+
+    Only ``Overloaded`` is waited out: the node is there, and says when to come back. A node that cannot be reached at
+    the start of a job is more likely a wrong address.
+
+    Attributes:
+        retry_for_s: for each thing that is asked for, from its first refusal on.
+        observe: told of every wait, before it.
+        clock: monotonic seconds.
+        wait: lets so many seconds pass.
+        jitter: see ``delay_s``.
+    """
+
+    retry_for_s: float
+    observe: Observer
+    clock: Callable[[], float] = time.monotonic
+    wait: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = jitter
+
+    def __call__(self, ask: Callable[[], T]) -> T:
+        """What ``ask`` gives, which is called until a node is not full.
+
+        Raises:
+            NodeUnreachable: It was full for ``retry_for_s``, or would be before it wants to be asked again.
+        """
+        failures, since = 0, 0.0
+        while True:
+            try:
+                return ask()
+            except Overloaded as reason:
+                now = self.clock()
+                failures, since = failures + 1, since if failures else now
+                failing = Failing(samples=0, failures=failures, since=since)
+                pause_s = delay_s(failing, reason, now, self.retry_for_s, self.jitter())
+                self.observe(NodeFull(attempt=failures + 1, delay_s=pause_s, reason=str(reason)))
+            self.wait(pause_s)

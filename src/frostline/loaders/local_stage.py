@@ -1,0 +1,338 @@
+"""The local stage: what the trainer does of the frozen part, decoding on a few threads in the order of the rows."""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import Cut, FeatureBatch, Samples, SampleTable, Skipped, View
+from frostline.core.errors import SampleError
+from frostline.core.events import Observer, SampleSkipped
+from frostline.core.system import in_background, usable_cores
+from frostline.prefetch import Deal, Dealer
+from frostline.prefetch.requests import Delivery, Memory, Slabs
+from frostline.preprocess import Preprocess
+from frostline.preprocess.apply import decode_into
+
+__all__ = (
+    "THREADS",
+    "Decode",
+    "DecodePool",
+    "DeliveryDecoder",
+    "LocalPrefix",
+    "LocalStage",
+    "UndecodedDealer",
+    "decode",
+    "pieces",
+    "undecoded_bytes",
+)
+
+THREADS = "frostline-decode"
+_END: Final = object()
+# Samples whose lengths stand for those of all: a hundred million are not looked at.
+_LOOKED_AT = 64
+
+_Ints = npt.NDArray[np.int64]
+
+
+Decode = Callable[[FeatureBatch, Samples], FeatureBatch]
+"""Decodes the encoded samples of a batch, given where they are; those that cannot be decoded become skipped ones."""
+
+
+class UndecodedDealer:
+    """Another dealer's requests, of which encoded samples stay encoded in the window.
+
+    Args:
+        dealer: says which way the next samples take.
+    """
+
+    def __init__(self, dealer: Dealer) -> None:
+        self._dealer = dealer
+
+    def deal(self, left: int) -> Deal:
+        """See ``Dealer``."""
+        deal = self._dealer.deal(left)
+        return deal if deal.route.cut else replace(deal, bytes_per_sample=0)
+
+
+def undecoded_bytes(samples: SampleTable, preprocess: Preprocess, window_bytes: int) -> int:
+    """Bytes of as many encoded samples as a window would hold decoded.
+
+    What waits encoded takes less, and is no deeper for that: more would be read long before a slow decoder needs it.
+    """
+    if not len(samples):
+        return window_bytes
+    rows = np.linspace(0, len(samples) - 1, min(len(samples), _LOOKED_AT)).astype(np.int64)
+    encoded_bytes = samples.take(rows).encoded_bytes / len(rows)
+    decoded_bytes = max(1, math.prod(preprocess.shape) * np.dtype(preprocess.dtype).itemsize)
+    return max(1, min(window_bytes, int(window_bytes * encoded_bytes / decoded_bytes)))
+
+
+class DeliveryDecoder:
+    """Decodes deliveries of one pass. Safe for the threads of a pool, and for the one that fills batches.
+
+    Args:
+        decode: decodes the samples of a batch; None where they come decoded.
+        samples_at: gives the samples at some places of the pass; safe for several threads.
+        tell: told of samples that cannot be decoded; safe for several threads.
+    """
+
+    def __init__(self, decode: Decode | None, samples_at: Callable[[_Ints], Samples], tell: Observer) -> None:
+        self._decode = decode
+        self._samples_at = samples_at
+        self._tell = tell
+
+    def decoded(self, delivery: Delivery) -> Delivery:
+        """The same rows without any that are encoded; those that cannot be decoded are told.
+
+        Args:
+            delivery: delivery of places that were not handed out yet.
+        """
+        if self._decode is None or not delivery.batch.encoded:
+            return delivery
+        samples = self._samples_at(delivery.positions)
+        batch = self._decode(replace(delivery.batch, skipped=()), samples)
+        for skipped in batch.skipped:
+            self._tell(
+                SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason, changed=skipped.changed)
+            )
+        there = ~np.isin(samples.ids, [skipped.id for skipped in batch.skipped])
+        return replace(delivery, positions=delivery.positions[there], batch=batch)
+
+
+class DecodePool:
+    """The rows of a pass, decoded; for one thread at a time. A context manager.
+
+    What waits in the window stays encoded, which for a photograph is a tenth of its pixels. A piece of rows is decoded
+    for each thread, and one more waits, so that nothing is decoded long before its place in a batch is free.
+
+    Args:
+        decode: the same rows, decoded, and without those that cannot be; called from several threads.
+        threads: number of threads that decode.
+        rows: largest number of rows that a thread decodes at a time.
+
+    Attributes:
+        is_starved: a thread had nothing to decode when rows were asked for last, since nothing had arrived.
+    """
+
+    def __init__(self, decode: Callable[[Delivery], Delivery], *, threads: int, rows: int) -> None:
+        assert threads >= 1, "rows would wait for a thread for ever"
+        assert rows >= 1, "a piece without a row would never end"
+        self._decode = decode
+        self._rows = rows
+        self._threads = threads
+        self.is_starved = False
+        self._pool = ThreadPoolExecutor(threads, THREADS, in_background)
+        self._listener: Callable[[], None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Have a function called on the thread that decoded some rows, each time; None calls none."""
+        self._listener = listener
+
+    def deliveries(self, arriving: Iterator[Delivery | None]) -> Iterator[Delivery | None]:
+        """What arrives, decoded, in its order; None where nothing may be handed on now. Waits for nothing.
+
+        Args:
+            arriving: None where nothing arrived; nothing is taken of it before it can be decoded.
+        """
+        pieces = self._pieces(arriving)
+        begun: deque[Future[Delivery]] = deque()
+        is_over = False
+        while True:
+            lacks = False
+            while not (is_over or lacks) and len(begun) <= self._threads:
+                piece = next(pieces, _END)
+                lacks = piece is None
+                if isinstance(piece, Delivery):
+                    begun.append(self._begin(piece))
+                else:
+                    is_over = not lacks
+            self.is_starved = lacks and sum(not piece.done() for piece in begun) < self._threads
+            if is_over and not begun:
+                return
+            yield begun.popleft().result() if begun and begun[0].done() else None
+
+    def close(self) -> None:
+        """Decode no more, and wait for what is being decoded. Calling it again does nothing."""
+        # A pass that was dropped in a cycle is closed by the garbage collector, which may run in such a thread itself.
+        is_own = threading.current_thread().name.startswith(THREADS)
+        self._pool.shutdown(wait=not is_own, cancel_futures=True)
+
+    def _pieces(self, arriving: Iterator[Delivery | None]) -> Iterator[Delivery | None]:
+        for delivery in arriving:
+            if delivery is None:
+                yield None
+            else:
+                yield from pieces(delivery, self._rows)
+
+    def _begin(self, piece: Delivery) -> Future[Delivery]:
+        future = self._pool.submit(self._decode, piece)
+        future.add_done_callback(self._done)
+        return future
+
+    def _done(self, _: Future[Delivery]) -> None:
+        if (listener := self._listener) is not None:
+            listener()
+
+
+def pieces(delivery: Delivery, rows: int) -> Iterator[Delivery]:
+    """The same rows in deliveries of at most so many; of each all is said that holds once it was handed out."""
+    positions, batch = delivery.positions, delivery.batch
+    for start in range(0, max(1, len(positions)), rows):
+        some = slice(start, start + rows)
+        after = positions[start + rows] if start + rows < len(positions) else None
+        yield replace(
+            delivery,
+            positions=positions[some],
+            stop=delivery.stop if after is None else min(delivery.stop, int(after)),
+            reach=delivery.reach if after is None else min(delivery.reach, int(after)),
+            batch=replace(
+                batch,
+                ids=batch.ids[some],
+                tensors=tuple(tensor[some] for tensor in batch.tensors),
+                encoded=batch.encoded[some],
+                skipped=batch.skipped if after is None else (),
+            ),
+        )
+
+
+class LocalPrefix(Protocol):
+    """The frozen part from one cut to the frost line, ready to run."""
+
+    def run(self, arrays: Sequence[npt.NDArray[np.generic]], size: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """The activations at the frost line.
+
+        Args:
+            arrays: arrays that cross the cut, ``[n, ...]`` for each tensor.
+            size: rows of every run.
+        """
+
+
+class LocalStage:
+    """Turns what crosses a cut into activations at the frost line. Safe for several threads.
+
+    Args:
+        cuts: every cut by number; the last is the frost line, the pixels where there is no model.
+        rest: makes the frozen part from a cut to the frost line, None where nothing is left of it
+            (``jobs.partition``); None where there is no model.
+        device: where the rest runs, in torch's words.
+        device_batch: rows of every run, filled up with zeros: kernels may round otherwise for other batches.
+
+    Attributes:
+        device: as given.
+    """
+
+    def __init__(
+        self,
+        *,
+        cuts: Sequence[Cut],
+        rest: Callable[[Cut], LocalPrefix | None] | None = None,
+        device: str = "cpu",
+        device_batch: int = 32,
+    ) -> None:
+        self._cuts = tuple(cuts)
+        self._rest = rest
+        self._device_batch = device_batch
+        self.device = device
+        self._made: dict[int, LocalPrefix | None] = {}
+        # One run at a time: several at once would only take each other's cores.
+        self._running = threading.Lock()
+        self._counting = threading.Lock()
+        self._decode_s = 0.0
+        self._compute_s = 0.0
+        self._memory = Slabs(max_idle=len(usable_cores()) + 1)  # a piece for each thread that decodes
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Seconds spent decoding (summed over threads) and computing so far."""
+        return self._decode_s, self._compute_s
+
+    def wants(self, cut: int) -> int:
+        """Rows that make full use of a run from this cut; answers with fewer are better put together first."""
+        with self._running:
+            rest = self._rest_from(max(1, cut))
+        return 1 if rest is None else self._device_batch
+
+    def finish(
+        self, batch: FeatureBatch, samples: Samples, *, cut: int, preprocess: Preprocess, view: View | None
+    ) -> FeatureBatch:
+        """The same rows at the frost line.
+
+        Args:
+            batch: as the node answered, unpacked.
+            cut: where the store side stopped.
+            samples: samples of the request, for the names of those that turn out to be unreadable.
+            preprocess: run here at cut 0.
+            view: which random view, where the preprocessing is random.
+        """
+        if cut == 0:
+            started = time.perf_counter()
+            batch = decode(preprocess, batch, samples, view, self._memory)
+            self._count(decode_s=time.perf_counter() - started)
+        if len(batch) == 0:
+            return batch
+        with self._running:
+            rest = self._rest_from(max(1, cut))
+            if rest is None:
+                return batch
+            started = time.perf_counter()
+            tensors = rest.run(batch.tensors, self._device_batch)
+            self._count(compute_s=time.perf_counter() - started)
+        return replace(batch, tensors=tensors)
+
+    def _rest_from(self, cut: int) -> LocalPrefix | None:
+        """What is left from a cut, made when it is first needed; None where nothing is."""
+        if self._rest is None or cut == self._cuts[-1].number:
+            return None
+        if cut not in self._made:
+            self._made[cut] = self._rest(self._cuts[cut])
+        return self._made[cut]
+
+    def _count(self, *, decode_s: float = 0.0, compute_s: float = 0.0) -> None:
+        with self._counting:
+            self._decode_s += decode_s
+            self._compute_s += compute_s
+
+
+def decode(
+    preprocess: Preprocess, batch: FeatureBatch, samples: Samples, view: View | None, memory: Memory
+) -> FeatureBatch:
+    """Decode the encoded samples of a batch; those that cannot be read move to ``skipped``.
+
+    Args:
+        preprocess: the steps.
+        batch: the encoded samples, perhaps with other tensors, which come after the pixels.
+        samples: they and perhaps others, for the names of those that cannot be read.
+        view: which random view.
+        memory: where pixels lie.
+    """
+    pixels = memory.empty((len(batch), *preprocess.shape), np.dtype(preprocess.dtype))
+    kept: list[int] = []
+    skipped = list(batch.skipped)
+    for row, (id, encoded) in enumerate(zip(batch.ids.tolist(), batch.encoded, strict=True)):
+        try:
+            decode_into(preprocess, encoded, pixels[row], id=id, view=view)
+            kept.append(row)
+        except SampleError as error:
+            object = samples.objects[int(np.flatnonzero(samples.ids == id)[0])]
+            skipped.append(Skipped(id=id, object=object, reason=str(error)))
+    whole = len(kept) == len(batch)
+    tensors = (pixels, *batch.tensors)
+    return FeatureBatch(
+        ids=batch.ids if whole else batch.ids[kept],
+        tensors=tensors if whole else tuple(tensor[kept] for tensor in tensors),
+        skipped=tuple(skipped),
+    )

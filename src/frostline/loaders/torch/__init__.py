@@ -1,1 +1,0 @@
-"""The loader for PyTorch, and its worker processes."""

@@ -1,0 +1,606 @@
+"""Cuts a user's network: finds its frost line, the cuts before it, the prefix to ship and the head to train.
+
+Cut a user's network: find its frost line, the cuts before it, the prefix to ship and the head to train.
+
+Cuts a network that cannot be traced as a whole, behind the longest chain of its leading modules that can be.
+
+A head for networks that cannot be traced: the user's own forward, with its leading modules skipped.
+
+Finds out whether a network's frozen part may run on short texts as they are, instead of padded ones.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec
+from frostline.core.errors import ModelError, NothingFrozen, NotTraceable
+from frostline.core.graph import Argument, Lengths, at_length, bucket_of, buckets, stretches
+from frostline.engines.graph_runner import LengthRunner, Runner, leaf_values
+from frostline.engines.machine import computing
+from frostline.engines.measure import version_of
+from frostline.models.artifact import Prefix
+from frostline.models.cuts import DTYPE_BYTES, input_cuts
+from frostline.models.frozen import FrozenPart, find_frozen, named_tensors, refuse_train_mode, training_flags
+from frostline.models.graph import after, changes, prune, sources_of_change
+from frostline.models.head import Head, TracedHead, WholeHead, equals_whole, tensor_paths
+from frostline.models.modules import (
+    Inputs,
+    ModuleCall,
+    all_in_eval,
+    input_specs,
+    modes,
+    random,
+    record,
+    unwrapped,
+    zeros,
+)
+from frostline.models.trace_cache import trace
+from frostline.models.tracing import UNFIT, device_of, fed, fed_specs, kept_buffers, whole
+
+__all__ = (
+    "ChainedModule",
+    "CutNetwork",
+    "SkippingHead",
+    "cut_at_a_boundary",
+    "cut_network",
+    "replay",
+    "shortened",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChainedModule:
+    """A module in a chain, each of which takes exactly the tensor that the one before it gave.
+
+    Attributes:
+        path: path of the module.
+        module: the module.
+        gives: shape and dtype of what it gives, a sample.
+    """
+
+    path: str
+    module: nn.Module
+    gives: TensorSpec
+
+
+class SkippingHead(Head):
+    """Runs the user's own forward, with the modules of a chain skipped.
+
+    What the chain would have computed comes from the activations at the frost line; everything before it, the
+    network's input among it, is only a shape. The network's code may ask for its shape, dtype and device; where it
+    asks for more, it is told that there is nothing.
+
+    Args:
+        model: the user's network.
+        chain: its leading modules, at least one.
+        inputs: specifications of the network's inputs.
+        rest: from the frost line to what the last module of the chain gives; mostly nothing.
+        leaves: the tensors of ``rest``, by the names in the network.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        chain: Sequence[ChainedModule],
+        inputs: Sequence[TensorSpec],
+        rest: Graph,
+        leaves: Mapping[str, torch.Tensor],
+    ) -> None:
+        skipped = {id(inner) for link in chain for inner in link.module.modules()}
+        modules = {path: module for path, module in model.named_modules() if id(module) not in skipped}
+        inside = tuple(f"{link.path}." for link in chain)
+        super().__init__(model, [path for path in tensor_paths(model) if not path.startswith(inside)], modules)
+        self._chain = tuple(chain)
+        self._inputs = tuple(inputs)
+        self._rest = rest
+        self._leaves = dict(leaves)
+
+    def _run(self, tensors: list[torch.Tensor]) -> Any:
+        device = tensors[0].device
+        leaves = [self._leaves[tensor].to(device) for _, tensor in self._rest.leaves]
+        with torch.no_grad():
+            [given] = Runner(self._rest, device=device).run(tensors, leaves)
+        with computing():
+            # A copy, since the network may go on in place and does not own what was delivered.
+            return replay(self._model[0], self._chain, self._inputs, given.clone())
+
+
+def replay(model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[TensorSpec], given: torch.Tensor) -> Any:
+    """Run the network with the modules of the chain skipped.
+
+    Args:
+        model: the network.
+        chain: at least one module.
+        inputs: specifications of the network's inputs.
+        given: output of the last module of the chain; the network may write to it.
+
+    Raises:
+        ModelError: The network asks for something that was skipped, or runs its modules in another order.
+    """
+    absent = [_absent(spec, given) for spec in (*fed_specs(model, inputs), *(link.gives for link in chain[:-1]))]
+    steps = _Steps([*absent[len(inputs) - 1 :], given])
+    with ExitStack() as stack:
+        for place, link in enumerate(chain):
+            stack.enter_context(_replaced(link, steps.at(place, link.path)))
+        output = model(*absent[: len(inputs)])
+    if steps.done != len(chain):
+        raise ModelError("the network did not run the modules that it ran before")
+    return output
+
+
+class _Steps:
+    """Hands every skipped module's result out, when it is its turn and it is given what it was."""
+
+    def __init__(self, values: Sequence[torch.Tensor]) -> None:
+        self._values = values
+        self.done = 0
+
+    def at(self, place: int, path: str) -> Callable[..., torch.Tensor]:
+        def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if kwargs or len(args) != 1 or args[0] is not self._values[place] or self.done != place:
+                raise ModelError(f"the network runs its frozen module {path!r} otherwise than when it was cut")
+            self.done += 1
+            return self._values[place + 1]
+
+        return forward
+
+
+@contextmanager
+def _replaced(link: ChainedModule, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Give a module another forward for a while; its hooks and its attributes stay."""
+    own = vars(link.module)
+    before = own.get("forward")
+    own["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del own["forward"]
+        else:
+            own["forward"] = before
+
+
+class _Absent(torch.Tensor):
+    """A tensor of which there is only the shape."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _ABOUT:
+            name = getattr(func, "__name__", str(func))
+            raise ModelError(f"the network asks for values ({name}) that were skipped: they are not delivered")
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+def _absent(spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
+    one = torch.zeros((), dtype=getattr(torch, spec.dtype), device=like.device)
+    return one.expand(len(like), *spec.shape).as_subclass(_Absent)
+
+
+_ABOUT = frozenset(
+    {
+        torch.Tensor.__len__,
+        torch.Tensor.dim,
+        torch.Tensor.get_device,
+        torch.Tensor.is_floating_point,
+        torch.Tensor.numel,
+        torch.Tensor.size,
+        *(getattr(torch.Tensor, name).__get__ for name in ("device", "dtype", "is_cuda", "layout", "ndim", "shape")),
+    }
+)
+"""What may be asked of a tensor that is not there."""
+
+
+_RECORDED_ROWS = 2
+
+
+def cut_at_a_boundary(
+    model: nn.Module, inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
+) -> tuple[FrozenPart, SkippingHead, str] | str:
+    """Find the longest leading chain of frozen modules that can be traced one behind the other.
+
+    Each takes exactly the tensor that the one before it gave, the first the network's one input; a module that cannot
+    be traced itself, or is not frozen whole, is searched inside. What is found is verified before it is trusted: on
+    two random batches, in train and in eval mode, outputs, gradients and buffers of the head must be bit for bit
+    those of the whole network.
+
+    Args:
+        model: the user's network; left as it was.
+        inputs: specifications of its inputs.
+        flags: the modes in which its head will be trained, by the paths of its modules.
+
+    Returns:
+        The frozen part, the head, and the path of the chain's last module; or why there is none.
+
+    Raises:
+        ModelError: The network does not run on such inputs at all.
+    """
+    whole, batch = _recorded(model, inputs)
+    if len(inputs) != 1:
+        return "a network of several inputs is not cut between its modules"
+    chain, _ = _chained(whole.inner, batch[0], version_of(batch[0]), flags)
+    for length in range(len(chain), 0, -1):
+        found = _cut_behind(model, chain[:length], inputs, flags)
+        if found is not None:
+            return *found, chain[length - 1].path
+    return "no frozen modules at its start follow one upon the other"
+
+
+def _cut_behind(
+    model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
+) -> tuple[FrozenPart, SkippingHead] | None:
+    """The frozen part and the head for this chain, if they hold what they must."""
+    if not _can_be_skipped(model, chain, inputs):
+        return None
+    together = _Chain(chain)
+    try:
+        traced = trace(together, inputs, training=flags)
+        part = find_frozen(together, traced, inputs)
+    except (NotTraceable, NothingFrozen):
+        return None
+    if isinstance(part, str):
+        return None
+    rest = after(part.traced.graph, part.frost_line)
+    head = SkippingHead(model, chain, inputs, rest, named_tensors(together, part.traced, rest))
+    return (part, head) if equals_whole(model, part, head, inputs, flags) else None
+
+
+class _Chain(nn.Module):
+    """Modules of a network one behind the other, each at its own path."""
+
+    def __init__(self, chain: Sequence[ChainedModule]) -> None:
+        super().__init__()
+        self._links = tuple(chain)
+        for link in chain:
+            *owners, name = link.path.split(".")
+            place: nn.Module = self
+            for owner in owners:
+                if owner not in dict(place.named_children()):
+                    place.add_module(owner, nn.Module())
+                place = place.get_submodule(owner)
+            place.add_module(name, link.module)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        for link in self._links:
+            value = link.module(value)
+        return value
+
+
+def _recorded(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[ModuleCall, list[torch.Tensor]]:
+    """One run in eval mode and the batch it was on: random numbers, or zeros where the network minds those."""
+    device = device_of(model)
+    batches = [random(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device)]
+    batches.append(zeros(inputs, _RECORDED_ROWS, device))
+    batches = [fed(model, batch) for batch in batches]
+    why = ""
+    for batch in batches:
+        try:
+            with modes(model, all_in_eval(model)), computing():
+                return record(model, batch), batch
+        except UNFIT as error:
+            why = _first_line(error)
+    shapes = " and ".join(str(list(spec.shape)) for spec in inputs)
+    raise ModelError(f"the network does not run on an input of shape {shapes}: {why}")
+
+
+def _chained(
+    calls: Sequence[ModuleCall], value: torch.Tensor, version: int, flags: Mapping[str, bool]
+) -> tuple[list[ChainedModule], torch.Tensor]:
+    """The links that follow upon a value, and the value that the last of them gave."""
+    chain: list[ChainedModule] = []
+    for call in calls:
+        if call.given is None or not call.takes(value, version):
+            # What takes or gives more than one tensor may begin with modules that do not.
+            inner, value = _chained(call.inner, value, version, flags)
+            return [*chain, *inner], value
+        spec = _spec(call.given)
+        if spec is not None and _is_fixed(call, flags):
+            chain.append(ChainedModule(path=call.path, module=call.module, gives=spec))
+        else:
+            inner, last = _chained(call.inner, value, version, flags)
+            chain.extend(inner)
+            if not inner or last is not call.given:
+                break
+        value, version = call.given, call.given_version
+    return chain, value
+
+
+def _is_fixed(call: ModuleCall, flags: Mapping[str, bool]) -> bool:
+    """Whether the module can be traced, and nothing in it is trained or changes from run to run."""
+    spec = None if call.taken is None else _spec(call.taken)
+    if spec is None or any(parameter.requires_grad for parameter in call.module.parameters()):
+        return False
+    own = {path: flags[f"{call.path}.{path}".rstrip(".")] for path, _ in call.module.named_modules()}
+    try:
+        graph = prune(trace(call.module, [spec], training=own).graph)
+    except NotTraceable:
+        return False
+    return not sources_of_change(graph, ())
+
+
+def _spec(value: torch.Tensor) -> TensorSpec | None:
+    dtype = str(value.dtype).removeprefix("torch.")
+    is_batch = value.dim() > 0 and len(value) == _RECORDED_ROWS and dtype in DTYPE_BYTES
+    return TensorSpec(tuple(value.shape[1:]), dtype) if is_batch else None
+
+
+def _can_be_skipped(model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[TensorSpec]) -> bool:
+    """Whether the network asks for nothing else that the chain computes: the cheapest of the checks, made first."""
+    batch = fed(model, random(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device_of(model)))
+    try:
+        with modes(model, all_in_eval(model)), computing(), torch.no_grad():
+            replay(model, chain, inputs, _Chain(chain)(batch[0]))
+    except UNFIT:
+        return False
+    return True
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+_MENDS = {
+    "by the values of a tensor": "let its code choose by torch.where, or freeze the layer that decides whole",
+    "by the size of the batch": "let its code say sizes as -1 or x.shape[0]",
+    "in output": "let it return tensors alone, as with model.config.use_cache = False",
+}
+_ANOTHER = "freeze up to a layer whose output is a tensor with a row for each sample"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CutNetwork:
+    """A network with its frost line found.
+
+    Attributes:
+        cuts: all legal cuts from 0 (the encoded sample) to the frost line, which is the last.
+        prefix: the frozen part, to be shipped; None where the frost line is the network's input.
+        head: the trainable rest, which shares the network's tensors.
+        fallback: why the network, or a part of what is frozen, is not cut as finely as a traced one would be, or why
+            the frost line lies before the layer that ``freeze`` was given; None where there is nothing to say.
+    """
+
+    cuts: tuple[Cut, ...]
+    prefix: Prefix | None
+    head: Head
+    fallback: str | None = None
+
+    @property
+    def frost_line(self) -> Cut:
+        """The last cut: what comes after it is trained."""
+        return self.cuts[-1]
+
+    def remaining_prefix(self, cut: Cut) -> Graph:
+        """The frozen part from ``cut`` to the frost line, for the trainer to run."""
+        if self.prefix is None:
+            names = self.frost_line.tensors
+            return Graph(inputs=names, leaves=(), nodes=(), outputs=tuple(map(Ref, names)))
+        return after(self.prefix.graph, cut)
+
+
+def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = False) -> CutNetwork:
+    """Trace ``model`` as it will be while its head trains, and cut it.
+
+    A network that torch.export cannot follow is cut at the boundary between two of its modules, and where there is
+    none either, not at all: its input is delivered. ``fallback`` says so.
+
+    Args:
+        model: parameters that are trained require gradients, the others do not. What is compiled, or wrapped for
+            several devices, is cut as the network inside (see ``models.modules``).
+        inputs: the per-sample shape of its one input of float32 pixels, or a ``TensorSpec`` for each of its inputs.
+        frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
+
+    Raises:
+        NothingFrozen: Nothing can be computed before the first trainable layer.
+        FrozenInTrainMode: A frozen layer is in train mode, where it would behave differently.
+        ModelError: The inputs are of a kind that cannot be carried.
+    """
+    specs, model = input_specs(inputs), unwrapped(model)
+    flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
+    try:
+        traced = trace(model, specs, training=flags)
+    except NotTraceable as error:
+        return _untraced(model, specs, flags, str(error), frozen_in_eval=frozen_in_eval)
+    part = find_frozen(model, traced, specs)
+    if isinstance(part, str):
+        return _plain(model, specs, f"{part}: the whole network runs here; {_ANOTHER}")
+    if not frozen_in_eval:
+        refuse_train_mode(model, part.prefix.graph)
+    stopped = (
+        f"a node does not run {part.stopped_by}: the frozen layers from there on run here; compute that by other "
+        "operators, or freeze up to a layer before it"
+    )
+    return CutNetwork(
+        cuts=part.cuts,
+        prefix=part.prefix,
+        head=TracedHead(model, part, specs),
+        fallback=stopped if part.stopped_by else part.moved or None,
+    )
+
+
+def _untraced(
+    model: nn.Module, specs: Sequence[TensorSpec], flags: Mapping[str, bool], why: str, *, frozen_in_eval: bool
+) -> CutNetwork:
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        raise NothingFrozen(
+            "nothing is frozen: freeze layers with frostline.freeze(model, until=...), or load data without a model: "
+            "frostline.loader(data, ...)"
+        )
+    found = cut_at_a_boundary(model, specs, flags)
+    if isinstance(found, str):
+        return _plain(model, specs, f"{why}, and {found}: the whole network runs here; {_mend(why)}")
+    part, head, path = found
+    if not frozen_in_eval:
+        refuse_train_mode(model, part.prefix.graph)
+    ends = f"its modules up to {path!r} can be traced one behind the other, so the frozen part ends there"
+    reason = f"{why}; {ends}; {_mend(why)}"
+    return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason)
+
+
+def _mend(why: str) -> str:
+    """What to do about a network that cannot be traced."""
+    return next((mend for cause, mend in _MENDS.items() if cause in why), _ANOTHER)
+
+
+def _plain(model: nn.Module, specs: Sequence[TensorSpec], reason: str) -> CutNetwork:
+    """The network as it is: its inputs are delivered, and all of it is the head."""
+    return CutNetwork(cuts=input_cuts(specs), prefix=None, head=WholeHead(model), fallback=reason)
+
+
+# Relative errors by which sums of another order differ, in 32 bits and in 16.
+_ERROR, _ERROR_OF_16_BITS = 1e-4, 3e-2
+_TRIED = 64  # tokens of the longest text that is tried: enough for several buckets, and quick
+_SLICED = 4  # arguments of a slice: the tensor, its dimension, from where and up to where
+
+
+def shortened(model: nn.Module, prefix: Prefix, tokenizer: bytes, *, frozen_in_eval: bool) -> Prefix:
+    """The frozen part, with its lengths where it may run on fewer tokens; as it was where texts have to be padded.
+
+    It is traced once more, at the fewest tokens. Both traces may differ in numbers that grow with the tokens alone, and
+    the network has to give the same for texts with padding and without it, on a few that are made up.
+
+    Args:
+        model: the network, which takes ids and mask as the rows of one array.
+        prefix: its frozen part.
+        tokenizer: JSON of the tokenizer.
+        frozen_in_eval: see ``cut_network``.
+    """
+    (_, max_length), padding = prefix.input_shape, json.loads(tokenizer)["padding"]
+    shortest = buckets(max_length)[0]
+    if shortest >= max_length or str(padding["direction"]) != "Right":
+        return prefix
+    if any(changes(node) for node in prefix.graph.nodes):
+        return prefix
+    try:
+        short = cut_network(model, (TensorSpec((2, shortest), "int64"),), frozen_in_eval=frozen_in_eval).prefix
+        found = None if short is None else _compared(prefix, short.graph, max_length, shortest)
+        texts = _texts(bucket_of(_TRIED, buckets(max_length)), int(padding["pad_id"]), device_of(model))
+        return found if found is not None and _holds(model, found, texts) else prefix
+    except UNFIT:
+        return prefix
+
+
+def _compared(prefix: Prefix, short: Graph, max_length: int, shortest: int) -> Prefix | None:
+    """The frozen part with its lengths, which nothing has tried yet; None where its traces differ in more."""
+    if len(short.nodes) != len(prefix.graph.nodes):
+        return None
+    short = _named_alike(short, prefix.graph)
+    graph = _sliced(prefix.graph, short, max_length)
+    found = stretches(graph, short, max_length, shortest)
+    if found is None:
+        return None
+    sizes = {node.name: node.shape for node in short.nodes}
+    shapes = []
+    for cut in prefix.cuts:
+        grows = [
+            _growth(shape, (2, shortest) if name in short.inputs else _per_sample(sizes[name]), max_length - shortest)
+            for name, shape in zip(cut.tensors, cut.shapes, strict=True)
+        ]
+        shapes.append(tuple(grows))
+    return replace(prefix, graph=graph, lengths=Lengths(max_length=max_length, stretches=found, shapes=tuple(shapes)))
+
+
+def _named_alike(short: Graph, full: Graph) -> Graph:
+    """The graph with the names of another one's operations, place by place."""
+    pairs = list(zip(short.nodes, full.nodes, strict=True))
+    names = {node.name: other.name for node, other in pairs}
+    nodes = tuple(replace(_renamed_node(node, names), name=other.name) for node, other in pairs)
+    return replace(short, nodes=nodes, outputs=tuple(_renamed(output, names) for output in short.outputs))
+
+
+def _renamed_node(node: GraphNode, names: Mapping[str, str]) -> GraphNode:
+    kwargs = tuple((name, _renamed(value, names)) for name, value in node.kwargs)
+    return replace(node, args=tuple(_renamed(value, names) for value in node.args), kwargs=kwargs)
+
+
+def _renamed(value: Argument, names: Mapping[str, str]) -> Argument:
+    if isinstance(value, Ref):
+        return Ref(names.get(value.name, value.name))
+    return tuple(_renamed(item, names) for item in value) if isinstance(value, tuple) else value
+
+
+def _sliced(full: Graph, short: Graph, max_length: int) -> Graph:
+    """The graph with a slice of all, where a trace at as many tokens as there are positions has left it out."""
+    nodes = []
+    for node, other in zip(full.nodes, short.nodes, strict=True):
+        is_all = (node.op, other.op) == ("aten.alias.default", "aten.slice.Tensor") and len(other.args) == _SLICED
+        nodes.append(replace(node, op=other.op, args=(*node.args, *other.args[1:-1], max_length)) if is_all else node)
+    return replace(full, nodes=tuple(nodes))
+
+
+def _per_sample(shape: object) -> tuple[int, ...]:
+    if not isinstance(shape, tuple):
+        raise ModelError("a value has no shape that grows with the batch")
+    return tuple(dim.fixed for dim in shape[1:])
+
+
+def _growth(shape: Sequence[int], short: Sequence[int], fewer: int) -> tuple[int, ...]:
+    """Growth of each dimension with a token."""
+    found = [divmod(size - less, fewer) for size, less in zip(shape, short, strict=True)]
+    if any(rest for _, rest in found):
+        raise ModelError("a dimension does not grow in line with the tokens")
+    return tuple(grows for grows, _ in found)
+
+
+def _texts(max_length: int, pad: int, device: torch.device) -> torch.Tensor:
+    """One made-up text for each of a few lengths: ids and mask."""
+    lengths = buckets(max_length)
+    counts = [lengths[0] - 3, lengths[len(lengths) // 2] - 1, max_length]
+    rows = torch.zeros((len(counts), 2, max_length), dtype=torch.int64, device=device)
+    rows[:, 0] = pad
+    for row, count in zip(rows, counts, strict=True):
+        # Ids above and below that of padding, which every vocabulary has.
+        row[0, :count] = (torch.arange(count, device=device) * 3 + count) % 4 + (pad + 1 if pad < 4 else 0)
+        row[1, :count] = 1
+    return rows
+
+
+def _holds(model: nn.Module, prefix: Prefix, texts: torch.Tensor) -> bool:
+    """Whether the network, and its frozen part in buckets, give for some texts what they give for padded ones."""
+    lengths = prefix.lengths
+    assert lengths is not None, "they were compared"
+    longest = int(texts.shape[2])
+    graph, cuts = at_length(prefix.graph, prefix.cuts, lengths, longest)
+    filled = nn.functional.pad(texts, (0, lengths.max_length - longest))
+    leaves = [leaf.to(texts.device) for leaf in leaf_values(prefix.graph, prefix.tensors)]
+    bucketed = LengthRunner(prefix.graph, prefix.cuts, leaves, lengths, device=texts.device)
+    last = prefix.cuts[-1]
+    if not bucketed.takes(last.number):
+        return False
+    with torch.no_grad(), modes(model, all_in_eval(model)), kept_buffers(model):
+        padded = whole(model, [texts])
+        bare = [whole(model, [row[None, :, : int(row[1].sum())]])[0] for row in texts]
+        if not all(_is_close(own, other) for own, other in zip(bare, padded, strict=True)):
+            return False
+        full = Runner(graph, cuts=cuts, device=texts.device).run([texts], leaves, upto=cuts[-1])
+        short = bucketed.run(filled, last.number)
+    return all(_agree(last, lengths, place, full[place], short[place], texts) for place in range(len(full)))
+
+
+def _agree(
+    cut: Cut, lengths: Lengths, place: int, full: torch.Tensor, short: torch.Tensor, texts: torch.Tensor
+) -> bool:
+    """Whether a tensor is the same where the texts have tokens."""
+    grows = lengths.shapes[cut.number - 1][place]
+    for row, other, text in zip(full, short, texts, strict=True):
+        tokens = int(text[1].sum())
+        region = tuple(
+            slice(0, tokens if per_token else size) for per_token, size in zip(grows, row.shape, strict=True)
+        )
+        if not _is_close(other[region], row[region]):
+            return False
+    return True
+
+
+def _is_close(value: torch.Tensor, meant: torch.Tensor) -> bool:
+    if not meant.is_floating_point():
+        return torch.equal(value, meant)
+    error = _ERROR if meant.dtype == torch.float32 else _ERROR_OF_16_BITS
+    off, size = (value - meant).float(), meant.float()
+    return bool(off.square().mean().sqrt() <= error * size.square().mean().sqrt())

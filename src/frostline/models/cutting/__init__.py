@@ -1,1 +1,0 @@
-"""Cutting a network: its frozen part to ship, its head to train."""

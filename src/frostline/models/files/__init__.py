@@ -1,1 +1,0 @@
-"""Prefixes as files of data alone."""

@@ -1,0 +1,563 @@
+"""The trainable rest of the user's network: run here from the frost line on, or as data trained by another process.
+
+The trainable rest of the user's network: its own modules, run from the frost line on.
+
+The trainable rest as data: what a head computes in both modes, and its tensors, to be trained by another process.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from frostline.core import Cut, Graph, TensorSpec
+from frostline.core.errors import ModelError, NotTraceable, UnsafeArtifact
+from frostline.engines.graph_runner import ALLOWED, Runner, leaf_values, resolve_allowed
+from frostline.engines.machine import computing
+from frostline.models.artifact import flattened, graph_from_json, graph_to_json, integer, restored, text
+from frostline.models.cuts import straightened
+from frostline.models.freezing import frozen_modules
+from frostline.models.frozen import FrozenPart, ordered
+from frostline.models.graph import after, before, guard_inputs, is_same, moved
+from frostline.models.modules import all_in_eval, is_split, modes, random
+from frostline.models.trace_cache import trace
+from frostline.models.tracing import UNFIT, Trace, are_same, device_of, fed, observed, whole
+
+__all__ = (
+    "Head",
+    "HeadGraph",
+    "Mode",
+    "PortableHead",
+    "TracedHead",
+    "TravelledHead",
+    "WholeHead",
+    "equals_whole",
+    "head_from_json",
+    "head_to_json",
+    "portable",
+    "tensor_paths",
+)
+
+
+_ROWS = 8
+
+
+class Head(nn.Module, ABC):
+    """Takes the activations at the frost line and returns what the whole network would.
+
+    Its parameters and buffers are those of the user's own network, under the same names: an optimiser over
+    ``head.parameters()``, ``model.load_state_dict`` and ``model.state_dict`` see the same tensors. Outputs,
+    gradients and BatchNorm statistics equal the whole network's bit for bit on one machine.
+
+    ``train()`` and ``eval()`` of the head, or of the network, choose how its layers behave; layers that are frozen
+    whole keep the mode that they have.
+
+    Args:
+        model: the user's network.
+        paths: paths of the tensors that become the head's, as in ``model.state_dict()``.
+        modules: those of the network whose mode may matter to the head.
+    """
+
+    def __init__(self, model: nn.Module, paths: Iterable[str], modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._model = (model,)  # in a tuple, so that the frozen layers do not become the head's
+        self._modules_run = dict(modules)
+        self._frozen = tuple(inner for _, module in frozen_modules(model) for inner in module.modules())
+        for path in paths:
+            _graft(self, model, path)
+
+    def forward(self, *features: torch.Tensor | Sequence[torch.Tensor]) -> Any:
+        """What the network returns for these activations.
+
+        Args:
+            features: as a loader's batch gives them: one tensor ``[batch, ...]``, or several as arguments or as
+                one sequence. They are not changed.
+        """
+        return self._run(
+            [tensor for given in features for tensor in ((given,) if isinstance(given, torch.Tensor) else given)]
+        )
+
+    def train(self, mode: bool = True) -> "Head":
+        """Set the mode of the network's layers that the head runs; frozen layers keep theirs."""
+        kept = [(module, module.training) for module in self._frozen]
+        super().train(mode)
+        for module in self._modules_run.values():
+            module.training = mode
+        for module, own in kept:
+            module.training = own
+        return self
+
+    def prepare(self) -> None:
+        """Get ready for the present modes now, rather than at the first batch."""
+        return
+
+    @abstractmethod
+    def _run(self, tensors: list[torch.Tensor]) -> Any:
+        """What the network returns for the activations at the frost line."""
+
+
+class WholeHead(Head):
+    """The user's network itself, for a frost line that is its input.
+
+    Args:
+        model: the user's network.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, tensor_paths(model), dict(model.named_modules()))
+
+    def train(self, mode: bool = True) -> "WholeHead":
+        """As ``Head.train``.
+
+        Raises:
+            ModelError: The head was sharded.
+        """
+        if is_split(self):
+            raise ModelError(
+                "the whole network runs at the trainer, since it was not cut, and such a head cannot be sharded: wrap "
+                "job.head in DistributedDataParallel, or mend what the job says about the cut"
+            )
+        super().train(mode)
+        return self
+
+    def _run(self, tensors: list[torch.Tensor]) -> Any:
+        with computing():
+            return self._model[0](*fed(self._model[0], tensors))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HeadGraph:
+    """What a traced head computes in one combination of modes.
+
+    Attributes:
+        graph: from the frost line to the network's one output.
+        places: which of the tensors that cross the frost line it takes, in the order of its inputs.
+        tensors: the network's own parameters, buffers and constants, by the names in ``graph.leaves``.
+    """
+
+    graph: Graph
+    places: tuple[int, ...]
+    tensors: Mapping[str, torch.Tensor]
+
+
+class TracedHead(Head):
+    """A network's graph from the frost line on.
+
+    The graph for each combination of modes is traced when it is first needed (0.1 to 10 s) and kept.
+
+    Args:
+        model: the user's network.
+        part: its frozen part.
+        inputs: specifications of the network's inputs.
+    """
+
+    def __init__(self, model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]) -> None:
+        graph = after(part.traced.graph, part.frost_line)
+        paths = [path for _, path in graph.leaves if not path.startswith("constant:")]
+        super().__init__(model, paths, _modules_of(graph, model))
+        self._part = part
+        self._traced_on = device_of(model)
+        self._inputs = tuple(inputs)
+        self._ready: dict[tuple[torch.device, tuple[bool, ...]], _Ready] = {}
+
+    def train(self, mode: bool = True) -> "TracedHead":
+        """As ``Head.train``.
+
+        Raises:
+            ModelError: Layers of the head were sharded one by one.
+        """
+        if any(map(is_split, self.children())):
+            raise ModelError(
+                "the head runs as one graph, so that its layers cannot be sharded one by one: shard it whole, by "
+                "fully_shard(job.head)"
+            )
+        super().train(mode)
+        return self
+
+    def prepare(self) -> None:
+        """Trace for the present modes now, rather than at the first batch."""
+        self._for_these_modes()
+
+    def graphs(self) -> tuple[HeadGraph, HeadGraph]:
+        """What the head computes in train mode and in eval mode; its modes stay as they are.
+
+        Raises:
+            ModelError: The network gives something else than one tensor.
+            NotTraceable: The head cannot be traced in one of the modes.
+        """
+        modules = [*self.modules(), *self._modules_run.values()]
+        kept = [(module, module.training) for module in modules]
+        try:
+            self.train()
+            training = self._for_these_modes().described()
+            self.eval()
+            return training, self._for_these_modes().described()
+        finally:
+            for module, own in kept:
+                module.training = own
+
+    def _run(self, tensors: list[torch.Tensor]) -> Any:
+        return self._for_these_modes().run(tensors)
+
+    def _for_these_modes(self) -> "_Ready":
+        modes = tuple(module.training for module in self._modules_run.values())
+        kind = (device_of(self._model[0]), modes)
+        if kind not in self._ready:
+            self._ready[kind] = self._trace()
+        return self._ready[kind]
+
+    def _trace(self) -> "_Ready":
+        model, part = self._model[0], self._part
+        flags = {**part.traced.training, **{path: module.training for path, module in self._modules_run.items()}}
+        if flags == part.traced.training and device_of(model) == self._traced_on:
+            return _Ready.of(self, model, part.traced, part.frost_line, part.frost_line)
+        with torch.enable_grad():  # as the part was traced: elsewhere transformers asks other things of sizes
+            traced = trace(model, self._inputs, training=flags)
+        traced = replace(traced, graph=straightened(ordered(model, traced.graph, self._inputs)[0], part.turned))
+        cut = moved(part.frost_line, part.traced.graph, traced.graph)
+        if cut is None or not self._is_made_alike(traced, cut):
+            raise NotTraceable("the frozen part of the network computes something else when its head changes mode")
+        return _Ready.of(self, model, traced, cut, part.frost_line)
+
+    def _is_made_alike(self, traced: Trace, cut: Cut) -> bool:
+        """Whether a trace makes what crosses a cut as the prefix does: step by step, or at least to the bit."""
+        model, part = self._model[0], self._part
+        ours = before(traced.graph, cut)
+        theirs = before(part.traced.graph, replace(cut, after=part.frost_line.after))
+        if is_same(ours, theirs):
+            return True
+        batch = random(self._inputs, _ROWS, torch.Generator().manual_seed(0), device_of(model))
+        with torch.no_grad():
+            made = _Bound.to(model, guard_inputs(ours), traced).run(batch)
+            meant = _Bound.to(model, guard_inputs(theirs), part.traced).run(batch)
+        return all(torch.equal(tensor, other) for tensor, other in zip(made, meant, strict=True))
+
+
+def tensor_paths(model: nn.Module) -> list[str]:
+    """Paths of all parameters and buffers, also of those that several modules share."""
+    parameters = (path for path, _ in model.named_parameters(remove_duplicate=False))
+    return [*parameters, *(path for path, _ in model.named_buffers(remove_duplicate=False))]
+
+
+def _modules_of(graph: Graph, model: nn.Module) -> dict[str, nn.Module]:
+    """The modules whose mode may matter to the graph: those that made its nodes, and all around them."""
+    paths = {""}
+    for node in graph.nodes:
+        names = node.module.split(".") if node.module else []
+        paths.update(".".join(names[: depth + 1]) for depth in range(len(names)))
+    return {path: module for path, module in model.named_modules() if path in paths}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bound:
+    """A graph with the network's tensors as its leaves, looked up at each run: ``.to()`` replaces buffers."""
+
+    graph: Graph
+    runner: Runner
+    lookups: list[Callable[[], torch.Tensor]]
+
+    @classmethod
+    def to(cls, model: nn.Module, graph: Graph, traced: Trace, head: nn.Module | None = None) -> "_Bound":
+        lookups = [_lookup(model, traced, path, head) for _, path in graph.leaves]
+        return cls(graph, Runner(graph, device=device_of(model)), lookups)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        return self.runner.run(tensors, [lookup() for lookup in self.lookups])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ready:
+    """The head for one combination of modes, which may need only some of what crosses the frost line."""
+
+    bound: _Bound
+    places: list[int]
+    structure: TreeSpec
+
+    @classmethod
+    def of(cls, head: nn.Module, model: nn.Module, traced: Trace, cut: Cut, frost_line: Cut) -> "_Ready":
+        bound = _Bound.to(model, after(traced.graph, cut), traced, head)
+        return cls(bound, [frost_line.tensors.index(name) for name in cut.tensors], traced.structure)
+
+    def described(self) -> HeadGraph:
+        """The same as a value."""
+        if not self.structure.is_leaf():
+            raise ModelError("the network gives something else than one tensor")
+        graph = self.bound.graph
+        paths = [path for _, path in graph.leaves]
+        tensors = {path: lookup() for path, lookup in zip(paths, self.bound.lookups, strict=True)}
+        return HeadGraph(graph=graph, places=tuple(self.places), tensors=tensors)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        return tree_unflatten(list(self.bound.run([tensors[place] for place in self.places])), self.structure)
+
+
+def _lookup(model: nn.Module, traced: Trace, path: str, head: nn.Module | None) -> Callable[[], torch.Tensor]:
+    if path in traced.constants:
+        constant = traced.constants[path].to(device_of(model))
+        return lambda: constant
+    owner, _, name = path.rpartition(".")
+    module = model.get_submodule(owner)
+    # Sharding a head puts other parameters into the head's modules; the network has those of its own that stand alone.
+    own = {} if head is None else dict(head.named_modules(remove_duplicate=False))
+    if owner in own and name in dict(own[owner].named_parameters(recurse=False)):
+        module = own[owner]
+    return lambda: getattr(module, name)
+
+
+def _graft(head: nn.Module, model: nn.Module, path: str) -> None:
+    """Hang the owner of a tensor into the head at its own path; where it owns other modules, the tensor alone."""
+    *owner, name = path.split(".")
+    module = model.get_submodule(".".join(owner))
+    place = head
+    for depth, part in enumerate(owner):
+        here = dict(place.named_children()).get(part)
+        if here is module:
+            return
+        if here is None:
+            is_whole = depth == len(owner) - 1 and not list(module.children())
+            here = module if is_whole else nn.Module()
+            place.add_module(part, here)
+        if here is module:
+            return
+        place = here
+    tensor = getattr(module, name)
+    if isinstance(tensor, nn.Parameter):
+        place.register_parameter(name, tensor)
+    else:
+        place.register_buffer(name, tensor, persistent=path in model.state_dict())
+
+
+_SEEDS = (1, 2)
+
+
+def equals_whole(
+    model: nn.Module, part: FrozenPart, head: Head, inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
+) -> bool:
+    """Whether prefix and head together do what the whole network does, to the bit, on two random batches.
+
+    Compared are outputs, gradients and buffers, with the modes in which the head is trained and in eval mode. The
+    network is left as it was.
+
+    Args:
+        model: the whole network.
+        part: its frozen part.
+        head: head that goes on from there.
+        inputs: specifications of the network's inputs.
+        flags: the modes in which the head is trained.
+    """
+    device = device_of(model)
+    runner = Runner(part.prefix.graph, device=device)
+    leaves = [leaf.to(device) for leaf in leaf_values(part.prefix.graph, part.prefix.tensors)]
+    for seed in _SEEDS:
+        batch = random(inputs, _ROWS, torch.Generator().manual_seed(seed), device)
+        for training in (flags, all_in_eval(model)):
+            try:
+                with modes(model, training):
+                    with torch.no_grad():
+                        features = list(runner.run(batch, leaves))
+                    ours = observed(model, partial(head, features), seed)
+                    theirs = observed(model, partial(whole, model, batch), seed)
+            except UNFIT:
+                return False
+            if not are_same(ours, theirs):
+                return False
+    return True
+
+
+_ELSEWHERE = "choose another policy, with which the head is trained here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mode:
+    """What a head computes in train mode, or in eval mode.
+
+    Attributes:
+        graph: from what crosses the frost line to the scores, its only output.
+        places: which of the tensors that cross it takes, in the order of ``graph.inputs``.
+    """
+
+    graph: Graph
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PortableHead:
+    """A head without a line of its network's code.
+
+    Attributes:
+        training: outputs in train mode.
+        evaluation: outputs in eval mode.
+        tensors: its parameters, buffers and constants; a tensor that the network has under several names is here once.
+        trained: names of those that are trained.
+    """
+
+    training: Mode
+    evaluation: Mode
+    tensors: Mapping[str, torch.Tensor]
+    trained: tuple[str, ...]
+
+    @property
+    def returning(self) -> tuple[str, ...]:
+        """Names of the tensors that training may change: what is trained, and buffers."""
+        return tuple(name for name in self.tensors if _changes(name))
+
+
+def portable(head: nn.Module) -> PortableHead:
+    """A head as data, which shares the network's tensors.
+
+    Raises:
+        ModelError: It cannot travel; the sentence says why, and what to do instead.
+    """
+    if not isinstance(head, TracedHead):
+        kind = "its own code runs" if isinstance(head, Head) else "it is no head of a job"
+        raise ModelError(
+            f"the trainable rest of this network was not traced ({kind}), so it cannot travel: {_ELSEWHERE}"
+        )
+    try:
+        modes = head.graphs()
+    except ModelError as error:
+        raise ModelError(f"the trainable rest of this network cannot travel, {error}: {_ELSEWHERE}") from error
+    strange = sorted({node.op for mode in modes for node in mode.graph.nodes} - ALLOWED)
+    if strange:
+        raise ModelError(f"the trainable rest uses {', '.join(strange)}, which a node does not run: {_ELSEWHERE}")
+    names = _Names()
+    training, evaluation = (names.renamed(mode) for mode in modes)
+    trained = tuple(name for name, tensor in names.tensors.items() if tensor.requires_grad)
+    return PortableHead(training=training, evaluation=evaluation, tensors=names.tensors, trained=trained)
+
+
+def head_to_json(head: PortableHead) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A head as plain values, and its tensors as they are written."""
+    tensors, orders = flattened(head.tensors)
+    modes = {"training": head.training, "evaluation": head.evaluation}
+    described = {
+        name: {"graph": graph_to_json(mode.graph), "places": list(mode.places)} for name, mode in modes.items()
+    }
+    return {**described, "orders": orders, "trained": list(head.trained)}, tensors
+
+
+def head_from_json(value: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> PortableHead:
+    """The inverse of ``head_to_json``, from wherever the values came; may also raise any of ``graph_file.BROKEN``.
+
+    Raises:
+        UnsafeArtifact: The values name or declare something that is not allowed.
+    """
+    turned = restored(tensors, value["orders"])
+    trained = tuple(text(name) for name in value["trained"])
+    if not all(turned[name].is_floating_point() for name in trained):
+        raise UnsafeArtifact("only floats can be trained")
+    return PortableHead(
+        training=_mode(value["training"], turned),
+        evaluation=_mode(value["evaluation"], turned),
+        tensors=turned,
+        trained=trained,
+    )
+
+
+class TravelledHead:
+    """A head that trains away from its network; bit for bit what the network's own would do.
+
+    Args:
+        head: head whose tensors it takes over.
+
+    Attributes:
+        tensors: its tensors now, by name.
+
+    Raises:
+        UnsafeArtifact: A graph does not hold together.
+    """
+
+    def __init__(self, head: PortableHead) -> None:
+        trained = set(head.trained)
+        self.tensors = {name: tensor.detach().requires_grad_(name in trained) for name, tensor in head.tensors.items()}
+        self._trained = head.trained
+        self._modes = {
+            True: _PortablePart.of(head.training, self.tensors),
+            False: _PortablePart.of(head.evaluation, self.tensors),
+        }
+        self._now = self._modes[True]
+
+    def train(self) -> None:
+        """Behave as in training from now on."""
+        self._now = self._modes[True]
+
+    def eval(self) -> None:
+        """Behave as in evaluation from now on."""
+        self._now = self._modes[False]
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """What is trained."""
+        return (self.tensors[name] for name in self._trained)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What training may change: what is trained, and buffers."""
+        return {name: tensor.detach() for name, tensor in self.tensors.items() if _changes(name)}
+
+    def __call__(self, features: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+        """The scores for these activations at the frost line.
+
+        Raises:
+            UnsafeArtifact: The graph gives no tensor.
+        """
+        given = [features] if isinstance(features, torch.Tensor) else list(features)
+        [scores] = self._now.runner.run([given[place] for place in self._now.places], self._now.leaves)
+        if not isinstance(scores, torch.Tensor):
+            raise UnsafeArtifact("the head gives no tensor")
+        return scores
+
+
+def _changes(name: str) -> bool:
+    """Whether training may change the tensor of that name."""
+    return not name.startswith("constant:")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PortablePart:
+    runner: Runner
+    places: tuple[int, ...]
+    leaves: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, mode: Mode, tensors: Mapping[str, torch.Tensor]) -> "_PortablePart":
+        return cls(Runner(mode.graph, resolve_op=resolve_allowed), mode.places, leaf_values(mode.graph, tensors))
+
+
+class _Names:
+    """Gives every tensor one name over both graphs, however many the network has for it."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._own: dict[int, str] = {}
+        self._memory: dict[int, str] = {}
+
+    def renamed(self, mode: HeadGraph) -> Mode:
+        names = {path: self._name(path, tensor) for path, tensor in mode.tensors.items()}
+        leaves = tuple((leaf, names[path]) for leaf, path in mode.graph.leaves)
+        return Mode(graph=replace(mode.graph, leaves=leaves), places=mode.places)
+
+    def _name(self, path: str, tensor: torch.Tensor) -> str:
+        if id(tensor) in self._own:
+            return self._own[id(tensor)]
+        # Two traces may have constants of one name that are not the same.
+        name = path if path not in self.tensors else f"{path}#{len(self.tensors)}"
+        memory = tensor.untyped_storage().data_ptr()
+        other = self._memory.setdefault(memory, name) if tensor.nbytes else name
+        if other != name:
+            raise ModelError(f"{name!r} and {other!r} share their memory, which does not travel: {_ELSEWHERE}")
+        self._own[id(tensor)] = name
+        self.tensors[name] = tensor
+        return name
+
+
+def _mode(value: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Mode:
+    graph = graph_from_json(value["graph"])
+    places = tuple(integer(place) for place in value["places"])
+    if len(places) != len(graph.inputs) or len(graph.outputs) != 1 or min(places) < 0:
+        raise UnsafeArtifact("a head takes what crosses the frost line, and gives one tensor")
+    leaf_values(graph, tensors)
+    return Mode(graph=graph, places=places)

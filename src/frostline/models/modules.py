@@ -1,0 +1,289 @@
+"""A network's modules: found inside wrappers, put into other modes for a while, and recorded in a forward pass.
+
+Finds the network inside wrappers that say how it runs, and its modules by their paths inside or outside of these.
+
+Puts a network's modules into other modes for a while, and leaves the network as it was.
+
+Records a forward pass: which modules it runs, one in another and in order, and what each takes and gives.
+"""
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from frostline.core import TensorSpec
+from frostline.core.errors import ModelError
+from frostline.engines.measure import version_of
+from frostline.models.cuts import DTYPE_BYTES
+
+__all__ = (
+    "AnyInputs",
+    "Inputs",
+    "ModuleCall",
+    "all_in_eval",
+    "input_specs",
+    "is_split",
+    "modes",
+    "not_averaged",
+    "random",
+    "record",
+    "resolved_path",
+    "unwrapped",
+    "zeros",
+)
+
+
+_INNER = ("_orig_mod", "module")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``, or the network itself.
+
+    These say where and how a network runs, not what it computes: a job runs the frozen part by its own engines, and the
+    trained part as a head of its own. Parameters are the same objects inside and outside. Wrappers that compute
+    something themselves, as PEFT's do, are part of the network.
+
+    Raises:
+        ModelError: Its parameters are split over processes, so that nobody has the frozen part whole.
+    """
+    if is_split(model):
+        raise ModelError(
+            "fully_shard has split the network's parameters over processes, and frozen layers are needed whole: make "
+            "the job of the network as it is without, and then call fully_shard(job.head); make the optimiser of "
+            "job.head.parameters() behind that"
+        )
+    return list(_layers(model))[-1]
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether parameters of a network, or of a part of it, are split over processes by FSDP."""
+    # As below: nothing is split where nobody has imported what splits.
+    splits = sys.modules.get("torch.distributed.fsdp")
+    kinds = () if splits is None else (splits.FSDPModule, splits.FullyShardedDataParallel)
+    return any(isinstance(module, kinds) for module in model.modules())
+
+
+def not_averaged(model: nn.Module) -> str | None:
+    """Why gradients of the head are not averaged over the processes as the wrapped network's are; None where none is.
+
+    Args:
+        model: network as the user gave it.
+    """
+    data_parallel = [layer for layer in _layers(model) if isinstance(layer, nn.parallel.DistributedDataParallel)]
+    if all(layer.process_group.size() == 1 for layer in data_parallel):
+        return None
+    return (
+        "DistributedDataParallel averages the gradients of the network that it wraps when that runs, and a job runs "
+        "its head alone: wrap job.head in DistributedDataParallel too, or the processes train apart"
+    )
+
+
+def resolved_path(model: nn.Module, path: str) -> str:
+    """The path of a module in ``unwrapped(model)``, which may be said as the wrapper has it, or as the network inside.
+
+    Args:
+        model: wrapped or not.
+        path: dotted path; one that names no module is given back without the names of wrappers.
+    """
+    *around, model = _layers(model)
+    for _ in around:
+        path = _without(path, _INNER)
+    paths = dict(model.named_modules())
+    tuned = getattr(model, "get_base_model", None)
+    if path in paths or not callable(tuned):
+        return path
+    base = tuned()
+    outer = next((name for name, module in paths.items() if module is base), "")
+    return f"{outer}.{path}" if f"{outer}.{path}" in paths else path
+
+
+def _layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The network and what it wraps, from the outside in."""
+    layer: nn.Module | None = model
+    while layer is not None:
+        yield layer
+        layer = _inner(layer)
+
+
+def _inner(model: nn.Module) -> nn.Module | None:
+    # Importing the compiler takes seconds, and nothing is compiled where nobody has imported it.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    is_compiled = compiler is not None and issubclass(type(model), compiler.OptimizedModule)
+    is_parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    name = "_orig_mod" if is_compiled else "module" if is_parallel else None
+    return None if name is None else model.get_submodule(name)
+
+
+def _without(path: str, names: tuple[str, ...]) -> str:
+    first, _, rest = path.partition(".")
+    return rest if first in names else path
+
+
+_CONTAINERS = (dict, OrderedDict, list, set)
+
+
+@contextmanager
+def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
+    """Set the modules' modes, and put these and all other attributes back.
+
+    Flags are set one by one, whatever ``train()`` overrides may do beside. A forward pass may leave things in a module
+    (a cache of what it worked out, a buffer that was replaced); where it was only a trace, they are not even real.
+
+    Args:
+        model: any network.
+        training: for each module path whether it is to be in train mode.
+    """
+    kept = [(vars(module), _attributes(module)) for module in model.modules()]
+    try:
+        for path, module in model.named_modules():
+            module.training = training[path]
+        yield
+    finally:
+        for attributes, before in kept:
+            for name in attributes.keys() - {name for name, _, _ in before}:
+                del attributes[name]
+            attributes.update((name, _restored(value, content)) for name, value, content in before)
+
+
+def all_in_eval(model: nn.Module) -> dict[str, bool]:
+    """The modes of a network in eval mode."""
+    return {path: False for path, _ in model.named_modules()}
+
+
+def _attributes(module: nn.Module) -> list[tuple[str, Any, Any]]:
+    """Name, value, and a shallow copy of the value where it is a plain container."""
+    return [(name, value, value.copy() if type(value) in _CONTAINERS else None) for name, value in vars(module).items()]
+
+
+def _restored(value: Any, content: Any) -> Any:
+    """The same object with its content of before."""
+    if content is not None and not _holds(value, content):
+        value.clear()
+        (value.extend if isinstance(value, list) else value.update)(content)
+    return value
+
+
+def _holds(value: Any, content: Any) -> bool:
+    """Whether a container holds the very same objects still."""
+    ours, theirs = (
+        [*mapping, *(mapping.values() if isinstance(mapping, dict) else ())] for mapping in (value, content)
+    )
+    return len(ours) == len(theirs) and all(our is other for our, other in zip(ours, theirs, strict=True))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModuleCall:
+    """One run of a module.
+
+    Attributes:
+        path: path of the module.
+        module: module that ran.
+        taken: the one tensor that it took, None where it took anything else.
+        taken_version: how often that tensor had been written to by then.
+        given: the one tensor that it gave, None where it gave anything else.
+        given_version: how often that tensor had been written to by then.
+        inner: the runs of its own modules, in order.
+    """
+
+    path: str
+    module: nn.Module
+    taken: torch.Tensor | None = None
+    taken_version: int = 0
+    given: torch.Tensor | None = None
+    given_version: int = 0
+    inner: "list[ModuleCall]" = field(default_factory=list)
+
+    def takes(self, given: torch.Tensor, version: int) -> bool:
+        """Whether it took exactly that tensor, unchanged since."""
+        return self.taken is given and self.taken_version == version
+
+
+def record(model: nn.Module, inputs: Sequence[torch.Tensor]) -> ModuleCall:
+    """Run the network once and tell what it ran; it is the caller who sets its modes.
+
+    Raises:
+        Exception: Whatever the network raises.
+    """
+    open_calls: list[ModuleCall] = []
+    finished: list[ModuleCall] = []
+
+    def begins(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            call = ModuleCall(path=path, module=module)
+            if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
+                call.taken, call.taken_version = args[0], version_of(args[0])
+            open_calls.append(call)
+
+        return hook
+
+    def ends(_: nn.Module, __: Any, output: Any) -> None:
+        call = open_calls.pop()
+        if isinstance(output, torch.Tensor):
+            call.given, call.given_version = output, version_of(output)
+        (open_calls[-1].inner if open_calls else finished).append(call)
+
+    with _hooked(model, begins, ends), torch.no_grad():
+        model(*inputs)
+    return finished[-1]
+
+
+@contextmanager
+def _hooked(
+    model: nn.Module, begins: Callable[[str], Callable[..., None]], ends: Callable[..., None]
+) -> Iterator[None]:
+    handles = []
+    try:
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(begins(path), with_kwargs=True))
+            handles.append(module.register_forward_hook(ends))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+Inputs = Sequence[int] | Sequence[TensorSpec]
+"""The per-sample shape of one float32 input, such as (3, 224, 224), or one ``TensorSpec`` for each input."""
+
+AnyInputs = Inputs | Mapping[str, TensorSpec]
+"""The same, or a ``TensorSpec`` for each input that the network takes by name."""
+
+
+def input_specs(inputs: AnyInputs) -> tuple[TensorSpec, ...]:
+    """One spec for each input.
+
+    Raises:
+        ModelError: A dtype that cannot be carried, or no input at all.
+    """
+    given = tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
+    specs = tuple(spec for spec in given if isinstance(spec, TensorSpec))
+    if not specs and given:
+        return (TensorSpec(tuple(size for size in given if isinstance(size, int))),)
+    strange = [spec.dtype for spec in specs if spec.dtype not in DTYPE_BYTES]
+    if strange or not specs or len(specs) != len(given):
+        known = ", ".join(sorted(DTYPE_BYTES))
+        raise ModelError(f"the network's inputs must be tensors of {known}, not {strange or list(given)}")
+    return specs
+
+
+def zeros(inputs: Sequence[TensorSpec], rows: int, device: torch.device | str = "cpu") -> list[torch.Tensor]:
+    """A batch of zeros: a valid index, a valid mask and a valid image."""
+    return [torch.zeros((rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=device) for spec in inputs]
+
+
+def random(
+    inputs: Sequence[TensorSpec], rows: int, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> list[torch.Tensor]:
+    """A batch of normal numbers, and of zeros and ones where the dtype is no floating one."""
+    made = []
+    for spec in inputs:
+        dtype = getattr(torch, spec.dtype)
+        values = torch.randn((rows, *spec.shape), generator=generator)
+        made.append((values if dtype.is_floating_point else values > 0).to(device=device, dtype=dtype))
+    return made

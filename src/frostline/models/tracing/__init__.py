@@ -1,1 +1,0 @@
-"""Tracing a network into a graph, and keeping the trace."""

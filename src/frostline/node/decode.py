@@ -1,0 +1,382 @@
+"""Reads and decodes single samples within the memory for decoding, from the store or from the node's own disk.
+
+Reads and decodes single samples within the memory for decoding.
+
+Keeps samples of remote stores on the node's own disk, by version.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.batching import readable_bytes
+from frostline.core import UNPACKED, URLS, Samples, Skipped, View
+from frostline.core.config import NodeSettings, cache_folder
+from frostline.core.errors import ObjectNotFound, SampleError, SettingError
+from frostline.node.memory import Pool
+from frostline.node.pipeline import Slab
+from frostline.node.statistics import Counters
+from frostline.preprocess import Preprocess
+from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
+from frostline.stores.disk_tier import LocalTier, TierStatistics, tier_name
+from frostline.stores.local import MmapFolder
+from frostline.stores.protocols import Buffer, Place, Versioned, is_other_version
+from frostline.stores.readahead import ReadAhead
+
+__all__ = (
+    "LocalSamples",
+    "NodeTier",
+    "SampleReader",
+    "SharedDecoder",
+    "StoredSamples",
+)
+
+
+# Default size: a quarter of the free space and what is kept already, at most 50 GiB.
+_SHARE_OF_DISK = 4
+_MAX_BYTES = 50 << 30
+# A smaller tier is not worth its disk.
+_MIN_BYTES = 256 << 20
+_HERE = ("file", "memory")
+
+
+class LocalSamples:
+    """The samples of one request that a tier holds. Safe for threads.
+
+    Args:
+        tier: local tier that keeps them.
+        url: URL of the root of their data.
+        samples: samples of the request; those without a version are not kept, since they could change unnoticed.
+    """
+
+    def __init__(self, tier: LocalTier, url: str, samples: Samples) -> None:
+        self._tier = tier
+        self._lengths = samples.lengths
+        places = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
+        versions = samples.versions if len(samples.versions) else [""] * len(samples)
+        self._versions = versions
+        self._names = [
+            tier_name(url, Place(*place), version) if version else None
+            for place, version in zip(places, versions, strict=True)
+        ]
+
+    def has(self, row: int) -> bool:
+        """Whether a sample is kept."""
+        name = self._names[row]
+        return name is not None and self._tier.has(name)
+
+    def get(self, row: int) -> Buffer | None:
+        """The bytes of a sample in the version that the request names; None if it is not kept."""
+        name = self._names[row]
+        return None if name is None else self._tier.get(name, int(self._lengths[row]))
+
+    def put(self, row: int, data: Buffer, version: str) -> None:
+        """Keep a sample's bytes, if they have the version that the request names."""
+        name = self._names[row]
+        if name is not None and version and not is_other_version(self._versions[row], version):
+            self._tier.put(name, data)
+
+
+class NodeTier:
+    """The local tier of a node. Safe for threads.
+
+    If no setting asks for it, it is opened when samples of a remote store are first requested.
+
+    Args:
+        settings: settings of the node.
+
+    Raises:
+        SettingError: if a setting asks for it and its folder cannot be used.
+    """
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._is_open = False
+        self._tier: LocalTier | None = None
+        if self._is_asked:
+            self._for(("",))
+
+    def of(self, url: str, reading: str, samples: Samples) -> LocalSamples | None:
+        """The kept samples of a request; None if its samples are not kept."""
+        tier = self._for(samples.objects if reading == URLS else (url,))
+        return None if tier is None or reading == UNPACKED else LocalSamples(tier, url, samples)
+
+    def has(self, url: str, place: Place, version: str) -> bool:
+        """Whether a sample that is an object of its own is kept; ``url`` is the root of its data."""
+        tier = self._for((url,))
+        return tier is not None and bool(version) and tier.has(tier_name(url, place, version))
+
+    def statistics(self) -> TierStatistics | None:
+        """The statistics of the tier; None if nothing was kept so far."""
+        return None if self._tier is None else self._tier.statistics()
+
+    @property
+    def _is_asked(self) -> bool:
+        """Whether a setting names its folder or size."""
+        return bool(self._settings.local_tier or self._settings.local_tier_bytes)
+
+    def _for(self, urls: Iterable[str]) -> LocalTier | None:
+        if self._settings.local_tier_bytes == 0 or all(url.partition("://")[0] in _HERE for url in urls):
+            return None
+        with self._lock:
+            if not self._is_open:
+                self._tier = self._opened()
+                self._is_open = True
+            return self._tier
+
+    def _opened(self) -> LocalTier | None:
+        named, nbytes = self._settings.local_tier, self._settings.local_tier_bytes
+        folder = Path(named) if named else cache_folder() / "samples"
+        try:
+            tier = LocalTier(folder, budget_bytes=nbytes or _MAX_BYTES)
+            if nbytes is not None:
+                return tier
+            there = tier.statistics().bytes
+            share = min(_MAX_BYTES, (there + shutil.disk_usage(folder).free) // _SHARE_OF_DISK)
+            return LocalTier(folder, budget_bytes=share) if share >= _MIN_BYTES else None
+        except (SettingError, OSError):
+            if self._is_asked:
+                raise
+            return None  # there is no place for it, and no setting asks for one
+
+
+Row = npt.NDArray[np.float32] | npt.NDArray[np.uint8] | npt.NDArray[np.int64]
+"""The row of a sample: ``float32[C, H, W]`` as the network takes it, ``uint8[H, W, C]`` for the pixels before that."""
+
+# Copies of the encoded bytes: as read, Pillow's own, and the metadata that Pillow keeps.
+_COPIES = 3
+# Enough for most photographs of data sets; larger ones are read again with more memory.
+_FIRST_GUESS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedDecoder:
+    """The resources for decoding that all requests share.
+
+    Attributes:
+        memory: pool for encoded samples and the buffers of decoding.
+        slots: one slot per image that may be decoded at once; more may be read at once, to hide the store's latency.
+        counters: counters of the request.
+    """
+
+    memory: Pool
+    slots: threading.Semaphore
+    counters: Counters
+
+
+class StoredSamples:
+    """The samples of one request as they are stored. Safe for threads.
+
+    Args:
+        store: store that holds their objects.
+        samples: samples of the request.
+        counters: counters of the request.
+        here: samples on the node's own disk; None if none are kept.
+    """
+
+    def __init__(
+        self, store: Versioned, samples: Samples, counters: Counters, here: LocalSamples | None = None
+    ) -> None:
+        self._store = store
+        self._samples = samples
+        self._counters = counters
+        self._here = here
+        self._unknown: set[int] = set()
+
+    def expect(self, rows: Iterable[int]) -> None:
+        """Start reading these rows ahead, if the store can."""
+        if isinstance(self._store, ReadAhead):
+            here = self._here
+            self._store.expect([self._place(row) for row in rows if here is None or not here.has(row)])
+
+    def encoded(self, row: int) -> Buffer | Skipped:
+        """The sample as it is stored; the caller has reserved memory for its declared length."""
+        try:
+            return self._read(row)
+        except (ObjectNotFound, SampleError) as error:
+            return self._lost(row, error)
+
+    def is_as_listed(self, row: int) -> bool:
+        """Whether the object is known to have the version that the request names."""
+        return bool(self._samples.versions) and row not in self._unknown
+
+    def skipped(self, row: int, reason: str) -> Skipped:
+        """A record of a skipped sample, with the reason."""
+        return Skipped(id=int(self._samples.ids[row]), object=self._samples.objects[row], reason=reason)
+
+    def _lost(self, row: int, error: ObjectNotFound | SampleError) -> Skipped:
+        # An object that was listed and is gone has changed too.
+        return replace(self.skipped(row, str(error)), changed=isinstance(error, ObjectNotFound))
+
+    def _read(self, row: int) -> Buffer:
+        started = time.perf_counter()
+        kept = None if self._here is None else self._here.get(row)
+        if kept is not None:
+            self._counters.add(read_s=time.perf_counter() - started, tier_hits=1)
+            return kept
+        data, version = self._store.read_version(*self._place(row))
+        self._counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
+        self._check_version(row, version)
+        if self._here is not None:
+            self._here.put(row, data, version)
+        return data
+
+    def _check_version(self, row: int, version: str) -> None:
+        samples = self._samples
+        listed = samples.versions[row] if samples.versions else ""
+        if version != listed and is_other_version(listed, version):
+            raise ObjectNotFound(f"{samples.objects[row]} has changed since it was listed: build the manifest again")
+        if not version:
+            self._unknown.add(row)
+
+    def _place(self, row: int) -> Place:
+        samples = self._samples
+        return Place(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
+
+
+class SampleReader(StoredSamples):
+    """Reads and decodes the samples of one request. Safe for threads.
+
+    Args:
+        store: store that holds their objects.
+        samples: samples of the request.
+        preprocess: steps from encoded bytes to pixels.
+        view: random view; None if the preprocessing is not random.
+        decoding: resources shared with other requests.
+        is_abandoned: whether the request was cancelled.
+        here: samples on the node's own disk; None if none are kept.
+    """
+
+    def __init__(
+        self,
+        store: Versioned,
+        samples: Samples,
+        preprocess: Preprocess,
+        view: View | None,
+        decoding: SharedDecoder,
+        is_abandoned: Callable[[], bool],
+        here: LocalSamples | None = None,
+    ) -> None:
+        super().__init__(store, samples, decoding.counters, here)
+        self._preprocess = preprocess
+        self._view = view
+        self._decoding = decoding
+        self._is_abandoned = is_abandoned
+        within = max(1, _pixels_within(decoding.memory.total_bytes))
+        # The size of a ready format's images is known before anything is read.
+        self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
+        self._guess = self._first_guess
+
+    def pixels_into(self, row: int, out: Row) -> Skipped | None:
+        """Read and decode a sample into ``out``; fill ``out`` with zeros and return the reason if that fails.
+
+        Args:
+            row: row of the request.
+            out: array that takes the sample.
+
+        Raises:
+            Cancelled: if the request was cancelled.
+            StoreError: if the store failed, not only for this sample.
+        """
+        try:
+            self._decode(row, out)
+        except (ObjectNotFound, SampleError) as error:
+            out.fill(0)
+            return self._lost(row, error)
+        return None
+
+    def all_pixels_into(self, rows: Sequence[int], out: Slab) -> list[Skipped | None]:
+        """Read and decode several samples in turn, each into its row of ``out``; see ``pixels_into``.
+
+        A memory-mapped record takes hundredths of a millisecond, about as long as reserving its memory and counting
+        it. If all of them fit at once, this is therefore done once for all.
+        """
+        nbytes = _COPIES * sum(self._samples.lengths[list(rows)].tolist()) + scratch_bytes(self._first_guess)
+        if not self.is_mapped or nbytes > self._decoding.memory.total_bytes:
+            return [self.pixels_into(*buffer) for buffer in zip(rows, out, strict=True)]
+        with self._decoding.memory.reserve(nbytes, self._is_abandoned):
+            found = self._read_all(rows)
+            with self._decoding.slots:
+                started = time.perf_counter()
+                made = [self._made(*buffer) for buffer in zip(rows, found, out, strict=True)]
+                self._decoding.counters.add(decode_s=time.perf_counter() - started)
+        return made
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether samples lie in memory-mapped local files, so that reading waits at most for a page."""
+        return isinstance(self._store, MmapFolder)
+
+    def _decode(self, row: int, out: Row) -> None:
+        """Guess the image's size; if it is larger, read it again with enough memory.
+
+        Reserving more while holding some could make two threads wait for each other.
+        """
+        pixels = self._guess
+        while True:
+            nbytes = _COPIES * int(self._samples.lengths[row]) + scratch_bytes(pixels)
+            self._check(nbytes)
+            with self._decoding.memory.reserve(nbytes, self._is_abandoned):
+                encoded = self._read(row)
+                needed = pixels_needed(self._preprocess, encoded)
+                if needed <= pixels or needed > MAX_PIXELS:
+                    self._decode_now(row, encoded, out)
+                    self._guess = max(self._first_guess, min(needed, pixels))  # the next image often has a similar size
+                    return
+            self._decoding.counters.add(decode_retries=1)
+            pixels = needed
+
+    def _check(self, nbytes: int) -> None:
+        total = self._decoding.memory.total_bytes
+        if nbytes > total:
+            raise SampleError(
+                f"too large for the node: decoding it takes {readable_bytes(nbytes)} and the node has "
+                f"{readable_bytes(total)} for that; start it with more --memory"
+            )
+
+    def _read_all(self, rows: Sequence[int]) -> list[Buffer | Skipped]:
+        started, found = time.perf_counter(), list[Buffer | Skipped]()
+        for row in rows:
+            try:
+                data, version = self._store.read_version(*self._place(row))
+                self._check_version(row, version)
+                found.append(data)
+            except (ObjectNotFound, SampleError) as error:
+                found.append(self._lost(row, error))
+        nbytes = sum(len(buffer) for buffer in found if not isinstance(buffer, Skipped))
+        self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=nbytes)
+        return found
+
+    def _decode_now(self, row: int, encoded: Buffer, out: Row) -> None:
+        with self._decoding.slots:
+            started = time.perf_counter()
+            self._write(row, encoded, out)
+            self._decoding.counters.add(decode_s=time.perf_counter() - started)
+
+    def _made(self, row: int, found: Buffer | Skipped, out: Row) -> Skipped | None:
+        """Decode a sample whose size is known."""
+        if isinstance(found, Skipped):
+            out.fill(0)
+            return found
+        try:
+            self._write(row, found, out)
+        except SampleError as error:
+            out.fill(0)
+            return self._lost(row, error)
+        return None
+
+    def _write(self, row: int, encoded: Buffer, out: Row) -> None:
+        into: Callable[..., None] = pixels_into if out.dtype == np.uint8 else decode_into
+        into(self._preprocess, encoded, out, id=int(self._samples.ids[row]), view=self._view)
+
+
+def _pixels_within(nbytes: int) -> int:
+    """The number of pixels that a quarter of the memory is enough to decode."""
+    return (nbytes // 4 - scratch_bytes(0)) // (scratch_bytes(1) - scratch_bytes(0))

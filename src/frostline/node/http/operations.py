@@ -1,0 +1,330 @@
+"""Trainings and listings over HTTP: they are asked for, their events stream out, and results are fetched.
+
+Trainings over HTTP: a head is uploaded, its events stream out, and the trained tensors are fetched afterwards.
+
+Listings over HTTP: streams the progress of a listing, and then the manifest itself.
+"""
+
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from typing import IO, Any, TypeVar
+
+import anyio
+from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from frostline.batching import readable_bytes
+from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Refused
+from frostline.node.http.messages import BodyReader, body_length, json_response
+from frostline.node.operations import Listing, Training, Trainings
+from frostline.node.service import Node
+from frostline.node.tenants import Account, Admission
+from frostline.wire.listings import ListingRequest, failure_to_json
+from frostline.wire.messages import error_from_line, error_to_json
+from frostline.wire.recipes import line_of
+
+__all__ = (
+    "ListingRoutes",
+    "TrainingRoutes",
+)
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_EVENTS_TYPE = b"application/x-ndjson"
+_BINARY = "application/octet-stream"
+_PIECE = 256 << 10
+# Seconds without a byte taken after which a reader has gone.
+_SILENCE_S = 30.0
+# Seconds between empty lines, which show clients and proxies that the training is alive.
+_BEAT_S = 10.0
+
+T = TypeVar("T")
+
+
+class TrainingRoutes:
+    """The endpoints for trainings.
+
+    Args:
+        trainings: trainings of the node.
+        threads: limiter of the threads for blocking calls.
+        ask: returns the account that asks, or refuses it.
+        length: returns the announced length of a request's body.
+        chunks: yields the pieces of a request's body.
+    """
+
+    def __init__(
+        self,
+        trainings: Trainings,
+        threads: CapacityLimiter,
+        *,
+        ask: Callable[[Request], Account],
+        length: Callable[[Request], int],
+        chunks: Callable[[Request], AsyncIterator[bytes]],
+    ) -> None:
+        self._trainings = trainings
+        self._threads = threads
+        self._ask = ask
+        self._length = length
+        self._chunks = chunks
+
+    async def begin(self, request: Request) -> ASGIApp:
+        """Receive a head and start its training."""
+        account = self._ask(request)
+        training = self._trainings.begin(_prefix(request), self._length(request), account)
+        try:
+            await self._start(training, request)
+        except BaseException:
+            with CancelScope(shield=True):
+                await self._run(self._trainings.end, training)
+            raise
+        return TrainingResponse(training, self._trainings, self._threads)
+
+    async def _start(self, training: Training, request: Request) -> None:
+        async for chunk in self._chunks(request):
+            await self._run(training.write, chunk)
+        first = await self._run(training.start, _own_url(request), _token(request))
+        failure = error_from_line(first)
+        if failure is not None:
+            raise failure
+
+    async def one(self, request: Request) -> Response:
+        """Fetch the trained tensors, or end a training."""
+        self._ask(request)
+        self._trainings.check()
+        name = request.path_params["id"]
+        if request.method == "DELETE":
+            is_running = await self._run(self._trainings.stop, name)
+            return json_response({"id": name}, status=202 if is_running else 200)
+        file = await self._run(self._trainings.result, name)
+        length = os.fstat(file.fileno()).st_size
+        return StreamingResponse(_pieces(file), media_type=_BINARY, headers={"Content-Length": str(length)})
+
+    async def _run(self, call: Callable[..., T], *args: Any) -> T:
+        return await to_thread.run_sync(call, *args, limiter=self._threads)
+
+
+class TrainingResponse:
+    """An ASGI application that streams the events of a training, and ends the training with its client.
+
+    Args:
+        training: running training.
+        trainings: trainings of the node.
+        threads: limiter of the threads that wait for its lines.
+    """
+
+    def __init__(self, training: Training, trainings: Trainings, threads: CapacityLimiter) -> None:
+        self._training = training
+        self._trainings = trainings
+        self._threads = threads
+        self._has_ended = False
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Send everything, or stop when the client disconnects."""
+        try:
+            async with create_task_group() as group:
+                group.start_soon(self._watch, receive, group.cancel_scope)
+                await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", _EVENTS_TYPE)]})
+                group.start_soon(self._beat, send)
+                with suppress(TimeoutError):
+                    await self._send_all(send)
+                group.cancel_scope.cancel()
+        finally:
+            await self._end()
+
+    async def _watch(self, receive: Receive, scope: CancelScope) -> None:
+        """When the client disconnects, end the process at once, which also frees the thread that waits for a line."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+        await self._end()
+
+    async def _beat(self, send: Send) -> None:
+        while True:
+            await anyio.sleep(_BEAT_S)
+            if not self._has_ended:
+                await _send(send, b"\n")
+
+    async def _send_all(self, send: Send) -> None:
+        await _send(send, line_of({"event": "started", "id": self._training.id}))
+        try:
+            while line := await to_thread.run_sync(self._training.line, limiter=self._threads):
+                await _send(send, line)
+        except FrostlineError as error:
+            await _send(send, line_of({"event": "failed", **error_to_json(error)}))
+        self._has_ended = True
+        # A client that reads the end may fetch the result at once.
+        await self._end()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _end(self) -> None:
+        with CancelScope(shield=True):
+            await to_thread.run_sync(self._trainings.end, self._training, limiter=self._threads)
+
+
+async def _send(send: Send, body: bytes) -> None:
+    with anyio.fail_after(_SILENCE_S):
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _prefix(request: Request) -> str:
+    digest = request.query_params.get("prefix", "")
+    if not _DIGEST.fullmatch(digest):
+        raise BadRequest("prefix must be the SHA-256 of the frozen part in 64 lower-case hexadecimal digits")
+    return digest
+
+
+def _own_url(request: Request) -> str:
+    """This node's URL as the client reached it; a process beside the node can reach it too."""
+    server = request.scope.get("server")
+    if not server or server[1] is None:
+        raise Refused("this node does not know its own address")
+    host, port = server
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _token(request: Request) -> str | None:
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" and token.strip() else None
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        place = 0  # not the file's own position, which other readers share
+        while piece := os.pread(file.fileno(), _PIECE, place):
+            place += len(piece)
+            yield piece
+
+
+_MANIFEST_TYPE = b"application/octet-stream"
+_MAX_BODY = 64 << 10
+
+
+class ListingRoutes:
+    """The endpoint for listings.
+
+    Args:
+        node: node that lists.
+        threads: limiter of the threads for blocking calls.
+        ask: returns the account that asks, or refuses it.
+        body_reader: reads the bodies of requests.
+    """
+
+    def __init__(
+        self, node: Node, threads: CapacityLimiter, *, ask: Callable[[Request], Account], body_reader: BodyReader
+    ) -> None:
+        self._node = node
+        self._threads = threads
+        self._ask = ask
+        self._body_reader = body_reader
+
+    async def begin(self, request: Request) -> ASGIApp:
+        """List a data set for a tenant that may read it."""
+        account = self._ask(request)
+        length = body_length(request)
+        if length > _MAX_BODY:
+            raise OverBudget(f"the request has {readable_bytes(length)}: a listing's request may have up to 64 KiB")
+        admission = self._node.admit(length, account)
+        try:
+            wanted = _parsed(await self._body_reader.whole(request))
+            admission.read()
+            with CancelScope(shield=True):  # so that every listing that has begun is also ended
+                listing = await _run(self._threads, self._node.listings.begin, wanted, account)
+        except BaseException:
+            admission.close()
+            raise
+        return ListingResponse(self._node, listing, admission, self._threads)
+
+
+class ListingResponse:
+    """An ASGI application that streams a listing's progress and result, and ends the listing with its client.
+
+    Args:
+        node: node that lists.
+        listing: running listing.
+        admission: admission of the request; closed at the end.
+        threads: limiter of the threads that wait for its lines.
+    """
+
+    def __init__(self, node: Node, listing: Listing, admission: Admission, threads: CapacityLimiter) -> None:
+        self._node = node
+        self._listing = listing
+        self._admission = admission
+        self._threads = threads
+        self._has_ended = False
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Send everything, or stop when the client disconnects."""
+        try:
+            async with create_task_group() as group:
+                group.start_soon(self._watch, receive, group.cancel_scope)
+                await send(
+                    {"type": "http.response.start", "status": 200, "headers": [(b"content-type", _MANIFEST_TYPE)]}
+                )
+                group.start_soon(self._beat, send)
+                with suppress(TimeoutError):
+                    await self._send_all(send)
+                group.cancel_scope.cancel()
+        finally:
+            await self._end()
+            self._admission.close()
+
+    async def _watch(self, receive: Receive, scope: CancelScope) -> None:
+        """When the client disconnects, end the process at once, which also frees the thread that waits for a line."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+        await self._end()
+
+    async def _beat(self, send: Send) -> None:
+        while not self._has_ended:
+            await anyio.sleep(_BEAT_S)
+            if not self._has_ended:
+                await _send(send, b"\n")
+
+    async def _send_all(self, send: Send) -> None:
+        """Send lines and manifest. If this returns before the last piece, the server breaks the connection."""
+        is_listed = False
+        try:
+            while line := await _run(self._threads, self._listing.line):
+                is_listed = is_listed or line.startswith(b'{"event":"listed"')
+                self._has_ended = is_listed
+                await _send(send, line)
+        except FrostlineError as error:
+            is_listed = False
+            await _send(send, line_of(failure_to_json(error)))
+        if is_listed and not await self._send_pieces(send):
+            return
+        await self._end()  # a client that has everything may ask for another listing at once
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_pieces(self, send: Send) -> bool:
+        """Send the manifest and the splits, and return whether all bytes were sent."""
+        place = 0
+        try:
+            while piece := await _run(self._threads, self._listing.piece, place):
+                place += len(piece)
+                await _send(send, piece)
+        except FrostlineError:
+            return False
+        return True
+
+    async def _end(self) -> None:
+        with CancelScope(shield=True):
+            await _run(self._threads, self._node.listings.end, self._listing)
+
+
+async def _run(threads: CapacityLimiter, call: Callable[..., T], *args: Any) -> T:
+    return await to_thread.run_sync(call, *args, limiter=threads)
+
+
+def _parsed(body: bytearray) -> ListingRequest:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    return ListingRequest.from_json(value)

@@ -1,0 +1,461 @@
+"""Runs trainings and listings beside a node, each in a process that ends with its client.
+
+Runs trainings beside a node: a few at a time, each in a process that ends when its client stops following it.
+
+Runs listings for clients: one per tenant at a time, each in a process that ends with its client.
+"""
+
+import math
+import os
+import secrets
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
+from typing import IO
+
+from frostline.batching import readable_bytes
+from frostline.core import URLS
+from frostline.core.config import NodeSettings
+from frostline.core.errors import (
+    BadRequest,
+    Forbidden,
+    OverBudget,
+    Overloaded,
+    Refused,
+    SettingError,
+    Unavailable,
+    UnknownTraining,
+)
+from frostline.core.system import STARTED
+from frostline.datasets.formats.base import Widespread
+from frostline.datasets.formats.known import format_named
+from frostline.node.pipeline import Stores
+from frostline.node.process import BoundedProcess
+from frostline.node.tenants import Account
+from frostline.wire.listings import ListingRequest
+
+__all__ = (
+    "Listing",
+    "Listings",
+    "Training",
+    "Trainings",
+)
+
+
+# Started by name, because the node is a lower layer than training: it passes data and reads lines.
+_TRAINING_RETRY_S = 10.0
+# Results are kept on disk until their client fetches them; the oldest is dropped first.
+_MAX_KEPT = 4
+
+
+class Training:
+    """One training: its files, its process and its slot. Made by ``Trainings``; closing it again does nothing.
+
+    Attributes:
+        id: name that cannot be guessed.
+    """
+
+    def __init__(self, settings: NodeSettings, length: int, held: ExitStack, charge: Callable[[float], None]) -> None:
+        self.id = secrets.token_hex(16)
+        self._settings = settings
+        self._charge = charge
+        self._charged_s = 0.0
+        self._length = length
+        self._held = held
+        # Temporary files without names: nothing stays behind, however the node ends.
+        self._assignment = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (a context closes it)
+        self._trained = tempfile.TemporaryFile()  # noqa: SIM115 (it outlives the process that fills it)
+        self._process: BoundedProcess | None = None
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._is_closed = False
+
+    def write(self, chunk: bytes) -> None:
+        """Write the next piece of the assignment.
+
+        Raises:
+            BadRequest: if there is more than announced.
+            Unavailable: if the disk is full.
+        """
+        if self._assignment.tell() + len(chunk) > self._length:
+            raise BadRequest(f"the training has more than the {self._length} bytes that were announced")
+        try:
+            self._assignment.write(chunk)
+        except OSError as error:
+            raise Unavailable(f"the node cannot store the training's assignment: {error.strerror}") from error
+
+    def start(self, url: str, token: str | None) -> bytes:
+        """Start the process, and return its first line.
+
+        Args:
+            url: URL of this node.
+            token: token of the tenant that asks.
+
+        Raises:
+            BadRequest: if the assignment is shorter than announced.
+            Refused: if the process ended before its first line.
+        """
+        if self._assignment.tell() != self._length:
+            raise BadRequest(f"the training ended after {self._assignment.tell()} of {self._length} bytes")
+        self._assignment.flush()
+        self._assignment.seek(0)
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable("the node is stopping")
+            self._process = BoundedProcess(
+                STARTED["training"],
+                {"near": url, "threads": self._settings.compute_threads},
+                {"assignment": self._assignment, "trained": self._trained},
+                memory_bytes=self._settings.training_memory_bytes,
+                file_bytes=self._settings.training_memory_bytes,
+                what="the trainer",
+                option="--training-memory",
+                token=token,
+            )
+        return self.line()
+
+    def line(self) -> bytes:
+        """The next line of its output; empty at the end.
+
+        Raises:
+            Refused: if it ended without a final line.
+        """
+        with self._turn:
+            if self._is_closed:
+                return b""
+            assert self._process, "it was started"
+            line = self._process.line()
+            self._pay(self._process)
+            return line
+
+    def stop(self) -> None:
+        """Ask the process to end after its current step."""
+        with self._lock:
+            if self._process is not None and not self._is_closed:
+                self._process.stop()
+
+    def result(self) -> IO[bytes] | None:
+        """The trained tensors, as a file that the caller closes; None if there are none."""
+        with self._lock:
+            if self._process is None or not self._process.has_finished or self._trained.closed:
+                return None
+            return os.fdopen(os.dup(self._trained.fileno()), "rb")
+
+    def forget(self) -> None:
+        """Delete the result."""
+        with self._lock:
+            self._trained.close()
+
+    def close(self) -> None:
+        """Kill its process if it runs, and free its slot."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            process = self._process
+        if process is not None:
+            process.processor_s()  # read before the kill, because a dead process has no clock
+            process.kill()
+            with self._turn:  # no thread reads from it any more
+                self._pay(process)
+                process.close()
+        self._held.close()
+
+    def _pay(self, process: BoundedProcess) -> None:
+        """Charge the core seconds since the last call."""
+        took_s = process.processor_s()
+        took_s, self._charged_s = took_s - self._charged_s, took_s
+        self._charge(took_s)
+
+
+class Trainings:
+    """The trainings of a node. Safe for threads.
+
+    Args:
+        settings: settings of the node, with the number of trainings and their memory.
+        hold: returns a context that keeps a prefix resident.
+        charge: called with an account and the core seconds of its training.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        hold: Callable[[str], AbstractContextManager[object]],
+        charge: Callable[[Account, float], None],
+    ) -> None:
+        self._settings = settings
+        self._hold = hold
+        self._charge = charge
+        self._lock = threading.Lock()
+        self._running: dict[str, Training] = {}
+        self._kept: OrderedDict[str, Training] = OrderedDict()
+        self._places = settings.trainings
+        self._is_shut = False
+
+    def check(self) -> None:
+        """Check that this node trains.
+
+        Raises:
+            Forbidden: if it does not.
+        """
+        if not self._settings.allow_training:
+            raise Forbidden("this node trains no heads: start it with --allow-training (allow_training)")
+
+    def begin(self, prefix: str, length: int, account: Account) -> Training:
+        """Take a slot for a training, before its body is read.
+
+        Args:
+            prefix: digest of the frozen part.
+            length: announced size of the assignment in bytes.
+            account: account that is charged.
+
+        Raises:
+            Forbidden: if this node does not train.
+            OverBudget: if the assignment can never fit.
+            Overloaded: if all slots are taken, or a quota of the tenant is used up.
+            UnknownPrefix: if the prefix is not held.
+        """
+        self.check()
+        account.check()
+        memory_bytes = self._settings.training_memory_bytes
+        if length > memory_bytes // 2:
+            raise OverBudget(
+                f"the head and its samples have {readable_bytes(length)}, but may have half of the "
+                f"{readable_bytes(memory_bytes)} of a training: start the node with more --training-memory"
+            )
+        with ExitStack() as held:
+            self._take_place(held)
+            held.enter_context(self._hold(prefix))
+            training = Training(self._settings, length, held.pop_all(), partial(self._charge, account))
+        with self._lock:
+            self._running[training.id] = training
+        return training
+
+    def end(self, training: Training) -> None:
+        """End a training, and keep its result if it has one."""
+        training.close()
+        with self._lock:
+            self._running.pop(training.id, None)
+            self._kept[training.id] = training
+            late = [self._kept.popitem(last=False)[1]] if len(self._kept) > _MAX_KEPT else []
+        for training in late:
+            training.forget()
+
+    def stop(self, name: str) -> bool:
+        """Ask a running training to end, and return True; or delete the result of one that has ended.
+
+        Raises:
+            UnknownTraining: if there is none of that name.
+        """
+        with self._lock:
+            running, kept = self._running.get(name), self._kept.pop(name, None)
+        if running is None and kept is None:
+            raise UnknownTraining(_UNKNOWN)
+        if running is not None:
+            running.stop()
+        if kept is not None:
+            kept.forget()
+        return running is not None
+
+    def result(self, name: str) -> IO[bytes]:
+        """The trained tensors of a training that has ended, as an open file.
+
+        Raises:
+            UnknownTraining: if there is none of that name, or it ended without a result.
+        """
+        with self._lock:
+            kept = self._kept.get(name)
+        found = None if kept is None else kept.result()
+        if found is None:
+            raise UnknownTraining(_UNKNOWN)
+        return found
+
+    def close(self) -> None:
+        """End all trainings. Calling it again does nothing."""
+        with self._lock:
+            self._is_shut = True
+            running, kept = list(self._running.values()), list(self._kept.values())
+            self._kept.clear()
+        for training in running:
+            training.close()
+        for training in (*running, *kept):
+            training.forget()
+
+    def _take_place(self, held: ExitStack) -> None:
+        with self._lock:
+            if self._is_shut or self._places == 0:
+                raise Overloaded(
+                    f"the node already trains as many heads as it may ({self._settings.trainings}): ask again later",
+                    retry_after_s=_TRAINING_RETRY_S,
+                )
+            self._places -= 1
+        held.callback(self._give_place)
+
+    def _give_place(self) -> None:
+        with self._lock:
+            self._places += 1
+
+
+_UNKNOWN = "there is no such training, or it has no result: results are kept for a while only"
+
+
+# Started by name: the listing code and its memory stay out of the node's own process.
+_LISTING_RETRY_S = 2.0
+_PIECE = 256 << 10
+# Niceness added to a listing, so that serving goes first.
+_NICENESS = 5
+
+
+class Listing:
+    """A running listing. ``close`` may be called from any thread and repeatedly, everything else from one thread.
+
+    Args:
+        process: process that lists.
+        file: file to which it writes the manifest.
+    """
+
+    def __init__(self, process: BoundedProcess, file: IO[bytes]) -> None:
+        self._process = process
+        self._file = file
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._is_closed = False
+
+    def line(self) -> bytes:
+        """The next line of its output; empty at the end.
+
+        Raises:
+            Refused: if it ended without a final line.
+            Unavailable: if it was closed.
+        """
+        with self._turn:
+            self._check()
+            try:
+                return self._process.line()
+            except Refused:
+                self._check()
+                raise
+
+    def piece(self, place: int) -> bytes:
+        """Some bytes of the manifest, or of the splits behind it, from ``place`` on; empty at the end.
+
+        Raises:
+            Unavailable: if it was closed.
+        """
+        with self._turn:
+            self._check()
+            return os.pread(self._file.fileno(), _PIECE, place)
+
+    def close(self) -> None:
+        """Kill the process if it runs, and close the files."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._process.kill()
+        with self._turn:  # a thread that waited for a line has returned now
+            self._process.close()
+            self._file.close()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise Unavailable("the listing was cancelled: its client has gone, or the node is stopping")
+
+
+class Listings:
+    """The listings of a node. Safe for threads.
+
+    Args:
+        settings: settings of the node, with the limits of a listing.
+        stores: stores that the node serves.
+    """
+
+    def __init__(self, settings: NodeSettings, stores: Stores) -> None:
+        self._settings = settings
+        self._stores = stores
+        self._lock = threading.Lock()
+        self._running: dict[str, Listing] = {}
+        self._is_closed = False
+
+    def begin(self, request: ListingRequest, account: Account) -> Listing:
+        """Start to list a data set.
+
+        Raises:
+            BadRequest: if the node does not serve the data to that account, or cannot list it.
+            Forbidden: if its format may lead to other hosts.
+            Overloaded: if the account has a listing under way.
+            Unavailable: if the node is stopping.
+        """
+        url, folders = self._stores.listed(request.data, account.settings.roots)
+        _check(url, request)
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable("the node is stopping")
+            if account.name in self._running:
+                raise Overloaded(
+                    f"the node already lists data for {account.name}: list one data set after the other",
+                    retry_after_s=_LISTING_RETRY_S,
+                )
+            self._running[account.name] = listing = self._started(url, folders, request)
+        return listing
+
+    def end(self, listing: Listing) -> None:
+        """Close a listing, so that its tenant may begin another one. Calling it again does nothing."""
+        listing.close()
+        with self._lock:
+            self._running = {name: other for name, other in self._running.items() if other is not listing}
+
+    def close(self) -> None:
+        """End all listings. Calling it again does nothing."""
+        with self._lock:
+            self._is_closed = True
+            running = list(self._running.values())
+        for listing in running:
+            listing.close()
+
+    def _started(self, url: str, folders: tuple[str, ...] | None, request: ListingRequest) -> Listing:
+        settings = self._settings
+        file = tempfile.TemporaryFile()  # noqa: SIM115 (the listing closes it); it has no name, so nothing stays behind
+        orders = {
+            "data": url,
+            "format": request.format,
+            "relist": request.relist,
+            "refuses_changes": request.changed == "refuse",
+            "folders": folders,
+            "deadline_s": None if settings.store_deadline_s == math.inf else settings.store_deadline_s,
+            "known": list(request.known),
+            "max_samples": settings.max_listed,
+            "max_bytes": settings.max_manifest_bytes,
+        }
+        try:
+            process = BoundedProcess(
+                STARTED["listing"],
+                orders,
+                {"out": file},
+                memory_bytes=settings.listing_memory_bytes,
+                what="the listing",
+                option="--listing-memory",
+            )
+        except OSError as error:
+            file.close()
+            raise Unavailable(f"the node cannot start a listing: {error.strerror or error}") from error
+        with suppress(OSError):  # the process may have ended
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
+        return Listing(process, file)
+
+
+def _check(url: str, request: ListingRequest) -> None:
+    if url.startswith("memory:"):
+        raise BadRequest(f"{url} lies in the memory of the node's process, which the node does not list")
+    try:
+        format = None if request.format is None else format_named(request.format)
+    except SettingError as error:
+        raise BadRequest(str(error)) from error
+    if format is not None and isinstance(format, Widespread):
+        raise Forbidden(
+            f"a node does not list data of the format {URLS}, which may lead to other hosts: list it with your own "
+            "credentials (--list-locally; in Python Dataset without near=)"
+        )

@@ -1,0 +1,618 @@
+"""The pipeline of one request: checked, its samples read and decoded while the batch before runs and is sent.
+
+The pipeline of one request: a batch is read and decoded while the one before it runs and is sent.
+
+Checks a request against what the node serves, and opens its stores.
+
+Makes a request for features of inputs that came with it, and gathers the numbers of the answer.
+"""
+
+import base64
+import json
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, Future, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+from cachetools import LRUCache
+
+from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, FeatureBatch, Samples, Skipped
+from frostline.core.errors import BadRequest, OverBudget, SettingError
+from frostline.core.nouns import widened
+from frostline.datasets.formats.parquet import CELLS_BYTES, CellCache
+from frostline.datasets.formats.urls import UrlReader
+from frostline.datasets.reading import check_object, open_samples
+from frostline.engines.protocols import levels_of
+from frostline.node.feature_cache import Found
+from frostline.node.memory import Cancelled, CancelScope, Lane, Pool, Reservation
+from frostline.node.prefixes import Resident
+from frostline.preprocess import Preprocess, Tokenize
+from frostline.preprocess.apply import decode_into
+from frostline.preprocess.tokens import content_digest
+from frostline.stores.cql.store import CqlStore
+from frostline.stores.protocols import Buffer, LinkBounds, Place, StoreLimits, Versioned
+from frostline.stores.readahead import ReadAhead, ReadAheadQueue, SecondReads
+from frostline.stores.reads import SharedReads
+from frostline.stores.urls import is_within, normalise_url, parse_url
+from frostline.wire.messages import EmbeddingRequest, FeatureRequest
+
+__all__ = (
+    "MAX_NUMBERS",
+    "BatchStream",
+    "EmbeddingInputs",
+    "Ending",
+    "Made",
+    "PendingBatch",
+    "RequestOutput",
+    "SentSamples",
+    "Slab",
+    "Stores",
+    "answer_body",
+    "batches",
+    "checked_preprocess",
+    "embedding_inputs",
+    "gathered",
+    "max_numbers",
+    "read_ahead",
+)
+
+
+Slab = npt.NDArray[np.float32] | npt.NDArray[np.uint8] | npt.NDArray[np.int64]
+"""Samples as the device takes them: ``float32[n, C, H, W]``, or pixels ``uint8[n, H, W, C]``."""
+Made = Skipped | Buffer | None
+"""The result of reading one sample: it was skipped, it stays encoded, or None if it was decoded into the slab."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PendingBatch:
+    """A batch that has begun.
+
+    Attributes:
+        rows: rows of the request; fewer than asked for if more cannot be processed at once.
+        wanted: rows among them that must be read.
+        slab: array for the decoded samples, one row each in that order; None if none are decoded.
+        found: cached rows of the batch; None if there is no cache.
+    """
+
+    rows: range
+    wanted: Sequence[int]
+    slab: Slab | None = None
+    found: Found | None = None
+
+
+class RequestOutput(Protocol):
+    """How a request turns its samples into batches."""
+
+    def stretches(self) -> Sequence[range]:
+        """Divide the rows of the request into batches."""
+
+    def nbytes(self, rows: range) -> int:
+        """The memory of a batch, from its first read until it is sent."""
+
+    def kept_bytes(self, rows: range, batch: FeatureBatch) -> int:
+        """The part of that memory that is still used once the batch is made."""
+
+    def begin(self, rows: range) -> PendingBatch:
+        """Prepare a batch of all these rows, or of the first ones, and say which samples must be read."""
+
+    @property
+    def at_a_time(self) -> int:
+        """Samples that one thread reads in turn: one if it waits for a store, so that others read meanwhile."""
+
+    def samples(self, rows: Sequence[int], out: Slab | None) -> Sequence[Made]:
+        """Read some samples in turn, each into its row of ``out``. Called from several threads."""
+
+    def finish(self, work: PendingBatch, made: Sequence[Made]) -> FeatureBatch:
+        """Make the batch; ``made`` holds the result of each wanted sample."""
+
+
+def batches(
+    output: RequestOutput, memory: Lane, readers: Executor, scope: CancelScope
+) -> Generator[FeatureBatch, None, None]:
+    """Yield the batches of the answer. The memory of a batch stays reserved until the next one is asked for.
+
+    The next batch is read ahead only if its memory is free at once. A request never waits for memory while it holds
+    some, so that no two requests can wait for each other.
+
+    Args:
+        output: makes batches from samples.
+        memory: access to the memory for batches.
+        readers: executor whose threads read samples.
+        scope: cancel scope of the request; cancelled too if the request fails or is closed early.
+    """
+    rest = deque(output.stretches())
+    under_way: deque[_Loading] = deque()
+    try:
+        while rest or under_way:
+            if not under_way:
+                room = memory.reserve(output.nbytes(rest[0]), scope.is_cancelled)
+                under_way.append(_Loading(rows=rest.popleft(), memory=room))
+                rest.extendleft(under_way[0].start(output, readers, scope))
+            ahead = memory.take(output.nbytes(rest[0])) if rest else None
+            if ahead is not None:
+                under_way.append(_Loading(rows=rest.popleft(), memory=ahead))
+                rest.extendleft(under_way[-1].start(output, readers, scope))
+            yield under_way[0].finish(output)
+            under_way.popleft().memory.release()
+    except BaseException:
+        scope.cancel()
+        raise
+    finally:
+        for loading in under_way:
+            loading.abandon()
+
+
+@dataclass(slots=True, eq=False)
+class _Loading:
+    """A batch whose samples are being read."""
+
+    rows: range
+    memory: Reservation
+    work: PendingBatch | None = None
+    samples: "Sequence[Future[Sequence[Made]]]" = ()
+
+    def start(self, output: RequestOutput, readers: Executor, scope: CancelScope) -> Sequence[range]:
+        """Begin to read it, and return the rows that are left for another batch."""
+        work = self.work = output.begin(self.rows)
+        left, self.rows = range(work.rows.stop, self.rows.stop), work.rows
+        samples: list[Future[Sequence[Made]]] = []
+        self.samples = samples
+        for start in range(0, len(work.wanted), output.at_a_time):
+            places = range(start, min(start + output.at_a_time, len(work.wanted)))
+            samples.append(scope.submit(readers, _read, output, work, places))
+        return [left] if left else []
+
+    def finish(self, output: RequestOutput) -> FeatureBatch:
+        made = [sample for some in self.samples for sample in some.result()]
+        work, self.work, self.samples = self.work, None, ()
+        assert work is not None
+        batch = output.finish(work, made)
+        del work
+        self.memory.shrink(output.kept_bytes(self.rows, batch))
+        return batch
+
+    def abandon(self) -> None:
+        """Wait until nothing writes into the slab any more, and release the memory."""
+        wait(self.samples)
+        self.work, self.samples = None, ()
+        self.memory.release()
+
+
+def _read(output: RequestOutput, work: PendingBatch, places: range) -> Sequence[Made]:
+    some = slice(places.start, places.stop)
+    return output.samples(work.wanted[some], None if work.slab is None else work.slab[some])
+
+
+Ending = Literal["abandoned", "expired", "failed", "finished"]
+
+
+class BatchStream:
+    """The batches of one request, in its order. A batch's memory is released when the next batch is asked for.
+
+    Args:
+        batches: makes the batches.
+        cancel: cancels the work of the request; called when the stream is closed before its end.
+        on_end: called once, with the stream and how it ended, when no work of it is left.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[FeatureBatch],
+        cancel: Callable[[], None],
+        on_end: "Callable[[BatchStream, Ending], None]",
+    ) -> None:
+        self._batches = batches
+        self._cancel = cancel
+        self._on_end = on_end
+        self._turn = threading.Lock()
+        self._has_ended = False
+        self._is_complete = False
+        self._is_expired = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        with self._turn:
+            if self._has_ended:
+                raise StopIteration
+            ending: Ending | None = "failed"
+            try:
+                batch = next(self._batches)
+                ending = None
+                return batch
+            except StopIteration:
+                ending = "finished"
+                raise
+            except (Cancelled, CancelledError):
+                ending = self._given_up
+                raise StopIteration from None
+            finally:
+                if ending is not None:
+                    self._end(ending)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its work has ended; closing it then does nothing."""
+        return self._has_ended
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sample of the request was answered."""
+        return self._is_complete
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether it was cancelled at its deadline."""
+        return self._is_expired
+
+    def expire(self) -> None:
+        """Cancel the rest as ``close`` does, because the deadline has passed. Do nothing if it has ended."""
+        self._is_expired = not self._has_ended
+        self.close()
+
+    def close(self) -> None:
+        """Cancel the rest, wake a thread that waits in ``next``, and return when all work has ended."""
+        if not self._has_ended:
+            self._cancel()
+        with self._turn:
+            if not self._has_ended:
+                close = getattr(self._batches, "close", None)
+                if close is not None:
+                    close()
+                self._end(self._given_up)
+
+    @property
+    def _given_up(self) -> Ending:
+        return "expired" if self._is_expired else "abandoned"
+
+    def _end(self, ending: Ending) -> None:
+        self._has_ended = True
+        self._is_complete = ending == "finished"
+        self._batches = iter(())
+        self._on_end(self, ending)
+
+
+# Stores stay open for later requests; each may hold connections.
+_MAX_OPEN = 16
+
+
+class Stores:
+    """The stores under the node's roots. Safe for threads.
+
+    Args:
+        roots: URLs under which data is served.
+        cells_bytes: memory for decoded Parquet columns.
+        follows_links: whether symbolic links in folders may lead out of the roots.
+        deadline_s: see ``StoreLimits``.
+
+    Raises:
+        SettingError: if a root is not a URL that Frostline reads.
+    """
+
+    def __init__(
+        self,
+        roots: tuple[str, ...],
+        cells_bytes: int = CELLS_BYTES,
+        *,
+        follows_links: bool = True,
+        deadline_s: float = math.inf,
+    ) -> None:
+        self._roots = tuple(normalise_url(root) for root in roots)
+        self._lock = threading.Lock()
+        self._cells = CellCache(cells_bytes)
+        self._follows_links = follows_links
+        self._deadline_s = deadline_s
+        self._open: LRUCache[tuple[str, str, bool, tuple[str, ...], tuple[str, ...]], Versioned] = LRUCache(_MAX_OPEN)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The canonical URLs of the roots."""
+        return self._roots
+
+    def allowed(self, roots: tuple[str, ...] | None) -> tuple[str, ...]:
+        """The canonical URLs of the roots that a tenant may read; None means all roots of the node."""
+        return self._roots if roots is None else tuple(normalise_url(root) for root in roots)
+
+    def store(
+        self,
+        data: str,
+        allowed: tuple[str, ...] | None = None,
+        *,
+        reading: str = OBJECTS,
+        objects: Sequence[str] = (),
+        mapped: bool = False,
+    ) -> Versioned:
+        """Open the store of a data set's samples, or return it if it is open.
+
+        Args:
+            data: URL of its root.
+            allowed: roots under which the tenant may read; None for all.
+            reading: how the bytes at the samples' addresses are found.
+            objects: objects to be read; if they are URLs, each must lie under an allowed root too.
+            mapped: whether to read sealed objects of a local folder from memory maps.
+
+        Raises:
+            BadRequest: if the data or an object lies outside the node's roots that the tenant may read.
+        """
+        url, may_read = self._served(data, allowed)
+        within = may_read if reading == URLS else ()
+        folders = _folders(may_read)
+        mapped = mapped and url.startswith("file:")
+        key = (url, reading, mapped, within, folders)
+        with self._lock:
+            store = self._open.get(key)
+            if store is None:
+                links = None if self._follows_links else LinkBounds(folders)
+                limits = StoreLimits(links=links, deadline_s=self._deadline_s)
+                store = open_samples(url, reading, mapped=mapped, cells=self._cells, roots=within, limits=limits)
+                self._open[key] = store
+        if isinstance(store, UrlReader):
+            for name in objects:
+                store.check(name)
+        return store
+
+    def listed(self, data: str, allowed: tuple[str, ...] | None = None) -> tuple[str, tuple[str, ...] | None]:
+        """The canonical URL of a data set's root, and the folders in which links may lead; None means anywhere.
+
+        Args:
+            data: URL of its root.
+            allowed: roots under which the tenant may read; None for all.
+
+        Raises:
+            BadRequest: if it lies outside the node's roots that the tenant may read.
+        """
+        url, may_read = self._served(data, allowed)
+        return url, None if self._follows_links else _folders(may_read)
+
+    def _served(self, data: str, allowed: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]]:
+        """The canonical URL of a data set's root, and all roots that the tenant may read."""
+        try:
+            url = normalise_url(data)
+        except SettingError as error:
+            raise BadRequest(f"data: {error}") from error
+        roots = self.allowed(allowed)
+        if "://" not in data or not self._is_open(url, roots):
+            served = ", ".join(roots) or "no roots that you may read"
+            raise BadRequest(f"this node does not serve {data[:200]}; it serves {served}")
+        return url, tuple(dict.fromkeys(root for root in (*roots, *self._roots) if self._is_open(root, roots)))
+
+    def _is_open(self, url: str, roots: tuple[str, ...]) -> bool:
+        """Whether a URL lies both under a root of the node and under one that the tenant may read."""
+        return any(is_within(url, root) for root in self._roots) and any(is_within(url, root) for root in roots)
+
+
+def _folders(roots: Sequence[str]) -> tuple[str, ...]:
+    return tuple(url.path for url in map(parse_url, roots) if url.scheme == "file")
+
+
+def checked_preprocess(request: FeatureRequest) -> Preprocess:
+    """Check a request's samples and return its preprocessing.
+
+    Raises:
+        BadRequest: if they are not valid; the message names the field.
+    """
+    request.checked()
+    _check_samples(request.samples, request.reading)
+    preprocess = Preprocess.from_json(request.preprocess)
+    if request.cut > 0 and preprocess.is_random and request.view is None:
+        raise BadRequest("view: random preprocessing needs one, with seed and epoch")
+    if request.cut > 1 and request.prefix is None:
+        raise BadRequest(f"prefix: cut {request.cut} lies inside a network; name its prefix")
+    if request.cut > 1:
+        _check_levels(request.engine, preprocess)
+    return preprocess
+
+
+def read_ahead(
+    store: Versioned,
+    request: FeatureRequest,
+    places: Sequence[Place],
+    ahead: Pool,
+    queue: ReadAheadQueue,
+    second: SecondReads | None,
+    scope: CancelScope,
+    held: ExitStack,
+) -> Versioned:
+    """The store, or a wrapper of it that reads samples of the request before they are asked for.
+
+    Samples that are neighbours in an object are read by one request to the store.
+
+    Args:
+        store: store that holds the samples.
+        request: request for the samples.
+        places: places of the samples.
+        ahead: memory for samples that were read with a neighbour and are not asked for yet.
+        queue: queue of the other reads.
+        second: how slow reads are repeated; None if they are not.
+        scope: cancel scope of the request, which also wakes threads that wait for a read.
+        held: closed when the request ends.
+    """
+    # Parquet cells are read by whole row groups, and unpacked tars lie on this machine.
+    if request.reading in (CELLS, UNPACKED):
+        return store
+
+    def room(nbytes: int) -> Reservation | None:
+        return ahead.take(nbytes) if nbytes <= ahead.total_bytes else None
+
+    # Single objects and rows of a table have no neighbours.
+    if request.reading == OBJECTS and not isinstance(store, CqlStore):
+        together = SharedReads(store, places, room)
+        held.callback(together.close)
+        if together.joins:
+            return together
+    one_by_one = ReadAhead(store, queue, second)
+    held.callback(one_by_one.close)
+    scope.on_cancel(one_by_one.close)
+    return one_by_one
+
+
+def _check_levels(engine: str, preprocess: Preprocess) -> None:
+    named, levels = levels_of(engine), preprocess.levels
+    if named and (levels is None or levels.digest != named):
+        raise BadRequest(f"engine: {engine} expects pixels with other mean and std than those of preprocess")
+
+
+def _check_samples(samples: Samples, reading: str) -> None:
+    if len(np.unique(samples.ids)) != len(samples):
+        raise BadRequest("samples.ids: an id occurs twice")
+    for name in samples.objects:
+        check_object(name, reading)
+
+
+MAX_NUMBERS = 1 << 18
+"""Maximum count of numbers in an answer, of nodes with enough memory."""
+
+_MEMORY_PER_NUMBER = 2048
+
+
+def max_numbers(memory_bytes: int) -> int:
+    """Maximum count of numbers in an answer of a node with that much memory.
+
+    A number takes 25 bytes while it is written as JSON, fewer than what a request reserves for a byte of its body.
+    """
+    return min(MAX_NUMBERS, memory_bytes // _MEMORY_PER_NUMBER)
+
+
+class SentSamples:
+    """The inputs of a request as a ``Versioned`` store, whose objects are called by their numbers.
+
+    Args:
+        inputs: encoded inputs.
+    """
+
+    def __init__(self, inputs: Sequence[bytes]) -> None:
+        self._inputs = inputs
+
+    def read(self, object: str, offset: int, length: int) -> Buffer:
+        """See ``Readable.read``."""
+        return self._inputs[int(object)][offset : offset + length]
+
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
+        """See ``Versioned.read_version``; there is no version."""
+        return self.read(object, offset, length), ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EmbeddingInputs:
+    """The inputs of a request, as the node computes them.
+
+    Attributes:
+        request: request for their features at the frost line.
+        sent: store that holds them.
+        tokens: number of tokens of all texts; 0 for images.
+    """
+
+    request: FeatureRequest
+    sent: SentSamples
+    tokens: int
+
+
+def embedding_inputs(wanted: EmbeddingRequest, resident: Resident, maximum: int) -> EmbeddingInputs:
+    """The features that a request for embeddings is answered by.
+
+    Args:
+        wanted: request.
+        resident: network that it names.
+        maximum: maximum count of numbers in the answer.
+
+    Raises:
+        BadRequest: the inputs are not of the network's kind, or it gives several tensors.
+        OverBudget: the answer would have more numbers.
+    """
+    prefix = resident.prefix
+    line = prefix.cuts[-1]
+    if len(line.shapes) != 1:
+        raise BadRequest(
+            "model: several tensors cross the frost line of this network, and an embedding is one: freeze it up to a "
+            "layer that gives one"
+        )
+    count = len(wanted.inputs) * math.prod(line.shapes[0])
+    if count > maximum:
+        raise OverBudget(
+            f"the answer would have {count} numbers, and this node gives up to {maximum}: send fewer inputs, or start "
+            "it with more --memory"
+        )
+    preprocess = _preprocess(wanted, resident)
+    encoded = wanted.images() if preprocess.tokens is None else wanted.texts()
+    samples = Samples(
+        ids=np.arange(len(encoded)),
+        objects=[str(number) for number in range(len(encoded))],
+        offsets=np.zeros(len(encoded), np.int64),
+        lengths=np.array([len(data) for data in encoded], np.int64),
+        labels=np.full(len(encoded), -1, np.int64),
+    )
+    return EmbeddingInputs(
+        request=FeatureRequest(
+            data="", samples=samples, prefix=wanted.model, cut=line.number, preprocess=preprocess.to_json()
+        ),
+        sent=SentSamples(encoded),
+        tokens=0 if preprocess.tokens is None else _tokens(preprocess.with_tokenizer(prefix.tokenizer), encoded),
+    )
+
+
+def _preprocess(wanted: EmbeddingRequest, resident: Resident) -> Preprocess:
+    prefix = resident.prefix
+    if prefix.tokenizer:
+        if wanted.preprocess is not None:
+            raise BadRequest("preprocess: texts are tokenized as the network says; leave it out")
+        return Preprocess(steps=(Tokenize(content_digest(prefix.tokenizer), prefix.input_shape[-1]),))
+    if wanted.preprocess is None:
+        raise BadRequest("preprocess: say how this network's images are prepared, as for /v1/features")
+    preprocess = Preprocess.from_json(wanted.preprocess)
+    if preprocess.tokens is not None:
+        raise BadRequest("preprocess: this network came without a tokenizer, and takes no texts")
+    if preprocess.stored is not None or preprocess.is_random:
+        raise BadRequest("preprocess: images that are sent are decoded, without random steps")
+    return preprocess
+
+
+def _tokens(preprocess: Preprocess, texts: Sequence[bytes]) -> int:
+    """Tokens of all texts, without those of padding."""
+    row = np.zeros(preprocess.shape, np.int64)
+    count = 0
+    for number, text in enumerate(texts):
+        decode_into(preprocess, text, row, id=number, view=None)
+        count += int(row[1].sum())
+    return count
+
+
+def gathered(batches: Iterable[FeatureBatch]) -> npt.NDArray[np.float32]:
+    """The embeddings ``float32[n, numbers]`` of an answer, in the order of the inputs.
+
+    Raises:
+        BadRequest: an input could not be read, or its embedding has numbers that are not finite.
+    """
+    rows = []
+    for batch in batches:
+        for skipped in batch.skipped:
+            raise BadRequest(f"input[{skipped.id}]: {skipped.reason}")
+        rows.append(np.array(widened(batch.tensors[0]), np.float32).reshape(len(batch), -1))
+    found = np.concatenate(rows)
+    if not np.isfinite(found).all():
+        row = int(np.flatnonzero(~np.isfinite(found).all(axis=1))[0])
+        raise BadRequest(f"input[{row}]: the network gives numbers that are not finite")
+    return found
+
+
+def answer_body(wanted: EmbeddingRequest, found: npt.NDArray[np.float32], tokens: int) -> bytes:
+    """The answer to a request for embeddings as JSON, written a row at a time, since lists of floats are large."""
+    rows = b",".join(
+        b'{"object":"embedding","index":%d,"embedding":%s}' % (number, _written(row, wanted.encoding))
+        for number, row in enumerate(found)
+    )
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    rest = json.dumps({"model": wanted.model, "usage": usage}, separators=(",", ":")).encode()
+    return b'{"object":"list","data":[' + rows + b"]," + rest[1:]
+
+
+def _written(row: npt.NDArray[np.float32], encoding: str) -> bytes:
+    if encoding == "base64":
+        return b'"' + base64.b64encode(row.astype("<f4").tobytes()) + b'"'
+    return json.dumps(row.tolist(), separators=(",", ":")).encode()

@@ -1,0 +1,493 @@
+"""The prefixes and engines that a node holds for all requests, and how their weights are received.
+
+The prefixes and engines that a node holds: all requests share them, and they are evicted when others need memory.
+
+Receives a prefix, whole or without the pieces that the node has, within memory that was reserved first.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.batching import readable_bytes
+from frostline.core import REFERENCE, Cut, Levels
+from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownPrefix
+from frostline.engines.protocols import Arrays, Engine, Footprint, Queueing, RunningBatch
+from frostline.node.memory import Cancelled, CancelScope, Lane
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Account, Admission
+from frostline.node.torch_bridge import TorchBridge
+from frostline.node.weights import WeightMemory, WeightReservation, prefix_key
+from frostline.profiles import Trial
+from frostline.wire.pieces import PREAMBLE_BYTES, Piece, list_bytes, pieces_from_json
+
+if TYPE_CHECKING:
+    from frostline.engines.torch import TorchEngine
+    from frostline.models.artifact import Prefix
+
+__all__ = (
+    "PieceUpload",
+    "Prefixes",
+    "Resident",
+    "Upload",
+)
+
+
+# Bytes that a prefix and its engine take per node of the graph: 2.7 kB (ViT-S/16) to 4.5 kB (EfficientNet-lite0).
+_NODE_BYTES = 5000
+# Memory for a file before its graph was read: the graph of ShuffleNet takes a quarter of its weights.
+_EXPECTED, _EXPECTED_BYTES = 1.25, 1 << 18
+# Maximum seconds that a request waits for the memory of an engine that has to be made.
+_ENGINE_WITHIN_S = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Resident:
+    """A prefix with the engine that runs it.
+
+    Attributes:
+        prefix: prefix as it was uploaded.
+        references: engine of each device that runs it up to every cut, as the user's own network does.
+        engines: engine of each device for this request; up to the request's own cut if it is not the reference.
+        rows: maximum rows of a run, at which the engine is fastest.
+        served: called with the device seconds of each use, divided by its tenant's weight.
+    """
+
+    prefix: "Prefix"
+    references: "tuple[TorchEngine, ...]"
+    engines: tuple[Engine, ...]
+    rows: int
+    served: Callable[[float], None]
+
+    @property
+    def reference(self) -> "TorchEngine":
+        """The reference of the first device."""
+        return self.references[0]
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the first device."""
+        return self.engines[0]
+
+    def cut(self, number: int) -> Cut:
+        """The cut of that number.
+
+        Raises:
+            BadRequest: if there is none.
+        """
+        cuts = self.prefix.cuts
+        if not 1 <= number <= len(cuts):
+            raise BadRequest(f"cut must be from 0 to {len(cuts)} for this prefix, not {number}")
+        return cuts[number - 1]
+
+
+class Prefixes:
+    """Prefixes by digest, and engines by digest, name and cut. Safe for threads.
+
+    Args:
+        weights: memory for weights.
+        max_rows: maximum rows of a run.
+        bridge: reads prefixes and makes engines.
+        counters: counters of the node.
+    """
+
+    def __init__(self, weights: WeightMemory[Resident], max_rows: int, bridge: TorchBridge, counters: Counters) -> None:
+        self._weights = weights
+        self._max_rows = max_rows
+        self._bridge = bridge
+        self._counters = counters
+        self._making = threading.Lock()
+        self._naming = threading.Lock()
+        self._pieces: dict[str, Mapping[str, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __contains__(self, digest: str) -> bool:
+        return prefix_key(digest) in self._weights
+
+    def owned_bytes(self, owner: str) -> int:
+        """The bytes of a tenant's uploaded prefixes and of the engines made for it."""
+        return self._weights.owned_bytes(owner)
+
+    def room_bytes(self, digest: str, asker: Account) -> float:
+        """The bytes that a tenant's engines for a prefix may take; its own upload of the prefix counts against it."""
+        return self._weights.left_bytes(prefix_key(digest), asker)
+
+    def room(
+        self, digest: str, length: int, asker: Account, longest_s: float, is_abandoned: Callable[[], bool]
+    ) -> WeightReservation[Resident] | None:
+        """Reserve memory for a prefix that is to be uploaded; None if it is held already.
+
+        Args:
+            digest: digest of the prefix.
+            length: size of its file in bytes.
+            asker: account of the tenant that uploads it.
+            longest_s: maximum wait in seconds.
+            is_abandoned: checked after every ``wake``; True cancels the wait.
+
+        Raises:
+            OverBudget: if its weights can never fit.
+            Overloaded: if they do not fit beside those in use now.
+            Cancelled: if the wait was cancelled.
+        """
+        nbytes = max(length, min(int(_EXPECTED * length) + _EXPECTED_BYTES, self._weights.total_bytes))
+        return self._weights.room(
+            prefix_key(digest),
+            nbytes,
+            asker,
+            counted_bytes=length,
+            longest_s=longest_s,
+            is_abandoned=is_abandoned,
+        )
+
+    def put(self, digest: str, body: bytes, room: WeightReservation[Resident], tenant: str) -> None:
+        """Take an uploaded prefix.
+
+        Args:
+            digest: digest of the prefix.
+            body: content of its file.
+            room: memory reserved for it.
+            tenant: name of the tenant that uploads it.
+
+        Raises:
+            BadRequest: if the body does not match the digest.
+            UnsafeArtifact: if it is not a prefix, or names something that is not allowed.
+            OverBudget: if it computes more than this node allows.
+            Overloaded: if there is not enough memory, or the machine is too busy to check it.
+        """
+        if self._bridge.digest_of(body) != digest:
+            raise BadRequest("the prefix does not match its digest: it changed on the way")
+        inspection = self._bridge.inspect(body, tenant)
+        prefix = self._bridge.read(body)
+        room.resize(len(body) + len(prefix.graph.nodes) * _NODE_BYTES)
+        engines = self._bridge.references(prefix, inspection)
+        room.keep(self._resident(digest, prefix, engines, engines, min(self._bridge.rows(inspection), self._max_rows)))
+        self._counters.add(uploads=1)
+
+    def held_pieces(self, asker: Account) -> set[str]:
+        """The pieces of all prefixes that a tenant uploaded itself; of others' it is told nothing."""
+        return {piece for _, pieces in self._pieces_of(asker) for piece in pieces}
+
+    def write_piece(self, digest: str, asker: Account, file: IO[bytes]) -> int:
+        """Write a piece of a prefix that the tenant uploaded, and return its bytes; 0 if none has it any more."""
+        for prefix, pieces in self._pieces_of(asker):
+            with suppress(UnknownPrefix, Overloaded):  # it was evicted meanwhile, or is being evicted
+                if digest in pieces:
+                    with self._using(prefix, asker.name) as used:
+                        return file.write(self._bridge.file_bytes(used.prefix, pieces[digest]))
+        return 0
+
+    def _pieces_of(self, asker: Account) -> list[tuple[str, Mapping[str, str]]]:
+        """Names of the larger tensors of a tenant's prefixes by their SHA-256, worked out at the first need."""
+        with self._naming:
+            self._pieces = {digest: pieces for digest, pieces in self._pieces.items() if digest in self}
+            found = []
+            for digest in self._weights.prefixes_of(asker.name):
+                with suppress(UnknownPrefix, Overloaded):
+                    if digest not in self._pieces:
+                        with self._using(digest, asker.name) as used:
+                            self._pieces[digest] = self._bridge.pieces_of(used.prefix)
+                    found.append((digest, self._pieces[digest]))
+            return found
+
+    def wake(self) -> None:
+        """Make all threads that wait for memory check whether they are still wanted."""
+        self._weights.wake()
+
+    @contextmanager
+    def used(
+        self,
+        digest: str,
+        engine: str = REFERENCE,
+        cut: int = 0,
+        asker: Account | None = None,
+        levels: Levels | None = None,
+    ) -> Iterator[Resident]:
+        """Keep a prefix resident while the context lasts, with the engine that runs it.
+
+        Args:
+            digest: digest of the prefix.
+            engine: name of the engine.
+            cut: number of the cut up to which the engine runs; ignored for the reference.
+            asker: account whose quota counts an engine that has to be made. None for a long use, as by a training,
+                which needs no engine.
+            levels: meaning of pixels, if the engine's name says that it takes them.
+
+        Raises:
+            UnknownPrefix: if the prefix is not held.
+            EngineNotReady: if the engine was not tried on it up to that cut.
+            Overloaded: if the engine does not fit beside the weights in use, or the prefix is being evicted.
+            OverBudget: if it is more than the tenant may have here.
+        """
+        user = None if asker is None else asker.name
+        with ExitStack() as stack:
+            if engine == REFERENCE:
+                yield stack.enter_context(self._using(digest, user))
+                return
+            assert asker is not None, "somebody asks for an engine"
+            held = None
+            while held is None:  # the engine may be evicted before it is used
+                stack.close()
+                number = self._make(digest, engine, cut, asker, levels)
+                stack.enter_context(self._using(digest, user))
+                held = stack.enter_context(self._weights.using((digest, engine, number), user))
+            yield held
+
+    @contextmanager
+    def _using(self, digest: str, user: str | None) -> Iterator[Resident]:
+        with self._weights.using(prefix_key(digest), user) as held:
+            if held is None:
+                raise UnknownPrefix(f"this node does not hold the prefix {digest[:12]}: upload it and ask again")
+            yield held
+
+    def _make(self, digest: str, engine: str, cut: int, asker: Account, levels: Levels | None) -> int:
+        """Make an engine if it is not held, and return the number of its cut.
+
+        While it waits for memory, this request keeps nothing in use, so that no two requests wait for each other.
+        """
+        with self._using(digest, asker.name) as reference:
+            number = reference.cut(cut).number
+        key = (digest, engine, number)
+        if key in self._weights:
+            return number
+        trial = self._bridge.trials.ready(digest, engine, number)
+        if trial is None:
+            raise EngineNotReady(
+                f"{engine} is not ready for cut {number} of the prefix {digest[:12]}: request a profile that names "
+                "both, and ask again"
+            )
+        room = self._weights.room(
+            key, trial.load_bytes, asker, counted_bytes=trial.weight_bytes, longest_s=_ENGINE_WITHIN_S
+        )
+        if room is not None:
+            with room, self._making, self._using(digest, asker.name) as reference:
+                checked = reference.reference.footprint(number)
+                make = partial(self._bridge.trials.made, digest, reference.prefix, trial, levels, checked)
+                made = tuple(_Measured(engine=engine, trial=trial) for engine in self._bridge.for_each_device(make))
+                room.resize(trial.weight_bytes)
+                rows = min(trial.rows, self._max_rows)
+                room.keep(self._resident(digest, reference.prefix, reference.references, made, rows))
+        return number
+
+    def _resident(
+        self,
+        digest: str,
+        prefix: "Prefix",
+        references: "tuple[TorchEngine, ...]",
+        engines: tuple[Engine, ...],
+        rows: int,
+    ) -> Resident:
+        served = partial(self._weights.served, digest)
+        return Resident(prefix=prefix, references=references, engines=engines, rows=rows, served=served)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class _Measured:
+    """An engine that reports the memory measured in its trial instead of its own estimate."""
+
+    engine: Engine
+    trial: Trial
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.trial.weight_bytes
+
+    def footprint(self, cut: int) -> Footprint:
+        assert cut == self.trial.cut, "an engine is made for one cut"
+        return Footprint(fixed_bytes=self.trial.fixed_bytes, bytes_per_sample=self.trial.bytes_per_sample)
+
+    def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
+        return self.engine.run(inputs, cut)
+
+    def begin(self, inputs: Arrays, cut: int) -> RunningBatch | None:
+        return self.engine.begin(inputs, cut) if isinstance(self.engine, Queueing) else None
+
+
+# A growing buffer may be an eighth larger than its content.
+_GROWN = 9 / 8
+# Bytes of Python objects per byte of the graph's JSON.
+_PARSED = 30
+_MAX_PARSED = 64 << 20
+_LENGTH = 8
+# Maximum seconds of each wait for memory. It is given out fairly, so an upload that never waited would get none on a
+# busy node. A client that asks before it sends waits for twenty seconds.
+_TURN_S = 8.0
+_RETRY_AFTER_S = 1.0
+
+
+class Upload:
+    """One upload of a prefix. A context manager, which releases everything.
+
+    Args:
+        prefixes: registry that takes the prefix.
+        digest: digest of the prefix.
+        memory: access to memory for the bytes while they are read, and for the graph while it is parsed.
+        length: announced size of the file in bytes.
+        admission: admission of the request, which ends with the upload.
+    """
+
+    def __init__(self, prefixes: Prefixes, digest: str, memory: Lane, length: int, admission: Admission) -> None:
+        self._account = admission.account
+        self._prefixes = prefixes
+        self._digest = digest
+        self._memory = memory
+        self._length = length
+        self._buffer = BytesIO()
+        self._scope = CancelScope((prefixes, memory))
+        self._room: WeightReservation[Resident] | None = None
+        self._held = ExitStack()
+        self._held.enter_context(admission)
+        # The graph's JSON takes up to a few hundred kilobytes.
+        self._parsing = min(memory.total_bytes // 4, _MAX_PARSED)
+
+    def begin(self, longest_s: float = _TURN_S) -> None:
+        """Wait for memory for its weights, and then for reading it, for at most ``longest_s`` seconds each.
+
+        If another request has brought the prefix meanwhile, later calls of ``write`` are ignored.
+
+        Raises:
+            OverBudget: if it is too large for this node or for its tenant.
+            Overloaded: if the memory is in use.
+        """
+        try:
+            self._room = self._prefixes.room(
+                self._digest, self._length, self._account, longest_s, self._scope.is_cancelled
+            )
+            if self._room is None:
+                return
+            self._held.enter_context(self._room)
+            nbytes = int(self._length * _GROWN) + self._parsing
+            self._held.enter_context(self._memory.reserve(nbytes, self._scope.is_cancelled, longest_s))
+        except Cancelled as error:
+            why = "the node has no memory for the prefix beside the work under way: ask again later"
+            raise Overloaded(why, retry_after_s=_RETRY_AFTER_S) from error
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next piece.
+
+        Raises:
+            BadRequest: if there is more than announced.
+            OverBudget: if its graph is too large for this node.
+        """
+        if self._room is None:
+            return
+        if self._buffer.tell() + len(chunk) > self._length:
+            raise BadRequest(f"the prefix has more than the {self._length} bytes that were announced")
+        self._buffer.write(chunk)
+        if self._buffer.tell() - len(chunk) < _LENGTH <= self._buffer.tell():
+            self._check_graph(int.from_bytes(self._buffer.getbuffer()[:_LENGTH], "little"))
+
+    def finish(self) -> None:
+        """Register the prefix; see ``Prefixes.put`` for further errors.
+
+        Raises:
+            BadRequest: if it is shorter than announced, or does not match the digest.
+        """
+        if self._room is None:
+            return
+        if self._buffer.tell() != self._length:
+            raise BadRequest(f"the prefix ended after {self._buffer.tell()} of {self._length} bytes")
+        self._prefixes.put(self._digest, self._buffer.getvalue(), self._room, self._account.name)
+
+    def close(self) -> None:
+        """Release everything; a thread that waits in ``begin`` returns."""
+        self._scope.cancel()
+        self._buffer = BytesIO()
+        self._held.close()
+
+    def _check_graph(self, nbytes: int) -> None:
+        if nbytes <= self._length and nbytes * _PARSED > self._parsing:
+            raise OverBudget(
+                f"the prefix's graph has {readable_bytes(nbytes)} and this node reads up to "
+                f"{readable_bytes(self._parsing // _PARSED)}: start it with more --memory"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class PieceUpload(Upload):
+    """One upload of a prefix without some pieces, which are taken from prefixes that the same tenant uploaded.
+
+    The digest of the whole file is checked as for any upload, so that nobody gets what they could not have sent.
+    """
+
+    def __init__(self, prefixes: Prefixes, digest: str, memory: Lane, length: int, admission: Admission) -> None:
+        super().__init__(prefixes, digest, memory, length, admission)
+        self._preamble = bytearray()
+        self._pieces: tuple[Piece, ...] | None = None
+        self._gaps: deque[tuple[int, int]] = deque()
+
+    def write(self, chunk: bytes) -> None:
+        """See ``Upload.write``.
+
+        Raises:
+            BadRequest: if the list of pieces is none, or there is more than what lies between them.
+        """
+        if self._room is None:
+            return
+        rest = chunk if self._pieces is not None else self._listed(chunk)
+        while rest:
+            if not self._gaps:
+                raise BadRequest("the prefix has more than lies between its pieces")
+            start, stop = self._gaps.popleft()
+            some, rest = rest[: stop - start], rest[stop - start :]
+            self._buffer.seek(start)
+            super().write(some)
+            if start + len(some) < stop:
+                self._gaps.appendleft((start + len(some), stop))
+
+    def finish(self) -> None:
+        """See ``Upload.finish``.
+
+        Raises:
+            UnknownPrefix: if a piece is held no more.
+        """
+        if self._room is None:
+            return
+        if self._pieces is None or self._gaps:
+            raise BadRequest("the prefix ended before what lies between its pieces")
+        for piece in self._pieces:
+            self._buffer.seek(piece.start)
+            if self._prefixes.write_piece(piece.digest, self._account, self._buffer) != piece.stop - piece.start:
+                raise UnknownPrefix(
+                    f"this node does not hold the piece {piece.digest[:12]}, or not any more: ask which pieces it "
+                    "holds, and send the others"
+                )
+        self._buffer.seek(self._length)
+        super().finish()
+
+    def _listed(self, chunk: bytes) -> bytes:
+        """Read the list; what follows it in the chunk."""
+        self._preamble += chunk
+        if len(self._preamble) < PREAMBLE_BYTES:
+            return b""
+        stop = PREAMBLE_BYTES + list_bytes(self._preamble[:PREAMBLE_BYTES])
+        if len(self._preamble) < stop:
+            return b""
+        self._pieces = pieces_from_json(self._preamble[PREAMBLE_BYTES:stop], self._length)
+        edges = [0, *(edge for piece in self._pieces for edge in (piece.start, piece.stop)), self._length]
+        pairs = zip(edges[::2], edges[1::2], strict=True)
+        self._gaps = deque((start, stop) for start, stop in pairs if start < stop)
+        rest = bytes(self._preamble[stop:])
+        self._preamble.clear()
+        return rest

@@ -1,0 +1,424 @@
+"""Runs child processes: Frostline's modules, and work beside the node under a memory limit that it cannot raise.
+
+Runs a Frostline module as a child process, which reports in one line that it is ready and ends with its stdin.
+
+A process beside the node with a memory limit that it cannot raise; it gets its work as data.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import selectors
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from types import TracebackType
+from typing import IO, Any, Self
+from urllib.parse import urlsplit
+
+from frostline.batching import readable_bytes
+from frostline.core.config import NodeSettings
+from frostline.core.errors import AddressInUse, NodeUnreachable, Refused, SettingError, UserError
+from frostline.core.system import STARTED
+from frostline.engines.machine import ENVIRONMENT
+
+__all__ = (
+    "BoundedProcess",
+    "NodeProcess",
+    "Subprocess",
+    "start_node",
+)
+
+
+_ERRORS: dict[str, type[UserError]] = {"AddressInUse": AddressInUse, "SettingError": SettingError}
+_START_S = 60.0
+_STOP_S = 15.0
+_KEPT_LINES = 40
+_LONGEST_LINE = 2000
+
+
+class Subprocess:
+    """A running child process, and a thread that keeps the end of its stderr.
+
+    Args:
+        module: module that Python runs.
+        argument: command-line argument of the module.
+        what: name of the process in messages.
+
+    Attributes:
+        process: running process.
+    """
+
+    def __init__(self, module: str, argument: str, what: str = "the node") -> None:
+        self._what = what
+        # The user's own environment variables for OpenMP and malloc take precedence over ours.
+        # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away.
+        self.process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
+            [sys.executable, "-P", "-m", module, argument],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**ENVIRONMENT, **os.environ},
+            start_new_session=True,
+        )
+        self._lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
+        self._listener = threading.Thread(target=self._listen, name="frostline-child-stderr", daemon=True)
+        self._listener.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        return self.process.poll() is not None
+
+    @property
+    def last_words(self) -> str:
+        """The last lines that it wrote to stderr."""
+        return b"".join(self._lines).decode(errors="replace").strip()
+
+    def ready(self) -> dict[str, str]:
+        """Wait for the line that it writes once it listens; a child that fails to do so is stopped.
+
+        Raises:
+            AddressInUse: if its address is taken.
+            SettingError: if it cannot listen there, or its argument is not valid.
+            NodeUnreachable: if it wrote nothing; the message holds the end of its stderr.
+        """
+        try:
+            said = self._first_line()
+        except BaseException:
+            self.stop()
+            raise
+        if "url" not in said:
+            self.stop()
+            raise _ERRORS.get(said.get("error", ""), SettingError)(said.get("message", f"{self._what} did not start"))
+        return said
+
+    def _first_line(self) -> dict[str, str]:
+        line = _line_within(_pipe(self.process.stdout), _START_S)
+        if line.endswith(b"\n"):
+            said: dict[str, str] = json.loads(line)
+            return said
+        self.stop()  # so that all of its stderr has been read
+        why = f":\n{self.last_words}" if self.last_words else f"; it ended with {self.process.returncode}"
+        raise NodeUnreachable(f"{self._what} did not start{why}")
+
+    def stop(self) -> None:
+        """Give it a few seconds to end, then kill it, and return when it has ended."""
+        # The child stops when its stdin ends.
+        with contextlib.suppress(BrokenPipeError):
+            _pipe(self.process.stdin).close()
+        try:
+            self.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._listener.join()
+        _pipe(self.process.stdout).close()
+        _pipe(self.process.stderr).close()
+
+    def _listen(self) -> None:
+        stderr = _pipe(self.process.stderr)
+        while line := stderr.readline(_LONGEST_LINE):
+            self._lines.append(line)
+
+
+def _line_within(pipe: IO[bytes], timeout_s: float) -> bytes:
+    """Read up to the first newline, the end, or the timeout."""
+    line = b""
+    until = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while not line.endswith(b"\n") and selector.select(max(0.0, until - time.monotonic())):
+            data = os.read(pipe.fileno(), 65_536)
+            if not data:
+                break
+            line += data
+    return line
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+class NodeProcess:
+    """A node in a child process, which ends with this process, however this ends. A context manager.
+
+    Args:
+        roots: URLs under which it serves data.
+        settings: settings of the node.
+        host: address on which it listens.
+        port: port on which it listens; 0 for a free one, which it keeps when it is started again.
+        control: address of the control plane that it keeps to; None takes that of ``FROSTLINE_CONTROL``, and ``"none"``
+            none. Its token there is that of ``FROSTLINE_TOKEN``.
+        reports: whether it keeps to a control plane at all; the node that a job starts for itself does not.
+    """
+
+    def __init__(
+        self,
+        roots: tuple[str, ...],
+        settings: NodeSettings,
+        host: str,
+        port: int,
+        *,
+        control: str | None = None,
+        reports: bool = True,
+    ) -> None:
+        self._wanted: dict[str, Any] = {
+            "roots": list(roots),
+            "settings": asdict(settings),
+            "host": host,
+            "port": port,
+            "control": control,
+            "reports": reports,
+        }
+        self._url = ""
+        self._child: Subprocess | None = None
+        self._launched: Subprocess | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """The URL at which it listens; it stays the same after a restart."""
+        return self._url
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 if it is not running."""
+        child = self._child
+        return 0 if child is None or child.has_ended else child.process.pid
+
+    @property
+    def last_words(self) -> str:
+        """The last lines that it wrote to stderr."""
+        return "" if self._child is None else self._child.last_words
+
+    def launch(self) -> None:
+        """Start the process without waiting; ``start`` waits until it takes requests."""
+        with self._lock:
+            self._launched = self._new()
+
+    def start(self) -> None:
+        """Start the process, if it was not launched, and wait until it takes requests.
+
+        Raises:
+            AddressInUse: if its port is taken.
+            SettingError: if it cannot listen there, or a root is not valid.
+            NodeUnreachable: if it did not start; the message holds the end of its stderr.
+        """
+        with self._lock:
+            self._start()
+
+    def wait(self) -> None:
+        """Wait until the process has ended; at once if it does not run."""
+        child = self._child
+        if child is not None:
+            child.process.wait()
+
+    def restart_if_dead(self) -> bool:
+        """Start the node again at the same address if it has died, and say whether it had. Safe for threads."""
+        with self._lock:
+            if self._child is None or not self._child.has_ended:
+                return False
+            self._child.stop()
+            self._start()
+            return True
+
+    def stop(self) -> None:
+        """Give its answers a few seconds to end, and return when it has ended. Calling it again does nothing."""
+        with self._lock:
+            child, self._child = self._child, None
+            launched, self._launched = self._launched, None
+            if launched is not None:
+                launched.process.kill()  # it has served nobody yet, and may not read its stdin yet
+            for process in (child, launched):
+                if process is not None:
+                    process.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _new(self) -> Subprocess:
+        return Subprocess(STARTED["node"], json.dumps(self._wanted))
+
+    def _start(self) -> None:
+        child, self._launched = self._launched or self._new(), None
+        said = child.ready()
+        self._child = child
+        self._url = said["url"]
+        self._wanted["port"] = urlsplit(self._url).port
+
+
+def start_node(
+    roots: tuple[str, ...],
+    settings: NodeSettings,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    control: str | None = None,
+) -> NodeProcess:
+    """Start a node in a process of its own and wait until it takes requests.
+
+    The node ends when it is stopped, and also when this process dies, even by SIGKILL. Ctrl-C in the terminal does not
+    reach it: this process decides when it stops.
+
+    Args:
+        roots: URLs under which it serves data.
+        settings: settings of the node.
+        host: address on which it listens.
+        port: port on which it listens; 0 for a free one.
+        control: as of ``NodeProcess``.
+
+    Raises:
+        AddressInUse: if the port is taken.
+        SettingError: if it cannot listen there, or a root is not valid.
+        NodeUnreachable: if it did not start; the message holds the end of its stderr.
+    """
+    node = NodeProcess(roots, settings, host, port, control=control)
+    node.start()
+    return node
+
+
+_FINISHED, _SAID_WHY = 0, 3
+_MAX_ANSWER_LINE = 1 << 20
+_LAST_WORDS = 2000
+_WHO = "FROSTLINE_TOKEN"
+
+
+class BoundedProcess:
+    """A running process of Frostline. ``kill`` may be called from any thread, everything else from one thread.
+
+    Args:
+        module: module that Python runs; it reads a line of orders from stdin and writes lines of JSON to stdout.
+        orders: plain values that it reads first.
+        files: open files that it inherits, by the names of their descriptors in the orders.
+        memory_bytes: memory limit; an allocation beyond it fails.
+        what: name of the process in messages.
+        option: option of the node that raises the limit, for messages.
+        file_bytes: maximum size of a file that it writes; None for no limit.
+        token: token with which it asks the node, that of the tenant that asked for it.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        orders: Mapping[str, Any],
+        files: Mapping[str, IO[bytes]],
+        *,
+        memory_bytes: int,
+        what: str,
+        option: str,
+        file_bytes: int | None = None,
+        token: str | None = None,
+    ) -> None:
+        numbers = {name: file.fileno() for name, file in files.items()}
+        self._memory_bytes = memory_bytes
+        self._what = what
+        self._option = option
+        self._processor_s = 0.0
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away.
+        self._process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
+            [sys.executable, "-P", "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            pass_fds=tuple(numbers.values()),
+            env=_environment(token),
+            start_new_session=True,
+        )
+        self._bind(file_bytes)
+        self._tell(json.dumps({**orders, **numbers, "memory_bytes": memory_bytes}).encode() + b"\n")
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def processor_s(self) -> float:
+        """The core seconds that it used so far; once it has ended, the last known value."""
+        with suppress(OSError):  # it may just have ended
+            if self._process.returncode is None:  # otherwise its process id may have been reused
+                self._processor_s = time.clock_gettime(_clock_of(self._process.pid))
+        return self._processor_s
+
+    def line(self) -> bytes:
+        """The next line of its output; empty once it has ended.
+
+        Raises:
+            Refused: if it ended without a final line of its own.
+        """
+        line: bytes = _pipe(self._process.stdout).readline(_MAX_ANSWER_LINE)
+        if line.endswith(b"\n"):
+            return line
+        if line or self._process.wait() not in (_FINISHED, _SAID_WHY):
+            raise Refused(self._epitaph())
+        return b""
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether it ended by itself and left its result."""
+        return self._process.poll() == _FINISHED
+
+    def stop(self) -> None:
+        """Ask it to end after its current step."""
+        self._tell(b"stop\n")
+
+    def kill(self) -> None:
+        """Kill it; a thread that waits in ``line`` returns. Calling it again does nothing."""
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Close the pipes of a killed process."""
+        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
+            with suppress(BrokenPipeError):
+                _pipe(pipe).close()
+
+    def _bind(self, file_bytes: int | None) -> None:
+        """Limit its memory and its files, and forbid core dumps, before it gets its orders."""
+        bounds = {resource.RLIMIT_DATA: self._memory_bytes, resource.RLIMIT_CORE: 0}
+        if file_bytes is not None:
+            bounds[resource.RLIMIT_FSIZE] = file_bytes
+        for kind, maximum in bounds.items():
+            with suppress(ProcessLookupError):  # it has ended already, which ``line`` reports
+                resource.prlimit(self._process.pid, kind, (maximum, maximum))
+
+    def _tell(self, line: bytes) -> None:
+        stdin = _pipe(self._process.stdin)
+        with suppress(BrokenPipeError, ValueError):  # it has ended, which the next ``line`` reports
+            stdin.write(line)
+            stdin.flush()
+
+    def _epitaph(self) -> str:
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - _LAST_WORDS))
+        words = self._stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
+        how = f"code {self._process.returncode}"
+        if self._process.returncode < 0:
+            how = f"signal {-self._process.returncode}"
+        bound = f"it may have {readable_bytes(self._memory_bytes)} ({self._option})"
+        return f"{self._what} ended with {how}; {bound}{f': {words}' if words else ''}"
+
+
+def _clock_of(pid: int) -> int:
+    """The clock id of a process's processor time, as ``clock_getcpuclockid`` of the C library makes it on Linux."""
+    return (~pid << 3) | 2
+
+
+def _environment(token: str | None) -> dict[str, str]:
+    """The node's own environment, the variables that every process of Frostline needs at its start, and the token."""
+    own = {name: value for name, value in os.environ.items() if name != _WHO}
+    return {**ENVIRONMENT, **own, **({} if token is None else {_WHO: token})}

@@ -1,1 +1,0 @@
-"""One request at the node: it is validated, read, decoded, computed and packed."""

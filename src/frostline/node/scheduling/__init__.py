@@ -1,1 +1,0 @@
-"""Who may use the node, how much and when."""

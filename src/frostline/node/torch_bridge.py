@@ -1,0 +1,192 @@
+"""Everything that a node needs from torch, imported with the first network: reading and decoding do not need torch."""
+
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeVar
+
+from frostline.batching import ROWS
+from frostline.core.config import NodeSettings, cache_folder, devices_of
+from frostline.engines.machine import is_accelerator
+from frostline.node.trials.queue import EngineMemory, policy_of
+
+if TYPE_CHECKING:
+    from frostline.engines.measure import GraphLimits
+    from frostline.engines.torch import TorchEngine
+    from frostline.models.artifact import Inspection, Prefix
+    from frostline.node.inspection import Inspector
+    from frostline.node.trials.selection import Trials
+
+__all__ = ("TorchBridge",)
+
+T = TypeVar("T")
+
+_NEEDED = (
+    "frostline.engines.torch",
+    "frostline.models.artifact",
+    "frostline.node.trials.selection",
+)
+# Estimates of operations per second: VGG-11 reaches 9e10 on one core here, and a hundred times that on an accelerator.
+_CORE_PER_S = 5e10
+_ACCELERATOR_PER_S = 1e13
+
+
+class TorchBridge:
+    """Reads prefixes, makes their reference engines and holds the trials of other engines. Safe for threads.
+
+    Args:
+        settings: settings of the node.
+        room: memory that engines must fit.
+        inspector: inspects prefixes in another process; None if they come from this process.
+    """
+
+    def __init__(self, settings: NodeSettings, room: EngineMemory, inspector: "Inspector | None" = None) -> None:
+        self._settings = settings
+        self._room = room
+        self._inspector = inspector
+        self._lock = threading.Lock()
+        self._trials: Trials | None = None
+        self._is_closed = False
+        self._devices = devices_of(settings.device)
+        # Parts of one processor share engines, and of the others some run one batch at a time.
+        is_divided = len(self._devices) > 1 and not is_accelerator(settings.device)
+        self._engines = () if is_divided else settings.engines
+
+    @property
+    def trials(self) -> "Trials":
+        """The trials of engines on this hardware."""
+        from frostline.node.trials.selection import Trials
+
+        with self._lock:
+            if self._trials is None:
+                self._trials = Trials(
+                    cache_folder() / "engines",
+                    policy_of(self._settings),
+                    self._room,
+                    longest_s=self._settings.trial_s,
+                    engines=self._engines,
+                )
+                self._trials.tidy()
+                if self._is_closed:
+                    self._trials.close()
+            return self._trials
+
+    def warm(self) -> None:
+        """Import what the first network and the usual engine need, which takes seconds, before a request waits."""
+        for module in _NEEDED:
+            import_module(module)
+        if not is_accelerator(self._settings.device) and find_spec("openvino"):
+            import_module("frostline.engines.openvino").warm()
+
+    def digest_of(self, body: bytes) -> str:
+        """See ``models.artifact``."""
+        from frostline.models.artifact import digest_of
+
+        return digest_of(body)
+
+    def read(self, body: bytes) -> "Prefix":
+        """See ``models.artifact.read_prefix``."""
+        from frostline.models.artifact import read_prefix
+
+        return read_prefix(body)
+
+    def pieces_of(self, prefix: "Prefix") -> dict[str, str]:
+        """See ``models.artifact.named_pieces``."""
+        from frostline.models.artifact import named_pieces
+
+        return named_pieces(prefix)
+
+    def file_bytes(self, prefix: "Prefix", tensor: str) -> memoryview:
+        """See ``models.artifact.file_bytes``."""
+        from frostline.models.artifact import file_bytes
+
+        return file_bytes(prefix, tensor)
+
+    def inspect(self, body: bytes, tenant: str) -> "Inspection | None":
+        """Inspect an uploaded prefix before any of it is run here; None if it comes from this process.
+
+        See ``Inspector.inspect`` for the errors.
+        """
+        from frostline.models.artifact import header_of, tokenizer_of
+
+        if self._inspector is None:
+            return None
+        settings = self._settings
+        return self._inspector.inspect(
+            header_of(body),
+            max_rows=settings.device_batch,
+            max_check_s=settings.max_check_s,
+            limits=_limits(settings),
+            tenant=tenant,
+            tokenizer=tokenizer_of(body),
+        )
+
+    def references(self, prefix: "Prefix", inspection: "Inspection | None" = None) -> "tuple[TorchEngine, ...]":
+        """Make what runs a prefix as the user's own network does, for each device; see ``TorchEngine`` for the errors.
+
+        Args:
+            prefix: prefix to be run.
+            inspection: result of its inspection; without one it is run on shapes here.
+        """
+        from frostline.engines.torch import TorchEngine
+
+        def made(device: str) -> TorchEngine:
+            return TorchEngine(
+                prefix.graph,
+                prefix.cuts,
+                prefix.tensors,
+                device=device,
+                max_rows=self._settings.device_batch,
+                memory=None if inspection is None else inspection.memory,
+                lengths=prefix.lengths,
+            )
+
+        return self.for_each_device(made)
+
+    def for_each_device(self, make: Callable[[str], T]) -> tuple[T, ...]:
+        """What is made for each device of the node; parts of one processor share it."""
+        made = {device: make(device) for device in dict.fromkeys(self._devices)}
+        return tuple(made[device] for device in self._devices)
+
+    def rows(self, inspection: "Inspection | None") -> int:
+        """The rows of a run: fewer than the node's if one operation on so many would take too long."""
+        if inspection is None:
+            return self._settings.device_batch
+        heaviest = max(operation.heaviest for operation in inspection.operations.values())
+        runs = self._settings.max_operation_s * _operations_per_s(self._settings) / max(1, heaviest)
+        return ROWS * max(1, min(int(runs), self._settings.device_batch // ROWS))
+
+    def wake(self) -> None:
+        """See ``Trials.wake``."""
+        with self._lock:
+            trials = self._trials
+        if trials is not None:
+            trials.wake()
+
+    def close(self) -> None:
+        """Cancel the running trial, and start no other."""
+        with self._lock:
+            self._is_closed = True
+            trials = self._trials
+        if trials is not None:
+            trials.close()
+
+
+def _limits(settings: NodeSettings) -> "GraphLimits":
+    from frostline.engines.machine import abilities, quick_dtypes
+    from frostline.engines.measure import GraphLimits
+
+    return GraphLimits(
+        max_nodes=settings.max_graph_nodes,
+        max_values=settings.max_graph_values,
+        max_run_s=settings.max_run_s,
+        max_operation_s=settings.max_operation_s,
+        operations_per_s=_operations_per_s(settings),
+        cores=1 if is_accelerator(settings.device) else settings.compute_threads,
+        quick_dtypes=quick_dtypes(abilities(settings.device)),
+    )
+
+
+def _operations_per_s(settings: NodeSettings) -> float:
+    return _ACCELERATOR_PER_S if is_accelerator(settings.device) else settings.compute_threads * _CORE_PER_S

@@ -1,0 +1,370 @@
+"""Runs trials of engines in child processes, one after another, within limits of time and memory."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import Levels
+from frostline.core.errors import Unavailable
+from frostline.core.system import STARTED
+from frostline.core.units import in_bytes, in_seconds
+from frostline.engines.catalog import offered
+from frostline.engines.choice import is_prompt
+from frostline.engines.machine import ENVIRONMENT
+from frostline.engines.protocols import Footprint, Pixels, judging, offer_name
+from frostline.engines.trials import Subject, compare_engine, try_briefly
+from frostline.models.artifact import Prefix, save_prefix
+from frostline.node.memory import Cancelled
+from frostline.node.trials.queue import NOBODY, Requester, TrialPolicy
+from frostline.profiles import Trial
+
+__all__ = ("Reference", "TrialProcess", "TrialRunner")
+
+T = TypeVar("T")
+
+# Maximum seconds for one engine: its conversion with calibration, and some seconds of runs at eight cuts.
+_LONGEST_S = 240.0
+_LAST_WORDS = 2000
+_MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory")
+
+
+class Reference(Protocol):
+    """The user's own network as the node runs it, with which other engines are compared."""
+
+    def seconds(self, cut: int) -> float:
+        """The measured seconds per sample from the network's input up to a cut."""
+
+    def footprint(self, cut: int) -> Footprint:
+        """The memory of one of its runs up to a cut, by which the graph was checked."""
+
+    def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """Compute the tensors at a cut for some samples, given as the network's input."""
+
+    def alone(self, call: Callable[[], T]) -> T:
+        """Run a call that has the node's device to itself, and return its result."""
+
+
+class TrialProcess:
+    """The process of the current trial, which any thread can cancel.
+
+    Args:
+        niceness: niceness added to it, so that serving goes first.
+    """
+
+    def __init__(self, niceness: int) -> None:
+        self._niceness = niceness
+        self._lock = threading.Lock()
+        self._is_abandoned: Callable[[], bool] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    def run(
+        self,
+        argument: str,
+        environment: Mapping[str, str],
+        stderr: Path,
+        longest_s: float,
+        is_abandoned: Callable[[], bool],
+    ) -> int | None:
+        """Run a process to its end and return its status; None if it took too long.
+
+        Raises:
+            Cancelled: if the request was cancelled.
+            Unavailable: if the node is stopping.
+        """
+        with stderr.open("wb") as words, self._started(argument, environment, words.fileno(), is_abandoned) as child:
+            try:
+                child.wait(longest_s)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                _end(child)
+        if self._is_closed:
+            raise Unavailable("the node is stopping")
+        if is_abandoned():
+            raise Cancelled
+        return child.returncode
+
+    def wake(self) -> None:
+        """Kill the process if its request was cancelled."""
+        with self._lock:
+            if self._child is not None and self._is_abandoned is not None and self._is_abandoned():
+                _end(self._child)
+
+    def close(self) -> None:
+        """Kill the process, and start no other."""
+        with self._lock:
+            self._is_closed = True
+            if self._child is not None:
+                _end(self._child)
+
+    def _started(
+        self, argument: str, environment: Mapping[str, str], words: int, is_abandoned: Callable[[], bool]
+    ) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            if self._is_closed:
+                raise Unavailable("the node is stopping")
+            if is_abandoned():  # later cancellations are seen by ``wake``
+                raise Cancelled
+            self._is_abandoned = is_abandoned
+            # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away, and
+            # lets compilers that the trial starts end with it.
+            self._child = subprocess.Popen(  # noqa: S603 (our own module, no shell)
+                [sys.executable, "-P", "-m", STARTED["trial"], argument],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+                env={**environment, **os.environ},
+                start_new_session=True,
+            )
+            _step_back(self._child.pid, self._niceness)
+            return self._child
+
+
+class TrialRunner:
+    """Tries engines on one prefix. A context manager, which removes its files.
+
+    Args:
+        prefix: prefix to be run.
+        pixels: real samples.
+        levels: meaning of the pixels if they are unprocessed (``engines.trials.Subject``).
+        policy: how engines are tried.
+        reference: gives the features with which others are compared.
+        converted: folder for converted files of this prefix.
+        process: runs the processes.
+        longest_s: maximum seconds for all trials together, without waiting.
+        requester: tenant and request for which engines are tried.
+        clock: returns monotonic seconds.
+
+    Attributes:
+        requester: tenant and request for which engines are tried.
+        has_begun: whether a trial was run.
+        spent_s: seconds spent on trials so far.
+    """
+
+    def __init__(
+        self,
+        prefix: Prefix,
+        pixels: Pixels,
+        levels: Levels | None,
+        policy: TrialPolicy,
+        reference: Reference,
+        *,
+        converted: Path,
+        process: TrialProcess,
+        longest_s: float,
+        requester: Requester = NOBODY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._prefix = prefix
+        self._pixels = pixels
+        self._levels = levels
+        self._policy = policy
+        self._reference = reference
+        self._converted = converted
+        self._process = process
+        self._left_s = longest_s
+        self.requester = requester
+        self._clock = clock
+        self.has_begun = False
+        self.spent_s = 0.0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._referenced: set[int] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time for all trials is used up."""
+        return self.has_begun and self._left_s <= 0
+
+    def check(self) -> None:
+        """Check the tenant's trial time; a request that has begun may finish, so that its trials are not lost.
+
+        Raises:
+            Overloaded: if the tenant has to wait before more is tried for it.
+        """
+        if not self.has_begun:
+            self.requester.check()
+
+    def tried(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Try one engine at some cuts.
+
+        Args:
+            trials: unfilled trials of the engine.
+        """
+        return self._found(trials, only_error=False)
+
+    def compared(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Measure only the error of one engine at some cuts; its speed and memory are known.
+
+        Args:
+            trials: trials of the engine.
+        """
+        return self._found(trials, only_error=True)
+
+    def _found(self, trials: Sequence[Trial], *, only_error: bool) -> list[Trial]:
+        engine, cuts = trials[0].engine, [trial.cut for trial in trials]
+        found, why_not = self._run(engine, cuts, only_error=only_error)
+        return [found.get(trial.cut) or _refused(trial, why_not or "gave no answer") for trial in trials]
+
+    def _run(self, engine: str, cuts: Sequence[int], *, only_error: bool) -> tuple[dict[int, Trial], str | None]:
+        """Run trials. Returns those that succeeded, by cut, and the reason why others failed."""
+        self.has_begun = True
+        left_s = min(_LONGEST_S, self._left_s)
+        if left_s <= 0:
+            return {}, "was not tried: the time for trials was used up"
+        began_s = self._clock()
+        try:
+            if self._policy.here and is_prompt(offer_name(engine)):
+                with self._survived(engine) as was_survived:
+                    if was_survived:
+                        return {cut: self._here(engine, cut, only_error=only_error) for cut in cuts}, None
+            return self._apart(engine, cuts, left_s, only_error=only_error)
+        finally:
+            took_s = self._clock() - began_s
+            self._left_s -= took_s
+            self.spent_s += took_s
+            self.requester.spent(took_s)
+
+    @contextlib.contextmanager
+    def _survived(self, engine: str) -> Iterator[bool]:
+        """Yield whether no process has died while it tried this engine; a marker file records a death of this one."""
+        marked = self._converted / f"{engine}.tried-here"
+        try:
+            marked.touch(exist_ok=False)
+        except FileExistsError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            marked.unlink(missing_ok=True)
+
+    def _here(self, engine: str, cut: int, *, only_error: bool) -> Trial:
+        """Try an engine in this process."""
+        policy, reference = self._policy, self._reference
+        subject = Subject(
+            graph=self._prefix.graph,
+            cuts=self._prefix.cuts,
+            tensors=self._prefix.tensors,
+            pixels=self._pixels,
+            levels=self._levels,
+            device=policy.device,
+            rows=policy.rows,
+            threads=policy.threads,
+            folder=self._converted,
+            footprints={cut: reference.footprint(cut)},
+        )
+        expected = reference.features(self._judging_samples(), cut)
+        if only_error:
+            return reference.alone(partial(compare_engine, subject, engine, cut, expected))
+        return try_briefly(subject, engine, cut, expected, reference.alone)
+
+    def _apart(
+        self, engine: str, cuts: Sequence[int], longest_s: float, *, only_error: bool
+    ) -> tuple[dict[int, Trial], str | None]:
+        """Try an engine in a process of its own."""
+        folder = self._opened()
+        self._refer(cuts)
+        words, out = folder / "stderr.txt", folder / "trials.jsonl"
+        out.unlink(missing_ok=True)
+        argument = json.dumps({**self._wanted(engine, cuts, folder), "only_error": only_error})
+        # Its environment is that with which the node was started; variables that the user has set are passed on too.
+        environment = ENVIRONMENT if self._policy.keeps_freed else {}
+        status = self._process.run(argument, environment, words, longest_s, self.requester.is_abandoned)
+        lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+        found = {trial.cut: trial for trial in (Trial(**json.loads(line)) for line in lines)}
+        if status is None:
+            return found, f"took longer than {in_seconds(longest_s)}"
+        return found, None if status == 0 else self._failure(status, words)
+
+    def _refer(self, cuts: Sequence[int]) -> None:
+        """Write the reference's features at some cuts for the test samples."""
+        samples = self._judging_samples()
+        for cut in cuts:
+            if cut not in self._referenced:
+                for place, tensor in enumerate(self._reference.features(samples, cut)):
+                    np.save(self._opened() / f"reference-{cut}-{place}.npy", tensor)
+                self._referenced.add(cut)
+
+    def _judging_samples(self) -> npt.NDArray[np.float32]:
+        """The test samples, as the network's input."""
+        samples = judging(self._pixels)
+        if self._levels is not None:
+            samples = self._levels.applied(samples.astype(np.uint8, copy=False))
+        return samples.astype(np.float32, copy=False)
+
+    def _wanted(self, engine: str, cuts: Sequence[int], folder: Path) -> dict[str, object]:
+        policy = self._policy
+        return {
+            "folder": str(folder),
+            "levels": None if self._levels is None else asdict(self._levels),
+            "engine": engine,
+            "cuts": list(cuts),
+            "device": policy.device,
+            "rows": policy.rows,
+            "threads": policy.threads if offered(engine).takes_threads else policy.threads[:1],
+            "converted": str(self._converted),
+            "footprints": [(cut, *astuple(self._reference.footprint(cut))) for cut in cuts],
+            "max_bytes": policy.max_bytes,
+        }
+
+    def _opened(self) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="frostline-trial-")
+            folder = Path(self._folder.name)
+            with (folder / "prefix.safetensors").open("wb") as file:
+                save_prefix(self._prefix, file)
+            np.save(folder / "pixels.npy", self._pixels)
+        return Path(self._folder.name)
+
+    def _failure(self, status: int, words: Path) -> str:
+        last = words.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip()
+        if any(word in last for word in _MEMORY):
+            return f"takes more than {in_bytes(self._policy.max_bytes)} to be made ready"
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        return f"failed: {last.splitlines()[-1][:300]}" if last else f"failed with status {status}"
+
+
+def _refused(trial: Trial, why_not: str) -> Trial:
+    return Trial(engine=trial.engine, precision=trial.precision, cut=trial.cut, why_not=why_not)
+
+
+def _step_back(pid: int, niceness: int) -> None:
+    """Lower a process's priority, so that serving goes first."""
+    with contextlib.suppress(OSError):  # it has ended, or the system has no such file
+        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
+        # If sessions are scheduled as groups, only the niceness of the group counts between them.
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and its children, unless it has ended: then its id may have been reused."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

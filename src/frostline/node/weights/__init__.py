@@ -1,1 +1,0 @@
-"""The weights that a node holds."""

@@ -1,0 +1,397 @@
+"""Opens and decodes images and arrays within bounds, and says what is wrong with broken samples.
+
+Opens and decodes images within bounds, jitters colours, and says what is wrong with broken samples.
+
+Reads arrays as NumPy keeps them: images, masks, and any other numbers; within bounds, and never a pickle.
+"""
+
+import math
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from tokenize import TokenError
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy
+from PIL import (
+    BmpImagePlugin,
+    Image,
+    ImageEnhance,
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
+
+from frostline.core.errors import SampleError
+from frostline.preprocess.sounds import is_sound
+from frostline.preprocess.steps import ColorJitter, ReadArray
+
+__all__ = (
+    "JITTER_DRAWS",
+    "check_array",
+    "check_size",
+    "classes_of",
+    "decoded",
+    "decoded_classes",
+    "header_of",
+    "is_array",
+    "jittered",
+    "numbers_into",
+    "pixels_of",
+    "size_of",
+    "size_of_array",
+)
+
+
+_CHANNELS = (1, 3, 4)
+_LONGEST_HEADER = 1024
+# Floats may be rounded, as networks round them; whole numbers name things, and are kept.
+_CASTS: dict[str, Literal["same_kind", "safe"]] = {"float32": "same_kind", "int64": "safe"}
+# The reader takes literals apart with Python's own parser, which in 3.11 fails where two threads use it at once
+# (CPython 106905): its depth is counted for all of them together.
+_PARSING = threading.Lock()
+# What the reader of headers raises on texts that are none; it takes literals apart and evaluates nothing.
+_BROKEN_HEADER = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+    struct.error,
+    TokenError,
+)
+
+
+def size_of_array(encoded: bytes | memoryview) -> tuple[int, int]:
+    """Width and height; 0 and 0 where the array is no image."""
+    try:
+        shape, _ = _image_header(encoded)
+    except SampleError:
+        return 0, 0
+    return shape[1], shape[0]
+
+
+def pixels_of(encoded: bytes | memoryview) -> npt.NDArray[np.uint8]:
+    """The pixels, a view of ``encoded``: ``uint8[H, W]``, or ``uint8[H, W, C]`` with three or four channels.
+
+    Raises:
+        SampleError: the array is of another kind, or cut off. Objects, which would be pickles, are never read.
+    """
+    shape, start = _image_header(encoded)
+    pixels: npt.NDArray[np.uint8] = _values(encoded, shape, np.dtype(np.uint8), start).reshape(shape)
+    return pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
+
+
+def classes_of(encoded: bytes | memoryview, max_pixels: int) -> npt.NDArray[np.integer | np.bool_]:
+    """The whole numbers of a mask ``[H, W]``, or ``[H, W, 1]``, a view of ``encoded``.
+
+    Raises:
+        SampleError: the array is of another kind, cut off, or has more pixels than allowed.
+    """
+    shape, is_fortran, dtype, start = _header(encoded)
+    if dtype.kind not in "biu" or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 1)) or not all(shape):
+        raise SampleError(f"an array of {dtype.name} {list(shape)} is no mask: one is [H, W] of whole numbers")
+    if shape[0] * shape[1] > max_pixels:
+        raise SampleError(f"too many pixels: it has {shape[1]} x {shape[0]}, the most are {max_pixels}")
+    values = _values(encoded, shape, dtype, start)
+    return values.reshape(shape[:2], order="F" if is_fortran else "C")
+
+
+def numbers_into(step: ReadArray, encoded: bytes | memoryview, out: npt.NDArray[Any]) -> None:
+    """Write the numbers of one array into ``out``.
+
+    Args:
+        step: says their shape and type.
+        encoded: the array as NumPy's ``save`` writes it, in either order of its dimensions and of its bytes.
+        out: array of that shape and type.
+
+    Raises:
+        SampleError: the array has another shape, numbers that the type does not hold, or is cut off. Objects, which
+            would be pickles, are never read.
+    """
+    if bytes(encoded[: len(npy.MAGIC_PREFIX)]) != npy.MAGIC_PREFIX:
+        raise SampleError("it is no array as NumPy's save writes it (.npy)")
+    shape, is_fortran, dtype, start = _header(encoded)
+    if shape != step.shape:
+        raise SampleError(f"its array has the shape {list(shape)}, and the preprocessing says {list(step.shape)}")
+    if dtype.kind not in "biuf" or not np.can_cast(dtype, out.dtype, _CASTS[step.dtype]):
+        raise SampleError(f"its array holds {dtype.name}, which {step.dtype} cannot: save it as {step.dtype}")
+    values = _values(encoded, shape, dtype, start).reshape(shape, order="F" if is_fortran else "C")
+    with np.errstate(over="ignore"):  # a double beyond float32 becomes infinite, as everywhere
+        np.copyto(out, values, casting="unsafe")
+
+
+def check_array(encoded: bytes | memoryview) -> None:
+    """Make sure that an array is one of numbers, and whole.
+
+    Raises:
+        SampleError: it holds something else, or is cut off.
+    """
+    shape, _, dtype, start = _header(encoded)
+    if dtype.kind not in "biuf":
+        raise SampleError(f"its array holds {dtype.name}, which are no numbers")
+    _values(encoded, shape, dtype, start)
+
+
+def header_of(encoded: bytes | memoryview) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array, from its first bytes.
+
+    Raises:
+        SampleError: its header cannot be read.
+    """
+    shape, _, dtype, _ = _header(encoded)
+    return shape, dtype
+
+
+def _values(encoded: bytes | memoryview, shape: tuple[int, ...], dtype: np.dtype[Any], start: int) -> npt.NDArray[Any]:
+    count = math.prod(shape)
+    if len(encoded) - start != count * dtype.itemsize:
+        raise SampleError(
+            f"broken array: {list(shape)} takes {count * dtype.itemsize} bytes, and {len(encoded) - start} are there"
+        )
+    return np.frombuffer(encoded, dtype, count, start)
+
+
+def _image_header(encoded: bytes | memoryview) -> tuple[tuple[int, ...], int]:
+    """The shape of an image, and where its values start."""
+    shape, is_fortran, dtype, start = _header(encoded)
+    has_channels = len(shape) == 3 and shape[2] in _CHANNELS
+    if dtype != np.uint8 or is_fortran or not (len(shape) == 2 or has_channels) or not all(shape):
+        raise SampleError(
+            f"an array of {dtype.name} {list(shape)} is no image: one is uint8 [H, W] or [H, W, C] with 1, 3 or 4 "
+            "channels, in C order; other arrays are declared with preprocess.array(...)"
+        )
+    return shape, start
+
+
+def _header(encoded: bytes | memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """The shape, whether columns lie together, the type, and where the values start."""
+    file = BytesIO(encoded[: _LONGEST_HEADER + 16])
+    try:
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
+        with _PARSING:
+            shape, is_fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
+    except _BROKEN_HEADER as error:
+        raise SampleError("broken array: its header cannot be read") from error
+    return shape, is_fortran, dtype, file.tell()
+
+
+Size = tuple[int, int]
+
+# Only what the suffixes of a data set can name: Pillow's other readers start programs or fetch files.
+# Pillow knows a format once its module is imported.
+_FORMATS = {
+    "JPEG": JpegImagePlugin,
+    "PNG": PngImagePlugin,
+    "PPM": PpmImagePlugin,
+    "BMP": BmpImagePlugin,
+    "TIFF": TiffImagePlugin,
+    "WEBP": WebPImagePlugin,
+}
+_LONGEST_MAGIC = 16
+# What Pillow takes for the sign that bytes are of another format.
+_OTHER_FORMAT = (SyntaxError, IndexError, TypeError, struct.error)
+_MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB", "HSV"}
+_CLASS_MODES = {"1", "L", "P", "I", "I;16", "I;16B", "I;16L"}
+
+# What Pillow's readers raise on bytes that are not what they claim to be.
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    EOFError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
+
+
+def is_array(encoded: bytes | memoryview) -> bool:
+    """Whether a sample is an array and not an encoded image."""
+    return bytes(encoded[: len(npy.MAGIC_PREFIX)]) == npy.MAGIC_PREFIX
+
+
+def decoded(
+    encoded: bytes | memoryview, mode: str, *, max_pixels: int, enough: Callable[[Size], Size] | None = None
+) -> Image.Image:
+    """The pixels of an image.
+
+    Args:
+        encoded: the image as stored.
+        mode: to convert to, as Pillow does.
+        max_pixels: maximum pixels of the image; looked up in its header before anything is decoded.
+        enough: from the image's size the least one that is still large enough: a JPEG is then decoded at the smallest
+            scale that keeps it. None decodes whole.
+
+    Raises:
+        SampleError: the image is broken, too large or of a kind that is not read.
+    """
+    if is_array(encoded):
+        check_size(size_of_array(encoded), max_pixels, "it has")
+        image = Image.fromarray(pixels_of(encoded))
+        return image if image.mode == mode else image.convert(mode)
+    with _in_words(encoded, max_pixels):
+        image = _opened(encoded)
+        check_size(image.size, max_pixels, "it has")
+        if image.mode not in _MODES:
+            raise SampleError(f"pixels of kind {image.mode} are not read: 8 bits a channel are")
+        if enough is not None:
+            # The mode stays as it is, so that colours are converted as ever. Other formats know no draft.
+            image.draft(None, enough(image.size))
+        image.load()
+        return image if image.mode == mode else image.convert(mode)
+
+
+def decoded_classes(encoded: bytes | memoryview, *, max_pixels: int) -> npt.NDArray[np.integer | np.bool_]:
+    """The numbers of a mask, ``[H, W]``: of a palette image the indices, of a grey one its values.
+
+    Args:
+        encoded: the mask as stored: an image of one channel, of up to 32 bits, or an array of whole numbers.
+        max_pixels: see ``decoded``.
+
+    Raises:
+        SampleError: the image is broken, too large, or has colours and no palette.
+    """
+    if is_array(encoded):
+        return classes_of(encoded, max_pixels)
+    with _in_words(encoded, max_pixels):
+        image = _opened(encoded)
+        check_size(image.size, max_pixels, "it has")
+        if image.mode not in _CLASS_MODES:
+            raise SampleError(
+                f"pixels of kind {image.mode} are no classes: a mask has one whole number a pixel, as grey images and "
+                "those with a palette have"
+            )
+        return np.asarray(image)
+
+
+def _opened(encoded: bytes | memoryview) -> Image.Image:
+    """The image, of which the header is read; as ``Image.open`` does it.
+
+    That one warns on stderr of more pixels than its own limit, where ours is another, and a warning cannot be silenced
+    in one thread alone. What it refuses is refused here.
+    """
+    magic = bytes(encoded[:_LONGEST_MAGIC])
+    for name in _FORMATS:
+        try:
+            open_as, accepts = Image.OPEN[name]
+            if accepts is None or accepts(magic) is True:
+                return _of_a_size(open_as(BytesIO(encoded), ""))
+        except _OTHER_FORMAT:
+            continue
+    raise UnidentifiedImageError
+
+
+def _of_a_size(image: Image.Image) -> Image.Image:
+    if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > 2 * Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError
+    return image
+
+
+@contextmanager
+def _in_words(encoded: bytes | memoryview, max_pixels: int) -> Iterator[None]:
+    """Say what Pillow found wrong."""
+    try:
+        yield
+    except UnidentifiedImageError as error:
+        if is_sound(encoded):
+            raise SampleError("it is a sound and no image: declare preprocess=preprocess.audio(...)") from error
+        raise SampleError("not an image of a known format, or its header is broken") from error
+    except Image.DecompressionBombError as error:
+        raise SampleError(f"too many pixels: the most are {max_pixels}") from error
+    except _BROKEN as error:
+        raise SampleError(f"broken image: {_reason(error)}") from error
+
+
+def size_of(encoded: bytes | memoryview) -> Size:
+    """Width and height from an image's header alone; 0 and 0 where it is broken, or says more than Pillow opens."""
+    if is_array(encoded):
+        return size_of_array(encoded)
+    try:
+        return _opened(encoded).size
+    except (*_BROKEN, Image.DecompressionBombError):
+        return 0, 0
+
+
+def check_size(size: Size, max_pixels: int, what: str) -> None:
+    """Refuse an image, or what is to be made of it, with more pixels than allowed.
+
+    Raises:
+        SampleError: the sentence says ``what`` it has.
+    """
+    width, height = size
+    if width * height > max_pixels:
+        raise SampleError(f"too many pixels: {what} {width} x {height}, the most are {max_pixels}")
+
+
+def _reason(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return words[:120] or type(error).__name__
+
+
+JITTER_DRAWS = 7
+"""Numbers that every change of colours draws, whatever its amounts are."""
+
+_ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+_HUE = 3
+
+
+def jittered(step: ColorJitter, image: Image.Image, draw: Callable[[], float]) -> Image.Image:
+    """The image in other colours.
+
+    Seven numbers are drawn whatever the amounts are, so that an amount of 0 changes no other draw: three for the
+    order, then brightness, contrast, saturation and hue.
+
+    Args:
+        step: the amounts.
+        image: image of mode RGB or L; it is left as it is.
+        draw: gives the next number from 0 to below 1.
+    """
+    order = _drawn_order(draw)
+    factors = [_factor(amount, draw()) for amount in (step.brightness, step.contrast, step.saturation)]
+    turn = (2 * draw() - 1) * step.hue
+    amounts = (step.brightness, step.contrast, step.saturation, step.hue)
+    for change in order:
+        if amounts[change] == 0:
+            continue
+        image = _turned(image, turn) if change == _HUE else _ENHANCERS[change](image).enhance(factors[change])
+    return image
+
+
+def _drawn_order(draw: Callable[[], float]) -> list[int]:
+    # Fisher and Yates: every order of the four changes is as likely as any other.
+    order = [0, 1, 2, _HUE]
+    for last in (3, 2, 1):
+        drawn = int(draw() * (last + 1))
+        order[last], order[drawn] = order[drawn], order[last]
+    return order
+
+
+def _factor(amount: float, drawn: float) -> float:
+    minimum, maximum = max(0.0, 1 - amount), 1 + amount
+    return minimum + (maximum - minimum) * drawn
+
+
+def _turned(image: Image.Image, turn: float) -> Image.Image:
+    if image.mode == "L":
+        return image
+    hue, saturation, value = image.convert("HSV").split()
+    steps = int(turn * 255)  # towards 0, as torchvision does
+    hue = hue.point([(level + steps) % 256 for level in range(256)])
+    return Image.merge("HSV", (hue, saturation, value)).convert(image.mode)

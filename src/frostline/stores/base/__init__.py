@@ -1,1 +1,0 @@
-"""What every store has in common."""

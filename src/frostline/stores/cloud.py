@@ -1,0 +1,476 @@
+"""S3, Google Cloud Storage, Azure and memory as stores: where their servers and credentials are read from.
+
+S3, Google Cloud Storage, Azure and web servers: where their servers and credentials are read from.
+
+Credentials and addresses come from the variables that each ecosystem uses, of which the driver reads most by itself;
+what it does not read is read here. Options of the URL go before them.
+
+A store of objects behind obstore, and memory as one.
+
+obstore is imported when a store is first used: its threads do not survive a fork, so a process that only
+forks workers must never have started them.
+"""
+
+import builtins
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frostline.core.config import environment
+from frostline.core.errors import AccessDenied, ObjectNotFound, SettingError
+from frostline.core.system import background
+from frostline.stores.errors import error_of_driver
+from frostline.stores.protocols import PREFIX, Buffer, Dated, Driver, Entry, Waits, version_of_time
+from frostline.stores.retry import RetryingSections
+from frostline.stores.urls import Root, check_name
+from frostline.stores.web import WebStore
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+    from obstore.store import AzureStore, GCSStore, MemoryStore, RetryConfig, S3Credential, S3Store
+    from obstore.store import ObjectStore as Client
+
+__all__ = (
+    "DRIVER",
+    "DriverStore",
+    "azure_settings",
+    "cloud_store",
+    "google_settings",
+    "memory_store",
+    "profile_of",
+    "s3_settings",
+    "signed",
+)
+
+
+_LISTED_AT_ONCE = 1000
+_LIST_RETRIES = 4
+
+
+def _start() -> None:
+    # Its threads start with the first call, whatever that is.
+    with background():
+        from obstore import put
+        from obstore.store import MemoryStore
+
+        put(MemoryStore(), "first", b"")
+
+
+DRIVER = Driver(_start)
+"""Of objects, whose threads serve all stores of a process."""
+
+
+class DriverStore:
+    """A store behind obstore. Safe for threads; its client is made on first use, by the process that uses it.
+
+    Args:
+        url: canonical, of the root.
+        connect: makes the client that tries a request again so often. It is called in the process that uses it, and
+            must travel by pickle.
+        prefix: prefix of the root's objects within the client's place.
+    """
+
+    def __init__(self, url: str, connect: Callable[[int], "Client"], prefix: str) -> None:
+        self._url = url
+        self._connect = connect
+        self._prefix = f"{prefix}/" if prefix else ""
+        # Reads and writes are tried again by whoever asks, who must know how often a store refuses; a listing is not
+        # taken up where it ended, so the driver does it.
+        self._clients: dict[int, Client] = {}
+
+    @property
+    def url(self) -> str:
+        """The canonical URL of the root."""
+        return self._url
+
+    def read(self, object: str, offset: int, length: int) -> Buffer:
+        """See ``Readable.read``; the bytes are the driver's own, not copied."""
+        name = check_name(object)
+        if length == 0:
+            return b""
+        with self._driven(name) as client:
+            from obstore import get_range
+
+            data = memoryview(get_range(client, self._prefix + name, start=offset, length=length))
+        if len(data) != length:
+            raise ObjectNotFound(f"{name} gave {len(data)} of {length} bytes: it has changed")
+        return data
+
+    def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
+        """See ``Versioned.read_version``."""
+        name = check_name(object)
+        if length == 0:
+            return b"", ""
+        with self._driven(name) as client:
+            from obstore import get
+
+            found = get(client, self._prefix + name, options={"range": (offset, offset + length)})
+            data = memoryview(found.bytes())
+        if len(data) != length:
+            raise ObjectNotFound(f"{name} gave {len(data)} of {length} bytes: it has changed")
+        return data, _version(found.meta)
+
+    def describe(self, object: str) -> Entry:
+        """See ``Described.describe``."""
+        name = check_name(object)
+        with self._driven(name) as client:
+            from obstore import head
+
+            found = head(client, self._prefix + name)
+        return Entry(name, found["size"], _version(found))
+
+    def list(self) -> Iterator[Entry]:
+        """See ``Listable.list``."""
+        with self._driven("", _LIST_RETRIES) as client:
+            from obstore import list as list_objects
+
+            skipped = len(self._prefix)
+            for chunk in list_objects(client, prefix=self._prefix or None, chunk_size=_LISTED_AT_ONCE):
+                for found in chunk:
+                    yield Entry(found["path"][skipped:], found["size"], _version(found))
+
+    def sections(self) -> "tuple[builtins.list[Entry], tuple[str, ...]]":
+        """See ``Sectioned.sections``."""
+        with self._driven("", _LIST_RETRIES) as client:
+            from obstore import list_with_delimiter
+
+            found = list_with_delimiter(client, self._prefix or None)
+            skipped = len(self._prefix)
+            folders = tuple(f"{prefix.rstrip('/')[skipped:]}/" for prefix in found["common_prefixes"])
+            return [Entry(item["path"][skipped:], item["size"], _version(item)) for item in found["objects"]], folders
+
+    def list_section(self, folder: str) -> Sequence[Entry]:
+        """See ``Sectioned.list_section``."""
+        with self._driven("", _LIST_RETRIES) as client:
+            from obstore import list as list_objects
+
+            from frostline.stores.protocols import Entries
+
+            skipped = len(self._prefix)
+            return Entries.of(
+                Entry(found["path"][skipped:], found["size"], _version(found))
+                for chunk in list_objects(client, prefix=self._prefix + folder, chunk_size=_LISTED_AT_ONCE)
+                for found in chunk
+            )
+
+    def list_dated(self) -> Iterator[Dated]:
+        """See ``Prunable.list_dated``."""
+        with self._driven("", _LIST_RETRIES) as client:
+            from obstore import list as list_objects
+
+            skipped = len(self._prefix)
+            for chunk in list_objects(client, prefix=self._prefix or None, chunk_size=_LISTED_AT_ONCE):
+                for found in chunk:
+                    yield Dated(found["path"][skipped:], found["size"], found["last_modified"].timestamp())
+
+    def remove(self, object: str) -> None:
+        """See ``Prunable.remove``."""
+        name = check_name(object)
+        with suppress(ObjectNotFound), self._driven(name) as client:
+            from obstore import delete
+
+            delete(client, self._prefix + name)
+
+    def write(self, object: str, data: Buffer) -> None:
+        """See ``Writable.write``."""
+        name = check_name(object)
+        with self._driven(name) as client:
+            from obstore import put
+
+            put(client, self._prefix + name, data)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url!r})"
+
+    def __getstate__(self) -> dict[str, object]:
+        # A client cannot travel to another process; the next one makes its own.
+        return {**self.__dict__, "_clients": {}}
+
+    @contextmanager
+    def _driven(self, name: str, retries: int = 0) -> Iterator["Client"]:
+        DRIVER.use(self._url)
+        from obstore.exceptions import BaseError
+
+        try:
+            if retries not in self._clients:
+                self._clients[retries] = self._connect(retries)
+            yield self._clients[retries]
+        except (BaseError, OSError, ValueError) as error:
+            raise error_of_driver(error, self._url, name) from error
+
+
+def memory_store(url: str, place: str, path: str) -> DriverStore:
+    """Objects in this process's memory; every store of the same place shares them."""
+    return DriverStore(url, partial(_memory_client, place), path)
+
+
+def _version(found: "ObjectMeta") -> str:
+    # Azure writes it with quotes beside the bytes and without them in listings.
+    etag = (found["e_tag"] or "").strip('"')
+    # Web servers need not have one. Where they give no time either, the driver says that of 1970.
+    return etag or version_of_time(found["last_modified"].timestamp())
+
+
+def _memory_client(place: str, retries: int) -> "MemoryStore":  # noqa: ARG001 (memory never fails)
+    return _memory(place)
+
+
+@cache
+def _memory(place: str) -> "MemoryStore":  # noqa: ARG001 (the key of the cache: one memory a name)
+    from obstore.store import MemoryStore
+
+    return MemoryStore()
+
+
+_OTHER_WAYS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+)
+# The other profiles of that file are only used where they are named.
+_DEFAULT = re.compile(r"^\[\s*(?:profile\s+)?default\s*\]", re.MULTILINE)
+_ASKED_AGAIN_AFTER = timedelta(minutes=5)
+
+
+def profile_of(options: Mapping[str, str], environment: Mapping[str, str]) -> str | None:
+    """The profile to read; None where credentials come without one, as AWS's own tools decide.
+
+    A URL's ``profile`` goes before everything, then come keys and roles of the environment, ``AWS_PROFILE``, and the
+    profile ``default`` of the user's files of credentials and of settings.
+    """
+    if "profile" in options:
+        return options["profile"]
+    if any(name in environment for name in _OTHER_WAYS) or environment.get("AWS_SKIP_SIGNATURE") == "true":
+        return None
+    if "AWS_PROFILE" in environment:
+        return environment["AWS_PROFILE"]
+    file = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser()
+    said = Path(environment.get("AWS_CONFIG_FILE", "~/.aws/config")).expanduser()
+    is_there = file.is_file() or (said.is_file() and _DEFAULT.search(said.read_text(errors="replace")) is not None)
+    return "default" if is_there and find_spec("botocore") else None
+
+
+def signed(
+    profile: str, config: Mapping[str, str], environment: Mapping[str, str]
+) -> "tuple[dict[str, str], Callable[[], S3Credential]]":
+    """The driver's settings with what a profile says of server and region, and what gives its credentials.
+
+    Raises:
+        SettingError: there is no such profile, or botocore is not installed.
+        AccessDenied: the profile gives no credentials.
+    """
+    if not find_spec("botocore"):
+        raise SettingError("AWS profiles are read by botocore: pip install 'frostline[aws]'")
+    with _translated(profile):
+        from botocore.session import Session
+
+        session = Session(profile=profile)
+        credentials = session.get_credentials()
+        told = _told(session, environment)
+        if credentials is not None:
+            credentials.get_frozen_credentials()
+    if credentials is None:
+        raise AccessDenied(f"the AWS profile {profile} holds no credentials")
+    return {**told, **config}, _provider(profile, credentials)
+
+
+def _told(session: Any, environment: Mapping[str, str]) -> dict[str, str]:
+    about: Mapping[str, Any] = session.get_scoped_config()
+    services: Mapping[str, Any] = session.full_config.get("services", {}).get(about.get("services", ""), {})
+    address = services.get("s3", {}).get("endpoint_url") or about.get("endpoint_url")
+    told = {}
+    if address and not {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"} & environment.keys():
+        told["endpoint"] = str(address)
+        told |= {"allow_http": "true"} if told["endpoint"].startswith("http://") else {}
+    if about.get("region") and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & environment.keys():
+        told["region"] = str(about["region"])
+    return told
+
+
+def _provider(profile: str, credentials: Any) -> "Callable[[], S3Credential]":
+    def credential() -> "S3Credential":
+        # The driver asks for them again before that time; botocore renews those that end.
+        with _translated(profile):
+            frozen = credentials.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + _ASKED_AGAIN_AFTER,
+        }
+
+    return credential
+
+
+@contextmanager
+def _translated(profile: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ProfileNotFound
+
+    try:
+        yield
+    except ProfileNotFound as error:
+        raise SettingError(f"there is no AWS profile {profile}: `aws configure list-profiles` shows them") from error
+    except BotoCoreError as error:
+        # Its sentence may hold what stands in the files.
+        raise AccessDenied(f"the AWS profile {profile} gave no credentials ({type(error).__name__})") from error
+
+
+_CONNECT_S = 5.0
+_PLAIN = {"allow_http": "true"}
+_CONNECTION_STRING = {
+    "AccountName": "account_name",
+    "AccountKey": "account_key",
+    "BlobEndpoint": "endpoint",
+    "SharedAccessSignature": "sas_key",
+    "UseDevelopmentStorage": "use_emulator",
+}
+# Of other services and of copies that are not asked, and what addresses are made of.
+_BESIDE = ("DefaultEndpointsProtocol", "EndpointSuffix", "BlobSecondaryEndpoint")
+_OF_OTHERS = ("Queue", "Table", "File")
+
+
+def cloud_store(
+    url: str,
+    root: Root,
+    *,
+    deadline_s: float = math.inf,
+    retry_for_s: float | None = None,
+    now: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> RetryingSections:
+    """The objects of a bucket, a container or a web server. Nothing is looked at until it is used.
+
+    Args:
+        url: canonical.
+        root: the same taken apart.
+        deadline_s: how long it may be silent, or be tried again, where the environment does not say less.
+        retry_for_s: how long a call may be refused before its caller is told; None for what the environment says.
+        now: clock.
+        wait: lets time pass.
+    """
+    waits = Waits.of(environment(PREFIX)).within(deadline_s)
+    retry_for_s = waits.retry_for_s if retry_for_s is None else retry_for_s
+    # Redirects are judged where the web is read; the driver follows them wherever they lead.
+    is_web = root.scheme in ("http", "https")
+    store = (
+        WebStore(url, root, waits.timeout_s)
+        if is_web
+        else DriverStore(url, partial(_client, root, waits.timeout_s), root.path)
+    )
+    return RetryingSections(store, retry_for_s=retry_for_s, requests_per_s=waits.requests_per_s, now=now, wait=wait)
+
+
+def s3_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG001
+    """What the driver is told beside what it reads from ``AWS_*`` by itself, profiles aside."""
+    told = {name: options[name] for name in ("endpoint", "region") if name in options}
+    if "endpoint" in options:
+        # It goes before the address of the environment, also before the one for S3 alone.
+        told["aws_endpoint_url_s3"] = options["endpoint"]
+    return {**told, **_plain(options.get("endpoint", "")), **_anonymous(options)}
+
+
+def google_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """What the driver is told beside what it reads from ``GOOGLE_*`` by itself."""
+    address = options.get("endpoint", "") or _emulator(environment.get("STORAGE_EMULATOR_HOST", ""))
+    told = {"base_url": address} if address else {}
+    return {**told, **_plain(address), **_anonymous(options)}
+
+
+def azure_settings(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """What the driver is told beside what it reads from ``AZURE_*`` by itself.
+
+    Raises:
+        SettingError: ``AZURE_STORAGE_CONNECTION_STRING`` is none.
+    """
+    told = _connection(environment.get("AZURE_STORAGE_CONNECTION_STRING", ""))
+    told |= {"account_name": options["account"]} if "account" in options else {}
+    told |= {"endpoint": options["endpoint"]} if "endpoint" in options else {}
+    return {**told, **_plain(told.get("endpoint", "")), **_anonymous(options)}
+
+
+def _connection(text: str) -> dict[str, str]:
+    pairs = [part.partition("=") for part in text.split(";") if part]
+    if any(not mark for _, mark, _ in pairs):
+        raise SettingError("AZURE_STORAGE_CONNECTION_STRING is written name=value;name=value")
+    given = {name: value for name, _, value in pairs}
+    unknown = [
+        name for name in given if name not in (*_CONNECTION_STRING, *_BESIDE) and not name.startswith(_OF_OTHERS)
+    ]
+    if unknown:
+        raise SettingError(f"AZURE_STORAGE_CONNECTION_STRING says {unknown[0][:40]!a}, which Frostline does not know")
+    told = {ours: given[theirs] for theirs, ours in _CONNECTION_STRING.items() if theirs in given}
+    if "sas_key" in told:
+        told["sas_key"] = told["sas_key"].removeprefix("?")
+    if "EndpointSuffix" in given and "AccountName" in given:
+        protocol = given.get("DefaultEndpointsProtocol", "https")
+        told.setdefault("endpoint", f"{protocol}://{given['AccountName']}.blob.{given['EndpointSuffix']}")
+    return told
+
+
+def _emulator(host: str) -> str:
+    return host if not host or "://" in host else f"http://{host}"
+
+
+def _plain(address: str) -> dict[str, str]:
+    # Whoever writes the address out with http:// means it.
+    return _PLAIN if address.startswith("http://") else {}
+
+
+def _anonymous(options: Mapping[str, str]) -> dict[str, str]:
+    return {"skip_signature": "true"} if "anonymous" in options else {}
+
+
+def _tries(retries: int) -> "RetryConfig":
+    # Short tries: whoever asks decides how long it is worth trying, and must be able to say so.
+    return {"max_retries": retries, "retry_timeout": timedelta(seconds=20)}
+
+
+def _times(timeout_s: float) -> dict[str, str]:
+    # Not as the driver's client options: those put aside what AWS_ALLOW_HTTP and its like say. The limit for a whole
+    # answer is one that nothing reaches, as there is none: what counts is that bytes keep coming.
+    connect_ms, read_ms = (f"{round(1000 * seconds)}ms" for seconds in (min(_CONNECT_S, timeout_s), timeout_s))
+    return {"connect_timeout": connect_ms, "read_timeout": read_ms, "timeout": "365days"}
+
+
+def _client(root: Root, timeout_s: float, retries: int) -> "Client":
+    match root.scheme:
+        case "s3":
+            return _s3(root, retries, _times(timeout_s))
+        case "gs":
+            return _google(root, retries, _times(timeout_s))
+        case _:
+            return _azure(root, retries, _times(timeout_s))
+
+
+def _s3(root: Root, retries: int, times: dict[str, str]) -> "S3Store":
+    from obstore.store import S3Store
+
+    options, said = dict(root.options), environment("AWS_")
+    config: dict[str, Any] = {**times, **s3_settings(options, said)}
+    profile = None if "anonymous" in options else profile_of(options, said)
+    if profile is None:
+        return S3Store(root.place, retry_config=_tries(retries), config=config)  # type: ignore[arg-type]
+    config, credentials = signed(profile, config, said)
+    return S3Store(root.place, retry_config=_tries(retries), config=config, credential_provider=credentials)  # type: ignore[arg-type]
+
+
+def _google(root: Root, retries: int, times: dict[str, str]) -> "GCSStore":
+    from obstore.store import GCSStore
+
+    settings: Any = {**times, **google_settings(dict(root.options), environment("STORAGE_"))}
+    return GCSStore(root.place, retry_config=_tries(retries), config=settings)
+
+
+def _azure(root: Root, retries: int, times: dict[str, str]) -> "AzureStore":
+    from obstore.store import AzureStore
+
+    settings: Any = {**times, **azure_settings(dict(root.options), environment("AZURE_"))}
+    return AzureStore(root.place, retry_config=_tries(retries), config=settings)

@@ -1,1 +1,0 @@
-"""Object stores, local folders and web servers."""

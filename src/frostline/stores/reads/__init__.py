@@ -1,1 +1,0 @@
-"""How objects are read: ranges joined, shared and read ahead."""

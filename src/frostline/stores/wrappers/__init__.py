@@ -1,1 +1,0 @@
-"""Stores around stores: retry, rate limit, hedging and faults."""

@@ -1,1 +1,0 @@
-"""Extracting the features of a whole data set into files."""

@@ -1,1 +1,0 @@
-"""The process that trains a head beside the store."""

@@ -1,1 +1,0 @@
-"""What a trainer needs of a node, whichever way leads there."""

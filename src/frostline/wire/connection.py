@@ -1,0 +1,532 @@
+"""Kept-alive connections to one node that count every byte, and one HTTP exchange over them.
+
+Kept-alive connections to one node, which count every byte and belong to the process that made them.
+
+One HTTP exchange with a node: sent once more where an idle connection turns out to be closed.
+"""
+
+import http.client
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from http.client import HTTPException, HTTPResponse, RemoteDisconnected
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from frostline.core.errors import NodeUnreachable, SettingError
+
+__all__ = (
+    "Connection",
+    "Connections",
+    "Exchange",
+    "LinkMeter",
+    "Message",
+    "Meter",
+    "address_of",
+)
+
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # they are Unix's
+    _TELLS = False
+else:
+    _TELLS = True
+
+
+# Smaller ones come at once, or wait for their sender more than for the link.
+_LARGE = 64 << 10
+
+
+class Meter:
+    """Bytes on the sockets, headers too. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._received = 0
+        self._sent = 0
+
+    def add(self, *, received: int = 0, sent: int = 0) -> None:
+        """Count some more."""
+        with self._lock:
+            self._received += received
+            self._sent += sent
+
+    def read(self) -> tuple[int, int]:
+        """Bytes received and sent so far."""
+        with self._lock:
+            return self._received, self._sent
+
+
+class LinkMeter:
+    """Bytes that come, and the seconds in which at least one large body is under way. Safe for threads.
+
+    A body is under way while it is being read and at least 64 KiB of it have not come yet: one that lies in the
+    socket's buffer already, since its reader was busy, tells nothing about the link. What comes meanwhile is counted
+    on all connections, also where nobody reads it yet: otherwise a link that is shared with a busy reader's
+    connection would look thinner than it is.
+
+    Args:
+        meter: counts what is read from the sockets.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, meter: Meter, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._meter = meter
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._under_way = 0
+        self._since = (0, 0.0)
+        self._bytes = 0
+        self._seconds = 0.0
+
+    def watch(self, one: socket.socket) -> None:
+        """Count what comes on this connection."""
+        with self._lock:
+            self._settle()
+            self._sockets.add(one)
+            self._since = self._mark()
+
+    def forget(self, one: socket.socket) -> None:
+        """It is about to be closed. Forgetting it again does nothing."""
+        with self._lock:
+            self._settle()
+            self._sockets.discard(one)
+            self._since = self._mark()
+
+    def forget_all(self) -> None:
+        """The connections belong to another process now."""
+        with self._lock:
+            self._sockets.clear()
+            self._under_way = 0
+
+    @contextmanager
+    def body(self, one: socket.socket | None, nbytes: int) -> Iterator[None]:
+        """While a body of so many bytes is read from a connection."""
+        if one is None or nbytes - _lying(one) < _LARGE:
+            yield
+            return
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    def read(self) -> tuple[int, float]:
+        """Bytes and seconds so far, those of bodies under way too."""
+        with self._lock:
+            self._settle()
+            return self._bytes, self._seconds
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            self._settle()
+            self._under_way += by
+            self._since = self._mark()
+
+    def _settle(self) -> None:
+        """Add what came since the last look, if something was under way, and look from here on."""
+        if not self._under_way:
+            return
+        mark = self._mark()
+        self._bytes += max(0, mark[0] - self._since[0])
+        self._seconds += mark[1] - self._since[1]
+        self._since = mark
+
+    def _mark(self) -> tuple[int, float]:
+        """All that has come, read or not, and when."""
+        received, _ = self._meter.read()
+        return received + sum(map(_lying, self._sockets)), self._clock()
+
+
+def _lying(one: socket.socket) -> int:
+    """Bytes that have come on a connection and were not read yet; none where the system does not tell."""
+    if not _TELLS:
+        return 0
+    try:
+        found = fcntl.ioctl(one.fileno(), termios.FIONREAD, b"\0\0\0\0")
+    except (OSError, ValueError):  # it is closed
+        return 0
+    return int(struct.unpack("i", found)[0])
+
+
+# How an answer begins that is the last to a request, in the order of texts: one below it has it go on.
+_FINAL = b"HTTP/1.1 2"
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Host and port of a node.
+
+    Raises:
+        SettingError: The text is no address of a node. The sentence never repeats a name and password.
+    """
+    shown = f"…@{url.rpartition('@')[2]}" if "@" in url else url
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise SettingError(f"{shown!r} is no address of a node: {error}") from error
+    if parts.scheme != "http" or not host or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:
+        raise SettingError(f"a node's address looks like http://host:7070, not {shown!r}")
+    return host, port or 80
+
+
+class Connection(http.client.HTTPConnection):
+    """One connection. Not for several threads, but for ``break_off``.
+
+    Args:
+        host: host of the node.
+        port: port of the node.
+        deadline_s: longest silence.
+        meter: counts what crosses.
+        transfers: watch what comes.
+    """
+
+    def __init__(self, host: str, port: int, *, deadline_s: float, meter: Meter, transfers: LinkMeter) -> None:
+        super().__init__(host, port, timeout=deadline_s)
+        self._deadline_s = deadline_s
+        self._meter = meter
+        self._transfers = transfers
+        self._is_broken = False
+
+    def connect(self) -> None:
+        """Connect, without waiting to fill packets: a request is one small piece after another."""
+        plain = socket.create_connection((self.host, self.port), self._deadline_s)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(plain)
+        self.sock = _CountedSocket(plain, self._meter)
+        self._transfers.watch(self.sock)
+        if self._is_broken:
+            self.break_off()
+
+    def close(self) -> None:
+        """Close it. Closing it again does nothing."""
+        if self.sock is not None:
+            self._transfers.forget(self.sock)
+        super().close()
+
+    def wait_up_to(self, silence_s: float | None) -> None:
+        """Bear a longer silence, once it is connected; None for the connection's own deadline again."""
+        if self.sock is not None:
+            self.sock.settimeout(self._deadline_s if silence_s is None else max(silence_s, self._deadline_s))
+
+    def is_body_wanted(self, longest_s: float) -> bool:
+        """Whether the node goes on with a request whose head asked whether to (RFC 9110, section 10.1.1).
+
+        Args:
+            longest_s: longest time it may take to say so; a node that says nothing gets the body.
+
+        Raises:
+            RemoteDisconnected: The node has closed the connection.
+        """
+        assert self.sock is not None, "the head was sent"
+        before = self.sock.gettimeout()
+        self.sock.settimeout(longest_s)
+        try:
+            said = self.sock.recv(len(_FINAL), socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+        finally:
+            self.sock.settimeout(before)
+        if not said:
+            raise http.client.RemoteDisconnected("the node closed the connection")
+        return said < _FINAL
+
+    def reading(self, nbytes: int) -> AbstractContextManager[None]:
+        """While a body of so many bytes is read from it."""
+        return self._transfers.body(self.sock, nbytes)
+
+    def break_off(self) -> None:
+        """End the exchange from any thread: one that waits for bytes gets an end instead."""
+        self._is_broken = True
+        counted = self.sock
+        if counted is not None:
+            try:
+                counted.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it is closed already
+                return
+
+
+class Connections:
+    """Idle connections for the next request. Safe for threads; after a fork the child makes its own.
+
+    Args:
+        host: host of the node.
+        port: port of the node.
+        deadline_s: longest silence on a connection.
+        max_idle: kept for later.
+
+    Attributes:
+        meter: counts what crosses.
+        transfers: tell how fast large bodies come.
+    """
+
+    def __init__(self, host: str, port: int, *, deadline_s: float, max_idle: int) -> None:
+        self._address = (host, port)
+        self._deadline_s = deadline_s
+        self._max_idle = max_idle
+        self.meter = Meter()
+        self.transfers = LinkMeter(self.meter)
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._process = os.getpid()
+
+    def take(self) -> Connection | None:
+        """A connection that was used before, if there is one; it may have been closed by the node meanwhile."""
+        with self._lock:
+            self._own()
+            return self._idle.pop() if self._idle else None
+
+    def new(self) -> Connection:
+        """A connection that is not connected yet."""
+        return Connection(*self._address, deadline_s=self._deadline_s, meter=self.meter, transfers=self.transfers)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose last answer was read to its end."""
+        with self._lock:
+            self._own()
+            if len(self._idle) < self._max_idle:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def drop_idle(self) -> None:
+        """Close what is kept: the node went away."""
+        with self._lock:
+            self._own()
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _own(self) -> None:
+        # A forked child shares its parent's sockets: using them would mix up both sides' answers.
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._idle = []
+            self.transfers.forget_all()
+
+
+def _keep_alive(plain: socket.socket) -> None:
+    """Have the system ask a peer that is silent for long whether it is still there: one that vanished cannot say so."""
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):  # as Linux has them
+            plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class _CountedSocket(socket.socket):
+    def __init__(self, plain: socket.socket, meter: Meter) -> None:
+        timeout = plain.gettimeout()
+        super().__init__(fileno=plain.detach())
+        self.settimeout(timeout)
+        self._meter = meter
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        received = super().recv_into(*args, **kwargs)
+        self._meter.add(received=received)
+        return received
+
+    def sendall(self, data: Any, *args: Any) -> None:
+        super().sendall(data, *args)
+        self._meter.add(sent=memoryview(data).nbytes)
+
+
+# What a connection that the node has closed meanwhile looks like before any byte of an answer has come.
+_STALE = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+_MAX_JSON = 64 << 20
+# A body as large as this is sent once the node has said that it takes it: it may take minutes to send, and a node that
+# is full says so at once. It may let an upload wait for memory for ten seconds before.
+_ASKED_FIRST = 1 << 20
+_ASKED_WITHIN_S = 20.0
+_MAX_LINE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What is sent.
+
+    Attributes:
+        method: HTTP method.
+        path: after the node's address.
+        body: body of the request.
+        media_type: media type of the body.
+        headers: beside those of HTTP itself. Never shown: one says who asks.
+        silence_s: how long its answer may let wait for itself; None for as long as the connection's own deadline.
+        may_repeat: sending it twice is as good as once: an idle connection, which may be closed, is tried first.
+    """
+
+    method: str
+    path: str
+    body: bytes | None = None
+    media_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    silence_s: float | None = None
+    may_repeat: bool = True
+
+
+class Exchange:
+    """One request and its answer. ``break_off`` may be called from any thread; all else from one.
+
+    Args:
+        connections: to the node.
+        url: URL of the node, for sentences.
+    """
+
+    def __init__(self, connections: Connections, url: str) -> None:
+        self._connections = connections
+        self._url = url
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._response: HTTPResponse | None = None
+        self._is_broken_off = False
+        self._is_sent = False
+
+    def send(self, message: Message) -> int:
+        """Send a request and return the status of its answer.
+
+        Raises:
+            NodeUnreachable: No connection, or no answer.
+        """
+        with self._translated():
+            used = self._connections.take() if message.may_repeat else None
+            if used is not None:
+                try:
+                    return self._send(used, message)
+                except _STALE:
+                    self._connections.drop_idle()
+            return self._send(self._connections.new(), message)
+
+    def read(self, nbytes: int) -> memoryview:
+        """So many bytes of the answer, or what is left of it.
+
+        Raises:
+            NodeUnreachable: The node fell silent.
+        """
+        view = np.empty(nbytes, np.uint8).data
+        filled = 0
+        with self._translated(), self._reading(nbytes):
+            try:
+                while filled < nbytes and (got := self._answer.readinto(view[filled:])):
+                    filled += got
+            except http.client.IncompleteRead as error:
+                filled += len(error.partial)
+        return view[:filled]
+
+    def read_line(self) -> bytes:
+        """The next line of the answer, or nothing at its end.
+
+        Raises:
+            NodeUnreachable: The node fell silent.
+        """
+        with self._translated():
+            return self._answer.readline(_MAX_LINE)
+
+    def read_all(self) -> bytes:
+        """A short answer as a whole.
+
+        Raises:
+            NodeUnreachable: The answer broke off.
+        """
+        with self._translated():
+            body = self._answer.read(_MAX_JSON)
+        self.end()
+        return body
+
+    def end(self) -> None:
+        """The answer was read: keep its connection for another exchange where nothing is left on it."""
+        connection, response = self._connection, self._response
+        self._connection = None
+        if connection is None:
+            return
+        if response is not None and self._is_sent and not self._is_broken_off and _is_whole(response):
+            self._connections.give_back(connection)
+        else:
+            connection.close()
+            if response is not None:  # which has the socket of a connection that carries no other answer
+                response.close()
+
+    def break_off(self) -> None:
+        """Abandon the answer; a thread that waits for it is freed."""
+        with self._lock:
+            self._is_broken_off = True
+            connection = self._connection
+        if connection is not None:
+            connection.break_off()
+
+    @property
+    def _answer(self) -> HTTPResponse:
+        assert self._response is not None
+        return self._response
+
+    def _reading(self, nbytes: int) -> AbstractContextManager[None]:
+        connection = self._connection
+        return nullcontext() if connection is None else connection.reading(nbytes)
+
+    def _send(self, connection: Connection, message: Message) -> int:
+        with self._lock:
+            if self._is_broken_off:
+                connection.close()
+                raise NodeUnreachable("the request was given up")
+            self._connection = connection
+        headers = {**message.headers, **({} if message.body is None else {"Content-Type": message.media_type})}
+        try:
+            self._is_sent = _send_all(connection, message, headers)
+            connection.wait_up_to(message.silence_s)
+            self._response = connection.getresponse()
+        except BaseException:
+            self._connection = None
+            connection.close()
+            raise
+        return self._response.status
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """The one place where failures of sockets and of HTTP become errors of Frostline."""
+        try:
+            yield
+        except TimeoutError as error:
+            self._close()
+            raise NodeUnreachable(f"the node at {self._url} said nothing for too long") from error
+        except socket.gaierror as error:
+            self._close()
+            raise NodeUnreachable(f"the host of {self._url} is not known") from error
+        except (HTTPException, OSError) as error:
+            self._close()
+            why = str(error) or type(error).__name__
+            raise NodeUnreachable(f"no connection to the node at {self._url}: {why}") from error
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _send_all(connection: Connection, message: Message, headers: Mapping[str, str]) -> bool:
+    """Send a request; False where the node has answered before it had the body, which was not sent then."""
+    body = message.body
+    if body is None or len(body) < _ASKED_FIRST:
+        connection.request(message.method, message.path, body, headers)
+        return True
+    asking = {**headers, "Content-Length": str(len(body)), "Expect": "100-continue"}
+    connection.request(message.method, message.path, headers=asking)
+    is_wanted = connection.is_body_wanted(_ASKED_WITHIN_S)
+    if is_wanted:
+        connection.send(body)
+    return is_wanted
+
+
+def _is_whole(response: HTTPResponse) -> bool:
+    """Nothing is left of an answer, and its connection may carry another."""
+    try:
+        return not response.read(1) and not response.will_close
+    except (HTTPException, OSError):
+        return False

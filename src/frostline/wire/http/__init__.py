@@ -1,1 +1,0 @@
-"""HTTP connections to a node."""
