@@ -61,12 +61,9 @@ __all__ = (
     "attempt",
     "connections_needed",
     "examine",
-    "examine_data",
     "examine_devices",
     "examine_link",
     "examine_machine",
-    "examine_network",
-    "examine_node",
     "max_receive_buffer",
     "skew_of",
     "worst",
@@ -299,7 +296,7 @@ _MAX_SKEW_S = 900.0
 _NOTED_SKEW_S = 30.0
 
 
-def examine_node(url: str, settings: LoaderSettings, data: str | None = None) -> Iterator[Finding]:
+def _examine_node(url: str, settings: LoaderSettings, data: str | None = None) -> Iterator[Finding]:
     """What a job finds at a node.
 
     Args:
@@ -389,7 +386,7 @@ _LOOKED_AT = 16
 _AT_ONCE = 8
 
 
-def examine_data(data: Dataset) -> Iterator[Finding]:
+def _examine_data(data: Dataset) -> Iterator[Finding]:
     """What a job finds in a data set.
 
     Args:
@@ -514,7 +511,7 @@ def examine(subject: ExaminedSetup, observe: Observer) -> Iterator[Finding]:
         can_go_on &= finding.level != PROBLEM
         yield finding
     if subject.has_network and can_go_on:
-        yield from attempt("network", partial(examine_network, job, observe))
+        yield from attempt("network", partial(_examine_network, job, observe))
 
 
 def _nodes(addresses: Sequence[str], settings: LoaderSettings, data: str | None) -> Iterator[Finding]:
@@ -527,13 +524,13 @@ def _nodes(addresses: Sequence[str], settings: LoaderSettings, data: str | None)
         for url in urls:
             yield from attempt(
                 f"node {url}",
-                partial(examine_node, url, settings, data),
+                partial(_examine_node, url, settings, data),
                 mend="start it there (frostline serve --data-root URL), or mend the address or FROSTLINE_TOKEN",
             )
 
 
 def _data(job: JobSettings, observe: Observer) -> Iterator[Finding]:
-    yield from examine_data(
+    yield from _examine_data(
         Dataset(
             job.data,
             format=job.format,
@@ -599,7 +596,7 @@ def _next_power(value: float) -> int:
     return 1 << max(0, math.ceil(math.log2(max(1.0, value))))
 
 
-def examine_network(settings: JobSettings, observe: Observer) -> Iterator[Finding]:
+def _examine_network(settings: JobSettings, observe: Observer) -> Iterator[Finding]:
     """What a job finds that is made of all parts together.
 
     Args:

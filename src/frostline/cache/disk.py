@@ -29,7 +29,6 @@ from frostline.core.files import make_private_file, make_private_folder
 
 __all__ = (
     "MIN_BYTES",
-    "PAGE_BYTES",
     "Database",
     "DiskStatistics",
     "FeatureStore",
@@ -38,13 +37,12 @@ __all__ = (
     "damage",
     "idle_shelves",
     "is_busy",
-    "is_damage",
     "stored_bytes",
     "typed",
 )
 
 
-PAGE_BYTES = 16_384
+_PAGE_BYTES = 16_384
 """Of the file: a row of a few kilobytes lies in one page, so that reading it is one call."""
 
 # What a page, a row within it and its place in the index take beside the row's bytes, rounded up.
@@ -88,10 +86,10 @@ def idle_shelves(scopes: Sequence[ScopeUsage], *, wanting: int, now_s: float, id
 
 def stored_bytes(row_bytes: int) -> float:
     """What a row takes in the file, rounded up: rows share a page as far as they fit whole, or fill several."""
-    room = PAGE_BYTES - _PAGE_HEADER_BYTES
+    room = _PAGE_BYTES - _PAGE_HEADER_BYTES
     if row_bytes + _ROW_BYTES > room:
-        return row_bytes + PAGE_BYTES + _INDEX_BYTES
-    return PAGE_BYTES / (room // (row_bytes + _ROW_BYTES)) + _INDEX_BYTES
+        return row_bytes + _PAGE_BYTES + _INDEX_BYTES
+    return _PAGE_BYTES / (room // (row_bytes + _ROW_BYTES)) + _INDEX_BYTES
 
 
 MIN_BYTES = 16 << 20
@@ -137,7 +135,7 @@ _BESIDE = ("", "-wal", "-shm")
 _left_alone: list[sqlite3.Connection] = []
 
 
-def is_damage(error: sqlite3.Error) -> bool:
+def _is_damage(error: sqlite3.Error) -> bool:
     """The file is not what was written; other errors may pass, such as a full disk."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
@@ -246,7 +244,7 @@ class Database:
             try:
                 turn.execute("BEGIN IMMEDIATE")
             except sqlite3.DatabaseError as error:
-                if not is_damage(error):
+                if not _is_damage(error):
                     raise
                 # It holds nothing, so that the next turn may begin with a new one.
                 (self._folder / _TURN).unlink(missing_ok=True)
@@ -256,7 +254,7 @@ class Database:
     def used_bytes(self, connection: sqlite3.Connection) -> int:
         """Of the file, without pages that are free to be written again."""
         pages: int = _value(connection, "PRAGMA page_count") - _value(connection, "PRAGMA freelist_count")
-        return pages * PAGE_BYTES
+        return pages * _PAGE_BYTES
 
     def start_anew(self, damaged: int) -> None:
         """Leave a damaged file and begin another.
@@ -294,7 +292,7 @@ class Database:
             make_private_folder(self._folder)
             self._number = max(self._number, *(_number(path) for path in self._files()), 1)
             connection, number = self._take()
-            is_too_large = _value(connection, "PRAGMA page_count") * PAGE_BYTES > self._file_bytes
+            is_too_large = _value(connection, "PRAGMA page_count") * _PAGE_BYTES > self._file_bytes
             self._give_back(connection, number)
             if is_too_large:  # it was made with a larger budget, and such a file does not shrink
                 self.start_anew(number)
@@ -302,7 +300,7 @@ class Database:
         except OSError as error:
             raise SettingError(f"the cache folder {self._folder} cannot be used: {error.strerror}") from error
         except sqlite3.Error as error:
-            if is_damage(error):
+            if _is_damage(error):
                 self.start_anew(self._number)
                 return
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:
@@ -339,7 +337,7 @@ class Database:
         connection.text_factory = bytes  # nothing that was written is text
         try:
             for pragma in (
-                f"page_size={PAGE_BYTES}",
+                f"page_size={_PAGE_BYTES}",
                 "journal_mode=WAL",
                 "synchronous=OFF",
                 "secure_delete=OFF",  # some builds overwrite what is deleted
@@ -347,8 +345,8 @@ class Database:
                 "cell_size_check=ON",
                 f"cache_size=-{_PAGES_IN_MEMORY_KIB}",
                 f"journal_size_limit={self._log_bytes}",
-                f"wal_autocheckpoint={self._log_bytes // 4 // PAGE_BYTES}",
-                f"max_page_count={self._file_bytes // PAGE_BYTES}",
+                f"wal_autocheckpoint={self._log_bytes // 4 // _PAGE_BYTES}",
+                f"max_page_count={self._file_bytes // _PAGE_BYTES}",
             ):
                 connection.execute(f"PRAGMA {pragma}")
             self._prepare(connection)
@@ -649,7 +647,7 @@ class FeatureStore:
         except sqlite3.DatabaseError as error:
             if not getattr(error, "sqlite_errorcode", 0):
                 raise  # a mistake of ours
-            if is_damage(error):
+            if _is_damage(error):
                 self._start_anew(number)
                 return
             self._count(failed=1)

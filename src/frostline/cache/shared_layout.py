@@ -22,7 +22,6 @@ from frostline.cache.keys import Bytes, IdIndex
 from frostline.core.system import crc32
 
 __all__ = (
-    "KEY_BYTES",
     "MARK",
     "Aged",
     "ObjectIndex",
@@ -38,7 +37,7 @@ __all__ = (
 )
 
 
-KEY_BYTES = 16
+_KEY_BYTES = 16
 """Of a row's name."""
 
 MARK = "used"
@@ -89,7 +88,7 @@ class PackedObject:
     @property
     def head_bytes(self) -> int:
         """Of the keys and their checksum, which come first."""
-        return self.rows * KEY_BYTES + _CHECKSUM_BYTES
+        return self.rows * _KEY_BYTES + _CHECKSUM_BYTES
 
     @property
     def nbytes(self) -> int:
@@ -117,10 +116,10 @@ def mark_of(scope: bytes) -> str:
 def keys_of(packed: PackedObject, head: Bytes) -> list[bytes] | None:
     """The keys in an object's first bytes; None where those are not what was written."""
     view = memoryview(head)
-    keys, checksum = bytes(view[: packed.rows * KEY_BYTES]), view[packed.rows * KEY_BYTES :]
+    keys, checksum = bytes(view[: packed.rows * _KEY_BYTES]), view[packed.rows * _KEY_BYTES :]
     if len(head) != packed.head_bytes or checksum != _checksum(packed.scope, keys):
         return None
-    return [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
+    return [keys[start : start + _KEY_BYTES] for start in range(0, len(keys), _KEY_BYTES)]
 
 
 def runs_of(places: Sequence[int]) -> list[range]:

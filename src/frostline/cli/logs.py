@@ -34,7 +34,6 @@ from frostline.core.events import (
 )
 
 __all__ = (
-    "LOG_FORMATS",
     "EventLog",
     "begin_logs",
     "end_logs",
@@ -45,7 +44,7 @@ __all__ = (
     "trace_option",
 )
 
-LOG_FORMATS = ("text", "json")
+_LOG_FORMATS = ("text", "json")
 _LOG = logging.getLogger("frostline")
 _EVERY_S = 10.0
 _TRACE = "frostline.trace"
@@ -223,8 +222,8 @@ def end_logs() -> None:
 
 log_format_option = click.option(
     "--log-format",
-    type=click.Choice(LOG_FORMATS),
-    default=LOG_FORMATS[0],
+    type=click.Choice(_LOG_FORMATS),
+    default=_LOG_FORMATS[0],
     show_default=True,
     expose_value=False,
     is_eager=True,

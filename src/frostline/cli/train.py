@@ -33,9 +33,6 @@ from frostline.wire.recipes import LOSSES, METRICS_OF, OPTIMIZERS, SCHEDULES, TA
 
 __all__ = (
     "finish",
-    "options_now",
-    "recipe_options",
-    "refuse_changes",
     "resume_option",
     "train",
 )
@@ -122,7 +119,7 @@ _RECIPE = (
 )
 
 
-def recipe_options(verb: Verb) -> Verb:
+def _recipe_options(verb: Verb) -> Verb:
     """How a head is trained. The verb gets each option by its name, and names of metrics as a tuple."""
 
     @wraps(verb)
@@ -153,13 +150,13 @@ _FREE = (
 )
 
 
-def options_now() -> Mapping[str, Any]:
+def _options_now() -> Mapping[str, Any]:
     """The options of the running command, as plain values."""
     params = click.get_current_context().params
     return {name: _plain(value) for name, value in params.items() if name not in _NOT_OF_THE_RUN}
 
 
-def refuse_changes(folder: Path) -> None:
+def _refuse_changes(folder: Path) -> None:
     """Do nothing if no option was given that differs from the run's.
 
     Raises:
@@ -283,7 +280,7 @@ def _rates(report: Report) -> list[tuple[str, str]]:
     help="Share of each class that is held out and scored; by default the split for it that the data brings, or 0.2.",
 )
 @click.option("--val-split", metavar="NAME", help="Score this split, instead of a share.")
-@recipe_options
+@_recipe_options
 @click.option("--augment", is_flag=True, help="Random crops and flips, computed anew each epoch.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write head, network and report here.")
 @resume_option
@@ -312,9 +309,9 @@ def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool
     """
     from frostline.training.start import begin
 
-    options = options_now()
+    options = _options_now()
     if resume is not None:
-        refuse_changes(resume)
+        _refuse_changes(resume)
         out = resume
     settings = TrainSettings(job=job, out=out, **how)
     with progress() as observe, begin(job, observe, min_classes=2) as begun:

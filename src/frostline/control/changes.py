@@ -23,30 +23,26 @@ from frostline.core.units import in_bytes
 from frostline.wire.messages import Patch, fields_of_patch
 
 __all__ = (
-    "CAPACITY_FIELDS",
-    "JOB_FIELDS",
     "MAX_EVENTS",
-    "TENANT_FIELDS",
     "Cause",
     "ControlChanges",
     "ControlEvent",
     "ControlEventLog",
     "JobShare",
     "ShareWatch",
-    "amount_words",
     "capacity_told",
     "job_told",
     "tenant_told",
 )
 
 
-TENANT_FIELDS = ("weight",)
+_TENANT_FIELDS = ("weight",)
 """What may be changed of a tenant."""
 
-JOB_FIELDS = ("weight", "priority", "ends_at", "work_bytes")
+_JOB_FIELDS = ("weight", "priority", "ends_at", "work_bytes")
 """What may be changed of a job."""
 
-CAPACITY_FIELDS = RESOURCES
+_CAPACITY_FIELDS = RESOURCES
 """Resources whose capacities may be changed."""
 
 _NEVER = "never"
@@ -82,7 +78,7 @@ class ControlChanges:
         Raises:
             BadRequest: It makes no sense; the sentence names the field.
         """
-        patch = fields_of_patch(body, CAPACITY_FIELDS)
+        patch = fields_of_patch(body, _CAPACITY_FIELDS)
         divided = settings.capacity.to_json()
         for resource in patch.keys() - divided.keys():
             raise BadRequest(f"{resource} is not divided here: name it under [capacity] of the file first")
@@ -104,7 +100,7 @@ class ControlChanges:
             UnknownName: There is no such tenant.
             BadRequest: It makes no sense; the sentence names the field.
         """
-        patch = fields_of_patch(body, TENANT_FIELDS)
+        patch = fields_of_patch(body, _TENANT_FIELDS)
         if name not in settings.weights:
             raise UnknownName(f"there is no tenant {name!r}")
         weight = _patched({}, patch, {"weight": settings.weights[name]}).get("weight")
@@ -123,7 +119,7 @@ class ControlChanges:
             BadRequest: It makes no sense; the sentence names the field.
             Overloaded: So many jobs are changed already that another one is not kept.
         """
-        patch = _with_end(fields_of_patch(body, JOB_FIELDS))
+        patch = _with_end(fields_of_patch(body, _JOB_FIELDS))
         in_file = _fields_of(next((each for each in settings.jobs if (each.tenant, each.name) == job), None))
         values = _patched(self.jobs.get(job, {}), patch, in_file)
         others = {name: other for name, other in self.jobs.items() if name != job}
@@ -180,7 +176,7 @@ class ControlChanges:
         return changed
 
 
-def amount_words(resource: str, amount: float) -> str:
+def _amount_words(resource: str, amount: float) -> str:
     """An amount of a resource for people.
 
     Args:
@@ -231,7 +227,7 @@ def capacity_told(by: str, before: ControlSettings, after: ControlSettings) -> s
     """
     old, new = before.capacity.to_json(), after.capacity.to_json()
     parts = [
-        f"{resource} from {amount_words(resource, old[resource])} to {amount_words(resource, amount)}"
+        f"{resource} from {_amount_words(resource, old[resource])} to {_amount_words(resource, amount)}"
         for resource, amount in new.items()
         if amount != old[resource]
     ]
@@ -431,7 +427,7 @@ def _part(before: float, after: float) -> float:
 
 def _said(job: str, place: int, before: Row, after: Row) -> str:
     resource = RESOURCES[place]
-    old, new = (amount_words(resource, row[place]) for row in (before, after))
+    old, new = (_amount_words(resource, row[place]) for row in (before, after))
     return f"job {job} may use {new} {_UNITS[resource]} instead of {old}"
 
 

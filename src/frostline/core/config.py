@@ -34,9 +34,7 @@ __all__ = (
     "cache_folder",
     "check_fields",
     "check_minimums",
-    "check_quantile",
     "check_type",
-    "check_whole_eights",
     "checked",
     "default_node_memory_bytes",
     "devices_of",
@@ -119,7 +117,7 @@ def check_minimums(settings: object, **minimums: float) -> None:
             raise SettingError(f"{name} must be at least {minimum}, not {value}")
 
 
-def check_quantile(name: str, value: float) -> None:
+def _check_quantile(name: str, value: float) -> None:
     """Make sure that a value is above 0 and at most 1.
 
     Raises:
@@ -129,7 +127,7 @@ def check_quantile(name: str, value: float) -> None:
         raise SettingError(f"{name} must be above 0 and at most 1, not {value}")
 
 
-def check_whole_eights(name: str, value: int) -> None:
+def _check_whole_eights(name: str, value: int) -> None:
     """Make sure that a number of rows is a multiple of 8.
 
     Raises:
@@ -345,8 +343,8 @@ class NodeSettings:
         check_minimums(self, training_memory_bytes=512 * _MIB, trainings=1)
         check_minimums(self, listing_memory_bytes=256 * _MIB, max_listed=1, max_manifest_bytes=1)
         devices_of(self.device)
-        check_quantile("hedge_quantile", self.hedge_quantile)
-        check_whole_eights("device_batch", self.device_batch)
+        _check_quantile("hedge_quantile", self.hedge_quantile)
+        _check_whole_eights("device_batch", self.device_batch)
         if self.batching not in BATCHING:
             raise SettingError(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}")
         for what in ("name", "token_sha256"):
@@ -473,8 +471,8 @@ class LoaderSettings:
         check_minimums(self, trainer_memory_bytes=1, cache_bytes=0, views=0, retry_for_s=0, deadline_s=1e-3, trial_s=0)
         if self.tuning not in TUNING:
             raise SettingError(f"tuning must be one of {', '.join(TUNING)}, not {self.tuning!r}")
-        check_quantile("hedge_quantile", self.hedge_quantile)
-        check_whole_eights("device_batch", self.device_batch)
+        _check_quantile("hedge_quantile", self.hedge_quantile)
+        _check_whole_eights("device_batch", self.device_batch)
         if not 0 <= self.skip_allowance <= 1:
             raise SettingError(f"skip_allowance is a share between 0 and 1, not {self.skip_allowance}")
         # What it is stays out of the sentence.

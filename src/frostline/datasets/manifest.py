@@ -39,7 +39,6 @@ from frostline.stores.urls import is_within, object_url
 
 __all__ = (
     "IN_MEMORY_BYTES",
-    "NO_CHANGES",
     "Changes",
     "DatasetStatistics",
     "JoinedRows",
@@ -164,7 +163,7 @@ class Changes(NamedTuple):
     gone: Sequence[str] = ()
 
 
-NO_CHANGES = Changes()
+_NO_CHANGES = Changes()
 
 
 def listed_elsewhere(table: pa.Table, url: str) -> dict[str, Entry]:
@@ -189,7 +188,7 @@ def changes_elsewhere(listed: Mapping[str, Entry], now: Mapping[str, Entry]) -> 
 
 
 def changes_in_words(
-    table: pa.Table, reading: str, url: str, entries: Sequence[Entry], elsewhere: Changes = NO_CHANGES
+    table: pa.Table, reading: str, url: str, entries: Sequence[Entry], elsewhere: Changes = _NO_CHANGES
 ) -> str:
     """What is other in a listing than in a manifest: which objects changed, and which are gone.
 
@@ -424,7 +423,7 @@ def load_manifest(
         kept = likely.result()
     if kept is None or kept.about["digest"] != digest:
         kept = manifests.of_listing(chosen, digest, sizes)
-    elsewhere = NO_CHANGES
+    elsewhere = _NO_CHANGES
     if kept is not None and looks_elsewhere and isinstance(chosen, Widespread):
         observe(PhaseStarted(name="asking for objects elsewhere"))
         listed_then = listed_elsewhere(kept.columns.table, store.url)

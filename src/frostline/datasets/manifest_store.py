@@ -33,8 +33,6 @@ from frostline.stores.urls import object_url
 __all__ = (
     "HISTORY_BYTES",
     "KEPT",
-    "LAST_MANIFEST",
-    "SPLITS",
     "History",
     "ManifestStore",
     "NamedSplits",
@@ -50,7 +48,7 @@ __all__ = (
 )
 
 
-LAST_MANIFEST = ".frostline/last-manifest.json"
+_LAST_MANIFEST = ".frostline/last-manifest.json"
 """Says beside the data which manifest was built last."""
 
 
@@ -63,7 +61,7 @@ def lies_beside(store: Readable, *, is_asked: bool) -> bool:
     if is_asked or not isinstance(store, FolderStore):
         return True
     try:
-        store.read(LAST_MANIFEST, 0, 1)
+        store.read(_LAST_MANIFEST, 0, 1)
     except StoreError:
         return False
     return True
@@ -126,7 +124,7 @@ def _is_digest(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
-SPLITS = ".frostline/splits"
+_SPLITS = ".frostline/splits"
 """Where they lie; ``<digest of the listing>.json`` says that there are some."""
 # Always as long as this, so that it is read without asking how long it is.
 _ABOUT_BYTES = 256
@@ -198,11 +196,11 @@ class NamedSplits:
 
     @property
     def _about(self) -> str:
-        return f"{SPLITS}/{self._digest}.json"
+        return f"{_SPLITS}/{self._digest}.json"
 
     def _write(self, store: ObjectStore, data: bytes) -> str:
         # Named by its content, and named last: a reader finds the old splits or the new ones.
-        name = f"{SPLITS}/{self._digest[:16]}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
+        name = f"{_SPLITS}/{self._digest[:16]}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
         store.write(name, data)
         store.write(self._about, json.dumps({"object": name, "nbytes": len(data)}).encode().ljust(_ABOUT_BYTES))
         return f"{store.url}/{name}"
@@ -381,7 +379,7 @@ class ManifestStore:
     def _kept_beside(self, name: str, data: Buffer, last: bytes) -> bool:
         try:
             self._store.write(name, data)
-            self._store.write(LAST_MANIFEST, last)
+            self._store.write(_LAST_MANIFEST, last)
         except AccessDenied:
             self._keeps_beside, self._reads_cache = False, True
         return self._keeps_beside
@@ -405,7 +403,7 @@ class ManifestStore:
         before = _history(place, name)
         # The cache folder has manifests of other data too: of those nothing is known, and they stay.
         there = _digests(sizes, _FOLDER, ".parquet") if self._keeps_beside else frozenset(before)
-        named = _digests(sizes, SPLITS, ".json") | {
+        named = _digests(sizes, _SPLITS, ".json") | {
             digest for digest in there if self._splits_in_cache(digest).is_file()
         }
         history = tidied(before, digest, there=there, named=named)
@@ -415,13 +413,13 @@ class ManifestStore:
                 place.remove(f"{_FOLDER}/{digest}.parquet")
 
     def _splits_in_cache(self, digest: str) -> Path:
-        return self._cache / SPLITS / f"{digest}.json"
+        return self._cache / _SPLITS / f"{digest}.json"
 
     def _last_of(self, sizes: Mapping[str, int] | None) -> _Last | None:
         """What was built last; ``sizes`` of a listing spares asking for what is not there."""
         places: list[tuple[ObjectStore, str]] = [(self._in_cache(), self._last_in_cache)] if self._reads_cache else []
-        if sizes is None or LAST_MANIFEST in sizes:
-            places.insert(0, (self._store, LAST_MANIFEST))
+        if sizes is None or _LAST_MANIFEST in sizes:
+            places.insert(0, (self._store, _LAST_MANIFEST))
         for store, name in places:
             try:
                 value = json.loads(bytes(store.read(name, 0, _LAST_BYTES)))

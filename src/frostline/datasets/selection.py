@@ -35,9 +35,7 @@ from frostline.ordering import Chosen, Labels, RowIndices, count_labels, split_a
 
 __all__ = (
     "Selection",
-    "groups_of",
     "parse_expression",
-    "select_rows",
     "values_of",
 )
 
@@ -203,7 +201,7 @@ def _short(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
-def select_rows(
+def _select_rows(
     columns: ManifestColumns, rows: SelectedRows | None, chosen: str | pc.Expression, classes: Sequence[str]
 ) -> SelectedRows:
     """The rows, of those given or of all, for which a selection holds; where it is unknown, it does not.
@@ -237,7 +235,7 @@ def values_of(columns: ManifestColumns, rows: SelectedRows | None, name: str) ->
     return pa.chunked_array([whole.take(pa.array(some)) for some in rows.pieces()], column.type)
 
 
-def groups_of(
+def _groups_of(
     columns: ManifestColumns, rows: SelectedRows | None, name: str
 ) -> tuple[npt.NDArray[np.int64], list[object]]:
     """Numbers of the groups that equal values of a column make, in the order of the values; and the values.
@@ -336,7 +334,7 @@ class Selection:
 
     def where(self, chosen: str | pc.Expression) -> SelectedRows:
         """Those of the rows for which a condition holds; see ``Dataset.select``."""
-        return select_rows(self.whole.columns, self.rows, chosen, self.whole.classes)
+        return _select_rows(self.whole.columns, self.rows, chosen, self.whole.classes)
 
     def joined(self, others: Iterable["Selection"]) -> SelectedRows:
         """The rows, and after them those of other selections from the same manifest."""
@@ -369,7 +367,7 @@ class Selection:
 
     def groups(self, column: str) -> tuple[npt.NDArray[np.int64], Sequence[Any]]:
         """Which of a column's values each row has, by its number; and the values."""
-        return groups_of(self.whole.columns, self.rows, column)
+        return _groups_of(self.whole.columns, self.rows, column)
 
     def divided(self, shares: Sequence[float], seed: int, *, by: str | None, balanced: bool) -> npt.NDArray[np.uint8]:
         """Which part each row belongs to; see ``Dataset.split``."""

@@ -61,9 +61,7 @@ __all__ = (
     "NodeListing",
     "canonical_url",
     "checked",
-    "folder_of_hub",
     "missing_parts",
-    "node_urls",
     "opened",
     "splits_of",
 )
@@ -236,7 +234,7 @@ _BUSY_S = 1800.0
 _NO_SERVICE = "unix:"
 
 
-def node_urls(near: str | Sequence[str]) -> tuple[str, ...]:
+def _node_urls(near: str | Sequence[str]) -> tuple[str, ...]:
     """Addresses of nodes as ``Dataset(near=)`` takes them.
 
     Raises:
@@ -505,8 +503,8 @@ class ManifestSource:
 
     @staticmethod
     def nodes(near: str | Sequence[str] | None) -> tuple[str, ...]:
-        """Addresses of nodes, as ``near=`` takes them; see ``node_urls`` for what may be raised."""
-        return () if near is None else node_urls(near)
+        """Addresses of nodes, as ``near=`` takes them; see ``_node_urls`` for what may be raised."""
+        return () if near is None else _node_urls(near)
 
     def manifest(self, observe: Observer) -> Manifest:
         """List the data here, or have a node list it; see ``load_manifest`` and ``NodeListing``."""
@@ -559,16 +557,16 @@ def canonical_url(url: str, near: str | Sequence[str] | None) -> str:
 
     Raises:
         SettingError: the URL is none that Frostline reads, or a node is to list what the hub has.
-        DataNotFound: see ``folder_of_hub``.
+        DataNotFound: see ``_folder_of_hub``.
     """
     if not url.startswith(_SCHEME):
         return normalise_url(url)
     if near:
         raise SettingError(f"{url} is read from the cache of this machine, which no node lists: leave near= out")
-    return folder_of_hub(url)
+    return _folder_of_hub(url)
 
 
-def folder_of_hub(url: str) -> str:
+def _folder_of_hub(url: str) -> str:
     """The canonical URL of the folder in which a data set's Parquet files lie in the cache of the hub's client.
 
     What the cache has is taken without asking the network, as long as no part of a split is missing; else the files

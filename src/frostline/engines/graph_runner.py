@@ -34,9 +34,7 @@ __all__ = (
     "ALLOWED",
     "FACTORIES",
     "LOOKUPS",
-    "MAX_OUTPUTS",
     "MAX_REFERENCES",
-    "MAX_SIZE",
     "PYTHON_OPERATORS",
     "TOKENS",
     "LengthRunner",
@@ -83,10 +81,10 @@ unbind.int unflatten.int unsqueeze.default upsample_bicubic2d.vec upsample_bilin
 view.default view.dtype where.ScalarOther where.ScalarSelf where.self zero_.default zeros.default zeros_like.default
 """
 
-MAX_SIZE = 1 << 48
+_MAX_SIZE = 1 << 48
 """The largest size, place or count that a graph may name."""
 
-MAX_OUTPUTS = 1024
+_MAX_OUTPUTS = 1024
 """The most tensors that one operation may give, such as the parts of a split."""
 
 
@@ -94,7 +92,7 @@ def _on_sizes(call: Callable[[int, int], int]) -> Callable[[Any, Any], int]:
     """Arithmetic on sizes, and on nothing else: Python's operators also repeat texts and grow numbers without end."""
 
     def bounded(left: Any, right: Any) -> int:
-        if not (isinstance(left, int) and isinstance(right, int) and max(abs(left), abs(right)) < MAX_SIZE):
+        if not (isinstance(left, int) and isinstance(right, int) and max(abs(left), abs(right)) < _MAX_SIZE):
             raise TypeError("Python's operators are for sizes here")
         return call(left, right)
 
@@ -153,8 +151,8 @@ def _split_with_sizes(source: torch.Tensor, split_sizes: Sequence[int], dim: int
 
 def _check_outputs(count: int) -> None:
     # A view takes a kilobyte, whatever it shows: all elements of one large tensor end the process.
-    if count > MAX_OUTPUTS:
-        raise ValueError(f"an operation gives at most {MAX_OUTPUTS} tensors, not {count}")
+    if count > _MAX_OUTPUTS:
+        raise ValueError(f"an operation gives at most {_MAX_OUTPUTS} tensors, not {count}")
 
 
 _DIVIDING: dict[str, Callable[..., Any]] = {
@@ -401,7 +399,7 @@ def _fits(kind: str, value: Argument) -> bool:
         case "bool":
             return isinstance(value, bool)
         case "int":
-            return isinstance(value, Ref) or (_is_integer(value) and abs(value) <= MAX_SIZE)
+            return isinstance(value, Ref) or (_is_integer(value) and abs(value) <= _MAX_SIZE)
         case "float":
             return isinstance(value, Ref | float) or _is_number(value)
         case "number":

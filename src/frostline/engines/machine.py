@@ -40,7 +40,6 @@ __all__ = (
     "ENVIRONMENT",
     "FUNCTIONS",
     "abilities",
-    "accelerator_name",
     "can_measure",
     "computing",
     "end_at_once",
@@ -132,7 +131,7 @@ def hardware_name(device: str) -> str:
         device: in torch's words; several with commas.
     """
     if is_accelerator(device):
-        return " and ".join(dict.fromkeys(map(accelerator_name, device.split(","))))
+        return " and ".join(dict.fromkeys(map(_accelerator_name, device.split(","))))
     return f"{_processor()}, {len(usable_cores())} threads"
 
 
@@ -342,7 +341,7 @@ def _field(name: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
 
 
-def accelerator_name(device: str) -> str:
+def _accelerator_name(device: str) -> str:
     """As its driver has it.
 
     Args:

@@ -40,17 +40,14 @@ __all__ = (
     "Multiplying",
     "Operations",
     "Step",
-    "bare_inputs",
     "computed",
     "count_operations",
     "count_operations_and_peaks",
     "cut_seconds",
     "cut_values",
-    "does_not_run",
     "dry_run",
     "dry_step",
     "peaks",
-    "storage_key",
     "tensors_in",
     "version_of",
 )
@@ -173,14 +170,14 @@ class _Trail:
         self._rows = rows
         self._first = len(graph.inputs) + len(leaves)
         self._places = {name: place for place, name in enumerate(_names(graph))}
-        self._resting = {storage_key(leaf) for leaf in leaves}
+        self._resting = {_storage_key(leaf) for leaf in leaves}
         self._holders: Counter[StorageWeakRef] = Counter()
         self._live = 0
         self._peaks: list[int] = []
         try:
             self._run(leaves)
         except BROKEN as error:
-            raise does_not_run(cuts[0], rows, error) from error
+            raise _does_not_run(cuts[0], rows, error) from error
         self._upto = list(accumulate(self._peaks, max))
         self._from = [*reversed(list(accumulate(reversed(self._peaks), max))), 0]
 
@@ -191,7 +188,7 @@ class _Trail:
         return self._from[cut.after + 2]
 
     def _run(self, leaves: list[torch.Tensor]) -> None:
-        inputs = bare_inputs(self._standing[-1], self._rows)
+        inputs = _bare_inputs(self._standing[-1], self._rows)
         self._hold(inputs)
         self._peaks.append(self._live)
         self._check(-1, inputs)
@@ -218,14 +215,14 @@ class _Trail:
 
     def _hold(self, value: Any) -> None:
         for tensor in tensors_in(value):
-            key = storage_key(tensor)
+            key = _storage_key(tensor)
             if key not in self._resting:
                 self._live += 0 if self._holders[key] else tensor.untyped_storage().nbytes()
                 self._holders[key] += 1
 
     def _release(self, value: Any) -> None:
         for tensor in tensors_in(value):
-            key = storage_key(tensor)
+            key = _storage_key(tensor)
             if key not in self._resting:
                 self._holders[key] -= 1
                 self._live -= 0 if self._holders[key] else tensor.untyped_storage().nbytes()
@@ -265,14 +262,14 @@ def _check_declared(cut: Cut, place: int, made: Any, rows: int) -> None:
         raise UnsafeArtifact(f"cut {cut.number} declares {cut.tensors[place]!r} otherwise than the graph gives it")
 
 
-def does_not_run(cut: Cut, rows: int, error: BaseException) -> UnsafeArtifact:
+def _does_not_run(cut: Cut, rows: int, error: BaseException) -> UnsafeArtifact:
     """The refusal of a graph that fails on so many samples of the shapes that cut 1 declares."""
     why = (str(error).partition("\n")[0] or type(error).__name__)[:300]
     shapes = [[rows, *shape] for shape in cut.shapes]
     return UnsafeArtifact(f"the graph does not run on inputs of shape {shapes}: {why}")
 
 
-def bare_inputs(cut: Cut, rows: int) -> list[torch.Tensor]:
+def _bare_inputs(cut: Cut, rows: int) -> list[torch.Tensor]:
     """What comes in at cut 1, without data."""
     declared = zip(cut.shapes, cut.dtypes, strict=True)
     return [torch.empty((rows, *shape), dtype=getattr(torch, dtype), device="meta") for shape, dtype in declared]
@@ -290,7 +287,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list | tuple) else []
 
 
-def storage_key(tensor: torch.Tensor) -> StorageWeakRef:
+def _storage_key(tensor: torch.Tensor) -> StorageWeakRef:
     """Equal for tensors that share their storage."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
@@ -329,7 +326,7 @@ def dry_step(graph: Graph, tensors: Mapping[str, torch.Tensor], inputs: Sequence
 
     def observe(index: int, values: Sequence[Any]) -> None:
         made.update(
-            {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(values[first + index])}
+            {_storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(values[first + index])}
         )
 
     try:
@@ -486,9 +483,9 @@ def count_operations(
     bare = [torch.empty_like(leaf, device="meta") for leaf in leaves]
     try:
         with torch.no_grad(), counting:
-            runner.run(bare_inputs(cuts[0], ROWS), bare, observe=counting.observe)
+            runner.run(_bare_inputs(cuts[0], ROWS), bare, observe=counting.observe)
     except BROKEN as error:
-        raise does_not_run(cuts[0], ROWS, error) from error
+        raise _does_not_run(cuts[0], ROWS, error) from error
     return {cut.number: counting.upto(cut) for cut in cuts}
 
 

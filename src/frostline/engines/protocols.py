@@ -17,7 +17,6 @@ import numpy.typing as npt
 from frostline.core import Levels
 
 __all__ = (
-    "LEVELS_MARK",
     "MARK",
     "Arrays",
     "Between",
@@ -112,13 +111,13 @@ class Dividing(Protocol):
 
 MARK = "@"
 """Before what an engine was calibrated on."""
-LEVELS_MARK = "+"
+_LEVELS_MARK = "+"
 """Before what stands in front of the network in an engine that takes pixels as they are kept."""
 
 Pixels = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 """What goes into an engine: ``float32[n, C, H, W]`` as the network takes it, or pixels ``uint8[n, H, W, C]``."""
 
-_PARTS = re.compile(rf"([^{LEVELS_MARK}{MARK}]*)(?:\{LEVELS_MARK}([^{MARK}]*))?(?:{MARK}(.*))?")
+_PARTS = re.compile(rf"([^{_LEVELS_MARK}{MARK}]*)(?:\{_LEVELS_MARK}([^{MARK}]*))?(?:{MARK}(.*))?")
 
 
 def calibrating(pixels: Pixels) -> Pixels:
@@ -157,7 +156,7 @@ def identity(
         levels: meaning of pixels that are as they are kept; None where they are as the network takes them.
         takes_pixels: whether the engine takes them as they are kept, where they are so.
     """
-    front = "" if levels is None or not takes_pixels else f"{LEVELS_MARK}{levels.digest}"
+    front = "" if levels is None or not takes_pixels else f"{_LEVELS_MARK}{levels.digest}"
     if precision != "int8":
         return name + front
     return f"{name}{front}{MARK}{_digest(calibrating(pixels), levels)}"

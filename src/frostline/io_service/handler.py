@@ -44,8 +44,6 @@ __all__ = (
     "Upstream",
     "hang_up",
     "peer_of",
-    "request_keys",
-    "scope_of",
     "shared",
     "watched_process",
 )
@@ -311,7 +309,7 @@ def watched_process(one: socket.socket, pid: int) -> int | None:
 _RULE = "frostline rows 1"
 
 
-def scope_of(request: FeatureRequest) -> bytes:
+def _scope_of(request: FeatureRequest) -> bytes:
     """What rows of a request depend on beside their samples, as 16 bytes.
 
     An encoded sample depends on where it is alone, so that jobs that decode it in different ways share it.
@@ -326,7 +324,7 @@ def scope_of(request: FeatureRequest) -> bytes:
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).digest()
 
 
-def request_keys(request: FeatureRequest, scope: bytes) -> list[bytes | None]:
+def _request_keys(request: FeatureRequest, scope: bytes) -> list[bytes | None]:
     """A name for each sample's row; None where nobody knows its object's version: it could be another one by now."""
     return [None if key is None else scope + key for key in row_keys(request.samples)]
 
@@ -392,8 +390,8 @@ class RequestHandler:
             Gone: The client has closed the request.
             FrostlineError: What the node answered to what this request had to fetch.
         """
-        scope = scope_of(self.request)
-        keys = request_keys(self.request, scope)
+        scope = _scope_of(self.request)
+        keys = _request_keys(self.request, scope)
         self._rows = [None] * len(keys)
         with self.room.taken(self.job, self.request, scope, self._is_gone.is_set) as ticket:
             self._check_gone()

@@ -29,10 +29,7 @@ __all__ = (
     "LoaderSpec",
     "PassStart",
     "WorkerState",
-    "begin_of",
     "merge_worker_states",
-    "open_in_worker",
-    "worker_state",
 )
 
 
@@ -86,12 +83,12 @@ class WorkerState:
         return found
 
 
-def open_in_worker(state: WorkerState) -> "ArrayLoader":
+def _open_in_worker(state: WorkerState) -> "ArrayLoader":
     """A loader that travelled alone."""
     return state.open()
 
 
-def worker_state(state: OrderState, begin: PassStart, given: int, workers: int) -> dict[str, Any]:
+def _worker_state(state: OrderState, begin: PassStart, given: int, workers: int) -> dict[str, Any]:
     """The state of a worker: how far it is, and which of its turns it has had since the workers began.
 
     Args:
@@ -104,7 +101,7 @@ def worker_state(state: OrderState, begin: PassStart, given: int, workers: int) 
     return {**state.to_json(), _KEY: {"began": began, "given": begin.given + given, "workers": workers}}
 
 
-def begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> PassStart:
+def _begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> PassStart:
     """Where one of so many workers goes on: after its own turns, where the state is one of as many workers.
 
     Args:
@@ -342,7 +339,7 @@ class ArrayLoader:
         return WorkerState(maker=self._made_by, epoch=self.epoch, ranks=ranks, begin=self._begin)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_in_worker, (self.for_worker(),)
+        return _open_in_worker, (self.for_worker(),)
 
     @property
     def begin(self) -> PassStart:
@@ -402,7 +399,7 @@ class ArrayLoader:
         Where slack let samples come ahead of others it names them, so that none comes again.
         """
         state, handed, workers = self._state_now(), self._handed, self._ranks.workers
-        return state.to_json() if workers == 1 else worker_state(state, handed.began, handed.batches, workers)
+        return state.to_json() if workers == 1 else _worker_state(state, handed.began, handed.batches, workers)
 
     def state_after(self, batches: int, begin: PassStart | None = None) -> dict[str, Any]:
         """How far it is when workers have handed out so many batches, which they cannot say here.
@@ -428,7 +425,7 @@ class ArrayLoader:
                 f"this state stands in epoch {found.epoch}, and this loader is of epoch {self._order.epoch}: make it "
                 f"with epoch={found.epoch}"
             )
-        self.begin_at(begin_of(state, self._ranks.workers, self._at_once))
+        self.begin_at(_begin_of(state, self._ranks.workers, self._at_once))
 
     def recorded(self) -> RecordedOrder:
         """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.

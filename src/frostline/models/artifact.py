@@ -57,16 +57,12 @@ __all__ = (
     "flattened",
     "graph_from_json",
     "graph_to_json",
-    "header_bytes",
     "header_of",
     "inspect_graph",
     "inspect_prefix",
     "integer",
-    "lengths_from_json",
-    "lengths_to_json",
     "metadata",
     "named_pieces",
-    "orders_of",
     "read_outline",
     "read_prefix",
     "restored",
@@ -100,11 +96,11 @@ def metadata(body: bytes | memoryview) -> dict[str, str]:
     Raises:
         UnsafeArtifact: It is no such file, or its header is too large.
     """
-    found: dict[str, str] = json.loads(bytes(body[8 : 8 + header_bytes(body)]))["__metadata__"]
+    found: dict[str, str] = json.loads(bytes(body[8 : 8 + _header_bytes(body)]))["__metadata__"]
     return found
 
 
-def header_bytes(body: bytes | memoryview) -> int:
+def _header_bytes(body: bytes | memoryview) -> int:
     """How long the JSON header of a safetensors file is.
 
     Raises:
@@ -122,7 +118,7 @@ def flattened(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
     A channels-last weight is written in the order of its memory, since kernels go by it.
     """
     dense = {name: flat(tensor).detach().cpu().contiguous().clone() for name, tensor in sorted(tensors.items())}
-    return dense, orders_of(tensors)
+    return dense, _orders_of(tensors)
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,7 +126,7 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.permute(_memory_order(tensor))
 
 
-def orders_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
+def _orders_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
     """The order of the dimensions in memory, of those tensors that do not lie in their own."""
     orders = {name: _memory_order(tensor) for name, tensor in tensors.items()}
     return {name: order for name, order in orders.items() if order != sorted(order)}
@@ -271,7 +267,7 @@ _MAX_STRETCHES = 100_000
 _MAX_TOKENS = 8192  # as of preprocess.text
 
 
-def lengths_to_json(lengths: Lengths) -> dict[str, Any]:
+def _lengths_to_json(lengths: Lengths) -> dict[str, Any]:
     """How a graph becomes one for fewer tokens, as plain values."""
     return {
         "max_length": lengths.max_length,
@@ -280,8 +276,8 @@ def lengths_to_json(lengths: Lengths) -> dict[str, Any]:
     }
 
 
-def lengths_from_json(value: dict[str, Any], graph: Graph, cuts: Sequence[Cut]) -> Lengths:
-    """The inverse of ``lengths_to_json``, from wherever it came; may also raise any of ``graph_file.BROKEN``.
+def _lengths_from_json(value: dict[str, Any], graph: Graph, cuts: Sequence[Cut]) -> Lengths:
+    """The inverse of ``_lengths_to_json``, from wherever it came; may also raise any of ``graph_file.BROKEN``.
 
     Args:
         value: plain values.
@@ -442,7 +438,7 @@ def header_of(body: bytes | memoryview) -> bytes:
     Raises:
         UnsafeArtifact: It is no such file, or its header is too large.
     """
-    return bytes(body[_LENGTH : _LENGTH + header_bytes(body)])
+    return bytes(body[_LENGTH : _LENGTH + _header_bytes(body)])
 
 
 def tokenizer_of(body: bytes | memoryview) -> bytes:
@@ -500,7 +496,7 @@ def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
         raise UnsafeArtifact("the first cut of a prefix is its input")
     if any(cut.after >= other.after for cut, other in pairwise(cuts)):
         raise UnsafeArtifact("the cuts of a prefix stand in order, one behind a node at most")
-    lengths = lengths_from_json(value["lengths"], graph, cuts) if "lengths" in value else None
+    lengths = _lengths_from_json(value["lengths"], graph, cuts) if "lengths" in value else None
     tensors = restored(tensors, value["orders"])
     return Prefix(graph=graph, cuts=cuts, tensors=tensors, tokenizer=tokenizer, lengths=lengths)
 
@@ -524,8 +520,8 @@ def _data(graph: Graph) -> set[str]:
 
 def _to_json(prefix: Prefix) -> dict[str, Any]:
     cuts = [_cut_to_json(cut) for cut in prefix.cuts]
-    lengths = {} if prefix.lengths is None else {"lengths": lengths_to_json(prefix.lengths)}
-    orders = orders_of(prefix.tensors)
+    lengths = {} if prefix.lengths is None else {"lengths": _lengths_to_json(prefix.lengths)}
+    orders = _orders_of(prefix.tensors)
     return {"format": _FORMAT, "orders": orders, **graph_to_json(prefix.graph), "cuts": cuts, **lengths}
 
 

@@ -18,11 +18,8 @@ from frostline.models.graph import MOVING, Flow, frozen_reach, packet_of, reads,
 __all__ = (
     "DTYPE_BYTES",
     "Frontier",
-    "crosses_as_it_is",
-    "crosses_permuted",
     "ended_apart",
     "enumerate_cuts",
-    "frontiers",
     "input_cuts",
     "is_put_back",
     "narrowest",
@@ -80,7 +77,7 @@ class Frontier:
         return sum(map(_nbytes, self.values))
 
 
-def frontiers(
+def _frontiers(
     graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[GraphNode], bool], *, asked: range
 ) -> list[Frontier]:
     """Every place in the graph worth a cut, in order, without the inputs themselves.
@@ -96,7 +93,7 @@ def frontiers(
     Args:
         graph: the whole network.
         inputs: specifications of its inputs.
-        may_cross: whether a value may cross at all; ``crosses_as_it_is`` or ``crosses_permuted``.
+        may_cross: whether a value may cross at all; ``_crosses_as_it_is`` or ``_crosses_permuted``.
         asked: indices of the nodes from the end of the layer that the user named to the last that is frozen.
     """
     first = _input_frontier(graph, inputs)
@@ -116,7 +113,7 @@ def narrowest(
     Args:
         graph: the whole network.
         inputs: specifications of its inputs.
-        may_cross: as for ``frontiers``.
+        may_cross: as for ``_frontiers``.
         among: indices of the nodes after which it may stand.
     """
     places = [
@@ -125,20 +122,20 @@ def narrowest(
     return min(reversed(places), key=lambda place: len(place.values), default=None)
 
 
-def crosses_as_it_is(node: GraphNode) -> bool:
+def _crosses_as_it_is(node: GraphNode) -> bool:
     """Whether a value may be sent: its dimensions lie in memory in their own order, the batch first."""
     # What crosses arrives contiguous. A slice that becomes dense is read alike, but an operator that is given a
     # transposed tensor in another order may choose another kernel and round otherwise.
     return _is_a_batch(node) and node.order is not None and list(node.order) == sorted(node.order)
 
 
-def crosses_permuted(node: GraphNode) -> bool:
+def _crosses_permuted(node: GraphNode) -> bool:
     """Whether a value may be sent at least when its dimensions are put into another order, or copied into theirs.
 
     A view may not: what it views can cross instead.
     """
     has_own_memory = not node.storage or packet_of(node) not in MOVING
-    return crosses_as_it_is(node) or (_is_a_batch(node) and has_own_memory and node.order is not None)
+    return _crosses_as_it_is(node) or (_is_a_batch(node) and has_own_memory and node.order is not None)
 
 
 def per_sample(node: GraphNode) -> tuple[int, ...]:
@@ -270,7 +267,7 @@ def transposed(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int, asked:
         reach: index of the last node that matters.
         asked: index of the last node of the layer that the user named; ``len(nodes)`` where there is none.
     """
-    found = frontiers(graph, inputs, crosses_permuted, asked=range(asked, reach + 1))
+    found = _frontiers(graph, inputs, _crosses_permuted, asked=range(asked, reach + 1))
     values = [value for frontier in found if frontier.after <= reach for value in frontier.values]
     return frozenset(value.name for value in values if value.order != tuple(range(len(value.order or ()))))
 
@@ -354,7 +351,7 @@ def enumerate_cuts(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int, as
         reach: index of the last node that is frozen.
         asked: index of the last node of the layer that the user named; ``len(nodes)`` where there is none.
     """
-    found = frontiers(graph, inputs, crosses_as_it_is, asked=range(asked, reach + 1))
+    found = _frontiers(graph, inputs, _crosses_as_it_is, asked=range(asked, reach + 1))
     names: dict[str, int] = {}
     nonnegative = _from_relu(graph)
     kept = [frontier for frontier in found if frontier.after <= reach]
@@ -473,6 +470,6 @@ def _behind(
     first = next(
         place for place, node in enumerate(alone.nodes) if node.name in encoder and not weights.isdisjoint(reads(node))
     )
-    place = narrowest(alone, inputs, crosses_permuted, among=range(first, frozen_reach(alone, changing) + 1))
+    place = narrowest(alone, inputs, _crosses_permuted, among=range(first, frozen_reach(alone, changing) + 1))
     if place is not None:
         yield from (node.name for node in alone.nodes[place.after + 1 :] if node.name in encoder)

@@ -47,7 +47,6 @@ __all__ = (
     "ChainedModule",
     "CutNetwork",
     "SkippingHead",
-    "cut_at_a_boundary",
     "cut_network",
     "replay",
     "shortened",
@@ -201,7 +200,7 @@ _ABOUT = frozenset(
 _RECORDED_ROWS = 2
 
 
-def cut_at_a_boundary(
+def _cut_at_a_boundary(
     model: nn.Module, inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
 ) -> tuple[FrozenPart, SkippingHead, str] | str:
     """Find the longest leading chain of frozen modules that can be traced one behind the other.
@@ -432,7 +431,7 @@ def _untraced(
             "nothing is frozen: freeze layers with frostline.freeze(model, until=...), or load data without a model: "
             "frostline.loader(data, ...)"
         )
-    found = cut_at_a_boundary(model, specs, flags)
+    found = _cut_at_a_boundary(model, specs, flags)
     if isinstance(found, str):
         return _plain(model, specs, f"{why}, and {found}: the whole network runs here; {_mend(why)}")
     part, head, path = found

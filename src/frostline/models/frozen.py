@@ -31,7 +31,6 @@ from frostline.models.tracing import Trace, has_several_parts
 __all__ = (
     "FrozenPart",
     "find_frozen",
-    "foldable",
     "folded",
     "named_tensors",
     "ordered",
@@ -40,7 +39,7 @@ __all__ = (
 )
 
 
-def foldable(graph: Graph, strange: Collection[str], changing: Collection[str]) -> dict[str, tuple[str, ...]]:
+def _foldable(graph: Graph, strange: Collection[str], changing: Collection[str]) -> dict[str, tuple[str, ...]]:
     """For each strange node that depends on frozen tensors alone the values that can stand for it.
 
     Such are the grids and divisions from which networks make positions. The values are tensors of one shape for any
@@ -68,7 +67,7 @@ def folded(
 
     Args:
         graph: the frozen part.
-        known: values, as ``foldable`` gives them.
+        known: values, as ``_foldable`` gives them.
         tensors: finds the tensors that a graph's leaves name.
     """
     names = {name for values in known.values() for name in values}
@@ -185,7 +184,7 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
     """
     graph, changing, trainable = ordered(model, traced.graph, inputs)
     strange = {node.name: node.op for node in graph.nodes if node.op not in ALLOWED or _reads_other_bits(node)}
-    known = foldable(graph, strange, changing)
+    known = _foldable(graph, strange, changing)
     strange = {name: op for name, op in strange.items() if name not in known}
     asked = _asked_end(model, graph, frozen_reach(graph, changing))
     turned = transposed(graph, inputs, reach=frozen_reach(graph, changing), asked=asked)

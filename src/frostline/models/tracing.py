@@ -51,15 +51,12 @@ __all__ = (
     "export",
     "fed",
     "fed_specs",
-    "flat_graph",
     "has_several_parts",
     "kept_buffers",
     "observed",
     "takes_parts",
     "takes_rows",
-    "tensor_of",
     "whole",
-    "with_casts",
 )
 
 
@@ -70,7 +67,7 @@ _SETTINGS = {_GRADIENTS: 1, _AUTOCAST: 4}
 _IS_ON = {_GRADIENTS: 0, _AUTOCAST: 2}
 
 
-def flat_graph(module: fx.GraphModule) -> fx.Graph:
+def _flat_graph(module: fx.GraphModule) -> fx.Graph:
     """The graph of an exported network, with the operations of its regions in their places.
 
     torch.export puts what runs under ``torch.no_grad()`` into a module of its own, as it does with the rotary
@@ -175,7 +172,7 @@ def fed_specs(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSpe
     return tuple(replace(spec, dtype=own) if spec.dtype == _PREPARED else spec for spec in inputs)
 
 
-def with_casts(model: nn.Module, graph: Graph, inputs: Sequence[TensorSpec]) -> Graph:
+def _with_casts(model: nn.Module, graph: Graph, inputs: Sequence[TensorSpec]) -> Graph:
     """A network's graph, traced on what ``fed`` gives, as one that takes the inputs as they are prepared.
 
     Args:
@@ -233,7 +230,7 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def tensor_of(model: nn.Module, traced: Trace, path: str) -> torch.Tensor:
+def _tensor_of(model: nn.Module, traced: Trace, path: str) -> torch.Tensor:
     """The parameter, buffer or constant that a leaf of the trace names, where the network is now."""
     if path in traced.constants:
         return traced.constants[path].to(device_of(model))
@@ -268,7 +265,7 @@ def export(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise NotTraceable(f"torch.export cannot trace {type(model).__name__}: {_why(error)}") from error
     traced = _Reader(program, len(example)).read(training)
-    return replace(traced, graph=with_casts(model, traced.graph, inputs))
+    return replace(traced, graph=_with_casts(model, traced.graph, inputs))
 
 
 def _open_batches(model: nn.Module, inputs: int) -> tuple[Any, ...]:
@@ -315,7 +312,7 @@ class _Reader:
         self._owners: dict[StorageWeakRef, str] = {}
 
     def read(self, training: Mapping[str, bool]) -> Trace:
-        nodes = list(flat_graph(self._program.graph_module).nodes)
+        nodes = list(_flat_graph(self._program.graph_module).nodes)
         placeholders = [node for node in nodes if node.op == "placeholder"]
         inputs = tuple(placeholder.name for placeholder in placeholders if placeholder.name not in self._leaves)
         strange = [node for node in nodes if node.op not in ("placeholder", "call_function", "output")]
@@ -536,7 +533,7 @@ def agrees(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -> boo
     batch = random(inputs, _ROWS, torch.Generator().manual_seed(_SEED), device)
     try:
         with modes(model, traced.training):
-            leaves = [tensor_of(model, traced, path) for _, path in traced.graph.leaves]
+            leaves = [_tensor_of(model, traced, path) for _, path in traced.graph.leaves]
             run = partial(Runner(traced.graph, device=device).run, [tensor.clone() for tensor in batch], leaves)
             return are_same(observed(model, run, _SEED, gradients=False), _run_whole(model, batch))
     except UNFIT:

@@ -40,7 +40,15 @@ from frostline.node.pipeline import Slab
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Account
 
-__all__ = ("HEADROOM", "Device", "Devices", "ExclusiveCall", "Outputs", "QueuedRows", "RowWork", "first_waits")
+__all__ = (
+    "HEADROOM",
+    "Device",
+    "Devices",
+    "ExclusiveCall",
+    "Outputs",
+    "QueuedRows",
+    "RowWork",
+)
 
 
 HEADROOM = 1.25
@@ -213,7 +221,7 @@ def _apart(tensor: npt.NDArray[np.generic], slab: Slab) -> npt.NDArray[np.generi
     return tensor.copy() if np.may_share_memory(tensor, slab) else tensor
 
 
-def first_waits(entries: Iterable[QueuedRows | ExclusiveCall], began_at: float) -> list[float]:
+def _first_waits(entries: Iterable[QueuedRows | ExclusiveCall], began_at: float) -> list[float]:
     """Seconds that those of the entries whose first rows run now have waited until ``began_at``."""
     return [began_at - entry.queued_at for entry in entries if isinstance(entry, QueuedRows) and not entry.ran]
 
@@ -451,7 +459,7 @@ class Device:
 
     def _counted(self, run: "_Run") -> None:
         self._counters.add(runs=1, rows_run=run.turn.rows, rows_merged=run.live_rows - run.turn.parts[0].rows)
-        self._counters.observe("device_wait", *first_waits(run.entries, run.began_at))
+        self._counters.observe("device_wait", *_first_waits(run.entries, run.began_at))
         self._counters.observe("compute", run.took_s)
 
     def _learn(self, run: "_Run") -> None:

@@ -24,7 +24,6 @@ from frostline.node.statistics import Counters
 from frostline.node.tenants import Account
 
 __all__ = (
-    "DRAINED_WITHIN_S",
     "Evictable",
     "Incoming",
     "Key",
@@ -46,7 +45,7 @@ _TURN_S = 1.0
 # What was asked to leave and still has requests in work after that time is asked again much later.
 _ASKED_AGAIN_S = 30.0
 
-DRAINED_WITHIN_S = 5.0
+_DRAINED_WITHIN_S = 5.0
 """Requests that use what is to leave have so long to end; those of a slow client may not, and others leave instead."""
 
 
@@ -143,7 +142,7 @@ def _may_leave(one: Evictable, incoming: Incoming) -> bool:
 
 
 def _is_stuck(one: Evictable) -> bool:
-    return one.asked_s is not None and DRAINED_WITHIN_S <= one.asked_s < _ASKED_AGAIN_S
+    return one.asked_s is not None and _DRAINED_WITHIN_S <= one.asked_s < _ASKED_AGAIN_S
 
 
 def _order(one: Evictable) -> tuple[int, float]:
@@ -207,7 +206,7 @@ class ResidentWeights(Generic[T]):
 
     def is_leaving(self, now: float) -> bool:
         """Whether it is being evicted, so that no new use may begin."""
-        return self.asked_at is not None and now - self.asked_at < DRAINED_WITHIN_S
+        return self.asked_at is not None and now - self.asked_at < _DRAINED_WITHIN_S
 
     def stay(
         self, key: Hashable, engines: "Iterable[ResidentWeights[T]]", tag: Callable[[str], float], now: float

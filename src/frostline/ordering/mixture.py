@@ -14,7 +14,10 @@ import numpy.typing as npt
 from frostline.core.errors import SettingError
 from frostline.ordering.orders import check_epoch, check_inside, check_number, permute_each, round_keys
 
-__all__ = ("ENDS", "Interleaving", "MixtureOrder")
+__all__ = (
+    "Interleaving",
+    "MixtureOrder",
+)
 
 # A pattern of this many turns takes 0.4 MB and a tenth of a second.
 _LONGEST = 1 << 16
@@ -137,7 +140,7 @@ def _last_slot(turn: int, count: int, length: int, members: int) -> int:
     return length * ((turn + 1) * parts - 1) // (count * parts)
 
 
-ENDS = ("first", "all")
+_ENDS = ("first", "all")
 """What ends an epoch of a mixture; see ``MixtureOrder.of``."""
 
 _MAX = 1 << 62
@@ -246,7 +249,7 @@ class MixtureOrder:
             return min(self.pattern.position_of(member, self.sizes[member]) for member in members)
         if ends == "all":
             return max(self.pattern.position_of(member, self.sizes[member] - 1) for member in members) + 1
-        raise SettingError(f"ends must be {', '.join(ENDS)} or a number of samples, not {ends!r}")
+        raise SettingError(f"ends must be {', '.join(_ENDS)} or a number of samples, not {ends!r}")
 
     def _rows(self, member: int, turns: _Rows) -> _Rows:
         """The rows of a member at its turns of this epoch, in its own epochs, which are many where it is small."""

@@ -35,12 +35,10 @@ __all__ = (
     "check_number",
     "draw_of_stretches",
     "permute",
-    "permute_at",
     "permute_each",
     "round_keys",
     "weights_by_class",
     "width_of",
-    "words_at",
 )
 
 
@@ -75,7 +73,7 @@ def permute(start: int, stop: int, size: int, keys: tuple[int, ...]) -> _Rows:
     return out
 
 
-def permute_at(positions: _Rows, size: int, keys: tuple[int, ...]) -> _Rows:
+def _permute_at(positions: _Rows, size: int, keys: tuple[int, ...]) -> _Rows:
     """Where these positions of ``size`` go, in any order: for each what ``permute`` gives."""
     out = np.empty(len(positions), np.int64)
     for first in range(0, len(positions), _PLACES_AT_ONCE):
@@ -100,7 +98,7 @@ def permute_each(positions: _Rows, which: _Rows, sizes: _Rows, keys: _Words) -> 
     return _walked(values, bounds[which], which, keys, width_of(int(sizes[0]))).astype(np.int64)
 
 
-def words_at(positions: _Rows, key: int) -> _Words:
+def _words_at(positions: _Rows, key: int) -> _Words:
     """64 random bits for each position: output ``position`` of SplitMix64 from that key, whatever was drawn before."""
     words = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(key & _MASK)
     _mix_in_place(words, np.empty_like(words))
@@ -129,7 +127,7 @@ def draw_of_stretches(size: int, count: int, key: int) -> _Rows:
     out = np.empty(count, np.int64)
     for start in range(0, count, _RUN):
         edges = np.arange(start, min(start + _RUN, count) + 1, dtype=np.int64) * size // count
-        words = words_at(np.arange(start, start + len(edges) - 1), key)
+        words = _words_at(np.arange(start, start + len(edges) - 1), key)
         share = (words >> np.uint64(32)).astype(np.int64)
         out[start : start + len(words)] = edges[:-1] + (share * np.diff(edges) >> 32)
     return out
@@ -273,7 +271,7 @@ class Order:
         check_inside(positions, self.size)
         if not self.shuffle:
             return positions.astype(np.int64)
-        return permute_at(positions, self.size, round_keys(self.seed, self.epoch))
+        return _permute_at(positions, self.size, round_keys(self.seed, self.epoch))
 
     def indices(self, start: int, stop: int) -> _Rows:
         """The rows at the positions from ``start`` up to, not including, ``stop``.
@@ -391,7 +389,7 @@ class BlockOrder:
         places, inside = np.divmod(self._mixed(positions.astype(np.int64)), samples)
         whole, cut = self.size // samples, round_keys(self.seed ^ _BLOCKS, self.epoch)[0] % self.size
         is_whole = places < whole
-        places[is_whole] = permute_at(places[is_whole], whole, round_keys(self.seed, self.epoch))
+        places[is_whole] = _permute_at(places[is_whole], whole, round_keys(self.seed, self.epoch))
         rows: _Rows = (places * samples + inside + cut) % self.size
         return rows
 
@@ -491,7 +489,7 @@ class Weighted:
     def at(self, positions: _Rows) -> _Rows:
         """See ``EpochOrder.at``."""
         check_inside(positions, self.size)
-        return self.weights.rows(words_at(positions, round_keys(self.seed ^ _DRAW, self.epoch)[0]))
+        return self.weights.rows(_words_at(positions, round_keys(self.seed ^ _DRAW, self.epoch)[0]))
 
     def in_epoch(self, epoch: int) -> Self:
         """See ``EpochOrder.in_epoch``."""

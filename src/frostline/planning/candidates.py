@@ -25,10 +25,8 @@ __all__ = (
     "LINK",
     "POLICIES",
     "RULES",
-    "SHARED_MACHINE",
     "STORE_ACCELERATOR",
     "STORE_CPU",
-    "TRAINER_ACCELERATOR",
     "TRAINER_CPU",
     "Candidate",
     "Option",
@@ -50,8 +48,8 @@ STORE_CPU = "store cpu"
 STORE_ACCELERATOR = "store accelerator"
 LINK = "link"
 TRAINER_CPU = "trainer cpu"
-TRAINER_ACCELERATOR = "trainer accelerator"
-SHARED_MACHINE = "shared machine"
+_TRAINER_ACCELERATOR = "trainer accelerator"
+_SHARED_MACHINE = "shared machine"
 
 _SMALLEST_DEVICE_BATCH = 8
 _ACCELERATOR = "cuda"
@@ -124,11 +122,11 @@ def resources(situation: Situation) -> tuple[str, ...]:
     """
     store, trainer = sides(situation)
     return (
-        SHARED_MACHINE if situation.same_host else STORE_CPU,
+        _SHARED_MACHINE if situation.same_host else STORE_CPU,
         *([STORE_ACCELERATOR] if store.device == _ACCELERATOR else []),
         LINK,
         *([] if situation.same_host else [TRAINER_CPU]),
-        *([TRAINER_ACCELERATOR] if trainer.device == _ACCELERATOR else []),
+        *([_TRAINER_ACCELERATOR] if trainer.device == _ACCELERATOR else []),
     )
 
 
@@ -222,7 +220,7 @@ class _Job:
     def per_resource(self, work: Mapping[str, float]) -> dict[str, float]:
         """Seconds a sample of every resource that the job has; two processors of one machine add up."""
         shared_s = work.get(STORE_CPU, 0.0) + work.get(TRAINER_CPU, 0.0)
-        return {name: shared_s if name == SHARED_MACHINE else work.get(name, 0.0) for name in self.resources}
+        return {name: shared_s if name == _SHARED_MACHINE else work.get(name, 0.0) for name in self.resources}
 
 
 def _codecs(cut: Cut, store: _Side) -> Iterator[tuple[str, CodecCost | None]]:
@@ -291,7 +289,7 @@ def _on_trainer(cut: Cut, decode: CodecCost | None, job: _Job) -> dict[str, floa
     decode_s = min(left_s, trainer.decode_s) if cut.number == 0 else 0.0
     unpack_s = 0.0 if decode is None else decode.decode_s
     cpu_s, accelerator_s = trainer.apart(decode_s + unpack_s, left_s - decode_s + situation.head_s)
-    return {TRAINER_CPU: cpu_s, TRAINER_ACCELERATOR: accelerator_s}
+    return {TRAINER_CPU: cpu_s, _TRAINER_ACCELERATOR: accelerator_s}
 
 
 def _rate(seconds: Mapping[str, float]) -> float:

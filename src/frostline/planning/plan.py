@@ -50,12 +50,10 @@ __all__ = (
     "engines",
     "explain",
     "fixed",
-    "in_the_store",
     "make_plan",
     "mixed",
     "named",
     "optimum",
-    "over_epochs",
     "single",
     "table",
 )
@@ -396,7 +394,7 @@ def bounds(samples_per_s: float, bottleneck: str, prices: Sequence[tuple[str, fl
     )
 
 
-def over_epochs(plan: Plan) -> str:
+def _over_epochs(plan: Plan) -> str:
     """What the epochs after the first give, to be put after a plan's reason; nothing where they are alike."""
     if plan.later_samples_per_s is None:
         return ""
@@ -406,7 +404,7 @@ def over_epochs(plan: Plan) -> str:
     )
 
 
-def in_the_store(one: Candidate) -> str:
+def _in_the_store(one: Candidate) -> str:
     """That training in the store too would be faster, to be put after a plan's reason."""
     return f"; training in the store too would give {in_samples_per_s(one.samples_per_s)} (policy all_in_store)"
 
@@ -553,7 +551,7 @@ def _elsewhere(situation: Situation, plan: Plan) -> str:
         return ""
     moved = in_store(situation).candidate
     is_faster = moved.samples_per_s > (1 + _WORTH_SAYING) * plan.samples_per_s
-    return in_the_store(moved) if moved.is_possible and is_faster else ""
+    return _in_the_store(moved) if moved.is_possible and is_faster else ""
 
 
 def _by_rule(situation: Situation, policy: str) -> Plan:
@@ -643,7 +641,7 @@ def _plan(
         engine=situation.store.engine,
         trials=situation.store.trials,
     )
-    return replace(plan, reason=f"{plan.reason}{over_epochs(plan)}")
+    return replace(plan, reason=f"{plan.reason}{_over_epochs(plan)}")
 
 
 def _later(situation: Situation) -> float | None:

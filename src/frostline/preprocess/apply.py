@@ -77,16 +77,13 @@ __all__ = (
     "kept_mask",
     "mask_into",
     "middle",
-    "no_draw",
     "open_mask",
     "pack_into",
     "pixels_into",
     "pixels_needed",
-    "random_box",
     "record_bytes",
     "record_stride",
     "scaled_mask",
-    "scaled_size",
     "scratch_bytes",
     "steps_left",
     "unpacked",
@@ -354,7 +351,7 @@ def decode_applied(
     """
     whole = applied.whole if rest is None else rest
     if applied.dtype == "uint8":
-        return _pixels(whole, encoded, no_draw, max_pixels)
+        return _pixels(whole, encoded, _no_draw, max_pixels)
     out = np.empty(whole.shape, np.float32)
     decode_into(whole, encoded, out, id=0, view=None, max_pixels=max_pixels)
     if np.abs(out).max() > np.finfo(np.float16).max:
@@ -386,7 +383,7 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
     for step in preprocess.steps:
         match step:
             case Resize():
-                scaled_width, scaled_height = scaled_size(step, (width, height))
+                scaled_width, scaled_height = _scaled_size(step, (width, height))
                 maximum = max(maximum, max(scaled_width, 1) * max(scaled_height, height))
                 width, height = scaled_width, scaled_height
             case RandomResizedCrop() | Squeeze():
@@ -462,7 +459,7 @@ def _enough(preprocess: Preprocess) -> Callable[[tuple[int, int]], tuple[int, in
     if not isinstance(first, Decode) or not first.reduced:
         return None
     assert isinstance(second, Resize)
-    return partial(scaled_size, second)
+    return partial(_scaled_size, second)
 
 
 def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", max_pixels: int) -> Image.Image:
@@ -475,7 +472,7 @@ def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", max_pi
         case CenterCrop():
             return image.crop(middle(image.size, step.size))
         case RandomResizedCrop():
-            box = random_box(step, image.size, draw)
+            box = _random_box(step, image.size, draw)
             check_size((step.size, box[3] - box[1]), max_pixels, "scaled it has")
             return image.crop(box).resize((step.size, step.size), _FILTERS[step.filter])
         case RandomHorizontalFlip():
@@ -487,7 +484,7 @@ def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", max_pi
 
 
 def _resized(step: Resize, image: Image.Image, max_pixels: int) -> Image.Image:
-    size = scaled_size(step, image.size)
+    size = _scaled_size(step, image.size)
     check_size((max(size[0], 1), max(size[1], image.size[1])), max_pixels, "scaled it has")
     return image if size == image.size else image.resize(size, _FILTERS[step.filter])
 
@@ -496,7 +493,7 @@ Box = tuple[int, int, int, int]
 """Left, top, right and bottom in pixels; a part of it may lie beside the image."""
 
 
-def scaled_size(step: Resize, size: tuple[int, int]) -> tuple[int, int]:
+def _scaled_size(step: Resize, size: tuple[int, int]) -> tuple[int, int]:
     """Width and height that an image of that width and height is scaled to."""
     width, height = size
     # torchvision cuts the longer side to a whole number; it does not round it.
@@ -510,7 +507,7 @@ def middle(size: tuple[int, int], side: int) -> Box:
     return left, top, left + side, top + side
 
 
-def random_box(step: RandomResizedCrop, size: tuple[int, int], draw: Callable[[], float]) -> Box:
+def _random_box(step: RandomResizedCrop, size: tuple[int, int], draw: Callable[[], float]) -> Box:
     """A random part of an image, by torchvision's rule."""
     width, height = size
     for _ in range(10):
@@ -533,7 +530,7 @@ def draws(preprocess: Preprocess, id: int, view: View | None) -> Callable[[], fl
     if view is None:
         if preprocess.is_random:
             raise BadRequest("random preprocessing needs a view: seed and epoch")
-        return no_draw
+        return _no_draw
     # Philox is a counter turned into bits, the same on every machine and in every version of NumPy; the sample's
     # id stands in the counter's high word, so that the draws of two samples never overlap.
     bits = np.random.Philox(
@@ -542,7 +539,7 @@ def draws(preprocess: Preprocess, id: int, view: View | None) -> Callable[[], fl
     return lambda: (int(bits.random_raw()) >> 11) * 2.0**-53
 
 
-def no_draw() -> float:
+def _no_draw() -> float:
     """Stands for the draws of a preprocessing that has none."""
     raise AssertionError("a preprocessing without random steps draws nothing")
 
@@ -674,7 +671,7 @@ def _as_image(classes: npt.NDArray[np.integer | np.bool_]) -> Image.Image:
 def _applied_to_mask(step: Step, mask: Image.Image, draw: Callable[[], float], max_pixels: int) -> Image.Image:
     match step:
         case Resize():
-            width, height = scaled_size(step, mask.size)
+            width, height = _scaled_size(step, mask.size)
             check_size((max(width, 1), max(height, mask.height)), max_pixels, "scaled it has")
             return mask.resize((width, height), _NEAREST)
         case Squeeze():
@@ -683,7 +680,7 @@ def _applied_to_mask(step: Step, mask: Image.Image, draw: Callable[[], float], m
         case CenterCrop():
             return _cropped(mask, middle(mask.size, step.size))
         case RandomResizedCrop():
-            return mask.crop(random_box(step, mask.size, draw)).resize((step.size, step.size), _NEAREST)
+            return mask.crop(_random_box(step, mask.size, draw)).resize((step.size, step.size), _NEAREST)
         case RandomHorizontalFlip():
             return mask.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw() < step.p else mask
         case ColorJitter():

@@ -27,8 +27,6 @@ __all__ = (
     "check_sound",
     "has_sound_packages",
     "is_sound",
-    "log_mel_into",
-    "mel_filters",
     "seconds_of",
     "sound_bytes",
     "sound_into",
@@ -41,7 +39,7 @@ _AT_ONCE = 128  # frames whose spectra are in memory together
 _KEPT = 8
 
 
-def log_mel_into(
+def _log_mel_into(
     wave: npt.NDArray[np.float32], out: npt.NDArray[np.float32], *, sample_rate: int, n_fft: int, hop_length: int
 ) -> None:
     """Write the log-mel spectrogram of a wave into ``out``.
@@ -57,7 +55,7 @@ def log_mel_into(
         n_fft: samples of a frame.
         hop_length: samples from one frame to the next.
     """
-    filters = mel_filters(sample_rate, n_fft, len(out))
+    filters = _mel_filters(sample_rate, n_fft, len(out))
     padded = np.pad(wave.astype(np.float64), n_fft // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, n_fft)[::hop_length]
     for start in range(0, out.shape[1], _AT_ONCE):
@@ -69,7 +67,7 @@ def log_mel_into(
 
 
 @lru_cache(maxsize=_KEPT)
-def mel_filters(sample_rate: int, n_fft: int, n_mels: int) -> npt.NDArray[np.float64]:
+def _mel_filters(sample_rate: int, n_fft: int, n_mels: int) -> npt.NDArray[np.float64]:
     """The triangles of HTK's mels from 0 to half the sample rate, as torchaudio's ``melscale_fbanks`` has them.
 
     Returns:
@@ -196,7 +194,7 @@ def sound_into(step: DecodeAudio, encoded: bytes | memoryview, out: npt.NDArray[
     if step.features == "waveform":
         out[:] = wave
     else:
-        log_mel_into(wave, out[0], sample_rate=step.sample_rate, n_fft=step.n_fft, hop_length=step.hop_length)
+        _log_mel_into(wave, out[0], sample_rate=step.sample_rate, n_fft=step.n_fft, hop_length=step.hop_length)
 
 
 def _package(name: str) -> Any:

@@ -32,7 +32,6 @@ from frostline.wire.node_lists import SUPERVISOR
 
 __all__ = (
     "Cluster",
-    "address_of_ray",
     "end",
     "end_own_ray",
     "folder",
@@ -157,7 +156,7 @@ _LOOPBACK = ("127.", "localhost")
 _STAY_LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
-def address_of_ray(address: str | None = None) -> str | None:
+def _address_of_ray(address: str | None = None) -> str | None:
     """The address of the Ray to join; None where whichever runs is meant.
 
     Args:
@@ -173,7 +172,7 @@ def join(address: str | None = None) -> Any:
     """Join Ray and give its package; nothing where this process has joined already.
 
     Args:
-        address: as ``address_of_ray`` takes it.
+        address: as ``_address_of_ray`` takes it.
 
     Raises:
         SettingError: Ray is not installed.
@@ -181,7 +180,7 @@ def join(address: str | None = None) -> Any:
     """
     if find_spec("ray") is None:
         raise SettingError("nodes under Ray need the package ray: pip install 'frostline[ray]'")
-    found = address_of_ray(address)
+    found = _address_of_ray(address)
     # Both are read when the package is imported.
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", **(_STAY_LOCAL if _is_local(found) else {})})
     import ray
@@ -228,7 +227,7 @@ def reach_or_start(address: str | None, *, cpus: int, object_bytes: int) -> tupl
         cpus: processors of a Ray that is started.
         object_bytes: its memory for objects.
     """
-    if address_of_ray(address) is not None:
+    if _address_of_ray(address) is not None:
         return join(address), None
     started = start(cpus, object_bytes)
     return join(started), started
@@ -360,7 +359,7 @@ def end_own_ray(address: str | None) -> bool:
         Whether it was ended.
     """
     own = running()
-    if own is None or address_of_ray(address) != own:
+    if own is None or _address_of_ray(address) != own:
         return False
     ray = join(own)
     if any(map(is_ours, (actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)))):

@@ -23,7 +23,13 @@ from frostline.core.errors import FrostlineError, NodeUnreachable, Unavailable
 from frostline.datasets.copy.parts import CopyPart, CopyPlan, PartCopier, PartRunner
 from frostline.jobs.workers import RowReader, RowsDone
 
-__all__ = ("RETRIED", "PartRows", "made_by_ray", "parts_by_ray", "results", "row_ranges")
+__all__ = (
+    "PartRows",
+    "made_by_ray",
+    "parts_by_ray",
+    "results",
+    "row_ranges",
+)
 
 
 # Neighbouring rows of this many have one owner among the nodes, so no task should have half of them.
@@ -45,7 +51,7 @@ def row_ranges(rows: int, tasks: int, *, min_rows: int) -> list[range]:
 
 T = TypeVar("T")
 
-RETRIED = {"num_cpus": 1, "max_retries": 5, "retry_exceptions": [Unavailable]}
+_RETRIED = {"num_cpus": 1, "max_retries": 5, "retry_exceptions": [Unavailable]}
 """Options of a task that Ray runs again where its process dies, or what it asks is away for too long."""
 
 # Tasks handed to Ray for each of its processors: one runs, and the next one waits for it.
@@ -123,7 +129,7 @@ def parts_by_ray(ray: Any, reader: RowReader, rows: Mapping[int, npt.NDArray[np.
         NodeUnreachable: Ray has lost a task too often.
     """
     there = ray.put(reader)
-    task = ray.remote(_part).options(**RETRIED)
+    task = ray.remote(_part).options(**_RETRIED)
     for _, part in results(ray, lambda part: task.remote(there, *part), rows.items()):
         yield part
 
@@ -156,7 +162,7 @@ def made_by_ray(ray: Any) -> PartRunner:
 def _made(ray: Any, plan: CopyPlan, parts: Iterable[CopyPart]) -> Iterator[tuple[CopyPart, Any]]:
     # In a list it is not fetched for every task, but once by a process.
     key, there = uuid.uuid4().hex, [ray.put(plan)]
-    look, make = (ray.remote(task).options(**RETRIED) for task in (_look, _make))
+    look, make = (ray.remote(task).options(**_RETRIED) for task in (_look, _make))
     return results(ray, lambda part: make.remote(key, there, part, look.remote(key, there, part)), parts)
 
 

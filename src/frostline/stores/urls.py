@@ -19,7 +19,6 @@ from frostline.core.errors import BadRequest, SettingError
 
 __all__ = (
     "COMPRESSED",
-    "CONSISTENCIES",
     "FILE_SUFFIXES",
     "PORT",
     "TAR_GZ",
@@ -28,13 +27,10 @@ __all__ = (
     "Root",
     "check_name",
     "is_within",
-    "named_values",
     "names_file",
     "normalise_url",
     "object_url",
-    "options_text",
     "parse_cql",
-    "parse_options",
     "parse_url",
     "root_url",
 )
@@ -52,18 +48,20 @@ _WORD = re.compile(r"[\w.@/ +=-]{1,128}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9._-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
 
 
-def parse_options(scheme: str, text: str) -> Options:
+def _parse_options(scheme: str, text: str) -> Options:
     """What stands after the question mark of a store's URL.
 
     Raises:
         SettingError: an option is unknown, stands there twice or has a value that makes no sense. The sentence repeats
             no value: somebody may have put a secret there.
     """
-    values = named_values(scheme, text, _OF_SCHEME.get(scheme, ()), "secrets go into environment variables or profiles")
+    values = _named_values(
+        scheme, text, _OF_SCHEME.get(scheme, ()), "secrets go into environment variables or profiles"
+    )
     return tuple(sorted((name, _CHECKED[name](name, value)) for name, value in values.items()))
 
 
-def named_values(scheme: str, text: str, known: Collection[str], secrets: str) -> dict[str, str]:
+def _named_values(scheme: str, text: str, known: Collection[str], secrets: str) -> dict[str, str]:
     """The values of what stands after a question mark, by name, as they are.
 
     Args:
@@ -73,7 +71,7 @@ def named_values(scheme: str, text: str, known: Collection[str], secrets: str) -
         secrets: where secrets go instead, for the sentence about a name that is not known.
 
     Raises:
-        SettingError: see ``parse_options``.
+        SettingError: see ``_parse_options``.
     """
     try:
         pairs = parse_qsl(text, strict_parsing=True, errors="strict")
@@ -90,7 +88,7 @@ def named_values(scheme: str, text: str, known: Collection[str], secrets: str) -
     return values
 
 
-def options_text(options: Options) -> str:
+def _options_text(options: Options) -> str:
     """The options as they end a canonical URL, with their question mark; empty where there are none."""
     return "?" + urlencode(options, quote_via=quote, safe=":/") if options else ""
 
@@ -125,7 +123,7 @@ _CHECKED: dict[str, Callable[[str, str], str]] = {
 
 PORT = 9042
 """Where servers listen for CQL unless they are told otherwise."""
-CONSISTENCIES = ("ALL", "LOCAL_ONE", "LOCAL_QUORUM", "ONE", "QUORUM", "THREE", "TWO")
+_CONSISTENCIES = ("ALL", "LOCAL_ONE", "LOCAL_QUORUM", "ONE", "QUORUM", "THREE", "TWO")
 """How many replicas must answer; those that both reads and writes know."""
 
 _PROTOCOLS = ("3", "4", "5")
@@ -147,7 +145,7 @@ class CqlLocation:
         port: port of CQL, the same on all servers.
         keyspace: keyspace of the tables; alone it is a root, under which a node serves all its tables.
         table: with a row a sample; empty where the URL is a keyspace's.
-        consistency: one of ``CONSISTENCIES``.
+        consistency: one of ``_CONSISTENCIES``.
         data: column of the encoded samples.
         dc: datacentre whose servers are asked; empty is that of the first host that answers.
         id: column of the key.
@@ -204,7 +202,7 @@ class CqlLocation:
             raise SettingError("the option meta_id names a column: letters, digits, '_', '-' and '.'")
         if self.dc and not _COLUMN.fullmatch(self.dc):
             raise SettingError("the option dc names a datacentre: letters, digits, '_', '-' and '.'")
-        _one_of("consistency", self.consistency, CONSISTENCIES)
+        _one_of("consistency", self.consistency, _CONSISTENCIES)
         _one_of("protocol", self.protocol, ("", *_PROTOCOLS))
         _one_of("tls", self.tls, ("", *_TLS))
 
@@ -279,7 +277,7 @@ def _servers(text: str) -> tuple[tuple[str, ...], int]:
 
 
 def _options(query: str) -> dict[str, str]:
-    values = named_values("cql", query, _OPTIONS, "the password goes into FROSTLINE_CQL_PASSWORD")
+    values = _named_values("cql", query, _OPTIONS, "the password goes into FROSTLINE_CQL_PASSWORD")
     return {name: value.upper() if name == "consistency" else value for name, value in values.items()}
 
 
@@ -349,7 +347,7 @@ def root_url(root: Root) -> str:
     if root.scheme == "file":
         return "file://" + quote(root.path, errors="surrogateescape")
     path = quote(root.path) if root.scheme in _USUAL_PORT else root.path
-    return f"{root.scheme}://{root.place}" + (f"/{path}" if path else "") + options_text(root.options)
+    return f"{root.scheme}://{root.place}" + (f"/{path}" if path else "") + _options_text(root.options)
 
 
 def is_within(url: str, root: str) -> bool:
@@ -427,7 +425,7 @@ def _absolute(path: str) -> str:
 
 def _placed(scheme: str, rest: str) -> Root:
     rest, has_options, text = rest.partition("?")
-    options = parse_options(scheme, text) if has_options else ()
+    options = _parse_options(scheme, text) if has_options else ()
     place, _, path = rest.partition("/")
     if scheme == "az" and (found := _AZURE_HOST.fullmatch(place)):
         place, options = found[1], _with_account(options, found[2])

@@ -45,7 +45,6 @@ __all__ = (
     "Previous",
     "Ranges",
     "extract",
-    "keep_state",
     "keys_of",
 )
 
@@ -224,7 +223,7 @@ def keys_of(samples: Samples) -> npt.NDArray[np.uint64]:
     return keys
 
 
-def keep_state(out: Path, identity: Mapping[str, Any], ids: Iterable[npt.NDArray[np.int64]], keys: Any) -> None:
+def _keep_state(out: Path, identity: Mapping[str, Any], ids: Iterable[npt.NDArray[np.int64]], keys: Any) -> None:
     """Keep beside a finished file which samples it has, and in which versions.
 
     Args:
@@ -551,7 +550,7 @@ class _Work:
         for number, there in enumerate(ids):
             samples = self._setup.data.samples.take(np.array(self._ranges.of(number), np.int64))
             keys.append(keys_of(samples)[np.isin(samples.ids, there)])
-        keep_state(self._out, self._identity, ids, keys)
+        _keep_state(self._out, self._identity, ids, keys)
 
 
 class _RowsOf:

@@ -26,14 +26,11 @@ from frostline.training.run_config import atomic_file
 
 __all__ = (
     "LANCE",
-    "SUFFIXES",
     "Contents",
-    "check_lance",
     "check_suffix",
     "lance_reader",
     "tensor_column",
     "write_features",
-    "write_lance",
 )
 
 
@@ -41,7 +38,7 @@ _SHAPE = b"shape"
 _FULL = ("no space left", "disk quota exceeded")
 
 
-def check_lance() -> None:
+def _check_lance() -> None:
     """Do nothing if the package is there. It is not imported yet, since it warns of every fork from then on.
 
     Raises:
@@ -54,7 +51,7 @@ def check_lance() -> None:
         )
 
 
-def write_lance(out: Path, tables: Iterable[pa.Table], shape: tuple[int, ...]) -> None:
+def _write_lance(out: Path, tables: Iterable[pa.Table], shape: tuple[int, ...]) -> None:
     """Write a Lance data set that takes its place in one step.
 
     Args:
@@ -148,10 +145,10 @@ def check_suffix(out: Path) -> None:
     Raises:
         SettingError: the name ends in none of the known suffixes, a package is missing, or something else lies there.
     """
-    if out.suffix not in (*SUFFIXES, LANCE):
-        raise SettingError(f"{out.name} must end in {', '.join(SUFFIXES)} or {LANCE}, which says what to write")
+    if out.suffix not in (*_SUFFIXES, LANCE):
+        raise SettingError(f"{out.name} must end in {', '.join(_SUFFIXES)} or {LANCE}, which says what to write")
     if out.suffix == LANCE:
-        check_lance()
+        _check_lance()
     is_lance = out.suffix == LANCE and (out / "_versions").is_dir()
     if out.is_dir() and any(out.iterdir()) and not is_lance:
         raise SettingError(f"{out} is a folder that holds something else: choose another name")
@@ -172,10 +169,10 @@ def write_features(out: Path, tables: Iterable[pa.Table], contents: Contents) ->
         SettingError: the folder cannot be written.
     """
     if out.suffix == LANCE:
-        write_lance(out, tables, contents.shape)
+        _write_lance(out, tables, contents.shape)
         return
     with atomic_file(out) as file:
-        SUFFIXES[out.suffix](file, tables, contents)
+        _SUFFIXES[out.suffix](file, tables, contents)
 
 
 def tensor_column(features: npt.NDArray[Any]) -> pa.Array:
@@ -233,5 +230,5 @@ def _header(contents: Contents) -> bytes:
 LANCE = ".lance"
 """The suffix of a Lance data set, which is a folder."""
 
-SUFFIXES = {".parquet": _write_parquet, ".safetensors": _write_safetensors}
+_SUFFIXES = {".parquet": _write_parquet, ".safetensors": _write_safetensors}
 """Writers of files, by the suffix that asks for them."""

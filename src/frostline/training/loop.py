@@ -31,16 +31,10 @@ __all__ = (
     "Loop",
     "Thawed",
     "Trainable",
-    "load_optimizer_state",
-    "make_optimizer",
-    "make_scheduler",
-    "optimizer_state",
-    "random_state",
-    "restore_random_state",
 )
 
 
-def make_optimizer(recipe: Recipe, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+def _make_optimizer(recipe: Recipe, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
     """The optimiser of a recipe, over these parameters in this order."""
     decay: dict[str, Any] = {} if recipe.weight_decay is None else {"weight_decay": recipe.weight_decay}
     with collector_rests():
@@ -53,7 +47,7 @@ def make_optimizer(recipe: Recipe, parameters: Sequence[torch.Tensor]) -> torch.
                 return torch.optim.Adam(parameters, recipe.learning_rate, **decay)
 
 
-def make_scheduler(
+def _make_scheduler(
     recipe: Recipe, optimizer: torch.optim.Optimizer, *, steps: int, done: int
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
     """What sets the learning rate of each step; None where it stays as it is.
@@ -72,7 +66,7 @@ def make_scheduler(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: recipe.rate_share(step, steps), done - 1)
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """What it has learned of each parameter, under ``NUMBER.NAME``; its settings are those of the recipe."""
     return {
         f"{number}.{name}": value
@@ -82,8 +76,8 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]
     }
 
 
-def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Let an optimiser go on from there; the inverse of ``optimizer_state``."""
+def _load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Let an optimiser go on from there; the inverse of ``_optimizer_state``."""
     state: dict[int, dict[str, torch.Tensor]] = {}
     for place, tensor in tensors.items():
         number, _, name = place.partition(".")
@@ -143,7 +137,7 @@ class Checkpointer(Protocol):
         """Keep one, before the tensors in it change again."""
 
 
-def random_state() -> dict[str, torch.Tensor]:
+def _random_state() -> dict[str, torch.Tensor]:
     """The states of PyTorch's random generators, by device; those of accelerators where they are in use."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -151,7 +145,7 @@ def random_state() -> dict[str, torch.Tensor]:
     return states
 
 
-def restore_random_state(states: Mapping[str, torch.Tensor]) -> None:
+def _restore_random_state(states: Mapping[str, torch.Tensor]) -> None:
     """Let the generators go on from there; those of accelerators that are not here are left out."""
     torch.set_rng_state(states["cpu"])
     for device, state in states.items():
@@ -280,7 +274,7 @@ class Loop:
             self._observe(EpochsChosen(epochs=self._passes.maximum, reason=self._passes.reason))
         # To make it imports torch's compiler, for a second in which the first batch is on its way.
         with ThreadPoolExecutor(1, "frostline-optimizer") as aside:
-            made = aside.submit(make_optimizer, self._recipe, self._parameters)
+            made = aside.submit(_make_optimizer, self._recipe, self._parameters)
             if resumed is not None:
                 self._take_head(resumed.epoch if resumed.order is not None else resumed.epoch - 1, made)
                 self._go_on(resumed, made.result())
@@ -308,8 +302,8 @@ class Loop:
             self._best = self._scores[resumed.best_epoch], dict(resumed.best)
         for name, tensor in self._head.state_dict().items():
             tensor.copy_(resumed.head[name])
-        load_optimizer_state(optimizer, resumed.optimizer)
-        restore_random_state(resumed.random)
+        _load_optimizer_state(optimizer, resumed.optimizer)
+        _restore_random_state(resumed.random)
 
     def _epochs(self, made: Future[torch.optim.Optimizer], resumed: Checkpoint | None) -> None:
         try:
@@ -334,7 +328,7 @@ class Loop:
             self._steps = steps
         if self._recipe.changes_rate and self._scheduler is None:
             done = len(self._step_losses)
-            self._scheduler = make_scheduler(self._recipe, made.result(), steps=steps, done=done)
+            self._scheduler = _make_scheduler(self._recipe, made.result(), steps=steps, done=done)
         begun = len(self._step_losses)
         if resumed is not None and resumed.order is not None:
             batches.load_state_dict(resumed.order)
@@ -394,10 +388,10 @@ class Loop:
                 scores=tuple(self._scores),
                 is_over=is_over,
                 head=self._head.state_dict(),
-                optimizer=optimizer_state(optimizer),
+                optimizer=_optimizer_state(optimizer),
                 best={} if self._best is None else self._best[1],
                 best_epoch=None if self._best is None else self._best[0].epoch,
-                random=random_state(),
+                random=_random_state(),
             )
         )
 

@@ -47,7 +47,6 @@ from frostline.core.errors import (
 from frostline.wire.codecs import CODECS, Codec, offered_precisions
 
 __all__ = (
-    "ENCODINGS",
     "MAX_INPUTS",
     "MAX_PATCH_BYTES",
     "TRAVELLING",
@@ -332,7 +331,7 @@ def _view(body: dict[str, Any]) -> View:
     )
 
 
-ENCODINGS = ("float", "base64")
+_ENCODINGS = ("float", "base64")
 """How the numbers of an embedding are written: as JSON, or as the base64 of little-endian float32."""
 
 MAX_INPUTS = 2048
@@ -349,13 +348,13 @@ class EmbeddingRequest:
     Attributes:
         model: digest of the prefix, which the node must hold.
         inputs: texts, or images as data URLs.
-        encoding: one of ``ENCODINGS``.
+        encoding: one of ``_ENCODINGS``.
         preprocess: preprocessing of images as plain JSON; None for texts, whose tokenizer is the prefix's.
     """
 
     model: str
     inputs: tuple[str, ...]
-    encoding: str = ENCODINGS[0]
+    encoding: str = _ENCODINGS[0]
     preprocess: dict[str, Any] | None = None
 
     @classmethod
@@ -367,12 +366,12 @@ class EmbeddingRequest:
         """
         if not isinstance(value, dict):
             raise BadRequest("the request must be an object with 'model' and 'input'")
-        model, encoding = value.get("model"), value.get("encoding_format", ENCODINGS[0])
+        model, encoding = value.get("model"), value.get("encoding_format", _ENCODINGS[0])
         preprocess = value.get("preprocess")
         if not isinstance(model, str) or not _DIGEST.fullmatch(model):
             raise BadRequest("model must be the digest of a prefix that this node holds: 64 hexadecimal digits")
-        if encoding not in ENCODINGS:
-            raise BadRequest(f"encoding_format must be {' or '.join(ENCODINGS)}")
+        if encoding not in _ENCODINGS:
+            raise BadRequest(f"encoding_format must be {' or '.join(_ENCODINGS)}")
         if preprocess is not None and not isinstance(preprocess, dict):
             raise BadRequest("preprocess must be an object")
         if value.get("dimensions") is not None:

@@ -23,7 +23,12 @@ from frostline.core.errors import NodeUnreachable, SettingError
 from frostline.core.system import STARTED
 from frostline.wire.connection import address_of
 
-__all__ = ("SUPERVISOR", "NodeList", "listed_nodes", "nodes_under_ray", "said_by_supervisor")
+__all__ = (
+    "SUPERVISOR",
+    "NodeList",
+    "listed_nodes",
+    "said_by_supervisor",
+)
 
 
 SUPERVISOR = "frostline-supervisor"
@@ -34,7 +39,7 @@ _ANSWER_S = 30.0
 _ASK_S = 5.0
 
 
-def nodes_under_ray(namespace: str) -> tuple[str, ...]:
+def _nodes_under_ray(namespace: str) -> tuple[str, ...]:
     """URLs of the nodes of a namespace of Ray by now.
 
     Args:
@@ -206,7 +211,7 @@ class NodeList:
             SettingError: The file holds something else.
         """
         if self.url.startswith("ray://"):
-            return nodes_under_ray(_namespace(self.url))
+            return _nodes_under_ray(_namespace(self.url))
         return self._of_name() if self.url.startswith("dns://") else self._of_file()
 
     def _of_name(self) -> tuple[str, ...]:

@@ -22,14 +22,12 @@ from frostline.wire.codecs import Codec, body_dtype, narrow, scale_count, widen
 __all__ = (
     "PackingMemory",
     "TensorRows",
-    "max_row_bytes",
     "narrowed_dtype",
     "pack",
     "pack_rows",
     "packing_memory",
     "scales",
     "unpack",
-    "unpack_rows",
 )
 
 
@@ -90,7 +88,7 @@ def pack_rows(rows: TensorRows, codec: Codec) -> tuple[Bytes, npt.NDArray[np.int
         The bytes of all rows, and where each starts and the last ends: ``uint8[m]`` and ``int64[n + 1]``.
     """
     values = _as_words(rows.values)
-    maximum = max_row_bytes(rows.values.shape[1:], rows.values.dtype, codec, scales=_scales(rows))
+    maximum = _max_row_bytes(rows.values.shape[1:], rows.values.dtype, codec, scales=_scales(rows))
     out = np.empty(len(values) * maximum, np.uint8)
     bounds = np.zeros(len(values) + 1, np.int64)
     squeeze = _Squeeze(codec.compression) if codec.compression else None
@@ -105,7 +103,7 @@ def pack_rows(rows: TensorRows, codec: Codec) -> tuple[Bytes, npt.NDArray[np.int
     return out, bounds
 
 
-def unpack_rows(
+def _unpack_rows(
     packed: Bytes,
     bounds: npt.NDArray[np.int64],
     codec: Codec,
@@ -138,7 +136,7 @@ def unpack_rows(
     return TensorRows(values=words.view(dtype).reshape(len(words), *shape), scale=scale)
 
 
-def max_row_bytes(shape: tuple[int, ...], dtype: np.dtype[np.generic], codec: Codec, *, scales: int = 0) -> int:
+def _max_row_bytes(shape: tuple[int, ...], dtype: np.dtype[np.generic], codec: Codec, *, scales: int = 0) -> int:
     """The most bytes that a packed row can have."""
     count = math.prod(shape)
     bitmap = -(-count // 8) if codec.sparse else 0
@@ -380,13 +378,13 @@ def scales(shape: tuple[int, ...], codec: Codec) -> int:
 
 def _max_bytes(shape: tuple[int, ...], dtype: np.dtype[Any], codec: Codec) -> int:
     """Of one tensor, a sample: by the lossless codec that may take its place, or narrowed and then by row."""
-    lossless = max_row_bytes(shape, dtype, codec) if codec.by_row else 0
+    lossless = _max_row_bytes(shape, dtype, codec) if codec.by_row else 0
     own = codec.of(dtype)
     if own.is_lossless:
         return lossless
     narrowed, beside = narrowed_dtype(own, dtype), scales(shape, own)
-    plain = max_row_bytes(shape, narrowed, Codec(), scales=beside)
-    return max(lossless, plain + (max_row_bytes(shape, narrowed, own, scales=beside) if own.by_row else 0))
+    plain = _max_row_bytes(shape, narrowed, Codec(), scales=beside)
+    return max(lossless, plain + (_max_row_bytes(shape, narrowed, own, scales=beside) if own.by_row else 0))
 
 
 def _all_packed(
@@ -423,7 +421,7 @@ def _unpacked(packed: PackedTensor) -> Array:
     codec = Codec.parse(packed.codec)
     rows = TensorRows(values=packed.body, scale=packed.scale)
     if packed.bounds is not None:
-        rows = unpack_rows(
+        rows = _unpack_rows(
             packed.body.view(np.uint8),
             packed.bounds,
             codec,

@@ -15,7 +15,6 @@ from frostline.core.errors import BadRequest
 __all__ = (
     "LENGTH_HEADER",
     "MAX_LIST_BYTES",
-    "MAX_PIECES",
     "MEDIA_TYPE",
     "MIN_BYTES",
     "PREAMBLE_BYTES",
@@ -33,7 +32,7 @@ MEDIA_TYPE = "application/vnd.frostline.pieces"
 LENGTH_HEADER = "Frostline-Length"
 """The header that tells the bytes of the whole file."""
 
-MAX_PIECES = 4096
+_MAX_PIECES = 4096
 """The most pieces in one list; a ViT-H has 390 weights that are large enough."""
 
 MAX_LIST_BYTES = 1 << 20
@@ -75,7 +74,7 @@ def pieces_of(body: bytes | memoryview) -> tuple[Piece, ...]:
         return ()
     return tuple(
         Piece(digest=hashlib.sha256(whole[start:stop]).hexdigest(), start=start, stop=stop)
-        for start, stop in large[:MAX_PIECES]
+        for start, stop in large[:_MAX_PIECES]
     )
 
 
@@ -143,8 +142,8 @@ def _bounded_list(listed: bytes | bytearray) -> list[Any]:
         value = json.loads(listed)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the list of pieces is not JSON: {error}") from error
-    if not isinstance(value, list) or len(value) > MAX_PIECES:
-        raise BadRequest(f"pieces come as a list of at most {MAX_PIECES}")
+    if not isinstance(value, list) or len(value) > _MAX_PIECES:
+        raise BadRequest(f"pieces come as a list of at most {_MAX_PIECES}")
     return value
 
 

@@ -43,7 +43,12 @@ from frostline.stores.local import FolderStore
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Buffer, ObjectStore
 
-__all__ = ("OBJECT_BYTES", "Ingested", "ReadyPlan", "ingest", "sha256_in")
+__all__ = (
+    "OBJECT_BYTES",
+    "Ingested",
+    "ReadyPlan",
+    "ingest",
+)
 
 
 _READ_BACK_BYTES = 8 << 20
@@ -72,7 +77,7 @@ class ReadyPlan:
         return _ReadyWriter(self, stack)
 
 
-def sha256_in(store: ObjectStore, name: str, nbytes: int) -> str:
+def _sha256_in(store: ObjectStore, name: str, nbytes: int) -> str:
     """The SHA-256 of an object as its store returns it."""
     digest = hashlib.sha256()
     for offset in range(0, nbytes, _READ_BACK_BYTES):
@@ -134,7 +139,7 @@ class _ReadyWriter:
 
     def _write(self, name: str, contents: Buffer, sha256: str) -> None:
         self._store.write(name, contents)
-        if sha256_in(self._store, name, len(contents)) != sha256:
+        if _sha256_in(self._store, name, len(contents)) != sha256:
             raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
         if isinstance(self._store, FolderStore):
             self._store.seal(name)
@@ -347,7 +352,7 @@ class _Before:
         part = ReadyPart.from_file(self._store.read(name, 0, there[name]), self._layout, number)
         if part is None or not self._has_masks(part):
             return None
-        if self._verify and sha256_in(self._store, object_name(number), self._layout.size(number)) != part.sha256:
+        if self._verify and _sha256_in(self._store, object_name(number), self._layout.size(number)) != part.sha256:
             return None
         return self._renewed(part) if self._layout.columns else part
 
@@ -358,7 +363,7 @@ class _Before:
         assert part.masks is not None
         name, nbytes = masks_beside(object_name(part.number)), part.masks.nbytes
         return self._there.get(name) == nbytes and not (
-            self._verify and sha256_in(self._store, name, nbytes) != part.masks_sha256
+            self._verify and _sha256_in(self._store, name, nbytes) != part.masks_sha256
         )
 
     def _renewed(self, part: ReadyPart) -> ReadyPart:

@@ -53,7 +53,6 @@ __all__ = (
     "CellReader",
     "Parquet",
     "RangeFile",
-    "cells_of",
     "is_parquet",
     "leaf",
     "opened",
@@ -217,7 +216,7 @@ class Cell(NamedTuple):
         return f"{self.file}#{columns}@{self.size}.{self.version}"
 
 
-def cells_of(object: str) -> str:
+def _cells_of(object: str) -> str:
     """Name of the file in which a sample of that object lies."""
     return object.rpartition("#")[0]
 
@@ -454,7 +453,7 @@ class Parquet:
         found = sorted(filter(is_parquet, entries))
         if not found:
             raise EmptyDataset(f"{store.url} holds no Parquet files (such as train.parquet)")
-        known = known_parts(before, cells_of)
+        known = known_parts(before, _cells_of)
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
             files = list(threads.map(partial(_read, store, known, self._column), found))
         tables = [file.table for file in files]

@@ -29,14 +29,12 @@ from frostline.stores.protocols import Entry, ObjectStore
 __all__ = (
     "FOLDERS",
     "LAYOUT",
-    "MASK_COLUMNS",
     "TABLE",
     "Layout",
     "MaskLocations",
     "ReadyFormat",
     "ReadyPart",
     "ReadyTable",
-    "is_part_of_format",
     "masks_beside",
     "object_name",
     "part_name",
@@ -45,7 +43,7 @@ __all__ = (
 
 
 _OFFSET, _LENGTH = "target_offset", "target_length"
-MASK_COLUMNS = (_OFFSET, _LENGTH)
+_MASK_COLUMNS = (_OFFSET, _LENGTH)
 """Columns in the tables of a ready format with masks; no metadata has these names."""
 
 
@@ -72,7 +70,7 @@ class MaskLocations:
         """What ``columns`` made; None where the table has none."""
         if _OFFSET not in table.schema.names:
             return None
-        offsets, lengths = (np.asarray(table[name].to_numpy(), np.int64) for name in MASK_COLUMNS)
+        offsets, lengths = (np.asarray(table[name].to_numpy(), np.int64) for name in _MASK_COLUMNS)
         return cls(offsets=offsets, lengths=lengths)
 
     @property
@@ -82,7 +80,7 @@ class MaskLocations:
 
     @property
     def columns(self) -> Mapping[str, pa.Array]:
-        """``MASK_COLUMNS``."""
+        """``_MASK_COLUMNS``."""
         return {_OFFSET: pa.array(self.offsets), _LENGTH: pa.array(self.lengths)}
 
 
@@ -381,7 +379,7 @@ def table_file(layout: Layout, parts: Sequence[ReadyPart], classes: Sequence[str
     return digest, _file(table, {"frostline.ready": json.dumps(about)})
 
 
-def is_part_of_format(name: str) -> bool:
+def _is_part_of_format(name: str) -> bool:
     """Whether an object holds records or their masks, or is the table of them."""
     return name == TABLE or name.startswith((f"{_PIXELS}/", f"{_MASKS}/"))
 
@@ -408,7 +406,7 @@ def _table(samples: Samples, names: Sequence[str], about: Mapping[str, pa.Chunke
 
 
 def _further(table: pa.Table) -> dict[str, pa.ChunkedArray]:
-    return {name: table[name] for name in table.schema.names[len(_SCHEMA) :] if name not in MASK_COLUMNS}
+    return {name: table[name] for name in table.schema.names[len(_SCHEMA) :] if name not in _MASK_COLUMNS}
 
 
 def _columns(table: pa.Table) -> tuple[Samples, list[str]]:
@@ -462,7 +460,7 @@ class ReadyFormat:
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_RULE, (entry for entry in entries if is_part_of_format(entry.object)))
+        return digest_of(_RULE, (entry for entry in entries if _is_part_of_format(entry.object)))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:  # noqa: ARG002
         """See ``Format.read``; names are those of the images that the records were made from.

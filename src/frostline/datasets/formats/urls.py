@@ -55,14 +55,11 @@ from frostline.stores.urls import is_within, normalise_url, object_url, parse_ur
 __all__ = (
     "UrlLists",
     "UrlReader",
-    "entries_of",
-    "folder_of",
-    "place_of",
     "places_in",
 )
 
 
-def place_of(url: str) -> str:
+def _place_of(url: str) -> str:
     """The widest root that a URL lies in: all files of this machine, or its bucket, options and all.
 
     Raises:
@@ -77,10 +74,10 @@ def places_in(columns: ManifestColumns) -> Iterator[str]:
     """The widest root of each object of a table of URLs, and of each mask."""
     for name in ("object", "target_object"):
         if name in columns.table.column_names:
-            yield from (place_of(url) for url in columns.texts(name) if url)
+            yield from (_place_of(url) for url in columns.texts(name) if url)
 
 
-def folder_of(url: str) -> str:
+def _folder_of(url: str) -> str:
     """The root of what lies beside the object of a canonical URL."""
     path, mark, options = url.partition("?")
     return path.rpartition("/")[0] + mark + options
@@ -140,7 +137,7 @@ _LISTED_FOR_EACH = 30
 _NEVER_LISTED = ("file", "http", "https")
 
 
-def entries_of(urls: Iterable[str]) -> dict[str, Entry]:
+def _entries_of(urls: Iterable[str]) -> dict[str, Entry]:
     """What the objects of canonical URLs are, by URL; those that are not there are left out.
 
     Raises:
@@ -150,7 +147,7 @@ def entries_of(urls: Iterable[str]) -> dict[str, Entry]:
     """
     by_place: defaultdict[str, list[str]] = defaultdict(list)
     for url in urls:
-        by_place[place_of(url)].append(url)
+        by_place[_place_of(url)].append(url)
     found: dict[str, Entry] = {}
     for place, some in by_place.items():
         found |= _of_place(place, some)
@@ -202,7 +199,7 @@ def _outer(urls: Iterable[str]) -> Mapping[str, int]:
     """The folders of objects, without those that lie in another, and how many objects lie in each."""
     counts: defaultdict[str, int] = defaultdict(int)
     for url in urls:
-        counts[folder_of(url)] += 1
+        counts[_folder_of(url)] += 1
     outer: dict[str, int] = {}
     last = ""
     for folder in sorted(counts):
@@ -251,7 +248,7 @@ class UrlLists:
 
     def found_now(self, urls: Iterable[str]) -> Mapping[str, Entry]:
         """See ``Widespread.found_now``."""
-        return entries_of(urls)
+        return _entries_of(urls)
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Format.read``; lists are small, and what they lead to may have changed, so all is looked at again.
@@ -321,7 +318,7 @@ def _with_masks(
 ) -> pa.Table:
     """The table with the columns of masks; heads of images whose size is not known are read."""
     images = list(zip(table["object"].to_pylist(), table["length"].to_pylist(), table["etag"].to_pylist(), strict=True))
-    reader = UrlReader(dict.fromkeys([root, *(place_of(image) for image, _, _ in images)]))
+    reader = UrlReader(dict.fromkeys([root, *(_place_of(image) for image, _, _ in images)]))
 
     def size(row: int) -> Size:
         image, length, etag = images[row]
@@ -398,4 +395,4 @@ def _found(urls: Sequence[str], entries: Sequence[Entry], root: str) -> dict[str
     """What each object is, by URL, from the listing that was made where it lies there; the others are asked for."""
     beside = {url for url in urls if is_within(url, root)}
     found = {object_url(root, entry.object): entry for entry in entries} if beside else {}
-    return {url: found[url] for url in beside if url in found} | entries_of([url for url in urls if url not in beside])
+    return {url: found[url] for url in beside if url in found} | _entries_of([url for url in urls if url not in beside])

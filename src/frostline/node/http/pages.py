@@ -24,7 +24,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from frostline.core.errors import FrostlineError, Overloaded
 from frostline.node.http.messages import is_stopping, json_response
 
-__all__ = ("EVENT_STREAM", "MAX_VIEWERS", "Dashboard", "LiveAnswers")
+__all__ = (
+    "MAX_VIEWERS",
+    "Dashboard",
+    "LiveAnswers",
+)
 
 
 class Dashboard:
@@ -70,7 +74,7 @@ def _digest_of(page: str, tag: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()}'"
 
 
-EVENT_STREAM = "text/event-stream"
+_EVENT_STREAM = "text/event-stream"
 """The media type of an answer that goes on."""
 
 MAX_VIEWERS = 16
@@ -123,10 +127,10 @@ class LiveAnswers(Generic[R]):
             Overloaded: It accepts events alone, and there are too many viewers.
         """
         accepted = request.headers.get("accept", "")
-        if EVENT_STREAM in accepted and not self.is_full():
+        if _EVENT_STREAM in accepted and not self.is_full():
             self._viewers += 1
             return _Events(self, rights)
-        if EVENT_STREAM in accepted and "application/json" not in accepted:
+        if _EVENT_STREAM in accepted and "application/json" not in accepted:
             sentence = f"{self._viewers} viewers are sent events already: ask for JSON each second instead"
             raise Overloaded(sentence, retry_after_s=self._period_s)
         return json_response(await self._made(rights))
@@ -188,7 +192,7 @@ class _Events(Generic[R]):
 
     async def _send(self, state: dict[str, Any], send: Send) -> None:
         """Send events. If this returns before the last piece, the server breaks the connection."""
-        headers = [(b"content-type", EVENT_STREAM.encode()), (b"cache-control", b"no-store")]
+        headers = [(b"content-type", _EVENT_STREAM.encode()), (b"cache-control", b"no-store")]
         with suppress(FrostlineError, TimeoutError):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._live.send(self._rights, send, lambda: is_stopping(state))

@@ -41,7 +41,6 @@ __all__ = (
     "AccuracyCheck",
     "Search",
     "Trials",
-    "empty_trial",
 )
 
 
@@ -233,7 +232,7 @@ class Search:
         return not_worth(prospect, reference_s=reference_s, best_s=best_s, samples=self._samples, spent_s=spent_s)
 
 
-def empty_trial(offer: Offer, cut: int, pixels: Pixels, levels: Levels | None) -> Trial:
+def _empty_trial(offer: Offer, cut: int, pixels: Pixels, levels: Levels | None) -> Trial:
     """An unfilled trial of an engine at one cut.
 
     Args:
@@ -393,7 +392,7 @@ class Trials:
             return Choice(engine=REFERENCE, trials=())
         cut = prefix.cuts[-1].number if only is None else only
         others = [offer for offer in self._allowed(accuracy) if offer.name != REFERENCE]
-        empty = {other.name: empty_trial(other, cut, pixels, levels) for other in others}
+        empty = {other.name: _empty_trial(other, cut, pixels, levels) for other in others}
         own = Trial(engine=REFERENCE, precision="fp32", cut=cut, seconds=reference.seconds(cut))
         search = self._search(digest, empty, own, accuracy, samples, requester)
         with self._accuracy_check(digest, prefix, pixels, reference, requester, levels, max_s) as accuracy_check:

@@ -13,7 +13,6 @@ from frostline.core.errors import BadRequest, DataError
 from frostline.stores.urls import CqlLocation, check_name
 
 __all__ = (
-    "CLASS_COLUMNS",
     "FURTHER",
     "SEAL",
     "TEXTS",
@@ -37,7 +36,7 @@ TEXTS = ("ascii", "text", "timeuuid", "uuid", "varchar", "inet", "date", "decima
 WHOLE = ("bigint", "int", "smallint", "tinyint", "varint", "counter")
 """Types that become whole numbers."""
 _OTHERS = ("boolean", "double", "float", "timestamp")
-CLASS_COLUMNS = ("class", "class_name", "cls")
+_CLASS_COLUMNS = ("class", "class_name", "cls")
 """Columns that hold labels where the one that is called ``label`` holds masks, the first that is there."""
 SEAL = "frostline_seal"
 """The column that says of a sample which was put that it was read back, and what it was made from: a blob."""
@@ -255,7 +254,7 @@ def _writing(table: TableSchema, columns: list[str]) -> str:
 
 def _label_of(place: CqlLocation, columns: Sequence[str]) -> str:
     """The column of labels where the one called so holds masks, or stands in another table than they."""
-    return next((name for name in (place.label, *CLASS_COLUMNS) if name in columns), place.label)
+    return next((name for name in (place.label, *_CLASS_COLUMNS) if name in columns), place.label)
 
 
 def _scan(table: TableSchema, columns: list[str], *, versions_of: Sequence[str] = ()) -> Scan:
@@ -279,7 +278,15 @@ _ALIKE: Mapping[str, Collection[str]] = {"bigint": WHOLE, "text": ("ascii", "var
 
 def free_names(place: CqlLocation, names: Sequence[str], *, has_masks: bool) -> list[str]:
     """What columns of metadata are called in a table: as they are, or with ``meta_`` before what samples' own have."""
-    taken = {place.id, place.data, place.label, place.name, place.size, SEAL, *(CLASS_COLUMNS[:1] if has_masks else ())}
+    taken = {
+        place.id,
+        place.data,
+        place.label,
+        place.name,
+        place.size,
+        SEAL,
+        *(_CLASS_COLUMNS[:1] if has_masks else ()),
+    }
     free: list[str] = []
     for name in names:
         called = name
@@ -301,7 +308,7 @@ def creation(place: CqlLocation, release: str, further: Mapping[str, str], *, ha
         has_masks: the column of labels holds masks, and another one the names of classes.
     """
     plain = "{'sstable_compression': ''}" if release.startswith(("1.", "2.")) else "{'enabled': 'false'}"
-    label = {place.label: "blob", CLASS_COLUMNS[0]: "text"} if has_masks else {place.label: "text"}
+    label = {place.label: "blob", _CLASS_COLUMNS[0]: "text"} if has_masks else {place.label: "text"}
     columns = {place.name: "text", **label, place.size: "bigint", place.data: "blob", SEAL: "blob", **further}
     said = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
     table, key = f"{quoted(place.keyspace)}.{quoted(place.table)}", f"{quoted(place.id)} uuid PRIMARY KEY"

@@ -36,12 +36,10 @@ __all__ = (
     "PlanView",
     "canvas",
     "cuts_plot",
-    "in_one_line",
     "quiet",
     "rates_plot",
     "render",
     "svg",
-    "without_zeros",
 )
 
 
@@ -111,12 +109,12 @@ def svg(figure: Figure, *, name: str, title: str) -> str:
     return _inline(buffer.getvalue(), name=name, title=title)
 
 
-def without_zeros(words: str) -> str:
+def _without_zeros(words: str) -> str:
     """An amount as a tick says it: ``10 kB`` for ``10.0 kB``."""
     return re.sub(r"\.0+(?= )", "", words)
 
 
-def in_one_line(name: str) -> str:
+def _in_one_line(name: str) -> str:
     """A name that a drawing can hold: without control characters."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]+", " ", name)
 
@@ -204,7 +202,7 @@ def cuts_plot(plan: Plan, *, memory_bytes: int | None = None) -> str:
         height = _HEAD_INCHES + _FOOT_INCHES + _ROW_INCHES * len(shown)
         figure = Figure(figsize=(_WIDE_INCHES, height))
         panels = figure.subplots(1, 3, sharey=True, width_ratios=[1.15, 1.15, 0.6])
-        names = [f"{in_one_line(candidate.name)} · {candidate.cut}" for candidate in shown]
+        names = [f"{_in_one_line(candidate.name)} · {candidate.cut}" for candidate in shown]
         margin = min(0.34, (0.2 + max(map(len, names)) * _POINTS_A_LETTER / 72) / _WIDE_INCHES)
         figure.subplots_adjust(
             left=margin, right=0.985, top=1 - _HEAD_INCHES / height, bottom=_FOOT_INCHES / height, wspace=0.1
@@ -250,7 +248,7 @@ def rates_plot(bandwidths: Sequence[float], rates: Mapping[str, Sequence[float]]
         )
         axes.set_xlabel("bandwidth of the link, a second")
         axes.set_title("samples a second", loc="left", fontsize=10, color=SOFT)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: without_zeros(in_bytes(value))))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _without_zeros(in_bytes(value))))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_rate(value)))
         # Rates seldom span a decade, so that one tick a decade may be none.
         axes.yaxis.set_major_locator(LogLocator(subs=_STEPS, numticks=12))
@@ -333,7 +331,7 @@ def _keep_labels_apart(axes: Axes, say: Callable[[float], str]) -> None:
     places = [float(axes.transAxes.inverted().transform(axes.transData.transform((tick, 0)))[0]) for tick in ticks]
     a_letter = _POINTS_A_TICK_LETTER / (axes.get_position().width * _WIDE_INCHES * 72)
     labels, anchors, end = list[str](), list[Literal["left", "center", "right"]](), 0.0
-    for place, label in zip(places, (without_zeros(say(tick)) for tick in ticks), strict=True):
+    for place, label in zip(places, (_without_zeros(say(tick)) for tick in ticks), strict=True):
         width = a_letter * len(label)
         start = min(max(place - width / 2, 0.0), 1.0 - width)
         is_free = start >= end

@@ -47,8 +47,6 @@ from frostline.training.report.report import Report, recipe_in_words
 
 __all__ = (
     "ConfusionView",
-    "accuracy_plot",
-    "loss_plot",
     "names_of",
     "render_page",
     "thumbnails",
@@ -179,7 +177,7 @@ _MAX_POINTS = 1000
 _MAX_MARKS = 30
 
 
-def loss_plot(losses: Sequence[float], epoch_losses: Sequence[float], val_losses: Sequence[float]) -> str:
+def _loss_plot(losses: Sequence[float], epoch_losses: Sequence[float], val_losses: Sequence[float]) -> str:
     """Loss over optimisation steps, with each epoch's mean and held-out loss at the epoch's end.
 
     Of very many steps it draws the means of as many neighbours as make a thousand points.
@@ -203,7 +201,7 @@ def loss_plot(losses: Sequence[float], epoch_losses: Sequence[float], val_losses
         return svg(figure, name="loss", title="Loss at each optimisation step, with epoch means and held-out loss")
 
 
-def accuracy_plot(accuracies: Sequence[float], head_epoch: int) -> str:
+def _accuracy_plot(accuracies: Sequence[float], head_epoch: int) -> str:
     """Share of the held-out samples that were right, after each epoch; that of the head that was kept in figures."""
     with mpl.rc_context(STYLE):
         figure, axes = canvas(width=5.2, height=2.9)
@@ -272,8 +270,8 @@ def render_page(report: Report, pictures: Mapping[int, str] = MappingProxyType({
             "recipe": recipe_in_words(report.settings),
             "view": None if report.plan is None else PlanView.of(report.plan),
             "plots": {
-                "loss": loss_plot(report.losses, report.epoch_losses, report.val_losses),
-                "accuracy": accuracy_plot(report.val_accuracies, report.head_epoch) if report.val_accuracies else "",
+                "loss": _loss_plot(report.losses, report.epoch_losses, report.val_losses),
+                "accuracy": _accuracy_plot(report.val_accuracies, report.head_epoch) if report.val_accuracies else "",
             },
         },
     )
