@@ -1,4 +1,4 @@
-"""Measures how many small changes of the pure packages their tests notice: a fixed random sample of mutants each.
+"""Measures how many small changes of what decides its tests notice: a fixed random sample of mutants each.
 
 Needs cosmic-ray beside the packages of the tests: `make mutation` fetches it into `build/mutation`.
 """
@@ -21,18 +21,18 @@ from cosmic_ray.work_item import TestOutcome
 
 HERE = Path(__file__).parent
 PACKAGES = {
-    "ordering": ("tests/ordering",),
-    "planning": ("tests/planning",),
-    "batching": ("tests/batching",),
-    "tuning": ("tests/tuning",),
-    "prefetch": ("tests/prefetch",),
-    "wire/codecs": ("tests/wire",),
-    "core": ("tests/core", "tests/prefetch", "tests/wire"),
+    "ordering": (("ordering/*.py",), ("tests/ordering",)),
+    "planning": (("planning/*.py",), ("tests/planning",)),
+    "batching": (("batching.py",), ("tests/batching",)),
+    "tuning": (("tuning.py",), ("tests/tuning",)),
+    "prefetch": (("prefetch/requests.py", "prefetch/window.py", "prefetch/owned_requests.py"), ("tests/prefetch",)),
+    "codecs": (("wire/codecs.py", "wire/packing.py"), ("tests/wire",)),
+    "core": (
+        ("core/nouns.py", "core/graph.py", "core/units.py", "core/request_timing.py"),
+        ("tests/core", "tests/prefetch", "tests/wire"),
+    ),
 }
-"""The pure packages and the folders of tests that are theirs; the nouns of core have most of theirs in two others."""
-
-OTHERS = ("prefetch/driver.py",)
-"""Modules in those packages that do what others decide."""
+"""What decides: its modules, and the folders of tests that are theirs; the nouns of core have most of theirs in two."""
 
 UNTRIED = ("core/ReplaceBinaryOperator_BitOr_",)
 """Operators that change annotations more than code: `int | None` cannot be multiplied, so all its mutants would die."""
@@ -101,8 +101,8 @@ def _score(package, options):
 
 def _mutants(package):
     """The mutants by name, which stays when a function moves to another file: two trees draw the same ones."""
-    others = {Path("src/frostline") / module for module in OTHERS}
-    modules = sorted(set(Path("src/frostline", package).rglob("*.py")) - others)
+    patterns, _ = PACKAGES[package]
+    modules = sorted({path for pattern in patterns for path in Path("src/frostline").glob(pattern)})
     with use_db(":memory:", WorkDB.Mode.create) as database:
         init(modules, database, {})
         items = [item for item in database.work_items if not item.mutations[0].operator_name.startswith(UNTRIED)]
@@ -120,7 +120,7 @@ def _place(mutation):
 
 def _command(package):
     options = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "mutation_profile", "--hypothesis-seed=0")
-    return shlex.join([sys.executable, "-m", "pytest", *options, *PACKAGES[package]])
+    return shlex.join([sys.executable, "-m", "pytest", *options, *PACKAGES[package][1]])
 
 
 def _limit(command):

@@ -76,11 +76,11 @@ KILLED = """
 import os, signal, sys
 from frostline.cli import ingest, main
 from frostline.cli.show import ProgressBar
-from frostline.datasets.copy import into_cql
+from frostline.datasets.copy import cql
 from frostline.core.events import ProgressMade
 from support.ray_here import awaited_workers_of_ray
 
-into_cql._ROWS_A_PART = 60
+cql._ROWS_A_PART = 60
 killed = []
 
 class Killing(ProgressBar):

@@ -26,7 +26,7 @@ def test_finds_the_version_of_a_package_installed_by_another_distribution(tmp_pa
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: instead-gpu\nVersion: 9.1+cu13\n")
     (about / "top_level.txt").write_text("instead\n")
-    code = "from frostline.engines.machine import hardware as v; print(v.versions('instead'), v.version_of('instead'))"
+    code = "from frostline.engines import machine as v; print(v.versions('instead'), v.version_of('instead'))"
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     said = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True

@@ -29,7 +29,7 @@ with Inspector(fork=True, kept=kept) as inspector:
     print(len(inspector.inspect(header_of(body), max_rows=8, max_check_s=60.0, limits=limits).memory))
 """
 FAILING = """
-from frostline.node.weights import inspection_process
+from frostline.node import inspection_process
 def fails(*_, **__):
     raise FileNotFoundError("No usable temporary directory found in ['/tmp']")
 inspection_process.inspect_prefix = fails
