@@ -20,7 +20,7 @@ COSMIC_RAY_VERSION := 8.7.0
 # Tests start some hundred processes, which would each compile Frostline and TensorFlow anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long check static types layers site fuzz mutation browser cassandra frameworks deploy-tools \
+.PHONY: demo test test-fast test-long check static types layers site fuzz mutation browser cassandra frameworks deploy-tools \
 	install install-test docs map lock clean
 .DELETE_ON_ERROR:
 
@@ -41,11 +41,19 @@ frameworks: $(STAMPS)/venv
 deploy-tools: $(STAMPS)/venv
 	@PYTHON=$(BIN)/python scripts/deploy_tools.sh
 
-# What `make test` runs once everything is installed. What takes longer than a moment runs beside the tests.
+# What `make test` runs once everything is installed, so that no test may skip for want of that (tests/support/skips.py).
+# What takes longer than a moment runs beside the tests.
+check test-long: export FROSTLINE_TESTS_COMPLETE := 1
 check:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	@scripts/check.sh $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# One room's tests, within a minute if need be without the longest, beside the types and the import contracts:
+# `make test-fast ROOM=node`, or several rooms in quotes. What was left out is said.
+ROOM ?=
+test-fast:
+	@WORKERS=$(WORKERS) $(BIN)/python scripts/test_fast.py $(ROOM)
 
 static: types layers site
 

@@ -1,13 +1,20 @@
-"""Runs the code in the README and the docs as it stands there, in a folder with a few photographs."""
+"""Runs the code in the docs as it stands there, makes nothing of how the run was started, and judges what skips."""
 
 import os
 import re
 import tempfile
 from pathlib import Path
 
-from PIL import Image, ImageDraw
+import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+from support.skips import counted, forbidden
+from support.started import forget_how_it_was_started
+from support.within import Within
+
+# Before anything reads the environment or starts a process; workers of xdist come here too.
+forget_how_it_was_started()
 
 # Before torch is loaded. Tests run beside one another and beside nodes of their own: a thread of OpenMP that has no
 # work would otherwise spin on a core that another process has work for (on two cores one test took 72 s in place of 9).
@@ -20,6 +27,8 @@ CLASSES = {"circles": "ellipse", "squares": "rectangle", "lines": "line"}
 
 def make_photos(folder, each=12):
     """Class folders of small JPEGs that differ enough to be learned from in a moment."""
+    from PIL import Image, ImageDraw
+
     for name, shape in CLASSES.items():
         (folder / name).mkdir(parents=True)
         for number in range(each):
@@ -61,3 +70,42 @@ pytest_collect_file = Sybil(
     setup=enter,
     teardown=leave,
 ).pytest()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--within", type=float, metavar="SECONDS", help="run the shortest tests, as many as fit")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Within(config))
+
+
+def judged(report):
+    """A report of a skipped test or file as a failure, where its reason is none for which it may skip."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        why_not = forbidden(reason_of(report))
+        if why_not is not None:
+            report.outcome, report.longrepr = "failed", why_not
+    return report
+
+
+def reason_of(report):
+    """The reason that a skipped test or file gave."""
+    said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return said.removeprefix("Skipped: ")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    return judged((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report():
+    return judged((yield))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say how many tests skipped for each reason, and what makes them run."""
+    for line in counted(map(reason_of, terminalreporter.stats.get("skipped", ()))):
+        terminalreporter.write_line(line)

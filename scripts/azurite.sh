@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 package=azurite@3.35.0
 
 [ -f build/azurite/node_modules/azurite/dist/src/blob/main.js ] && exit 0
-command -v npm >/dev/null || { echo "Azurite needs Node.js and npm" >&2; exit 1; }
+type -P npm >/dev/null || { echo "Azurite needs Node.js and npm" >&2; exit 1; }
 mkdir -p build/azurite
 cd build/azurite
 echo '{"name": "azurite-for-tests", "version": "1.0.0", "private": true}' >package.json

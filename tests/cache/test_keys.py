@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frostline.cache import Scope, row_keys
-from frostline.cache.disk import ScopeUsage, idle_shelves, stored_bytes
+from frostline.cache.disk import ScopeUsage, idle_scopes, stored_bytes
 from frostline.cache.keys import opened, sealed
 from frostline.core import Samples, View
 
@@ -61,9 +61,9 @@ def test_a_value_opens_for_its_own_key_and_whole_alone():
 
 def test_evicts_the_least_recently_used_and_never_the_requester():
     shelves = [ScopeUsage(number=number, used_s=used_s, row_bytes=1) for number, used_s in ((1, 50), (2, 10), (3, 30))]
-    idle = idle_shelves(shelves, wanting=2, now_s=100, idle_s=60)
+    idle = idle_scopes(shelves, wanting=2, now_s=100, idle_s=60)
     assert [shelf.number for shelf in idle] == [3]
-    idle = idle_shelves(shelves, wanting=9, now_s=110, idle_s=60)
+    idle = idle_scopes(shelves, wanting=9, now_s=110, idle_s=60)
     assert [shelf.number for shelf in idle] == [2, 3, 1]
 
 

@@ -259,6 +259,6 @@ def test_no_framework_is_imported_for_the_trackers():
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True, env=environment
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True, env=environment
     )
     assert done.stdout.strip() == "[]"

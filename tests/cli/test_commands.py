@@ -480,7 +480,7 @@ def test_ctrl_c_leaves_a_loadable_checkpoint_and_no_process(folder, tmp_path, po
                 break
         children = descendants(process.pid)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=200)
     assert process.returncode == 130
     assert "Traceback" not in err
     report = json.loads((out / "report.json").read_text())
@@ -525,7 +525,7 @@ def test_jobs_share_a_service_that_reports_its_state_until_stopped(capsys, folde
             assert "already" in err
         finally:
             process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=200)
         assert (process.returncode, err) == (-signal.SIGTERM, "")
         assert state.records == []
     assert not socket.exists()

@@ -164,7 +164,7 @@ def test_a_service_logs_its_beginning_and_its_end(verb, options, ready, ended, f
         try:
             url = json.loads(service.stdout.readline())["url"]
             service.send_signal(signal.SIGTERM)
-            found = read(service.communicate(timeout=100)[1])
+            found = read(service.communicate(timeout=200)[1])
         finally:
             service.kill()
     assert [line["event"] for line in found] == [ready, ended]

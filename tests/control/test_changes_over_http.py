@@ -33,11 +33,11 @@ def header(name):
 
 def patch(url, path, body, name="ann", **options):
     body = {"content": body} if isinstance(body, bytes) else {"json": body}
-    return httpx.patch(f"{url}{path}", headers=header(name), timeout=60, **body, **options)
+    return httpx.patch(f"{url}{path}", headers=header(name), timeout=200, **body, **options)
 
 
 def view(url, name):
-    return httpx.get(f"{url}/v1/view", headers=header(name), timeout=60).json()
+    return httpx.get(f"{url}/v1/view", headers=header(name), timeout=200).json()
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def url(tmp_path_factory):
     with control_plane(tmp_path_factory.mktemp("plane"), Clock(), tenants=TENANTS, jobs=JOBS, **CAPACITY) as (url, _):
         stage = ControlledStage(stage="w", job="day")
         report = stage.report(Amounts()).to_json()
-        answer = httpx.post(f"{url}/v1/stages", json=report, headers=header("bob"), timeout=60).json()
+        answer = httpx.post(f"{url}/v1/stages", json=report, headers=header("bob"), timeout=200).json()
         stage.take(ControlAnswer.from_json(answer), 0.0)
         yield url
 
@@ -102,7 +102,7 @@ def test_a_change_that_cannot_be_is_refused_with_a_sentence(url, path, body, sta
 
 def test_without_tenants_nobody_may_change_it(tmp_path):
     with control_plane(tmp_path, Clock(), **CAPACITY) as (url, _):
-        answer = httpx.patch(f"{url}/v1/capacity", json={"requests": 8}, timeout=60)
+        answer = httpx.patch(f"{url}/v1/capacity", json={"requests": 8}, timeout=200)
     assert answer.status_code == 403
     assert "has no tenants, so nobody may change it" in answer.json()["message"]
 
@@ -132,7 +132,7 @@ def test_the_command_goes_back_to_the_file_where_it_is_told_to(tmp_path):
     (tmp_path / "control.toml").write_text(config)
     command = [sys.executable, "-P", "-c", "from frostline.cli import main; main()", "control", "--json"]
     command += ["--config", "control.toml", "--state", "plane.state", "--listen", "127.0.0.1:0"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 2
     assert "what was changed while it ran does not fit --config (see --forget-changes)" in done.stderr
     with subprocess.Popen([*command, "--forget-changes"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
@@ -149,7 +149,7 @@ def events_of(answer):
 
 def test_the_view_is_sent_each_second_to_who_accepts_events(url):
     accept = {**header("bob"), "Accept": "text/event-stream"}
-    with httpx.stream("GET", f"{url}/v1/view", headers=accept, timeout=60) as answer:
+    with httpx.stream("GET", f"{url}/v1/view", headers=accept, timeout=200) as answer:
         assert answer.headers["content-type"] == "text/event-stream"
         first, second = islice(events_of(answer), 2)
     assert {stage["tenant"] for stage in first["stages"]} == {stage["tenant"] for stage in second["stages"]} == {"bob"}
@@ -159,7 +159,7 @@ def test_a_server_ends_though_somebody_is_sent_events(tmp_path):
     accept = {"Accept": "text/event-stream"}
     with ExitStack() as stack:
         with control_plane(tmp_path, Clock(), **CAPACITY) as (url, _):
-            answer = stack.enter_context(httpx.stream("GET", f"{url}/v1/view", headers=accept, timeout=60))
+            answer = stack.enter_context(httpx.stream("GET", f"{url}/v1/view", headers=accept, timeout=200))
             events = events_of(answer)
             assert next(events)["jobs"] == []
         assert len(list(events)) <= 2, "the stream ends as a whole answer does"

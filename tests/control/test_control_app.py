@@ -171,7 +171,7 @@ def test_a_file_of_jobs_and_tenants_is_read(tmp_path):
 def test_it_listens_beyond_this_machine_for_tenants_alone(tmp_path):
     (tmp_path / "control.toml").write_text(PLAIN)
     command = [*COMMAND, "control", "--config", str(tmp_path / "control.toml")]
-    done = subprocess.run([*command, "--listen", "0.0.0.0:0"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--listen", "0.0.0.0:0"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 2
     assert "[[tenant]] in --config, or start it with --open" in done.stderr
 
@@ -180,6 +180,6 @@ def test_a_file_that_is_no_state_is_refused(tmp_path):
     (tmp_path / "control.toml").write_text(PLAIN)
     (tmp_path / "control.state").write_text("something else, which is longer than a header of SQLite" * 100)
     command = [*COMMAND, "control", "--config", str(tmp_path / "control.toml")]
-    done = subprocess.run([*command, "--listen", "127.0.0.1:0"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "--listen", "127.0.0.1:0"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 2
     assert "cannot keep the state in" in done.stderr

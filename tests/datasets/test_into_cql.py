@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pyarrow as pa
 import pytest
-from cassandra import InvalidRequest
+from cassandra import InvalidRequest, OperationTimedOut, Timeout
 from cassandra.cluster import NoHostAvailable
 from cassandra.protocol import ServerError
 from PIL import Image
@@ -71,36 +71,29 @@ def test_a_run_that_was_killed_is_taken_up_and_puts_only_what_is_missing(server,
     total = len(source)
     verb = [sys.executable, "-c", "from frostline.cli import main; raise SystemExit(main())"]
     verb += ["ingest", str(many), url(server), "--format", "cql", "--json"]
-    with subprocess.Popen(verb, stdout=subprocess.DEVNULL) as process:
-        until(lambda: process.poll() is not None or len(seals(session)) >= 20)
+    with subprocess.Popen(verb, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        before = until(lambda: sealed if len(sealed := seals(session)) >= 20 else process.poll() is not None)
         process.send_signal(signal.SIGKILL)
-    before = settled(session)
-    assert len(before) >= 20
+        assert before is not True, process.communicate()[1]
+    killed_at_us = time.time_ns() // 1000
     happened = []
     done = put_into_table(source, url(server), observe=happened.append)
-    assert (done.samples, done.made, done.skipped) == (total, total - len(before), ())
-    assert [event.done for event in happened if isinstance(event, ProgressMade)][-1] == total
     after = rows(session)
+    # The server may do more of what the killed run sent, at any time; the client says when a row was written.
+    again = {row.id for row in after if row[2] >= killed_at_us}
+    assert (done.samples, done.made, done.skipped) == (total, len(again), ())
+    assert [event.done for event in happened if isinstance(event, ProgressMade)][-1] == total
     assert len(after) == len({row.name for row in after}) == total
     assert before == {row.id: row[2] for row in after if row.id in before}, "what was there was not written again"
     assert contents(fl.Dataset(url(server), cache=tmp_path)) == contents(source)
-
-
-def settled(session):
-    """``seals``, once the server has done with what it was sent before its client died."""
-    found = seals(session)
-    while True:
-        time.sleep(1)
-        before, found = found, seals(session)
-        if found == before:
-            return found
 
 
 def seals(session):
     """When the data of rows was written that were read back."""
     try:
         return {row.id: row[2] for row in rows(session) if row[3]}
-    except (InvalidRequest, NoHostAvailable, ServerError):  # the table is not there yet, or is being made
+    except (InvalidRequest, NoHostAvailable, OperationTimedOut, ServerError, Timeout):
+        # The table is not there yet or is being made, or the server has too much to do to read it whole.
         return {}
 
 

@@ -82,7 +82,7 @@ def store(folder):
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=64", "-volume.max=50"]
     with (
         _environment(KEYS),
-        served([find_weed(), "-logtostderr", *command], folder / "log", lambda: listens(s3), within_s=60),
+        served([find_weed(), "-logtostderr", *command], folder / "log", lambda: listens(s3), within_s=200),
     ):
         yield {**NODE["environment"], **KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}"}
 

@@ -29,7 +29,7 @@ def words(text):
 
 
 def is_healthy(url):
-    return subprocess.run([sys.executable, "-I", str(HEALTHY), url], timeout=60).returncode == 0
+    return subprocess.run([sys.executable, "-I", str(HEALTHY), url], timeout=200).returncode == 0
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def test_what_the_page_says_lies_in_the_folder():
 def test_the_commands_for_a_token_make_a_file_of_tenants(tmp_path):
     (commands,) = [block for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) if "tenants.toml\n" in block
                    and "printf" in block]  # fmt: skip
-    subprocess.run(["bash", "-euc", commands], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(["bash", "-euc", commands], cwd=tmp_path, check=True, timeout=200)
     (tenant,) = read_tenants(tmp_path / "tenants.toml")
     assert tenant.name == "trainers"
 

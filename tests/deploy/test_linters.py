@@ -32,7 +32,7 @@ def ran(*command, said=None):
         input=said,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,
         env={**os.environ, "PYTHONPATH": str(TOOLS)},
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -74,7 +74,7 @@ def test_systemd_takes_the_unit_with_each_drop_in(tmp_path):
             ["systemd-analyze", "verify", "--man=no", str(folder / "frostline.service")],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
         )
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -90,7 +90,7 @@ def test_systemd_counts_little_exposure():
         ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(FOLDER / "frostline.service")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     if "unrecognized option" in done.stderr:
         pytest.skip("this systemd-analyze is older than 250, and judges only services that are loaded")

@@ -42,7 +42,7 @@ def test_keeps_one_of_two_simultaneous_conversions(tmp_path):
     seen = []
 
     def meet(place):
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=200)
         (place / "file").write_text("whole")
 
     def convert():

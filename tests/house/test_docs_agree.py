@@ -37,13 +37,13 @@ def test_what_the_architecture_names_is_there():
 
 
 def is_there(name):
-    """Whether a dotted name is a module, or a class or function of one; nothing is imported."""
+    """Whether a dotted name is a module, or a class, function or constant of one; nothing is imported."""
     *folders, last = name.split(".")
     module = ROOT / "src" / Path(*folders, last)
     if module.is_dir() or module.with_suffix(".py").exists():
         return True
     source = (ROOT / "src" / Path(*folders)).with_suffix(".py")
-    return source.exists() and bool(re.search(rf"^(class|def) {last}\b", source.read_text(), re.MULTILINE))
+    return source.exists() and bool(re.search(rf"^(class |def |){last}\b", source.read_text(), re.MULTILINE))
 
 
 def test_links_between_pages_lead_somewhere():

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "frostline"
 ACTING = {"PIL", "anyio", "asyncio", "http", "obstore", "random", "socket", "subprocess", "threading", "time", "torch"}
 """Packages that do something, or say what changes by itself."""
 PARTS = {
-    "cache.disk": "ScopeUsage idle_shelves stored_bytes",
+    "cache.disk": "ScopeUsage idle_scopes stored_bytes",
     "client.balanced": "LoadBalancer",
     "client.owners": "BlockOwners Blocks as_steps slack",
     "control.settings": "ControlSettings ControlTenant ControlledJob",

@@ -20,9 +20,9 @@ def folder(tmp_path_factory):
     return path
 
 
-def traced(folder, cut):
+def traced(folder, cut, *way):
     done = subprocess.run(
-        [sys.executable, "-P", str(_SCRIPT), str(folder), str(cut)],
+        [sys.executable, "-P", str(_SCRIPT), str(folder), str(cut), *way],
         capture_output=True,
         text=True,
         timeout=300,
@@ -31,14 +31,20 @@ def traced(folder, cut):
     return json.loads(done.stdout)
 
 
-def test_a_plain_sample_passes_at_most_35_files_and_three_hand_overs(folder):
+def test_a_plain_sample_passes_at_most_27_files_and_three_hand_overs(folder):
     passed = traced(folder, 0)
-    assert len(passed["files"]) <= 35, passed["files"]
+    assert len(passed["files"]) <= 27, passed["files"]
     # One thread reads it, one decodes it, one puts it into its batch where the decoder does not, and the loop takes it.
     assert set(passed["threads"]) <= {"frostline-prefetch", "frostline-decode", "frostline-fill", "loop"}
 
 
-def test_a_sample_with_frozen_layers_in_the_same_process_passes_at_most_60_files(folder):
+def test_a_sample_with_frozen_layers_in_the_same_process_passes_at_most_42_files(folder):
     passed = traced(folder, 4)
     assert "node/device.py" in passed["files"], "the node's device runs the layers"
+    assert len(passed["files"]) <= 42, passed["files"]
+
+
+def test_a_sample_with_frozen_layers_at_a_node_over_http_passes_at_most_60_files_of_both(folder):
+    passed = traced(folder, 4, "http")
+    assert {"client/http.py", "node/http/app.py", "node/device.py"} <= set(passed["files"]), "a node is asked"
     assert len(passed["files"]) <= 60, passed["files"]

@@ -31,7 +31,7 @@ def seen(tmp_path_factory):
         for rank in range(2)
     ]
     try:
-        return fl.Dataset(folder), [json.loads(rank.communicate(timeout=100)[0]) for rank in ranks]
+        return fl.Dataset(folder), [json.loads(rank.communicate(timeout=200)[0]) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -51,7 +51,7 @@ def test_it_is_starved_where_nothing_arrived_and_not_while_it_decodes_or_at_the_
         assert next(found) is None
         assert not decoding.is_starved, "its only thread decodes"
         gate.set()
-        assert decoded.acquire(timeout=60)
+        assert decoded.acquire(timeout=200)
         assert next(found).positions.tolist() == [0, 1]
         assert decoding.is_starved
         arrived.append("end")

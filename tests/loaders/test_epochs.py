@@ -172,7 +172,7 @@ class Store:
 
     def wait_for(self, requests):
         with self.arrived:
-            assert self.arrived.wait_for(lambda: len(self.asked) >= requests, timeout=60)
+            assert self.arrived.wait_for(lambda: len(self.asked) >= requests, timeout=200)
 
 
 class Sixteen:

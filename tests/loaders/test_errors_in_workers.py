@@ -16,7 +16,7 @@ from support.services import of_sessions, python, shared_memory
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 SETTINGS = LoaderSettings(samples_per_request=4, requests_in_flight=2, retry_for_s=0.2, skip_allowance=0)
-GONE_S = 60  # a worker looks for its parent every 5 s
+GONE_S = 200  # a worker looks for its parent every 5 s
 
 # Begins a pass, keeps it, and ends by an error of its own code: when each worker has given a batch, since PyTorch says
 # of one that is ended before it has begun that it was killed.

@@ -18,7 +18,7 @@ from support.nodes import until
 from support.services import descriptors, of_sessions, python, shared_memory
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
-GONE_S = 60  # a worker looks for its parent every 5 s
+GONE_S = 200  # a worker looks for its parent every 5 s
 
 # Says each batch and the state after it. After some it says who its workers are, and waits for a line. Without a start
 # method it has no workers and no torch, which takes seconds to import.

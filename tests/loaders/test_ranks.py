@@ -32,7 +32,7 @@ def seen(shared_node, tmp_path_factory):
         for rank in range(WORLD)
     ]
     try:
-        return [json.loads(rank.communicate(timeout=100)[0]) for rank in ranks], fl.Dataset(folder)
+        return [json.loads(rank.communicate(timeout=200)[0]) for rank in ranks], fl.Dataset(folder)
     finally:
         for rank in ranks:
             rank.kill()

@@ -100,7 +100,7 @@ def test_processes_of_accelerate_share_an_epoch_once(folder, shared_node):
         for rank in range(2)
     ]
     try:
-        found = [json.loads(rank.communicate(timeout=100)[0].splitlines()[-1]) for rank in ranks]
+        found = [json.loads(rank.communicate(timeout=200)[0].splitlines()[-1]) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

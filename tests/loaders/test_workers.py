@@ -30,7 +30,7 @@ from support.networks import Small
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=2, device_batch=8, retry_for_s=0.2)
 # Shutting down, PyTorch waits up to five seconds for workers that it cannot ask.
-GONE_S = 60
+GONE_S = 200
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.node import Node
-from frostline.node.http.messages import ConnectionLimits, ConnectionTable, limits_of
+from frostline.node.http.requests import ConnectionLimits, ConnectionTable, limits_of
 from frostline.wire.connection import address_of
 from support.nodes import joined, make_images, request, served
 from support.tenants import tenant, token_of

@@ -111,7 +111,7 @@ def test_all_devices_work_and_each_batch_is_what_one_device_gives():
 
 
 def test_each_device_runs_in_a_thread_of_its_own_while_the_other_runs():
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=200)
     with bench(*(Simulated(lambda _: both.wait() < 0) for _ in range(2))) as made:
         assert len(made.run_at_once(range(2))) == 2  # each waits until the other runs too
 

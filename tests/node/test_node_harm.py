@@ -15,7 +15,7 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded
 from frostline.node import Node
 from frostline.node.feature_cache import NodeCache
-from frostline.node.http.messages import BodyReader
+from frostline.node.http.requests import BodyReader
 from frostline.node.memory import Cancelled
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Tenants

@@ -291,7 +291,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_forked_child_of_a_user_of_the_driver_gets_a_sentence_and_never_hangs(tables):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", FORKED, url(tables, "named")]
-    assert subprocess.run(command, timeout=60, check=False, env=environment).returncode == 7
+    assert subprocess.run(command, timeout=200, check=False, env=environment).returncode == 7
 
 
 def test_the_driver_is_not_loaded_before_a_table_needs_it():

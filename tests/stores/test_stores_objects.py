@@ -256,7 +256,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_forked_child_of_a_user_of_the_driver_gets_a_sentence_and_never_hangs():
-    done = subprocess.run([sys.executable, "-c", FORKED], timeout=60, check=False, env={**os.environ, **_path()})
+    done = subprocess.run([sys.executable, "-c", FORKED], timeout=200, check=False, env={**os.environ, **_path()})
     assert done.returncode == 7
 
 

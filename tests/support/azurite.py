@@ -61,7 +61,7 @@ def find_azurite() -> Path | None:
 
 
 @contextlib.contextmanager
-def azurite(folder: Path, *, ready_within_s: float = 60.0) -> Iterator[Azurite]:
+def azurite(folder: Path, *, ready_within_s: float = 200.0) -> Iterator[Azurite]:
     """Run one, which keeps its data in memory, until the block ends.
 
     Raises:

@@ -23,7 +23,7 @@ os.dup2(asked, 3)
 os.dup2(told, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-_LONGEST_S = 60.0
+_LONGEST_S = 200.0
 _LOOK_S = 0.05
 
 

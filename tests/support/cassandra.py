@@ -105,7 +105,7 @@ def cassandra(
     secured: bool = False,
     encrypted: bool = False,
     heap_mb: int = 256,
-    ready_within_s: float = 100.0,
+    ready_within_s: float = 200.0,
 ) -> Iterator[Cassandra]:
     """Run servers that keep their data in ``folder`` until the block ends, with the keyspace ``KEYSPACE``.
 

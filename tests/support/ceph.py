@@ -91,7 +91,7 @@ def find_ceph() -> Path | None:
 
 
 @contextlib.contextmanager
-def ceph(folder: Path, *, ready_within_s: float = 60.0) -> Iterator[Ceph]:
+def ceph(folder: Path, *, ready_within_s: float = 200.0) -> Iterator[Ceph]:
     """Run one, which keeps its data in memory, until the block ends.
 
     Raises:

@@ -138,13 +138,14 @@ def busy_device(node, images, digest, begun, go):
             thread.join(60)
 
 
-def until(holds, timeout_s=60.0):
-    """Wait until something holds that another thread or process brings about."""
+def until(holds, timeout_s=200.0):
+    """Wait until something holds that another thread or process brings about, and return what it gave."""
     never = threading.Event()
     deadline = time.monotonic() + timeout_s
-    while not holds():
+    while not (found := holds()):
         assert time.monotonic() < deadline, "it did not come about"
         never.wait(0.01)
+    return found
 
 
 def joined(batches):

@@ -52,7 +52,7 @@ def needed_browser():
 def visit(tmp_path, address, *options):
     """What a browser says of an address, and on ``stderr`` what its console has, if it is asked to log."""
     command = [needed_browser(), *QUIET, f"--user-data-dir={tmp_path / 'profile'}", *options, address]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90)
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
 
 
 def asks_for_nothing(page):

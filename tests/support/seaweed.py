@@ -92,7 +92,7 @@ def find_weed() -> str | None:
 
 @contextlib.contextmanager
 def seaweed(
-    folder: Path, *, host: str = _LOOPBACK, ports: list[int] | None = None, ready_within_s: float = 60.0
+    folder: Path, *, host: str = _LOOPBACK, ports: list[int] | None = None, ready_within_s: float = 200.0
 ) -> Iterator[Seaweed]:
     """Run a server that keeps its data in ``folder`` until the block ends.
 
@@ -119,7 +119,7 @@ def seaweed(
 
 
 @contextlib.contextmanager
-def webdav(server: Seaweed, folder: Path, *, ready_within_s: float = 60.0) -> Iterator[str]:
+def webdav(server: Seaweed, folder: Path, *, ready_within_s: float = 200.0) -> Iterator[str]:
     """The WebDAV face of a server, at the URL that is given, until the block ends.
 
     Raises:

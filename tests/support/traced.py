@@ -1,21 +1,27 @@
 """Prints which files of Frostline, and which of its threads, samples pass on their way to a batch, as JSON.
 
-python -P traced.py FOLDER CUT    # CUT 0 loads plain pixels; another runs frozen layers up to there
+python -P traced.py FOLDER CUT         # CUT 0 loads plain pixels; another runs frozen layers up to there
+python -P traced.py FOLDER CUT http    # by a node that is asked over HTTP; it runs in this process, and counts
 """
 
 import json
 import sys
 import threading
 from collections import defaultdict
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 _SOURCE = "/src/frostline/"
 _FIRST, _LAST = 24, 88  # the batches between which calls are recorded: all threads run, and the window is full
 
-# A file is on the way if it is called for at least one batch in so many: requests are made for one in six. What happens
-# now and then is not: up to four threads start in a slow run, and the window changes its bounds.
-_ONE_IN = 10
+# The calls are cut into pieces of so many, and a file is on the way if it is called in as many pieces as a fifth of the
+# batches: requests are made for one in four. Work is the measure and not the moment, since on a busy machine several
+# requests are made while the loop stands at one batch. What happens now and then is not on the way: up to four threads
+# start in a slow run, and the window changes its bounds.
+_CALLS_OF_A_PIECE = 100
+_ONE_IN = 5
 
-batches_by_file, threads, calls = defaultdict(set), set(), 0
+pieces_by_file, threads, calls = defaultdict(set), set(), 0
 at_batch = 0
 
 
@@ -25,7 +31,7 @@ def record(frame, event, _):
     if event == "call" and _FIRST <= at_batch < _LAST:
         _, found, file = frame.f_code.co_filename.partition(_SOURCE)
         if found:
-            batches_by_file[file].add(at_batch)
+            pieces_by_file[file].add(calls // _CALLS_OF_A_PIECE)
             threads.add(threading.current_thread().name.rpartition("_")[0] or "loop")
             calls += 1
 
@@ -42,7 +48,26 @@ def network():
     return layers
 
 
-def main(folder, cut):
+@contextmanager
+def served(folder):
+    """The address of a node for a folder, which tries no engines."""
+    import frostline as fl
+    from frostline.node import Node
+    from frostline.node.http.server import Server, listen
+
+    with Node(fl.NodeSettings(memory_bytes=1 << 30, trial_s=0), (Path(folder).as_uri(),)) as node:
+        server, listening = Server(node, listen("127.0.0.1", 0)), threading.Event()
+        thread = threading.Thread(target=server.run, args=(listening.set,))
+        thread.start()
+        try:
+            assert listening.wait(60)
+            yield server.url
+        finally:
+            server.stop()
+            thread.join()
+
+
+def main(folder, cut, way=""):
     """Take some batches of eight, and print what they passed."""
     global at_batch
     import frostline as fl
@@ -50,18 +75,20 @@ def main(folder, cut):
     # Few rows fit, so that requests are made as long as batches are taken: pixels, or eight numbers a sample.
     settings = fl.LoaderSettings(window_bytes=4096 if cut else 8 << 20)
     model = network() if cut else None
-    with fl.offload(model, fl.Dataset(folder), cut=cut or None, settings=settings) as job:
+    with ExitStack() as stack:
+        near = stack.enter_context(served(folder)) if way == "http" else None
+        job = stack.enter_context(fl.offload(model, fl.Dataset(folder), cut=cut or None, settings=settings, near=near))
         for number, batch in enumerate(job.loader(8, shuffle=True), 1):
             assert len(batch.labels) == 8
             at_batch = number
             if number == _LAST:
                 break
     samples = 8 * (_LAST - _FIRST)
-    files = sorted(file for file, batches in batches_by_file.items() if len(batches) >= (_LAST - _FIRST) / _ONE_IN)
+    files = sorted(file for file, pieces in pieces_by_file.items() if len(pieces) >= (_LAST - _FIRST) / _ONE_IN)
     print(json.dumps({"files": files, "threads": sorted(threads), "calls_per_sample": calls / samples}))
 
 
 if __name__ == "__main__":
     sys.setprofile(record)
     threading.setprofile(record)
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -92,7 +92,7 @@ def trainers_of(pid):
     """Process ids of the trainers that a node's process has started."""
     lists = [children_of(task) for task in Path(f"/proc/{pid}/task").iterdir()]
     found = {int(word) for some in lists for word in some.split()}
-    return sorted(item for item in found if b"frostline.training.in_store" in _command(item))
+    return sorted(item for item in found if b"frostline.training.in_store_process" in _command(item))
 
 
 def runs(pid):

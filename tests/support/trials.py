@@ -15,7 +15,7 @@ def trial_processes():
         with suppress(OSError):  # it has ended meanwhile
             words = (folder / "cmdline").read_bytes().split(b"\0")
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if b"frostline.node.trials.main" in words and parent == str(os.getpid()):
+            if b"frostline.node.trials.trial_process" in words and parent == str(os.getpid()):
                 found.append(int(folder.name))
     return found
 

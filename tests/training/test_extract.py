@@ -180,7 +180,7 @@ def test_resumes_a_killed_extraction_over_two_nodes_though_one_dies(folder, node
     verb += ["--model", "support.networks:Small", "--until", "stem", "--out", str(out), "--part-size", str(size)]
     parts = tmp_path / ".f.parquet.parts"
     with subprocess.Popen([*verb, "--near", node.url], stdout=subprocess.DEVNULL) as process:
-        until(lambda: process.poll() is not None or len(list(parts.glob("0*.parquet"))) >= 2, timeout_s=90)
+        until(lambda: process.poll() is not None or len(list(parts.glob("0*.parquet"))) >= 2)
         process.send_signal(signal.SIGKILL)
     made = len(list(parts.glob("0*.parquet")))
     with start_node((fl.Dataset(folder).url,), NodeSettings(memory_bytes=512 << 20)) as dying:

@@ -38,7 +38,7 @@ from frostline.models import cut_network
 from frostline.models.artifact import write_prefix
 from frostline.node import Node
 from frostline.node.process import BoundedProcess, start_node
-from frostline.training.in_store import check_assignment
+from frostline.training.in_store_process import check_assignment
 from frostline.training.loop import Loop
 from frostline.training.networks import load_model
 from frostline.training.report.report import Record
@@ -258,7 +258,7 @@ def begun(assignment, memory_bytes):
         given.write(assignment)
         given.seek(0)
         process = BoundedProcess(
-            "frostline.training.in_store",
+            "frostline.training.in_store_process",
             {"near": "http://127.0.0.1:9", "threads": 1},
             {"assignment": given, "trained": trained},
             memory_bytes=memory_bytes,

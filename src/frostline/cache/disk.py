@@ -1,7 +1,5 @@
 """Keeps features on disk, in one SQLite file bounded in bytes, safe against a kill, damage and a full disk.
 
-Keeps features on disk: bounded in bytes, each value checked when it is read, safe against a kill and a full disk.
-
 One SQLite file for features: its connections, its bound in bytes, and a new one where the old one is damaged.
 
 Decides whose features make room for others, and how much room rows take. Pure.
@@ -35,7 +33,7 @@ __all__ = (
     "Keys",
     "ScopeUsage",
     "damage",
-    "idle_shelves",
+    "idle_scopes",
     "is_busy",
     "stored_bytes",
     "typed",
@@ -66,7 +64,7 @@ class ScopeUsage:
     row_bytes: int
 
 
-def idle_shelves(scopes: Sequence[ScopeUsage], *, wanting: int, now_s: float, idle_s: float) -> list[ScopeUsage]:
+def idle_scopes(scopes: Sequence[ScopeUsage], *, wanting: int, now_s: float, idle_s: float) -> list[ScopeUsage]:
     """Those that make room, longest unused first.
 
     What somebody used within ``idle_s`` stays, and new rows are turned away: an epoch reads every sample once in a
@@ -618,7 +616,7 @@ class FeatureStore:
         if any(row_bytes < 0 for _, _, row_bytes in found):
             raise damage("a row has less than no bytes")
         scopes = [ScopeUsage(number=number, used_s=used, row_bytes=row_bytes) for number, used, row_bytes in found]
-        idle = idle_shelves(scopes, wanting=wanting, now_s=self._clock(), idle_s=self._idle_s)
+        idle = idle_scopes(scopes, wanting=wanting, now_s=self._clock(), idle_s=self._idle_s)
         return idle[0] if idle else None
 
     def _note(self, scope: bytes) -> None:

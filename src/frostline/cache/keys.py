@@ -1,8 +1,6 @@
 """Decides what names a feature, and how a sample's features lie in one value with its checksum. Pure.
 
 Decides what names a feature: a digest of everything that its numbers depend on. Pure.
-
-Decides how a sample's features lie in one value with its checksum, and what is taken back out. Pure.
 """
 
 import hashlib

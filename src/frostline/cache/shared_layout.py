@@ -3,8 +3,6 @@
 Remembers in which shared object each row lies. Pure.
 
 Decides how rows lie together in one shared object, what it is called, and which bytes of it are asked for. Pure.
-
-Decides which shared objects make room for others. Pure.
 """
 
 import hashlib
@@ -385,8 +383,8 @@ class _Folder(Generic[T]):
 def surplus(listing: Sequence[T], *, budget_bytes: int, wanted_bytes: int, now_s: float, idle_s: float) -> list[T]:
     """What is to be removed, in this order, so that so many more bytes fit; nothing where they do, or never can.
 
-    What somebody used within ``idle_s`` stays, and new rows are turned away, as ``room.idle_shelves`` has it and for
-    its reasons. Of the others those go first whose scope was unused longest, and of a scope those that were written
+    What somebody used within ``idle_s`` stays, and new rows are turned away, as ``cache.disk.idle_scopes`` has it and
+    for its reasons. Of the others those go first whose scope was unused longest, and of a scope those that were written
     first. What does not lie in a scope's folder is left alone, but counts.
 
     Args:

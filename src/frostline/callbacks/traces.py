@@ -1,8 +1,6 @@
 """Writes what a job does as a trace of spans: to a file that Perfetto opens, or to OpenTelemetry.
 
 Makes spans, each with its beginning and its end, of what a job tells of itself. Pure but for what it remembers.
-
-Writes what a job does as a trace: to a file that Perfetto opens, or to OpenTelemetry.
 """
 
 import json

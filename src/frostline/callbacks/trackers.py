@@ -2,8 +2,6 @@
 
 The figures of a job that are logged while it runs, from what it did until two moments.
 
-Logs a job's figures from a training loop of one's own to TensorBoard, MLflow or W&B, none of which is imported.
-
 Each is given what it writes to, and uses no more of it than its protocol here names.
 
 A job's statistics as metrics of Prometheus, for a trainer that serves or pushes metrics of its own.

@@ -1,8 +1,6 @@
 """The verbs ``extract`` and ``predict``: features of a data set, and what a run's network says of its samples.
 
 The verb ``extract``: the features of a whole data set, to Parquet, safetensors or Lance.
-
-The verb ``predict``: what a run's network says of each sample of a data set.
 """
 
 import sys

@@ -1,7 +1,5 @@
 """How results and progress look on a terminal: JSON alone on stdout, tables for people, bars on stderr, exit codes.
 
-How results look on a terminal: JSON alone on stdout, tables for people, and the exit codes.
-
 Progress on stderr, read from events alone: a live bar on a terminal, a line now and then elsewhere.
 """
 

@@ -1,7 +1,5 @@
 """The verb ``train``: fine-tune a network's head on data that stays in its store, and go on after a kill.
 
-The verb ``train``: fine-tune a network's head on data that stays in its store.
-
 Options that say how a head is trained: what it learns, with which loss, by which steps, and how it is scored.
 
 Takes the options of a run that goes on from its folder, and refuses those that would make it another run.

@@ -1,8 +1,6 @@
 """The way to several nodes that serve the same data: who is asked next, who counts as lost, and how fast each is.
 
 The way to several nodes that serve the same data: a request goes to the owner of its samples while that answers.
-
-Decides which of several nodes is asked next, which of them count as lost, and how fast each was seen to be.
 """
 
 import threading

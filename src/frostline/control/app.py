@@ -1,9 +1,4 @@
-"""The control plane over HTTP: who asks, what they say within limits, what is answered, and its metrics.
-
-The control plane over HTTP: who asks, what they say within limits, and what is answered.
-
-What a control plane divides, as metrics of Prometheus.
-"""
+"""The control plane over HTTP: who asks, what they say within limits, what is answered, and its metrics."""
 
 import hashlib
 import json
@@ -32,8 +27,8 @@ from frostline.control.settings import EVERY_TENANT
 from frostline.control.state import ControlState, job_of, tenant_of, view_of
 from frostline.control.store import RecordWriter
 from frostline.core.errors import BadRequest, Forbidden, OverBudget, Unauthenticated
-from frostline.node.http.messages import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_response, recognise
 from frostline.node.http.pages import MAX_VIEWERS, Dashboard, LiveAnswers
+from frostline.node.http.requests import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_response, recognise
 from frostline.wire.messages import MAX_PATCH_BYTES
 
 __all__ = (

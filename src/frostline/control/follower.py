@@ -1,7 +1,4 @@
-"""Lets the requests of a job, or of an I/O service, go within the share that the control plane gives.
-
-Has an I/O service ask its nodes or its store within its share.
-"""
+"""Lets the requests of a job, or of an I/O service, go within the share that the control plane gives."""
 
 import math
 import threading

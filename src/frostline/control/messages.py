@@ -2,8 +2,6 @@
 
 Decides what a stage reports, and what it keeps to: the last settings that it heard, while it hears nothing.
 
-What a stage says and is answered, as values and as JSON.
-
 What one process of a job says of the job: progress, rates, what it saved, what holds it back, and its plan.
 
 Decides what the rate and the share of waiting were lately, from counts that only grow.

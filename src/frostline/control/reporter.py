@@ -1,7 +1,5 @@
 """Reports the stages of this process to the control plane each second, and has each keep to what it is answered.
 
-Reports stages of this process to the control plane each second, and has each keep to what it is answered.
-
 The way from a stage to its control plane over HTTP.
 
 Has a cache in memory keep to its share of the memory that the control plane divides.

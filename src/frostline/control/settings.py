@@ -1,9 +1,4 @@
-"""What a control plane divides, between whom and by which rules, and the TOML file that says so.
-
-What a control plane divides, between whom, and by which rules.
-
-Reads what a control plane divides from a TOML file.
-"""
+"""What a control plane divides, between whom and by which rules, and the TOML file that says so."""
 
 import math
 import re

@@ -1,7 +1,5 @@
 """Decides what each stage is answered: who is there, what they hold, what they may have next, and who sees it.
 
-Decides what each stage is answered: who is there, what they hold, and what they may have next.
-
 Decides what each stage is given, from what is known of all of them as columns that stay between decisions.
 
 What a tenant may see of a control plane, as plain values.

@@ -1,7 +1,5 @@
 """Settings: one frozen class a component, checked for type; every default says why it is what it is.
 
-Settings: one frozen class a component; every default says why it is what it is.
-
 Refuses values of another type than their name asks for, in one sentence that names it.
 """
 

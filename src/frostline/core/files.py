@@ -1,8 +1,6 @@
 """Makes private files and folders for caches, keeps the latest used ones, and locks files between processes.
 
 Makes folders and files of caches that nobody but their user may read: they hold what the data held.
-
-Keeps small files in a folder, the latest used ones, and locks files between processes.
 """
 
 import os

@@ -1,9 +1,7 @@
 """A traced network as a value: nodes that name their operator, leaves that name their tensor, cuts, and lengths.
 
-A traced network as a value: nodes that name their operator, leaves that name their tensor, and cuts.
-
-The same value describes the whole network in the user's process, the frozen prefix that travels to a
-node (as JSON, see ``models.artifact``), the frozen rest of it at the trainer, and the trainable head.
+The same value describes the whole network in the user's process, the frozen prefix that travels to a node (as JSON,
+see ``models.artifact``), the frozen rest of it at the trainer, and the trainable head.
 
 Decides to how few tokens a text is shortened, and how a graph for many tokens becomes one for fewer. Pure.
 """

@@ -1,7 +1,5 @@
 """What this process is and uses: the version, its cores and memory, quiet threads, and fast checksums.
 
-How this process uses the machine: its cores and memory, quiet threads, and a collector that rests meanwhile.
-
 The checksum of bytes that are kept: CRC-32, the same as zlib's, by instructions of vectors.
 
 The version, in one place.
@@ -35,8 +33,8 @@ STARTED = {
     "listing": "frostline.datasets.listing_process",
     "node": "frostline.control",  # a node with all that is served beside it
     "Ray": "frostline.ray",
-    "training": "frostline.training.in_store",
-    "trial": "frostline.node.trials.main",
+    "training": "frostline.training.in_store_process",
+    "trial": "frostline.node.trials.trial_process",
 }
 """Modules that are started by their names, as processes of their own, by modules that may not import them."""
 

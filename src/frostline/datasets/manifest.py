@@ -1,7 +1,5 @@
 """The manifest: the immutable table of a data set's samples, named by its content, found or built from a listing.
 
-The manifest: the immutable table of a data set's samples, named by its content; finds it or builds it.
-
 Decides which rows of a whole table a part of a part has; ``None`` stands for all rows.
 
 What a data set holds, as values: counts, sizes and formats, from its manifest alone.

@@ -1,9 +1,5 @@
 """Keeps manifests and named splits of a data set: beside the data, or in the user's cache folder.
 
-Keeps the manifests of one store's data: as Parquet beside it or in the cache folder, the newest few of them.
-
-Decides where manifests and splits of a data set are kept: beside the data, or in the user's cache folder.
-
 Keeps named splits of a data set beside its manifest: which samples each has, as one small Parquet table.
 """
 

@@ -2,8 +2,6 @@
 
 Opens what a sample's address is read from: the one function that knows the readings.
 
-Reads samples as they come in a data set: several at once, and neighbours of an object by one request.
-
 How whoever reads a data set's samples gets at them: what must be served, and a reader in their own process.
 """
 

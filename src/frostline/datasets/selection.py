@@ -1,7 +1,5 @@
 """Some rows of a manifest, or all: how they are chosen by a text, how they are divided, and what they hold.
 
-Some rows of a manifest, or all: their own table, how they are divided, and what they hold.
-
 Decides what a selection written as text means: comparisons of columns, read by an allow-list and never run.
 """
 

@@ -1,8 +1,6 @@
 """What a declared column of targets holds, and the targets of a batch's rows, read when it is put together.
 
 Says what a declared column of targets holds: numbers, vectors, lists of any length, texts, or several labels.
-
-The declared targets of some rows of a manifest, read from its columns when a batch of them is put together.
 """
 
 import json

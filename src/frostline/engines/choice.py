@@ -1,8 +1,6 @@
 """Decides which engines are worth a trial for a job, and which one runs a prefix. Pure.
 
 Decides which engine runs a prefix: the fastest whose features are as near to the reference's as the job allows.
-
-Decides which engines are worth a trial on a processor and for a job, and in which order. Pure.
 """
 
 import bisect

@@ -6,9 +6,9 @@ Names the machine, its processor's abilities and its libraries, so that measurem
 
 Keeps tracing, trials and runs apart: within the process, and in processes whose memory and end are watched.
 
-A network that runs in another thread meanwhile takes other kernels, and its features differ in the last bits.
-So runs share the process among themselves, and a trace waits for them and has it alone. Two traces at a time fail, each
-by what the other has changed.
+A network that runs in another thread meanwhile takes other kernels, and its features differ in the last bits. So runs
+share the process among themselves, and a trace waits for them and has it alone. Two traces at a time fail, each by
+what the other has changed.
 
 Asks an accelerator for its name and free memory, through torch; ``engines.machine`` knows when to ask.
 

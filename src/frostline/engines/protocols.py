@@ -1,7 +1,5 @@
 """What runs a prefix: one protocol for every engine, two for what only some of them can, and how they are called.
 
-What runs a prefix: one protocol for every engine, and two for what only some of them can.
-
 Decides what an engine is called: by what stands before the network in it, and by what it was calibrated on. Pure.
 """
 

@@ -1,8 +1,6 @@
 """What an engine is to be made from, as a value, and the folder that keeps converted networks whole or not at all.
 
 What an engine is to be made from, as a value, and what it is given to run, checked.
-
-Keeps converted networks in a folder, whole or not at all.
 """
 
 import os

@@ -2,8 +2,6 @@
 
 The reference engine: a prefix in eager torch, in its own precision, bit for bit what the user's network computes.
 
-Eager torch in other layouts and precisions than the reference, and compiled by TorchInductor.
-
 A prefix up to one cut as a module of torch and as an exported program, from which other engines are made.
 """
 

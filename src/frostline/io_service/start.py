@@ -1,12 +1,6 @@
 """Starts an I/O service: where it listens, its own process, what a control plane says to it, and its metrics.
 
 Where an I/O service listens: a socket in a folder of the user's own, or a name that no file has.
-
-Starts an I/O service in a process of its own, and leaves none behind.
-
-Runs an I/O service that keeps to what a control plane says.
-
-The statistics of an I/O service as metrics of Prometheus.
 """
 
 import errno

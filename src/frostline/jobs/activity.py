@@ -1,7 +1,5 @@
 """What a job tells control planes of itself once a second, and how it keeps to what they answer.
 
-What a job tells control planes of itself, read once a second from what it counts anyway.
-
 Has a job tell a control plane what it does, and keep to what that answers: the one it names, or its first node's.
 """
 

@@ -1,7 +1,5 @@
 """Makes a job, or a plain loader: reach the node, find the frost line, ship the prefix, and begin.
 
-Make a job: reach the node, find the frost line, ship the prefix, and begin with what is known of both sides.
-
 The plain loader: batches of a data set for a loop, with no network to divide and no job to close.
 """
 

@@ -1,7 +1,5 @@
 """Puts the rows of a pass into its batches, in order, on the threads on which they arrive; pinned for a GPU.
 
-Puts the rows of a pass into its batches, in order: those that arrive, and those that a cache holds.
-
 Puts rows into their batches on the threads on which they arrive, so that a loop takes batches that are finished.
 
 Page-locked memory for batches, from which a GPU copies while the training loop goes on.

@@ -1,8 +1,6 @@
 """One pass over an epoch's rows: planned, asked for, decoded and built into batches; and passes one after another.
 
 Several epochs one after the other: the next one is asked for while one ends, and handed out after it.
-
-One pass over the rows of an epoch, in one process: planned, asked for, decoded and built into batches.
 """
 
 import math

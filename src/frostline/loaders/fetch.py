@@ -1,7 +1,5 @@
 """Makes one request after another: asks a node for rows, again where it is full, and finishes them.
 
-Makes one request after another: asks a node for rows, and finishes them here to the frost line.
-
 Asks again where a node is full while a job begins, as the window does later: after as long as the node asked for.
 """
 

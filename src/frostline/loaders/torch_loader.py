@@ -1,7 +1,5 @@
 """Batches for a PyTorch training loop: an iterable, a ``DataLoader``'s data set, augmented, in pinned memory.
 
-Batches for a PyTorch training loop: an iterable as it stands, and a data set for its ``DataLoader``.
-
 The batch that a training loop takes: activations at the frost line, labels and sample ids, as torch tensors.
 
 Augmentation in feature space, at the trainer: changes kept features anew each epoch, at next to no cost.

@@ -2,9 +2,9 @@
 
 The prefix as a file that is data alone: a safetensors archive whose metadata holds the graph as JSON.
 
-It is named by the SHA-256 of its bytes. Reading it runs nothing: operators are looked up on an allow-list,
-sizes are bounded, and the graph is checked by a dry run on shapes before any tensor is made
-(``engines.measure``). A ``.pt2`` archive or a pickle would run code when loaded and is not accepted.
+It is named by the SHA-256 of its bytes. Reading it runs nothing: operators are looked up on an allow-list, sizes are
+bounded, and the graph is checked by a dry run on shapes before any tensor is made (``engines.measure``). A ``.pt2``
+archive or a pickle would run code when loaded and is not accepted.
 
 What the files of prefixes and of heads have in common: graphs as JSON, and tensors in the order of their memory.
 

@@ -1,9 +1,5 @@
 """Finds where a graph may be cut: the places that few tensors cross, numbered and named. Pure.
 
-Where a graph may be cut: its frontiers, numbered and named. Pure: a graph in, cuts out.
-
-Finds the places in a graph that few tensors cross, and which tensors those are. Pure.
-
 Ends each of several encoders where the fewest tensors cross, when layers inside them are trained. Pure.
 """
 

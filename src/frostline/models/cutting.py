@@ -1,7 +1,5 @@
 """Cuts a user's network: finds its frost line, the cuts before it, the prefix to ship and the head to train.
 
-Cut a user's network: find its frost line, the cuts before it, the prefix to ship and the head to train.
-
 Cuts a network that cannot be traced as a whole, behind the longest chain of its leading modules that can be.
 
 A head for networks that cannot be traced: the user's own forward, with its leading modules skipped.

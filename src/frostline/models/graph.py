@@ -1,8 +1,6 @@
 """What depends on what in a graph, and the graph split at a cut: the part before it and the part after it. Pure.
 
 What depends on what in a graph, operations that work in place included. Pure.
-
-Split a graph at a cut: the part before it and the part after it, each a graph of its own. Pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

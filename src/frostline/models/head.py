@@ -1,7 +1,5 @@
 """The trainable rest of the user's network: run here from the frost line on, or as data trained by another process.
 
-The trainable rest of the user's network: its own modules, run from the frost line on.
-
 The trainable rest as data: what a head computes in both modes, and its tensors, to be trained by another process.
 """
 

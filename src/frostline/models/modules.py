@@ -2,8 +2,6 @@
 
 Finds the network inside wrappers that say how it runs, and its modules by their paths inside or outside of these.
 
-Puts a network's modules into other modes for a while, and leaves the network as it was.
-
 Records a forward pass: which modules it runs, one in another and in order, and what each takes and gives.
 """
 

@@ -1,6 +1,6 @@
 """Traces a network into a graph of plain values with torch.export, and compares what both compute to the bit.
 
-Exports a network with torch.export into a graph of plain values. The only module that knows torch.export.
+The only module that knows torch.export.
 
 Writes the regions of a traced network in which gradients or autocast are off into the graph around them.
 

@@ -1,9 +1,4 @@
-"""Reads and decodes single samples within the memory for decoding, from the store or from the node's own disk.
-
-Reads and decodes single samples within the memory for decoding.
-
-Keeps samples of remote stores on the node's own disk, by version.
-"""
+"""Reads and decodes single samples within the memory for decoding, from the store or from the node's own disk."""
 
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """The device: runs waiting work by the node's batching rule, merges rows of several requests, on one device or more.
 
-The device: runs waiting work by the node's batching rule, one run at a time, and merges rows of several requests.
-
 The work that waits for the device: rows of requests, which may share runs, and calls that need the device alone.
 
 Several devices as one: gives each batch to one of them, and takes out a device that fails where another does not.

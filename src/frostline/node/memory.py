@@ -1,7 +1,5 @@
 """Divides the node's memory into pools, its device and threads between tenants, and cancels what a request began.
 
-Divides the node's memory budget into pools in which threads wait for reservations.
-
 Cancels everything that one request has started: futures, waits for memory and waits in queues.
 
 Shares a node's device and its reading threads between tenants: whose turn it is, by weighted fair shares.

@@ -1,9 +1,4 @@
-"""Runs trainings and listings beside a node, each in a process that ends with its client.
-
-Runs trainings beside a node: a few at a time, each in a process that ends when its client stops following it.
-
-Runs listings for clients: one per tenant at a time, each in a process that ends with its client.
-"""
+"""Runs trainings and listings beside a node, each in a process that ends with its client."""
 
 import math
 import os

@@ -1,7 +1,5 @@
 """The pipeline of one request: checked, its samples read and decoded while the batch before runs and is sent.
 
-The pipeline of one request: a batch is read and decoded while the one before it runs and is sent.
-
 Checks a request against what the node serves, and opens its stores.
 
 Makes a request for features of inputs that came with it, and gathers the numbers of the answer.

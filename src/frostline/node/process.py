@@ -1,8 +1,6 @@
 """Runs child processes: Frostline's modules, and work beside the node under a memory limit that it cannot raise.
 
 Runs a Frostline module as a child process, which reports in one line that it is ready and ends with its stdin.
-
-A process beside the node with a memory limit that it cannot raise; it gets its work as data.
 """
 
 import contextlib

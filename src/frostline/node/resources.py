@@ -1,8 +1,6 @@
 """The resources that a node's tenants share, and those of one request: its store, its reader and its engine.
 
 The resources that a node's tenants share: memory, threads and the device, and the order in which they get them.
-
-Opens the resources of a request: the store of its samples, their reader, and its prefix with an engine.
 """
 
 import logging

@@ -1,10 +1,6 @@
 """Identifies tenants, counts what they use, and decides whether they may ask for more before any work is done.
 
-Identifies tenants, counts what they use, and decides whether they may ask for more now.
-
 What a tenant of a node uses, and what it is bound to from outside or changed to while the node runs.
-
-Admits or refuses requests before any work is done for them.
 """
 
 import hashlib

@@ -3,8 +3,6 @@
 Decides what leaves a memory that cannot hold all that is wanted in it, so that everything has its turn there.
 
 Resident weights and the requests that wait for their memory: the facts that decide about evictions.
-
-The memory for weights: what is resident, and who waits for others to be evicted.
 """
 
 import threading

@@ -1,12 +1,8 @@
 """Decides which sample stands at which position of an epoch, computed from keys and never stored.
 
-Decides which sample stands at which position of an epoch: a permutation computed, never stored.
-
 Decides permutations of any size: a position's place is computed from keys, never stored.
 
 Decides an order in which neighbours are read together and come apart: blocks of them, mixed some at a time.
-
-Decides which sample is drawn at each position by weights, with replacement: computed, never stored.
 
 Rows chosen of a table, as a bitmap: a hundred million rows take 12.5 MB, and any of them is found at once.
 """

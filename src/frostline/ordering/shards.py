@@ -1,7 +1,5 @@
 """Decides which positions of an epoch each rank and worker takes, and whether ranks may train together.
 
-Decides which positions of an epoch a rank takes at each step, and a worker of it; and what happens at the end.
-
 Decides whether ranks may train together: each says in a few bytes what it is about to read, and all must agree.
 """
 

@@ -1,7 +1,5 @@
 """Decides what every way that a sample may take would cost, and the published rules that choose one for all.
 
-Decides what every way that a sample may take would cost on each resource, and which ways are not allowed.
-
 Published rules that decide one cut for all samples, beside which the plan has to stand.
 
 Each takes the cuts that the node can run, with the exact codec (they know of none other), by number, cut 0 among

@@ -1,7 +1,5 @@
 """Runs the window against a fetch function on a few threads, hands out its rows, and tunes its bounds.
 
-Runs the window against a fetch function on a few threads, and hands out its rows: to who waits, or as they come.
-
 Shows a rule of tuning what a window does, and gives the window the bounds that the rule answers.
 """
 

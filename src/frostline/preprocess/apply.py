@@ -1,7 +1,5 @@
 """Runs a declared preprocessing on one encoded sample and its mask: the same numbers on every side.
 
-Runs a declared preprocessing on one encoded sample, with Pillow and NumPy: the same numbers on every side.
-
 Decides which steps a ready format has behind it, and which are left of a preprocessing that is declared for it.
 
 Takes a mask the way that its image goes: the same sizes, crops and draws, and of the pixels the nearest.

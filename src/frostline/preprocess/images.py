@@ -1,7 +1,5 @@
 """Opens and decodes images and arrays within bounds, and says what is wrong with broken samples.
 
-Opens and decodes images within bounds, jitters colours, and says what is wrong with broken samples.
-
 Reads arrays as NumPy keeps them: images, masks, and any other numbers; within bounds, and never a pickle.
 """
 

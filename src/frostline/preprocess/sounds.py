@@ -1,8 +1,6 @@
 """Decodes sounds within bounds to one rate and length, and makes log-mel spectrograms as torchaudio defines them.
 
 Decodes sounds within bounds, with soundfile, and brings them to one rate and length: the same wave on every side.
-
-Makes log-mel spectrograms as torchaudio defines them, with NumPy alone and in double precision.
 """
 
 import math

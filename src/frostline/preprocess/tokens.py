@@ -1,11 +1,9 @@
 """Turns text into token ids and an attention mask, by tokenizers whose time and memory are bounded.
 
-Turns text into token ids and an attention mask, with the ``tokenizers`` package: the same ids on every side.
-
 Decides whether a stranger's tokenizer takes bounded time and memory for any text. Pure.
 
-The ``tokenizers`` package bounds neither: its patterns backtrack, replacements may grow a text without end, and models
-look words up by each of their parts.
+The ``tokenizers`` package bounds neither: its patterns backtrack, replacements may grow a text without end, and
+models look words up by each of their parts.
 """
 
 import hashlib

@@ -3,8 +3,6 @@
 Joins Ray: the one that an address names, the one that was started here, or whichever runs.
 
 A Ray of this machine alone: started in the background, found again by later commands, and ended by ``down``.
-
-Brings nodes up under Ray, says how they are, changes their number and takes them down.
 """
 
 import json

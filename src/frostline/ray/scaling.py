@@ -2,8 +2,6 @@
 
 What a cluster of nodes should be, as values; names under which Ray knows its actors.
 
-Decides how many nodes there should be, from how busy those that there are have been.
-
 The rule is that of Kubernetes' Horizontal Pod Autoscaler ("Algorithm details" and "Stabilization window" of its
 documentation): the number that would bring nodes to a target share of their time, with a tolerance around it, at once
 upward and downward only to the most that was wanted within a window.

@@ -2,8 +2,6 @@
 
 Decides which neighbouring rows each task has.
 
-Hands tasks to Ray, a few at a time, and gives what they return as they end.
-
 Reads parts of a job's data in tasks of Ray, and hands each out once when it is whole.
 
 Makes the parts of a copy in tasks of Ray: one whose process dies is run again, and writes the same once more.

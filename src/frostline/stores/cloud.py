@@ -1,14 +1,12 @@
 """S3, Google Cloud Storage, Azure and memory as stores: where their servers and credentials are read from.
 
-S3, Google Cloud Storage, Azure and web servers: where their servers and credentials are read from.
-
 Credentials and addresses come from the variables that each ecosystem uses, of which the driver reads most by itself;
 what it does not read is read here. Options of the URL go before them.
 
 A store of objects behind obstore, and memory as one.
 
-obstore is imported when a store is first used: its threads do not survive a fork, so a process that only
-forks workers must never have started them.
+obstore is imported when a store is first used: its threads do not survive a fork, so a process that only forks
+workers must never have started them.
 """
 
 import builtins

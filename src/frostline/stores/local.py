@@ -1,7 +1,5 @@
 """A folder or a single file as a store of objects, by the operating system's own calls and memory maps.
 
-A folder as a store of objects, by the operating system's own calls.
-
 The driver of the other stores could read folders too. It runs threads that do not survive a fork, stops a whole
 listing at one odd file name, and took twice as long to list 100,000 files, so the commonest store does without it.
 

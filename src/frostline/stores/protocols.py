@@ -1,7 +1,5 @@
 """What a store of objects can do: one narrow protocol a capability, listings as columns, forks and limits.
 
-What a store of objects can do: one narrow protocol a capability, and the entry of a listing.
-
 A listing as columns: some seventy bytes beside the names, where values of Python's own take three hundred.
 
 Drivers whose threads do not survive a fork: knows which process uses one, and refuses those forked from it.

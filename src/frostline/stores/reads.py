@@ -2,8 +2,6 @@
 
 Decides which ranges of an object are read together, and how each is cut out of what was read.
 
-Reads many places of a store at once, and neighbouring ones of an object together.
-
 Reads neighbours of an object by one request for threads that ask for them one by one.
 """
 

@@ -1,7 +1,5 @@
 """Asks a store that refuses again, at a rate just under what it allows, and makes straggling reads a second time.
 
-Asks a store that refuses again, at a rate just under what it allows, and waits for one that went away.
-
 Knows which reads of a store are stragglers, so that those which somebody waits for are made a second time.
 """
 

@@ -1,10 +1,6 @@
 """Decides what a URL or path means: its root, which names stay within it, and its options, never a secret.
 
-Decides what a URL or path means: the one way to write a root, and which object names stay within it.
-
 Decides which options a store's URL may carry: where its server is and as whom to ask, never a secret.
-
-Decides what a ``cql://`` URL means: which servers, which tables, which columns; never a secret.
 """
 
 import os.path

@@ -1,7 +1,5 @@
 """Objects of a web server, read by ranges over kept connections; a server that speaks WebDAV is listed too.
 
-Objects of a web server, read by ranges; a server that speaks WebDAV is listed too.
-
 Asks one web server: connections that are kept, a limit of time, and redirects only within the root.
 """
 

@@ -1,9 +1,5 @@
 """Bulk extraction: the features of every sample of a data set to one file, in parts kept until all are there.
 
-Bulk extraction: the features of every sample of a data set, in the manifest's order, to one file.
-
-The parts of an extraction, kept in a folder beside its file until all of them are there.
-
 Finds what the last extraction into a file made, so that only samples that came or changed are computed.
 """
 

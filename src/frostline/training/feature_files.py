@@ -1,9 +1,4 @@
-"""Writes the features of a data set in one step, as Parquet, safetensors or Lance, and reads rows again.
-
-Writes the features of a data set in one step, as Parquet, safetensors or Lance, from tables one at a time.
-
-Writes features as a Lance data set, which is a folder, and reads rows of one.
-"""
+"""Writes the features of a data set in one step, as Parquet, safetensors or Lance, and reads rows again."""
 
 import json
 import math

@@ -1,7 +1,5 @@
 """The training loop: epochs of optimiser steps on whatever hands out batches, and the state that goes on elsewhere.
 
-The training loop: epochs of optimiser steps on whatever hands out batches, here or beside the store.
-
 Makes the optimiser and the learning rates of a recipe, and takes its state apart into tensors by name.
 
 Where a training stands between two steps, as one value with which another process goes on.

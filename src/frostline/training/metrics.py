@@ -1,9 +1,4 @@
-"""Scores held-out samples by the names of metrics, and finds a loss by its name or in the user's own file.
-
-Scores held-out samples, by the names of metrics; what is more than a mean is scikit-learn's.
-
-Finds a loss by its name, or a function of the user's own in a file of Python.
-"""
+"""Scores held-out samples by the names of metrics, and finds a loss by its name or in the user's own file."""
 
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """What a head learns: the loss of a batch, and how well held-out samples are scored and confused.
 
-What a head learns: the loss of a batch, and how well held-out samples are scored.
-
 Counts which classes are taken for which, and keeps the held-out samples that were got wrong with most confidence.
 """
 

@@ -1,7 +1,5 @@
 """Reads a recipe's texts: low-rank adapters, layers that are unfrozen later; and confusion of classes as values.
 
-Reads which layers of a network get low-rank adapters, and of which rank.
-
 Reads from which epoch on which layers of a network are trained too.
 
 Which classes were taken for which, as values: counts, pairs, and the samples that were got wrong.

@@ -1,7 +1,5 @@
 """The main job: divide samples, freeze a network, train its head on features that a node sends, score, save, report.
 
-The main job: freeze a network, train its head on features that a node sends, evaluate, save, report.
-
 A run's job, made anew where further layers are trained, and what all its jobs did.
 
 Decides which samples a run trains on and which it scores: what was asked for, the data's own splits, or a share.

@@ -1,4 +1,4 @@
-"""A run's folder: its options, its checkpoints, and what both must agree with when the run goes on."""
+"""A run's folder: begun for a config, with checkpoints of which the latest whole one is read when it goes on."""
 
 import json
 import re

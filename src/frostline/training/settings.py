@@ -1,7 +1,5 @@
 """What a job is told: one frozen value for every verb, and what its samples are, checked before anything starts.
 
-What a job is told: one frozen value for every verb, checked before anything is started.
-
 Finds out what samples are, images, sounds or arrays, by the words of ``--samples`` or by the data's own suffixes.
 """
 

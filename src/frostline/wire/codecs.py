@@ -1,7 +1,5 @@
 """Codecs: their names, which of them a cut may use, and floats narrowed to 16 or 8 bits and widened again.
 
-Names of codecs and what they mean, and which of them a cut may use.
-
 Narrows floats to 16 or 8 bits, widens them again, and measures what was lost.
 """
 

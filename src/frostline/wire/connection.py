@@ -1,7 +1,5 @@
 """Kept-alive connections to one node that count every byte, and one HTTP exchange over them.
 
-Kept-alive connections to one node, which count every byte and belong to the process that made them.
-
 One HTTP exchange with a node: sent once more where an idle connection turns out to be closed.
 """
 

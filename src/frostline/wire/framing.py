@@ -1,11 +1,9 @@
 """Feature batches as an Arrow IPC stream and back: buffers are collected and viewed, not copied.
 
-Feature batches as an Arrow IPC stream and back: buffers are collected and viewed, not copied.
-
-The schema is ``id: int64`` and then either ``features_0 ...: arrow.fixed_shape_tensor``, one column for each
-tensor that crosses the cut, or ``encoded: large_binary`` at cut 0. Bodies are not compressed. The samples that
-were skipped travel as JSON in the custom metadata of a record batch. Where a request fails after its first
-batch, a last batch without rows carries the error there too, and the stream's end mark is missing.
+The schema is ``id: int64`` and then either ``features_0 ...: arrow.fixed_shape_tensor``, one column for each tensor
+that crosses the cut, or ``encoded: large_binary`` at cut 0. Bodies are not compressed. The samples that were skipped
+travel as JSON in the custom metadata of a record batch. Where a request fails after its first batch, a last batch
+without rows carries the error there too, and the stream's end mark is missing.
 
 A column of a packed tensor (``wire.codecs``) names its codec, the shape of a sample and the dtype in the metadata of
 its field. Its values are narrower ones (bfloat16 as uint16; int8 with ``features_0_scale`` beside it), or, where rows

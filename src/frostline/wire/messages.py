@@ -1,7 +1,5 @@
 """The messages between trainer and node as values and their JSON, and errors as HTTP answers and back.
 
-The messages between trainer and node as values, and their JSON.
-
 The message that asks a node for embeddings of texts or images that come with it, in the widely used shape.
 
 Decides which fields the body of a PATCH sets, within bounds, before anybody looks at what they mean.

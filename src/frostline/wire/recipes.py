@@ -1,8 +1,6 @@
 """How a head is trained, as data, and the events that a training on a node tells, as lines of JSON.
 
 How a head is trained, as data: optimiser, learning rates, batches, epochs and seed, and their JSON.
-
-Events as lines of JSON and back: what a training on a node tells while it runs.
 """
 
 import json

@@ -3,14 +3,15 @@
 Frames on a socket between processes of one machine: JSON, bytes behind it, and descriptors that travel with it.
 
 A frame is sixteen bytes (a mark, the length of the JSON, the length of what follows it), a JSON object, and bytes. A
-descriptor travels beside the first byte (``SCM_RIGHTS``), where the receiver says that it takes one; the system closes
-any other that comes. Nothing of it is evaluated.
+descriptor travels beside the first byte (``SCM_RIGHTS``), where the receiver says that it takes one; the system
+closes any other that comes. Nothing of it is evaluated.
 
 How rows lie in a block of shared memory: which bytes go where, and arrays that view them at the other end. Pure.
 
 A block holds the columns of one batch, one after the other, each at a multiple of 64 bytes: ids, and then either the
 encoded samples with where each begins, or tensors, or packed tensors. What says where they lie is plain values, which
-travel beside the block. Rows of several batches lie together where they are alike, and are copied once, into the block.
+travel beside the block. Rows of several batches lie together where they are alike, and are copied once, into the
+block.
 """
 
 import array

@@ -1,7 +1,5 @@
 """Arrow files of Hugging Face's ``datasets``: encoded images are found as ranges of them and read in place.
 
-Arrow files, as ``save_to_disk`` of Hugging Face's ``datasets`` writes them: encoded images are ranges of them.
-
 Finds where the cells of an Arrow stream lie in its file, without reading the column whose cells they are.
 """
 

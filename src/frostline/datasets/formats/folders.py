@@ -1,7 +1,5 @@
 """Images, sounds and masks in class folders, or in those of splits: which of a listing belongs to which.
 
-Images or sounds in class folders, or in those of splits: decides what of a store's listing is a labelled one.
-
 Images and their masks, side by side: decides from the listing's names which mask belongs to which image.
 
 What formats with masks share: the fields that name masks, and the columns that a table gets for them.

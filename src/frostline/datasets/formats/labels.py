@@ -1,9 +1,4 @@
-"""Decides labels, classes and splits from what samples, folders and files say of themselves. Pure.
-
-Decides labels and classes from what samples say of themselves: numbers as they are, names in their order.
-
-Decides which splits the names of folders and files say, and which of them are for training and for scoring. Pure.
-"""
+"""Decides labels, classes and splits from what samples, folders and files say of themselves. Pure."""
 
 import json
 import math

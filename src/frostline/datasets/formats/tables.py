@@ -2,8 +2,6 @@
 
 Decides which column of a file holds images, masks, labels and metadata, by schema and by name. Pure.
 
-What formats whose objects hold many samples share: tables of single objects, made into the table of all.
-
 Reads places of one object that mostly follow each other, such as headers, by ranges of a fitting size.
 
 Lists of numbers in a column of Parquet as arrays, each as NumPy's ``save`` would write it.

@@ -1,7 +1,5 @@
 """Lists of URLs with labels, as CSV or Parquet: samples are read wherever the URLs lead within the roots.
 
-Lists of URLs with labels, as CSV or Parquet: the samples lie wherever the URLs lead.
-
 Reads samples whose objects are URLs of their own: each must lie within one of the roots that may be read.
 """
 

@@ -1,7 +1,5 @@
 """WebDataset shards: samples are members of tars, read at their places; compressed tars are unpacked once.
 
-WebDataset shards: samples are members of tars that share a key, read at their places so that order is free.
-
 Keeps plain copies of compressed tars in a cache folder: each is unpacked once, within bounds, and whole or not.
 
 Reads samples that lie in compressed tars, from plain copies of these.

@@ -1,7 +1,5 @@
 """The node over HTTP: its routes, requests read within limits, answers sent while they are made, and metrics.
 
-The node over HTTP: the routes, and reading requests within limits.
-
 Sends an answer while it is made, and ends it when its client disconnects.
 
 The node's statistics in the text format of Prometheus.
@@ -31,7 +29,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.core import FeatureBatch
 from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Unavailable
-from frostline.node.http.messages import (
+from frostline.node.http.operations import ListingRoutes, TrainingRoutes
+from frostline.node.http.pages import Dashboard, LiveAnswers
+from frostline.node.http.requests import (
     METRICS_TYPE,
     REFUSALS,
     BodyReader,
@@ -42,8 +42,6 @@ from frostline.node.http.messages import (
     recognise,
     run_while_connected,
 )
-from frostline.node.http.operations import ListingRoutes, TrainingRoutes
-from frostline.node.http.pages import Dashboard, LiveAnswers
 from frostline.node.pipeline import BatchStream, answer_body, gathered, max_numbers
 from frostline.node.prefixes import Upload
 from frostline.node.service import Node

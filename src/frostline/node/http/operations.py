@@ -1,7 +1,5 @@
 """Trainings and listings over HTTP: they are asked for, their events stream out, and results are fetched.
 
-Trainings over HTTP: a head is uploaded, its events stream out, and the trained tensors are fetched afterwards.
-
 Listings over HTTP: streams the progress of a listing, and then the manifest itself.
 """
 
@@ -20,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.batching import readable_bytes
 from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Refused
-from frostline.node.http.messages import BodyReader, body_length, json_response
+from frostline.node.http.requests import BodyReader, body_length, json_response
 from frostline.node.operations import Listing, Training, Trainings
 from frostline.node.service import Node
 from frostline.node.tenants import Account, Admission

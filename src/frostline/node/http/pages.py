@@ -1,7 +1,5 @@
 """Pages for people: each is one file that asks its own server for figures, once or with an event each second.
 
-Pages for people: each is one file that asks its own server for figures, and nothing else for anything.
-
 Answers with JSON once, or with an event each second, made once for all viewers who may see the same.
 """
 
@@ -22,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.core.errors import FrostlineError, Overloaded
-from frostline.node.http.messages import is_stopping, json_response
+from frostline.node.http.requests import is_stopping, json_response
 
 __all__ = (
     "MAX_VIEWERS",

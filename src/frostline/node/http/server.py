@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from frostline.core.errors import AddressInUse, SettingError
 from frostline.node.http.app import make_app
-from frostline.node.http.messages import ConnectionLimits, GuardedProtocol, Guards, limits_of
+from frostline.node.http.requests import ConnectionLimits, GuardedProtocol, Guards, limits_of
 from frostline.node.service import Node
 
 __all__ = ("AppServer", "Server", "listen")

@@ -1,8 +1,6 @@
 """When a node tries engines, and for whom by turns, while other requests wait.
 
 Decides how a node tries engines, for whom, and which engines fit into its memory.
-
-Gives turns at trying engines to tenants, while other requests wait.
 """
 
 import math

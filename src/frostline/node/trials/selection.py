@@ -1,7 +1,5 @@
 """Selects the engine for a prefix: searches known trials first, then makes new ones that pay.
 
-Searches for one job's engine: among known trials, and among new ones that pay, the best prospects first.
-
 Selects the engine for a prefix: tries engines that pay for a job, once per hardware, and keeps the trials.
 """
 

@@ -1,8 +1,6 @@
 """As whom servers of CQL are asked, and what the exceptions of their driver mean, in a sentence each.
 
 As whom servers of CQL are asked: the password and the certificates, from the environment alone.
-
-What the exceptions of the CQL driver mean: the one place that knows them, and the sentence that each becomes.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Decides how tables are read as samples, made and added to, and the statements for it. Pure.
 
-Decides how tables are read as samples: which of their columns count, and the statements. Pure.
-
 Decides how a table for samples is made or added to, and the statement that puts them there. Pure.
 """
 

@@ -3,8 +3,6 @@
 Connects to servers that speak CQL, with the rules by which a request goes to a server and to the next one.
 
 The driver is brought in by this module, so this module is imported when a store is first used.
-
-A session with servers that speak CQL, and what it knows of one data set's tables: statements, keys and ranges.
 """
 
 import math

@@ -1,7 +1,5 @@
 """Draws a page's plots as SVG that takes its colours from the page: bars, lines, and a plan along the network.
 
-How a page's drawings look: SVG that takes its colours and letters from the page around it.
-
 Draws a plan: what every cut along the network would cost, and how fast each rule would be on other links.
 """
 

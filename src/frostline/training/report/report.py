@@ -1,9 +1,4 @@
-"""What a finished run was, as one value: the fields of ``report.json``, and its recipe in words.
-
-What a finished run was, as one value: the fields of ``report.json`` and of ``--json``.
-
-Says a run's recipe in words, from the settings in its report.
-"""
+"""What a finished run was, as one value: the fields of ``report.json``, and its recipe in words."""
 
 import math
 import platform
