@@ -1,16 +1,16 @@
 """The control plane's decisions on simulated stages: churn, lost and doubled messages; and what a round costs.
 
-    PYTHONPATH=src python benchmarks/control_simulated.py --out benchmarks/results/control_simulated.json
+    python benchmarks/control_simulated.py [--seeds 5] [--out FILE]
 
 Times are processor time of this process, so that other work on the machine hardly changes them.
 """
 
-import argparse
-import json
 import random
+import statistics
 import time
 from collections import defaultdict
-from pathlib import Path
+
+from harness import markdown, run
 
 from frostline.control.messages import ControlledStage
 from frostline.control.settings import ControlSettings, ControlTenant
@@ -200,37 +200,40 @@ def cost(stages, tenants, repeats):
     }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(parser):
     parser.add_argument("--stages", type=int, default=1000)
     parser.add_argument("--tenants", type=int, default=100)
     parser.add_argument("--loss", type=float, default=0.1)
     parser.add_argument("--doubled", type=float, default=0.2)
-    parser.add_argument("--churn", type=float, default=0.02)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    found = {
-        "simulated": [
-            churned(
-                stages=args.stages,
-                tenants=args.tenants,
-                loss=args.loss,
-                doubled=args.doubled,
-                rounds=args.rounds,
-                churn=args.churn,
-                seed=seed,
-            )
-            for seed in range(args.seeds)
-        ],
-        "cost": [cost(stages, args.tenants, 20) for stages in (1000, 10_000)],
-    }
-    text = json.dumps(found, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n", encoding="utf-8")
+    parser.add_argument("--churn", type=float, default=0.02, help="share of the stages that is replaced in each round")
+    parser.add_argument("--churned-rounds", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--cost-of", default="1000,10000", help="stages of a decision whose time is taken")
+
+
+def measure(wanted):
+    asked = {name: getattr(wanted, name) for name in ("stages", "tenants", "loss", "doubled", "churn")}
+    found = {"simulated": [], "cost": []}
+    for seed in range(wanted.seeds):
+        found["simulated"].append(churned(**asked, rounds=wanted.churned_rounds, seed=seed))
+    found["cost"] = [cost(int(stages), wanted.tenants, 20) for stages in wanted.cost_of.split(",")]
+    return found
+
+
+def table(found):
+    last = [run["errors_after_round"][-1] for run in found["simulated"]]
+    rows = [
+        ["worst stage after ten rounds, from its exact share", f"{max(item['stages_max'] for item in last):.2%}"],
+        ["worst tenant", f"{max(item['tenants_max'] for item in last):.2%}"],
+        ["most in force above the capacity", f"{max(run['max_over_capacity'] for run in found['simulated']):.1e}"],
+    ]
+    for item in found["cost"]:
+        times = f"{1e3 * item['decision_s_median']:.1f} and {1e3 * item['decision_s_max']:.1f} ms"
+        rows.append([f"decision over {item['stages']} stages, median and slowest", times])
+    message_s = statistics.median(item["report_and_answer_s"] for item in found["cost"])
+    return markdown(["", ""], [*rows, ["a report and its answer", f"{1e6 * message_s:.0f} µs"]])
 
 
 if __name__ == "__main__":
-    main()
+    quick = {"stages": 60, "tenants": 6, "churned_rounds": 5, "seeds": 1, "cost_of": "100"}
+    run(__doc__, measure, quick=quick, options=options, table=table, data=False)

@@ -3,14 +3,13 @@
     python benchmarks/diagnosis.py --data DIR [--seconds 24] [--rounds 1] [--only quota,starved] [--out FILE.json]
 
 Node and trainer run in network namespaces of their own, each on one core, joined by a link that tc shapes, or by one
-with a delay (`wide_link.py`). Each case runs a job for some seconds with one thing in its way and once more without it.
-Most loops wait for a step after each batch, as for an accelerator, so that a free job is as fast as that, or as
-the node. Rates are those of the second half of a run; the samples a second of the free one over those of the planted
-one are the gain that the planted one's diagnosis is compared with. It is asked every two seconds: whether it names
-another part meanwhile is said too. Needs root, and a machine without other work.
+with a delay (`parts/wide_link.py`). Each case runs a job for some seconds with one thing in its way and once more
+without it. Most loops wait for a step after each batch, as for an accelerator, so that a free job is as fast as that,
+or as the node. Rates are those of the second half of a run; the samples a second of the free one over those of the
+planted one are the gain that the planted one's diagnosis is compared with. It is asked every two seconds: whether it
+names another part meanwhile is said too. Needs root, and a machine without other work.
 """
 
-import argparse
 import itertools
 import json
 import os
@@ -23,8 +22,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 
-import wide_link
-from links import STORE, STORE_ADDRESS, TRAINER, Inside, ShapedLink, answer_questions
+from harness import Inside, ShapedLink, answer_questions, markdown, run, wide_links
+from parts.wide_link import WideLink
 
 MBIT, BATCH = 1000, 16
 STEP_S = 0.1
@@ -79,37 +78,39 @@ CASES = {
 AROUND = ("mbit", "node", "tenant", "share", "busy", "round_trip_ms", "in_s3", "disk_mb")
 
 
-def main():
-    wanted = arguments()
-    if wanted.inside:
-        {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
-        return
-    rows = []
-    for number, name in itertools.product(range(wanted.rounds), wanted.only or CASES):
-        rows.append({"round": number, **one_case(wanted, name)})
-        print(line(rows[-1]), flush=True)
-        if wanted.out:
-            report = {"command": sys.argv[1:], "load": os.getloadavg(), "rows": rows}
-            Path(wanted.out).write_text(json.dumps(report, indent=1) + "\n")
-    named, near, steady = (sum(row[name] for row in rows) for name in ("is_named", "is_near", "is_steady"))
-    print(f"of {len(rows)}: named {named}, gain within 20 % {near}, named alike all the time {steady}")
+QUICK = {"only": "thin_link", "seconds": 1.5, "times": False}
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", required=True, help="folders of photographs, one a class")
+def options(parser):
     parser.add_argument("--seconds", type=float, default=24.0)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--only", type=lambda text: text.split(","))
-    parser.add_argument("--out")
-    parser.add_argument("--inside")
-    parser.add_argument("--options", type=json.loads, default={})
-    return parser.parse_args()
+    parser.add_argument("--only", help="cases with commas between them; all by default")
+    parser.add_argument("--times", type=bool, default=True, help="let some planted runs take longer")
+
+
+def measure(wanted):
+    rows = []
+    for number, name in itertools.product(range(wanted.rounds), (wanted.only or ",".join(CASES)).split(",")):
+        rows.append({"round": number, **one_case(wanted, name)})
+        yield {"rows": rows}
+
+
+def table(found):
+    rows = []
+    for row in found["rows"]:
+        said = row["planted"]["diagnosis"]
+        words = [row["case"], said["held_back_by"], "yes" if row["is_named"] else "NO", said["gain"], row["gain"]]
+        rows.append([*words, ", ".join(row["planted"]["named"]) if not row["is_steady"] else ""])
+    head = ["planted", "named", "right", "gain expected", "gain when removed", "named meanwhile"]
+    named, near, steady = (sum(row[name] for row in found["rows"]) for name in ("is_named", "is_near", "is_steady"))
+    after = f"Of {len(rows)}: named {named}, gain within 20 % {near}, named alike all the time {steady}."
+    return f"{markdown(head, rows)}\n\n{after}"
 
 
 def one_case(wanted, name):
-    planted, free = (measured(wanted, name, is_planted=is_planted) for is_planted in (True, False))
-    gain = free["samples_per_s"] / planted["samples_per_s"]
+    """The planted run and the free one; the quick form does without that, whose code is the same."""
+    planted = measured(wanted, name, is_planted=True)
+    free = None if wanted.quick else measured(wanted, name, is_planted=False)
+    gain = free and free["samples_per_s"] / planted["samples_per_s"]
     said = planted["diagnosis"]
     is_named = said["held_back_by"] == CASES[name]["part"]
     return {
@@ -118,7 +119,7 @@ def one_case(wanted, name):
         "free": free,
         "gain": gain,
         "is_named": is_named,
-        "is_near": is_named and abs(said["gain"] - gain) <= 0.2 * gain,
+        "is_near": bool(is_named and gain and abs(said["gain"] - gain) <= 0.2 * gain),
         "is_steady": len(set(planted["named"])) <= 1,
     }
 
@@ -128,29 +129,24 @@ def measured(wanted, name, *, is_planted):
     options = {**CASES[name]["both"], **(CASES[name]["planted"] if is_planted else {})}
     around = {key: options.pop(key) for key in AROUND if key in options}
     with ExitStack() as stack:
-        host = stack.enter_context(the_link(CASES[name]["planted"], around))
+        link = stack.enter_context(the_link(CASES[name]["planted"], around))
         for core, number in around.get("busy", {}).items():
             for _ in range(number):
                 stack.enter_context(busy_loop(core))
         given = {key: around[key] for key in ("tenant", "share", "in_s3") if key in around}
-        given |= {"host": host, "disk_mb": around.get("disk_mb", 0)}
-        inside = ["--data", wanted.data, "--options", json.dumps(given), "--inside"]
-        node = stack.enter_context(Inside(STORE, 0, __file__, *inside, "node", environment=around.get("node")))
-        trainer = stack.enter_context(Inside(TRAINER, 1, __file__, *inside, "trainer"))
-        seconds = wanted.seconds * (CASES[name]["times"] if is_planted else 1)
+        given |= {"host": link.address, "disk_mb": around.get("disk_mb", 0)}
+        environment = around.get("node")
+        node = stack.enter_context(Inside(link.store, 0, "node", wanted, environment=environment, options=given))
+        trainer = stack.enter_context(Inside(link.trainer, 1, "trainer", wanted, options=given))
+        seconds = wanted.seconds * (CASES[name]["times"] if is_planted and wanted.times else 1)
         return trainer.ask(do="train", **node.answer(), seconds=seconds, options=options)
 
 
-@contextmanager
 def the_link(planted, around):
-    """The namespaces with their link; gives the address of the store side."""
+    """The namespaces with their link."""
     if "round_trip_ms" in planted:
-        with wide_link.WideLink(round_trip_ms=around.get("round_trip_ms", 0.0), mbit=MBIT):
-            yield wide_link.STORE_ADDRESS
-        return
-    with ShapedLink() as link:
-        link.rate(around.get("mbit", MBIT))
-        yield STORE_ADDRESS
+        return WideLink(round_trip_ms=around.get("round_trip_ms", 0.0), mbit=MBIT)
+    return ShapedLink(around.get("mbit", MBIT))
 
 
 @contextmanager
@@ -163,15 +159,6 @@ def busy_loop(core):
     finally:
         loop.kill()
         loop.wait()
-
-
-def line(row):
-    said = row["planted"]["diagnosis"]
-    return (
-        f"{row['case']:25} {'named ' if row['is_named'] else 'MISSED'} {said['held_back_by']:26} gain "
-        f"{said['gain']:6.2f} expected, {row['gain']:6.2f} measured {'near' if row['is_near'] else 'FAR '} "
-        f"{'' if row['is_steady'] else 'FLAPS ' + ', '.join(row['planted']['named'])}"
-    )
 
 
 def node_inside(wanted):
@@ -199,7 +186,6 @@ def stored(wanted):
     if not wanted.options.get("in_s3"):
         yield str(Path(wanted.data).resolve())
         return
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from support.seaweed import seaweed
 
     with tempfile.TemporaryDirectory() as place, seaweed(Path(place)) as server:
@@ -270,7 +256,6 @@ def train(*, url, data, control, seconds, folder, options):
     import numpy as np
 
     import frostline as fl
-    from frostline.core.config import LoaderSettings
 
     settings = {"cache_bytes": options.get("cache_bytes", 0), "token": TOKEN, "control": control}
     settings |= {"requests_in_flight": options.get("requests_in_flight", IN_FLIGHT)}
@@ -284,7 +269,7 @@ def train(*, url, data, control, seconds, folder, options):
         near=url,
         cut=options.get("cut"),
         accuracy="exact",
-        settings=LoaderSettings(**settings),
+        settings=fl.LoaderSettings(**settings),
     ) as job:
         found = watched(job, data, seconds, options)
         said = job.diagnosis()
@@ -330,5 +315,7 @@ def step(options):
         pass
 
 
+INSIDE = {"node": node_inside, "trainer": trainer_inside}
+
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, quick=QUICK, options=options, table=table, inside=INSIDE, needs=(wide_links,))

@@ -1,6 +1,6 @@
 """Training jobs that share two nodes, a store and a thin link, with and without a control plane.
 
-    python benchmarks/fleet.py --data DIR [--mbit 20] [--seconds 40] [--out FILE]
+    python benchmarks/fleet.py --data DIR [--mbit 20] [--seconds 40] [--runs two,five] [--out FILE]
 
 Two nodes read photographs from DIR in one network namespace, up to five jobs train in another, and tc shapes the link
 between both. Jobs are processes that read encoded photographs, decode them and train a small network; every second one
@@ -12,7 +12,6 @@ What is divided is ``--part`` of the link's rate: what its headers leave of it, 
 the outermost ones.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -24,75 +23,63 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-import fleet_job
-from links import STORE_ADDRESS, Inside, ShapedLink
+from harness import ROOT, Inside, ShapedLink, doing, markdown, namespaces, processor_s_of, run
+from parts import fleet_job
 
-ROOT = Path(__file__).parents[1]
-CONTROL = f"http://{STORE_ADDRESS}:7075"
-NODES = [f"http://{STORE_ADDRESS}:{port}" for port in (7070, 7071)]
+CONTROL_PORT, NODE_PORTS = 7075, (7070, 7071)
+CONTROL = f"http://{ShapedLink.address}:{CONTROL_PORT}"
+NODES = [f"http://{ShapedLink.address}:{port}" for port in NODE_PORTS]
 TENANTS = ("lab", "greedy", "modest", "nodes")
-JOBS = 5
 BOTH_CORES = "0,1"
-CONTROL_STARTS_S = 15
+RUNS = ("two", "five", "killed", "greedy", "deadlines", "wide")
+QUICK = {"runs": "two", "mbit": 4, "jobs": 2, "nodes": 1, "seconds": 0.8, "settle": 0.2, "tail": 0.1}
 
 
-def main():
-    wanted = arguments()
-    if wanted.inside:
-        fleet_job.main(wanted.inside, wanted.data, NODES)
-        return
-    with tempfile.TemporaryDirectory() as folder, ShapedLink("-fleet") as link:
-        link.rate(wanted.mbit)
-        fleet = Fleet(wanted, link, Path(folder))
-        try:
-            found = {"command": sys.argv[1:], **measured(wanted, fleet)}
-        finally:
-            fleet.close()
-    text = json.dumps(found, indent=1)
-    print(text)
-    if wanted.out:
-        wanted.out.write_text(text + "\n", encoding="utf-8")
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", required=True)
+def options(parser):
     parser.add_argument("--mbit", type=float, default=20)
     parser.add_argument("--seconds", type=float, default=40)
-    parser.add_argument("--settle", type=float, default=12)
+    parser.add_argument("--settle", type=float, default=12, help="seconds of the beginning that do not count")
+    parser.add_argument("--tail", type=float, default=1, help="seconds of the end that do not count")
+    parser.add_argument("--begins", type=float, default=15, help="seconds in which the control plane starts")
     parser.add_argument("--part", type=float, default=0.92)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--inside", choices=("pytorch", "tensorflow"), help=argparse.SUPPRESS)
-    return parser.parse_args()
+    parser.add_argument("--jobs", type=int, default=5, help="processes")
+    parser.add_argument("--nodes", type=int, default=len(NODES))
+    parser.add_argument("--runs", default=",".join(RUNS))
+
+
+def measure(wanted):
+    with tempfile.TemporaryDirectory() as folder, ShapedLink(wanted.mbit) as link:
+        fleet = Fleet(wanted, link, Path(folder))
+        try:
+            yield from measured(wanted, fleet)
+        finally:
+            fleet.close()
 
 
 def measured(wanted, fleet):
     """All runs, one after another."""
     two, five = [3, 1], [4, 2, 2, 1, 1]
-    fleet.run(five, control=False)  # what is imported and listed first does not count
+    fleet.run(five[: wanted.jobs], control=False)  # what is imported and listed first does not count
     fleet.capacity = wanted.part * wanted.mbit * 1e6 / 8
-    found = {
-        "machine": {"cores": os.cpu_count(), "load_at_begin": os.getloadavg()},
-        "link_mbit": wanted.mbit,
-        "capacity_bytes_per_s": fleet.capacity,
-        "frameworks": fleet.frameworks,
-        "two_without_control": fleet.run(two, control=False),
-        "two": fleet.run(two),
-        "five_without_control": fleet.run(five, control=False),
-        "five": fleet.run(five),
-        "killed": fleet.run(five, times=3, kill=True),
-        "greedy_without_control": fleet.run([1] * 4, control=False, tenants=["modest"] + ["greedy"] * 3),
-        "greedy": fleet.run([1] * 4, tenants=["modest"] + ["greedy"] * 3),
-        "deadlines": fleet.deadlines(),
+    greedy = {"weights": [1] * 4, "tenants": ["modest"] + ["greedy"] * 3}
+    runs = {
+        "two": lambda: both(fleet, "two", weights=two),
+        "five": lambda: both(fleet, "five", weights=five),
+        "killed": lambda: {"killed": fleet.run(five, times=3, kill=True)},
+        "greedy": lambda: both(fleet, "greedy", **greedy),
+        "deadlines": lambda: {"deadlines": fleet.deadlines()},
+        "wide": lambda: fleet.widen() or both(fleet, "wide", weights=[1], per_request=32),
     }
-    fleet.widen()
-    found |= {
-        "wide_without_control": fleet.run([1], control=False, per_request=32),
-        "wide": fleet.run([1], per_request=32),
-    }
-    runs = [run["jobs"] for run in found.values() if isinstance(run, dict) and "jobs" in run]
-    orders = {job["order"] for jobs in runs for job in jobs if job["order"]}
-    return {**found, "different_orders": len(orders)}
+    found = {"link_mbit": wanted.mbit, "capacity_bytes_per_s": fleet.capacity, "frameworks": fleet.frameworks}
+    found["runs"] = {}
+    for name in wanted.runs.split(","):
+        found["runs"] |= runs[name]()
+        orders = {job["order"] for one in found["runs"].values() for job in one["jobs"] if job["order"]}
+        yield {**found, "different_orders": len(orders)}
+
+
+def both(fleet, name, **given):
+    return {f"{name}_without_control": fleet.run(control=False, **given), name: fleet.run(**given)}
 
 
 class Fleet:
@@ -103,14 +90,15 @@ class Fleet:
         self._runs = 0
         self._control = None
         self.capacity = 0.0
-        self._nodes = [self._served("serve", *self._serve(url), token="nodes") for url in NODES]
-        for node in self._nodes:
-            node.answer()
-        has_tensorflow = (ROOT / "build" / "frameworks" / "installed.txt").is_file()
-        self.frameworks = ["tensorflow" if has_tensorflow and number % 2 else "pytorch" for number in range(JOBS)]
+        here = {"environment": {"FROSTLINE_TOKEN": token("nodes")}}
+        ports = NODE_PORTS[: wanted.nodes]
+        self._nodes = [Inside(link.store, BOTH_CORES, "node", wanted, port=port, **here) for port in ports]
+        has_tensorflow = (ROOT / "build" / "frameworks" / "installed.txt").is_file() and not wanted.quick
+        kinds = ("pytorch", "tensorflow" if has_tensorflow else "pytorch")
+        self.frameworks = [kinds[number % 2] for number in range(wanted.jobs)]
         self._jobs = [self._job(framework) for framework in self.frameworks]
-        for job in self._jobs:
-            job.answer()
+        for process in (*self._nodes, *self._jobs):
+            process.answer()
 
     def run(self, weights, *, control=True, tenants=None, times=1, kill=False, per_request=4):
         """Train for a while; give each job's bytes a second against its weight."""
@@ -143,19 +131,19 @@ class Fleet:
         if kill:
             killer.join()
         settled = begin + self._wanted.settle
-        found = {"jobs": jobs, **shares(jobs, weights, tenants, settled, end - 1)}
+        found = {"jobs": jobs, **shares(jobs, weights, tenants, settled, end - self._wanted.tail)}
         if kill:
             spans = {
                 "before": (settled, killed[0]),
                 "without": (killed[0] + 1, killed[1]),
-                "after": (killed[1] + 1, end - 1),
+                "after": (killed[1] + 1, end - self._wanted.tail),
             }
             found["spans"] = {name: shares(jobs, weights, tenants, *span) for name, span in spans.items()}
         return self._ended(found, control)
 
     def deadlines(self):
         """One job that can be in time, one that cannot, and two that take their time."""
-        seconds, begin = self._wanted.seconds, time.time() + CONTROL_STARTS_S
+        seconds, begin = self._wanted.seconds, time.time() + self._wanted.begins
         kept, lost = 0.5 * self.capacity * seconds, 3 * self.capacity * seconds
         base = {"tenant": "lab", "weight": 1}
         names = ["in-time", "too-late", "job2", "job3"]
@@ -207,10 +195,10 @@ class Fleet:
         used_s, seconds = (sum(job[name] for job in jobs) for name in ("processor_s", "seconds"))
         found |= {"watching_share": watching_s / used_s, "watching_ms_per_s": 1000 * watching_s / seconds}
         if control:
-            found["control_processor_s"] = processor_s(self._control.pid)
+            found["control_processor_s"] = processor_s_of(self._control.pid)
             self._end_control()
         found["load"] = os.getloadavg()[0]
-        print(json.dumps(found), file=sys.stderr, flush=True)
+        doing(f"{len(jobs)} jobs moved {sum(job['bytes'] for job in jobs) / 1e6:.1f} MB")
         return found
 
     def _begin_control(self, jobs):
@@ -225,9 +213,8 @@ class Fleet:
         self._start_control()
 
     def _start_control(self):
-        config = self._folder / f"run{self._runs}.toml"
-        options = ("--config", str(config), "--listen", f"{STORE_ADDRESS}:7075", "--json")
-        self._control = self._served("control", *options)
+        config = str(self._folder / f"run{self._runs}.toml")
+        self._control = Inside(self._link.store, BOTH_CORES, "control", self._wanted, config=config)
         self._control.answer()
 
     def _end_control(self):
@@ -240,35 +227,11 @@ class Fleet:
         time.sleep(max(0.0, start_at - time.time()))
         self._start_control()
 
-    def _serve(self, url):
-        listen = url.removeprefix("http://")
-        return (
-            "--data-root",
-            self._wanted.data,
-            "--listen",
-            listen,
-            "--open",
-            "--engines",
-            "",
-            "--threads",
-            "1",
-            "--control",
-            CONTROL,
-            "--json",
-        )
-
-    def _served(self, *arguments, token=None):
-        environment = {"FROSTLINE_TOKEN": globals()["token"](token)} if token else {}
-        script = str(ROOT / "benchmarks" / "fleet_job.py")
-        return Inside(self._link.store, BOTH_CORES, script, *arguments, environment=environment)
-
     def _job(self, framework):
-        options = ("--data", self._wanted.data, "--inside", framework)
-        return Inside(self._link.trainer, BOTH_CORES, __file__, *options, path=fleet_job.paths(framework))
+        options = {"framework": framework, "path": fleet_job.paths(framework)}
+        return Inside(self._link.trainer, BOTH_CORES, "job", self._wanted, **options)
 
     def close(self):
-        for node in self._nodes:
-            os.kill(node.pid, signal.SIGINT)
         for process in (*self._jobs, *self._nodes):
             process.__exit__()
 
@@ -281,6 +244,8 @@ def shares(jobs, weights, tenants, begin, end):
         tenant: sum(weight for weight, of in zip(weights, tenants, strict=True) if of == tenant) for tenant in tenants
     }
     due = [weight / sums[tenant] / len(sums) for weight, tenant in zip(weights, tenants, strict=True)]
+    if not total:
+        return {"bytes_per_s": 0.0, "shares": None, "due": due, "worst_from_due": None, "jain": None}
     normalized = [rate / part for rate, part in zip(moved, due, strict=True)]
     return {
         "bytes_per_s": total,
@@ -311,11 +276,51 @@ def toml(value):
     return value.isoformat() if isinstance(value, datetime) else json.dumps(value)
 
 
-def processor_s(pid):
-    """Seconds of a process on processors; ``ip netns exec`` and ``taskset`` have become it."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def table(found):
+    rows = [
+        [
+            name.replace("_", " "),
+            f"{run['worst_from_due']:.1%}" if run.get("worst_from_due") is not None else None,
+            run.get("jain"),
+            run["bytes_per_s"] / 1e6 if "bytes_per_s" in run else None,
+            f"{run['watching_share']:.2%}",
+        ]
+        for name, run in found["runs"].items()
+    ]
+    head = [
+        "run",
+        "furthest from a share",
+        "Jain's index",
+        "MB a second of all",
+        "statistics and control, of processor time",
+    ]
+    return markdown(head, rows)
 
+
+def node_inside(wanted):
+    """A node that reports to the control plane, until standard input ends."""
+    from frostline.core.config import NodeSettings
+    from frostline.node.process import start_node
+
+    settings = NodeSettings(engines=(), compute_threads=1, decode_threads=1, allow_anonymous=True)
+    roots = (str(Path(wanted.data).resolve()),)
+    with start_node(roots, settings, host=ShapedLink.address, port=wanted.port, control=CONTROL) as node:
+        print(json.dumps({"url": node.url}), flush=True)
+        sys.stdin.read()
+
+
+def control_inside(wanted):
+    """Become the control plane, which can be killed then."""
+    verb = str(Path(sys.executable).with_name("frostline"))
+    listen = f"{ShapedLink.address}:{CONTROL_PORT}"
+    os.execv(verb, [verb, "control", "--config", wanted.config, "--listen", listen, "--json"])
+
+
+def job_inside(wanted):
+    fleet_job.main(wanted.framework, wanted.data, NODES[: wanted.nodes])
+
+
+INSIDE = {"node": node_inside, "control": control_inside, "job": job_inside}
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, quick=QUICK, options=options, table=table, inside=INSIDE, needs=(namespaces,))

@@ -9,33 +9,28 @@ Server, Ray and all writers share the machine. Afterwards everything is read fro
 that wrote it, and compared with the source: names, classes, SHA-256, and how many there are.
 """
 
-import argparse
 import hashlib
-import json
 import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from harness import Skipped, doing, markdown, modules, run
 
 import frostline as fl
 from frostline.core.events import ProgressMade
 from frostline.datasets.copy.cql import put_into_table
 from frostline.datasets.copy.parts import made_here
 from frostline.datasets.copy.repack import repack
-from frostline.engines.machine import hardware_name
-from frostline.ray.tasks import made_by_ray
 from frostline.stores.open import open_store
-from support.cassandra import KEYSPACE, PASSWORD, USER, cassandra
+from support.cassandra import KEYSPACE, PASSWORD, USER, cassandra, why_no_cassandra
 from support.ray_here import workers_of_ray
-from support.seaweed import seaweed
+from support.seaweed import find_weed, seaweed
 
 CLASSES = 10
 SCRATCH = Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp"))
@@ -51,8 +46,22 @@ ENVIRONMENT = {
 }
 
 
-def main():
-    wanted = arguments()
+def options(parser):
+    parser.add_argument("--store", choices=STORES, default="cassandra")
+    parser.add_argument("--objects", type=int, default=100_000)
+    parser.add_argument("--writers", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=2)
+
+
+def server_is_here(wanted):
+    why_not = why_no_cassandra() if wanted.store == "cassandra" else None
+    if wanted.store == "seaweedfs" and find_weed() is None:
+        why_not = "SeaweedFS is not installed"
+    if why_not:
+        raise Skipped(why_not)
+
+
+def measure(wanted):
     os.environ.update(ENVIRONMENT)
     tempfile.tempdir = None
     try:
@@ -66,14 +75,12 @@ def main():
             found = check(expected, list(read_all()))
     finally:
         shutil.rmtree(SCRATCH, ignore_errors=True)
-    result = {
+    return {
         "store": wanted.store,
-        "hardware": hardware_name("cpu"),
         "objects": wanted.objects,
         "bytes": done.nbytes,
         "writers": wanted.writers,
         "killed_at": killer.killed_at,
-        "load": os.getloadavg()[0],
         "seconds": seconds,
         "objects_per_s": wanted.objects / seconds,
         "counted_in_the_copy": done.samples,
@@ -81,9 +88,13 @@ def main():
         "skipped": len(done.skipped),
         **found,
     }
-    print(json.dumps(result, indent=1))
-    if wanted.out:
-        wanted.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def table(found):
+    wrong = ("missing", "doubled", "strange", "other_bytes_or_class")
+    head = ["into", "seconds", "objects a second", "killed", *(name.replace("_", " ") for name in wrong)]
+    figures = [found["seconds"], found["objects_per_s"], len(found["killed_at"]), *(found[name] for name in wrong)]
+    return markdown(head, [[found["store"], *figures]])
 
 
 def make_source(objects):
@@ -107,7 +118,7 @@ class Killer:
 
     def __call__(self, event):
         if isinstance(event, ProgressMade):
-            print(f"{event.done} at {time.strftime('%X')}", file=sys.stderr)
+            doing(f"{event.done} objects")
         if isinstance(event, ProgressMade) and self.waiting and event.done >= self.waiting[0]:
             for process in workers_of_ray("ray::_make")[:1]:
                 os.kill(process, signal.SIGKILL)
@@ -123,6 +134,8 @@ def runner(writers):
         return
     import ray
 
+    from frostline.ray.tasks import made_by_ray
+
     ray.init(
         num_cpus=writers,
         object_store_memory=256 << 20,
@@ -137,7 +150,7 @@ def runner(writers):
 
 
 @contextmanager
-def table():
+def cql_table():
     os.environ["FROSTLINE_CQL_PASSWORD"] = PASSWORD
     with cassandra(SCRATCH / "server", heap_mb=1024, secured=True) as server:
         url = f"cql://{USER}@{server.place}/{KEYSPACE}/put?protocol=3"
@@ -168,7 +181,7 @@ def bucket():
         yield copy, read_all
 
 
-STORES = {"cassandra": table, "seaweedfs": bucket}
+STORES = {"cassandra": cql_table, "seaweedfs": bucket}
 
 
 def check(expected, found):
@@ -184,15 +197,6 @@ def check(expected, found):
     }
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", choices=STORES, default="cassandra")
-    parser.add_argument("--objects", type=int, default=100_000)
-    parser.add_argument("--writers", type=int, default=8)
-    parser.add_argument("--kills", type=int, default=2)
-    parser.add_argument("--out", type=Path)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    quick = {"store": "seaweedfs", "objects": 60, "writers": 0, "kills": 0}
+    run(__doc__, measure, quick=quick, options=options, table=table, needs=(modules("ray"), server_is_here), data=False)

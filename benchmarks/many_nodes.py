@@ -1,38 +1,36 @@
-"""Epochs over one to eight nodes whose computing is simulated: throughput, hits, requests' lengths, and a crossing.
+"""Epochs over one to eight nodes whose computing is simulated: throughput, hits, the crossing, and what is hidden.
 
-    python benchmarks/many_nodes.py [--samples 4608] [--rate 20] [--out benchmarks/results/DATE-many-nodes]
+    python benchmarks/many_nodes.py --samples 6144 --rate 25 --link 75
+    python benchmarks/many_nodes.py --parts crossing --trainer 110 --samples 3072 --nodes 1,2,3,4,5,6,7,8
+    python benchmarks/many_nodes.py --parts overlap --rate 100 --samples 3072
 
 All nodes are real ones in this process, over HTTP on loopback, each with a cache of its own. Their engine is a test
 engine and declared as one: it computes a tiny network, and then waits until as much time has passed as a device of
-`--rate` samples a second would need, so that eight nodes fit on two cores. What a node answers waits in the same way
-for a link of its own of `--link` samples a second, which only the second epoch feels, since that computes nothing.
-Each number of nodes runs twice: by owners, and with requests to the least busy node. Both begin with two requests for
-each node. The trainer keeps nothing.
+`--rate` samples a second would need, so that eight nodes fit on two cores. The trainer keeps nothing.
 
-    python benchmarks/many_nodes.py --trainer 110 --nodes 1 2 3 4 5 6 7 8 [--out benchmarks/results/DATE-crossing]
-
-runs all frozen layers at the trainer alone, whose device is simulated in the same way at so many samples a second, and
-then at that many nodes. Beside each stands what the plan (``frostline plan --nodes``) predicts from declared rates.
+- nodes: each number of nodes runs two epochs twice: by owners, and with requests to the least busy node. What a node
+  answers waits in the same way for a link of its own of `--link` samples a second, which only the second epoch feels,
+  since that computes nothing.
+- crossing: all frozen layers at the trainer alone, whose device is simulated in the same way at `--trainer` samples a
+  second, and then at each number of nodes. Beside each stands what the plan (``frostline plan --nodes``) predicts from
+  declared rates.
+- overlap: one node, and a loop that waits in each batch for as long as its training would take. The shorter of both,
+  extraction and training, can be hidden behind the longer one whole.
 """
 
-import argparse
-import json
 import os
-import shutil
 import statistics
-import sys
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
 import torch
+from harness import markdown, run
 
 import frostline as fl
 from frostline.core import Route
-from frostline.core.config import LoaderSettings
 from frostline.core.events import RequestFinished
 from frostline.engines.torch import TorchEngine
 from frostline.jobs import loader_factory
@@ -44,76 +42,99 @@ from support.images import image_folder, tiny_preprocess
 from support.many_nodes import frozen, hits, some_nodes
 from support.situations import profile, situation
 
-DEVICE_BATCH = 32
+DEVICE_BATCH, BATCH = 32, 32
 COMPUTED = []  # rows of each run of a simulated device
+QUICK = {"parts": "nodes,crossing,overlap", "samples": 96, "rate": 400.0, "link": 800.0, "trainer": 600.0, "nodes": "2"}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def options(parser):
+    parser.add_argument("--parts", default="nodes")
     parser.add_argument("--samples", type=int, default=4608)
     parser.add_argument("--rate", type=float, default=20.0, help="samples a second of each node's device")
     parser.add_argument("--link", type=float, default=60.0, help="samples a second that each node can send")
-    parser.add_argument("--trainer", type=float, help="samples a second of the trainer's device: find the crossing")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--out", type=Path)
-    wanted = parser.parse_args()
+    parser.add_argument("--trainer", type=float, default=110.0, help="samples a second of the trainer's device")
+    parser.add_argument("--nodes", default="1,2,4,8")
+
+
+def measure(wanted):
     torch.set_num_threads(1)
-    compute_at(wanted.rate)
-    scratch = Path(tempfile.mkdtemp())
-    os.environ["XDG_CACHE_HOME"] = str(scratch / "cache")
-    folder = image_folder(scratch / "images", per_class=wanted.samples // 3, size=(40, 36))
-    found = []
-    try:
-        if wanted.trainer:
-            found = crossing(folder, scratch, wanted)
-            return
-        for count in wanted.nodes:
-            for by_owners in (True, False) if count > 1 else (True,):
-                COMPUTED.clear()
-                kept = scratch / f"kept-{count}-{by_owners}"
-                found.append(run(folder, kept, count, by_owners=by_owners, link=wanted.link))
-                check(found[-1], wanted.samples // 3 * 3, wanted.rate, sum(COMPUTED))
-                print(json.dumps(found[-1]), flush=True)
-    finally:
-        shutil.rmtree(scratch)
-        if wanted.out and found:
-            about = {name: getattr(wanted, name) for name in ("samples", "rate", "link", "trainer")}
-            about |= {"device_batch": DEVICE_BATCH, "load": os.getloadavg()}
-            wanted.out.with_suffix(".json").write_text(json.dumps({**about, "runs": found}, indent=1) + "\n")
+    parts = {"nodes": epochs, "crossing": crossing, "overlap": overlap}
+    found = {}
+    with tempfile.TemporaryDirectory() as scratch, devices_of(wanted.rate):
+        os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
+        folder = image_folder(Path(scratch, "images"), per_class=wanted.samples // 3, size=(40, 36))
+        for part in wanted.parts.split(","):
+            found[part] = []
+            for row in parts[part](folder, Path(scratch, part), wanted):
+                found[part].append(row)
+                yield found
 
 
-def crossing(folder, scratch, wanted):
+def counts(wanted):
+    return [int(word) for word in wanted.nodes.split(",")]
+
+
+def epochs(folder, kept, wanted):
+    for count in counts(wanted):
+        for by_owners in (True, False) if count > 1 else (True,):
+            COMPUTED.clear()
+            row = two_epochs(folder, kept / f"{count}-{by_owners}", count, by_owners=by_owners, link=wanted.link)
+            check(row, wanted.samples // 3 * 3, wanted.rate, sum(COMPUTED))
+            yield row
+
+
+def crossing(folder, kept, wanted):
     """The trainer alone, and then as many nodes as are wanted, beside what the plan predicts for them."""
+    seconds = (0.0, 0.0, 1 / wanted.rate)
+    trainer, link = profile((0.0, 0.0, 1 / wanted.trainer)), Link(bytes_per_s=1e12, round_trip_s=0.0)
+    declared = situation(seconds=seconds, trainer=trainer, link=link)
+    with trainer_of(wanted.trainer):
+        for count in (0, *counts(wanted)):
+            predicted = make_plan(vary(declared, nodes=max(1, count)), "freeze" if count else "baseline")
+            nodes = some_nodes(folder, kept / str(count), max(1, count), device_batch=DEVICE_BATCH)
+            with nodes as (_, urls), a_job(folder, urls) as job:
+                job.use({Route(job.frost_line.number if count else 0): 1.0})
+                took_s, samples = epoch(job, 0)
+            row = {"nodes": count, "samples_per_s": samples / took_s}
+            yield {**row, "predicted_samples_per_s": predicted.mean_samples_per_s}
+
+
+def overlap(folder, kept, wanted):
+    for times in (0.25, 1.0, 4.0):
+        trained_per_s = times * wanted.rate
+        extraction_s, training_s = wanted.samples / wanted.rate, wanted.samples / trained_per_s
+        nodes = some_nodes(folder, kept / str(times), 1, device_batch=DEVICE_BATCH)
+        with nodes as (_, urls), a_job(folder, urls) as job:
+            job.use({Route(job.frost_line.number): 1.0})
+            started = time.monotonic()
+            for batch in job.loader(BATCH, shuffle=True, seed=3):
+                time.sleep(len(batch) / trained_per_s)
+            took_s = time.monotonic() - started
+        hidden = (extraction_s + training_s - took_s) / min(extraction_s, training_s)
+        row = {"trained_samples_per_s": trained_per_s, "extraction_s": extraction_s, "training_s": training_s}
+        yield {**row, "epoch_s": took_s, "hidden_share_of_the_shorter": hidden}
+
+
+@contextmanager
+def trainer_of(rate):
+    """Let every run of the trainer's engine take as long as on a device of that rate."""
     run_batch = TorchLocalPrefix._run_batch  # noqa: SLF001 (the trainer's device)
 
     def slowed(self, arrays, size):
         started = time.monotonic()
         result = run_batch(self, arrays, size)
-        time.sleep(max(0.0, started + size / wanted.trainer - time.monotonic()))
+        time.sleep(max(0.0, started + size / rate - time.monotonic()))
         return result
 
     TorchLocalPrefix._run_batch = slowed  # noqa: SLF001
-    seconds = (0.0, 0.0, 1 / wanted.rate)
-    declared = situation(
-        seconds=seconds, trainer=profile((0.0, 0.0, 1 / wanted.trainer)), link=Link(bytes_per_s=1e12, round_trip_s=0.0)
-    )
-    found = []
-    for count in (0, *wanted.nodes):
-        predicted = make_plan(vary(declared, nodes=max(1, count)), "freeze" if count else "baseline")
-        kept = scratch / f"crossing-{count}"
-        with (
-            some_nodes(folder, kept, max(1, count), device_batch=DEVICE_BATCH) as (_, urls),
-            a_job(folder, urls) as job,
-        ):
-            job.use({Route(job.frost_line.number if count else 0): 1.0})
-            took_s, samples = epoch(job, 0)
-        row = {"nodes": count, "samples_per_s": round(samples / took_s, 1)}
-        found.append({**row, "predicted_samples_per_s": round(predicted.mean_samples_per_s, 1)})
-        print(json.dumps(found[-1]), flush=True)
-    return found
+    try:
+        yield
+    finally:
+        TorchLocalPrefix._run_batch = run_batch  # noqa: SLF001
 
 
-def compute_at(rate):
+@contextmanager
+def devices_of(rate):
     """Let every run of a node's engine take as long as on a device of that rate."""
     compute = TorchEngine.run_divided  # which is what a node calls
 
@@ -126,6 +147,10 @@ def compute_at(rate):
         return result
 
     TorchEngine.run_divided = slowed
+    try:
+        yield
+    finally:
+        TorchEngine.run_divided = compute
 
 
 def check(row, samples, rate, computed):
@@ -159,7 +184,21 @@ class Sent:
         return answer
 
 
-def run(folder, kept, count, *, by_owners, link):
+@contextmanager
+def spread(count, *, by_owners):
+    """Requests go to the owners of their samples, as they do, or else to the least busy node."""
+    owned, nodes_of = (loader_factory.owned_rows, loader_factory.fetch_from), EpochStream.nodes
+    if not by_owners:
+        loader_factory.owned_rows = lambda transport, data, settings, tensors: (None, settings)
+        loader_factory.fetch_from = lambda fetcher, fetch: None
+        EpochStream.nodes = count
+    try:
+        yield
+    finally:
+        (loader_factory.owned_rows, loader_factory.fetch_from), EpochStream.nodes = owned, nodes_of
+
+
+def two_epochs(folder, kept, count, *, by_owners, link):
     """Two epochs over some nodes."""
     asked = []
 
@@ -167,60 +206,53 @@ def run(folder, kept, count, *, by_owners, link):
         if isinstance(event, RequestFinished):
             asked.append(event.samples)
 
-    owned, nodes_of = (loader_factory.owned_rows, loader_factory.fetch_from), EpochStream.nodes
-    if not by_owners:
-        loader_factory.owned_rows = lambda transport, data, settings, tensors: (None, settings)
-        loader_factory.fetch_from = lambda fetcher, fetch: None
-        EpochStream.nodes = count
-    try:
-        with some_nodes(folder, kept, count, device_batch=DEVICE_BATCH) as (nodes, urls):
-            for node in nodes:
-                Sent(node, link)
-            with a_job(folder, urls, observe) as job:
-                job.use({Route(job.frost_line.number): 1.0})  # all frozen layers at the nodes, whatever a plan says
-                first_s, samples = epoch(job, 0)
-                before, done = hits(nodes), [node.statistics().totals.samples for node in nodes]
-                second_s, _ = epoch(job, 1)
-                return {
-                    "nodes": count,
-                    "spread": "by owners" if by_owners else "least busy",
-                    "first_epoch_samples_per_s": round(samples / first_s, 1),
-                    "second_epoch_samples_per_s": round(samples / second_s, 1),
-                    "second_epoch_hits": (hits(nodes) - before) / samples,
-                    # Of the second epoch: in the first one the job also measures, on samples of any node.
-                    "busiest_node": round(
-                        max(
-                            node.statistics().totals.samples - by_then
-                            for node, by_then in zip(nodes, done, strict=True)
-                        )
-                        * count
-                        / samples,
-                        3,
-                    ),
-                    "request_samples_median": statistics.median(asked),
-                    "requests_of_half_a_device_batch": round(
-                        sum(rows >= DEVICE_BATCH // 2 for rows in asked) / len(asked), 3
-                    ),
-                }
-    finally:
-        (loader_factory.owned_rows, loader_factory.fetch_from), EpochStream.nodes = owned, nodes_of
+    nodes = some_nodes(folder, kept, count, device_batch=DEVICE_BATCH)
+    with spread(count, by_owners=by_owners), nodes as (nodes, urls), a_job(folder, urls, observe) as job:
+        for node in nodes:
+            Sent(node, link)
+        job.use({Route(job.frost_line.number): 1.0})  # all frozen layers at the nodes, whatever a plan says
+        first_s, samples = epoch(job, 0)
+        before, done = hits(nodes), served(nodes)
+        second_s, _ = epoch(job, 1)
+        # Of the second epoch: in the first one the job also measures, on samples of any node.
+        busiest = max(late - early for early, late in zip(done, served(nodes), strict=True))
+        return {
+            "nodes": count,
+            "spread": "by owners" if by_owners else "least busy",
+            "first_epoch_samples_per_s": samples / first_s,
+            "second_epoch_samples_per_s": samples / second_s,
+            "second_epoch_hits": (hits(nodes) - before) / samples,
+            "busiest_node": busiest * count / samples,
+            "request_samples_median": statistics.median(asked),
+            "requests_of_half_a_device_batch": sum(rows >= DEVICE_BATCH // 2 for rows in asked) / len(asked),
+        }
+
+
+def served(nodes):
+    return [node.statistics().totals.samples for node in nodes]
 
 
 def a_job(folder, urls, observe=None):
-    settings = LoaderSettings(
+    settings = fl.LoaderSettings(
         cache_bytes=0, device_batch=DEVICE_BATCH, hedge_quantile=1.0, requests_in_flight=max(8, 4 * len(urls))
     )
-    return fl.offload(
-        frozen(), fl.Dataset(folder), preprocess=tiny_preprocess(), near=urls, accuracy="exact", settings=settings,
-        observe=observe,
-    )  # fmt: skip
+    options = {"preprocess": tiny_preprocess(), "accuracy": "exact", "settings": settings, "observe": observe}
+    return fl.offload(frozen(), fl.Dataset(folder), near=urls, **options)
 
 
 def epoch(job, number):
     started = time.monotonic()
-    samples = sum(len(batch) for batch in job.loader(32, shuffle=True, seed=3, epoch=number))
+    samples = sum(len(batch) for batch in job.loader(BATCH, shuffle=True, seed=3, epoch=number))
     return time.monotonic() - started, samples
 
 
+def table(found):
+    parts = []
+    for rows in found.values():
+        head = [name.replace("_", " ") for name in rows[0]]
+        parts.append(markdown(head, [list(row.values()) for row in rows]))
+    return "\n\n".join(parts)
+
+
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, quick=QUICK, options=options, table=table, data=False)

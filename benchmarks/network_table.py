@@ -1,18 +1,15 @@
 """The table of networks: each is frozen up to a layer and cut, and must give what it gives uncut.
 
-    python benchmarks/network_table.py [--networks NAME ...] [--dtypes D ...] [--out FILE.json] [--page FILE.md]
+    python benchmarks/network_table.py [--networks NAME,...] [--dtypes D,...] [--out FILE] [--page FILE.md]
     python benchmarks/network_table.py --from FILE.json --page docs/networks.md     # the page alone
 
 Networks of torchvision, timm, transformers and diffusers with random weights and small inputs, in float32 and in
 bfloat16, some with LoRA. Of each: the cuts, the frost line and what crosses it, and how far outputs and gradients of
 the trained part lie from those of the same network uncut, in train mode with the same random numbers and in eval mode.
-What fails is a row with the reason. With `--networks` rows replace those of `--out`, which keeps the others. With
-`--page` the table stands between two comments of that page. A dtype takes six minutes of a core.
-
-Where torchvision was built for CUDA and torch was not, `PYTHONPATH=tests/support/torchvision_cpu` lets it be imported.
+What fails is a row with the reason. With `--networks` and `--from` rows replace those of that file, which keeps the
+others. With `--page` the table stands between two comments of that page. A dtype takes six minutes of a core.
 """
 
-import argparse
 import copy
 import gc
 import json
@@ -21,12 +18,12 @@ import tempfile
 import time
 import warnings
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import torch
-from network_zoo import IDS, MASK, NETWORKS, TOKENS, WORDS
+from harness import run
+from parts.network_zoo import IDS, MASK, NETWORKS, TOKENS, WORDS
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
@@ -35,7 +32,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from frostline.core import TensorSpec
 from frostline.core.errors import FrostlineError
 from frostline.engines.graph_runner import Runner, leaf_values
-from frostline.engines.machine import hardware_name
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import read_prefix, write_prefix
 from frostline.models.freezing import classifier_of, frozen_modules, used_parameters
@@ -234,21 +230,14 @@ def taken_apart():
 
 
 BEGIN, END = "<!-- benchmarks/network_table.py -->\n", "<!-- end of the table -->\n"
-COLUMNS = {
-    "network": "---",
-    "frozen up to": "---",
-    "cuts": "---:",
-    "frost line": "---",
-    "frozen work behind it": "---:",
-    "bytes there, of its input's": "---:",
-}
+COLUMNS = ("network", "frozen up to", "cuts", "frost line", "frozen work behind it", "bytes there, of its input's")
+ALIGNED = ("---", "---", "---:", "---", "---:", "---:")
 
 
 def table(found):
     """One row a network: its figures in the first dtype, and how equal it is in each."""
     dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in found)]
-    columns = {**COLUMNS, **dict.fromkeys(dtypes, "---")}
-    rows = [f"| {' | '.join(columns)} |", f"| {' | '.join(columns.values())} |"]
+    rows = [f"| {' | '.join((*COLUMNS, *dtypes))} |", f"| {' | '.join((*ALIGNED, *('---' for _ in dtypes)))} |"]
     notes = []
     for name, until in dict.fromkeys((row["network"], row["until"]) for row in found):
         by_dtype = {row["dtype"]: row for row in found if (row["network"], row["until"]) == (name, until)}
@@ -291,22 +280,34 @@ def with_table(page, found):
     return before + BEGIN + "\n" + table(found) + "\n" + END + rest.partition(END)[2]
 
 
-def main():
-    wanted = arguments()
+QUICK = {"networks": "resnet18", "dtypes": "float32"}
+
+
+def options(parser):
+    parser.add_argument("--networks", help="names with commas between them, put into the rows of --from")
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--from", dest="measured", type=Path, metavar="FILE.json", help="measured before")
+    parser.add_argument("--page", type=Path)
+
+
+def measure(wanted):
     torch.set_num_threads(1)
-    if wanted.measured:
-        about = json.loads(wanted.measured.read_text())
-    else:
-        about = {"hardware": hardware_name("cpu"), "versions": versions(), "threads": torch.get_num_threads()}
-        keeps = wanted.networks and wanted.out and wanted.out.exists()
-        before = json.loads(wanted.out.read_text())["networks"] if keeps else []
-        about["networks"] = merged(before, list(measurements(wanted)))
-    if wanted.out:
-        wanted.out.write_text(json.dumps(about, indent=1) + "\n")
+    before = rows_of(wanted.measured) if wanted.measured else []
+    if not wanted.measured or wanted.networks:
+        before = merged(before, list(measurements(wanted)))
     if wanted.page:
-        wanted.page.write_text(with_table(wanted.page.read_text(), about["networks"]))
-    failures = [row for row in about["networks"] if "failure" in row]
-    print(f"{len(about['networks'])} measured, {len(failures)} of them failed")
+        wanted.page.write_text(with_table(wanted.page.read_text(), before))
+    return {"networks": before}
+
+
+def rows_of(path):
+    found = json.loads(path.read_text())
+    return found.get("figures", found)["networks"]
+
+
+def summary(found):
+    failures = [row for row in found["networks"] if "failure" in row]
+    return f"{table(found['networks'])}\n{len(found['networks'])} measured, {len(failures)} of them failed."
 
 
 def merged(before, found):
@@ -318,30 +319,17 @@ def merged(before, found):
 
 def measurements(wanted):
     """Rows in the order of the table; traces are made anew, in a cache folder of their own."""
+    chosen = wanted.networks.split(",") if wanted.networks else [row.name for row in NETWORKS]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.environ["XDG_CACHE_HOME"] = folder
         for row in NETWORKS:
-            for dtype in wanted.dtypes if not wanted.networks or row.name in wanted.networks else ():
+            for dtype in wanted.dtypes.split(",") if row.name in chosen else ():
                 found = measured(row, dtype)
                 print(f"{found['network']}, {dtype}: {equal(found)}, {found['seconds']:.1f} s", flush=True)
                 yield found
                 gc.collect()
 
 
-def versions():
-    return {name: version(name) for name in ("torch", "torchvision", "timm", "transformers", "diffusers", "peft")}
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--networks", nargs="+", metavar="NAME", help="these alone, put into the rows of --out")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
-    parser.add_argument("--from", dest="measured", type=Path, metavar="FILE.json", help="measured before")
-    parser.add_argument("--out", type=Path, metavar="FILE.json")
-    parser.add_argument("--page", type=Path)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, quick=QUICK, options=options, table=summary, data=False)

@@ -12,7 +12,7 @@ same steps, and all losses are compared bit by bit. A pause begins with a kill a
 is given beside it.
 """
 
-import argparse
+import itertools
 import json
 import os
 import random
@@ -27,16 +27,12 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-import itertools
-
 import torch
+from harness import Skipped, markdown, run
 
 import frostline as fl
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.events import NodeJoined
-from frostline.engines.machine import hardware_name
 from frostline.node.process import start_node
 from support import plain
 from support.images import image_folder, tiny_preprocess
@@ -45,47 +41,73 @@ from support.ray_here import NODE, ray_here, workers_of_ray
 from support.servers import free_ports
 
 BATCH = 16
-SAMPLES = 768
 CAUGHT_UP = 0.9
+WARM = 20  # steps before the first kill
 HOSTS = "FROSTLINE_HOSTS"
 
 
-def main():
-    wanted = arguments()
+QUICK = {"list": "file", "nodes": 2, "seconds": 3.0, "every": 0.8, "pace": 30.0, "samples": 96}
+
+
+def options(parser):
+    parser.add_argument("--list", choices=LISTS, default="ray")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=768)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--every", type=float, default=10.0, help="seconds from one kill to the next")
+    parser.add_argument("--pace", type=float, default=8.0, help="batches a second")
+
+
+def root_for_names(wanted):
+    if wanted.list == "dns" and os.geteuid() != 0:
+        raise Skipped("it lays a file of its own over /etc/hosts, which takes root")
+
+
+def measure(wanted):
     if wanted.list == "dns" and HOSTS not in os.environ:
         with_own_hosts()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
-        folder = image_folder(Path(scratch, "images"), per_class=SAMPLES // 3, size=(40, 36))
+        folder = image_folder(Path(scratch, "images"), per_class=wanted.samples // 3, size=(40, 36))
         with LISTS[wanted.list](folder, wanted) as (near, living):
-            run = disturbed(folder, near, living, wanted)
-        expected = plain.losses(
-            frozen(), folder, fl.Dataset(folder), tiny_preprocess(), batch_size=BATCH, epochs=run["epochs"]
-        )
-    losses, ids = run.pop("losses"), run.pop("ids")
-    pauses = [pause(run["kills"], run["steps"], index, wanted.pace) for index in range(len(run["kills"]))]
-    steps = run.pop("steps")
-    result = {
+            found = disturbed(folder, near, living, wanted)
+        about = {"batch_size": BATCH, "epochs": found["epochs"]}
+        expected = plain.losses(frozen(), folder, fl.Dataset(folder), tiny_preprocess(), **about)
+    losses, ids, steps = (found.pop(name) for name in ("losses", "ids", "steps"))
+    pauses = [pause(found["kills"], steps, index, wanted.pace) for index in range(len(found["kills"]))]
+    return {
         "list": wanted.list,
-        "hardware": hardware_name("cpu"),
-        "load": os.getloadavg()[0],
         "nodes": wanted.nodes,
         "steps_per_s_asked": wanted.pace,
         "steps": len(losses),
         "samples": sum(map(len, ids)),
         "steps_per_s": len(steps) / (steps[-1] - steps[0]),
-        "other_losses": sum(one != other for one, other in zip(losses, expected, strict=True)),
-        "epochs_with_lost_or_doubled_samples": sum(set(Counter(epoch).values()) != {1} for epoch in ids)
-        + sum(len(epoch) != SAMPLES for epoch in ids),
-        "pause_s": {"median": statistics.median(pauses), "max": max(pauses)},
-        "pauses_s": [round(one, 2) for one in pauses],
+        "other_losses": sum(ours != theirs for ours, theirs in zip(losses, expected, strict=True)),
+        "epochs_with_lost_or_doubled_samples": sum(is_odd(epoch, wanted.samples // 3 * 3) for epoch in ids),
+        "pause_s": {"median": statistics.median(pauses), "max": max(pauses)} if pauses else None,
+        "pauses_s": pauses,
         "longest_gap_between_batches_s": max(b - a for a, b in itertools.pairwise(steps)),
-        **run,
+        **found,
     }
-    print(json.dumps(result, indent=1))
-    if wanted.out:
-        wanted.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def is_odd(epoch, samples):
+    return len(epoch) != samples or set(Counter(epoch).values()) != {1}
+
+
+def table(found):
+    pauses = found["pause_s"] or {"median": None, "max": None}
+    rows = [
+        ["kills", len(found["kills"])],
+        ["steps", found["steps"]],
+        ["losses that differ from a plain loop's", found["other_losses"]],
+        ["epochs with samples lost or doubled", found["epochs_with_lost_or_doubled_samples"]],
+        ["until the rate was 90 % again: median, s", pauses["median"]],
+        ["worst, s", pauses["max"]],
+        ["longest wait for a batch, s", found["longest_gap_between_batches_s"]],
+    ]
+    return markdown([f"the list of nodes: {found['list']}", ""], rows)
 
 
 def disturbed(folder, near, living, wanted):
@@ -103,14 +125,14 @@ def disturbed(folder, near, living, wanted):
         optimizer = torch.optim.SGD(job.head.parameters(), 0.1)
         killer = threading.Thread(target=kill, args=(living, kills, ended, wanted.every))
         began = time.monotonic()
-        while not epoch or time.monotonic() - began < wanted.seconds:
+        while not kills or time.monotonic() - began < wanted.seconds:
             ids.append([])
             for batch in job.loader(BATCH, shuffle=True, seed=0, epoch=epoch):
                 losses.append(plain.step(job.head, optimizer, batch.features, batch.labels))
                 ids[-1] += batch.ids.tolist()
                 steps.append(time.monotonic() - began)
-                if not kills and len(steps) == 20:
-                    killer.start()  # all is warm
+                if not kills and len(steps) == WARM:
+                    killer.start()
                 # A late batch is no debt that is paid back later: the pace is that of a trainer's own computing.
                 time.sleep(1 / wanted.pace)
             epoch += 1
@@ -230,16 +252,5 @@ def with_own_hosts():
 LISTS = {"ray": under_ray, "file": in_a_file, "dns": by_a_name}
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", choices=LISTS, default="ray")
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--every", type=float, default=10.0, help="seconds from one kill to the next")
-    parser.add_argument("--pace", type=float, default=8.0, help="batches a second")
-    parser.add_argument("--out", type=Path)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, quick=QUICK, options=options, table=table, needs=(root_for_names,), data=False)

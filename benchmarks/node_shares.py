@@ -1,26 +1,21 @@
 """Two tenants on two nodes that keep to shares of computing, as a control plane gives them over both nodes.
 
-    PYTHONPATH=src python benchmarks/node_shares.py [--compute 0.4] [--seconds 40] [--out FILE]
+    python benchmarks/node_shares.py [--compute 0.4] [--seconds 40] [--out FILE]
 
 The nodes and the control plane are real ones in this process. Each tenant asks each node for features without a pause,
 and comes back when it is told to where it is refused. Device seconds are those that the nodes count; of each run the
 first ``--settle`` seconds do not count.
 """
 
-import argparse
-import json
 import logging
-import os
-import sys
 import tempfile
 import threading
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
 import torch
+from harness import markdown, run
 
 from frostline.control.reporter import ControlLink, node_reporter
 from frostline.control.settings import ControlledJob
@@ -34,30 +29,34 @@ from support.tenants import tenant, token_of
 WEIGHTS = {"ann": 3.0, "bob": 1.0}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def options(parser):
     parser.add_argument("--compute", type=float, default=0.4, help="device seconds a second, over both nodes")
     parser.add_argument("--seconds", type=float, default=40)
     parser.add_argument("--settle", type=float, default=10)
-    parser.add_argument("--out", type=Path)
-    wanted = parser.parse_args()
+
+
+def measure(wanted):
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        found = {
-            "command": sys.argv[1:],
-            "load": os.getloadavg()[0],
+        return {
             "device_s_per_s": wanted.compute,
-            "without_control": run(wanted, Path(folder) / "free", is_controlled=False),
-            "with_control": run(wanted, Path(folder) / "shared", is_controlled=True),
+            "without_control": asked(wanted, Path(folder) / "free", is_controlled=False),
+            "with_control": asked(wanted, Path(folder) / "shared", is_controlled=True),
         }
-    text = json.dumps(found, indent=1)
-    print(text)
-    if wanted.out:
-        wanted.out.write_text(text + "\n", encoding="utf-8")
 
 
-def run(wanted, folder, *, is_controlled):
+def table(found):
+    runs = [found["without_control"], found["with_control"]]
+    first, due = next(iter(WEIGHTS)), WEIGHTS["ann"] / sum(WEIGHTS.values())
+    rows = [
+        [f"share of the first tenant, {due:.0%} due", *(f"{item['shares'][first]:.1%}" for item in runs)],
+        ["device seconds a second of both", *(sum(item["device_s_per_s"].values()) for item in runs)],
+    ]
+    return markdown(["", "without control", "with control"], rows)
+
+
+def asked(wanted, folder, *, is_controlled):
     """What each tenant computed a second, and how often it was refused."""
     folder.mkdir()
     images = make_images(folder / "images", 16, size=(64, 64))
@@ -70,11 +69,12 @@ def run(wanted, folder, *, is_controlled):
             url, _ = stack.enter_context(plane)
             for node in nodes:
                 stack.enter_context(closing(node_reporter(node, ControlLink(url, None)))).begin()
-        threads = [
-            threading.Thread(target=ask, args=(node, images, name, refused, over)) for node in nodes for name in WEIGHTS
-        ]
+        warm = threading.Barrier(len(nodes) * len(WEIGHTS) + 1)
+        asks = [(node, images, name, refused, warm, over) for node in nodes for name in WEIGHTS]
+        threads = [threading.Thread(target=ask, args=one) for one in asks]
         for thread in threads:
             thread.start()
+        warm.wait(120)
         over.wait(wanted.settle)
         before, began = computed(nodes), time.monotonic()
         over.wait(wanted.seconds)
@@ -95,16 +95,21 @@ def a_node(images):
     return Node(settings, (images.as_uri(),))
 
 
-def ask(node, images, name, refused, over):
+def ask(node, images, name, refused, warm, over):
+    """Ask without a pause, and wait for the others after the first answer."""
     digest, body = artifact_of(small_network())
     node.put_prefix(digest, body)
-    account = node.identify(token_of(name))
+    account, answers = node.identify(token_of(name)), 0
     while not over.is_set():
         try:
             joined(node.features(request(images, 2, digest), node.admit(0, account)))
         except Overloaded as error:
             refused[name] += 1
             over.wait(error.retry_after_s)
+            continue
+        answers += 1
+        if answers == 1:
+            warm.wait(120)
 
 
 def computed(nodes):
@@ -114,4 +119,5 @@ def computed(nodes):
 
 
 if __name__ == "__main__":
-    main()
+    quick = {"seconds": 0.5, "settle": 0.5}
+    run(__doc__, measure, quick=quick, options=options, table=table, data=False)

@@ -1,20 +1,19 @@
-"""What a plain sample costs the processor, beside another checkout of Frostline, by turns.
+"""What a plain sample costs the processor, and beside another checkout of Frostline, by turns.
 
-    python benchmarks/plain_path.py --data DIR --other CHECKOUT [--rounds 4] [--out FILE.json]
+    python benchmarks/plain_path.py --data DIR [--other CHECKOUT] [--rounds 4] [--out FILE]
 
 A process each: photographs of a folder are decoded to 224 pixels by PyTorch's loader, and nothing is kept. The first of
 three epochs starts threads and finds the window's bounds; the second and third are those compared.
 """
 
-import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
-HERE = Path(__file__).resolve().parents[1]
+from harness import ROOT, by_turns, markdown, run, spread
+
 PASSES = """
 import json, sys, time
 import frostline as fl
@@ -32,34 +31,32 @@ print(json.dumps(figures))
 """
 
 
+def options(parser):
+    parser.set_defaults(rounds=4)
+    parser.add_argument("--other", help="a checkout to compare with")
+
+
+def measure(wanted):
+    checkouts = {**({"other": wanted.other} if wanted.other else {}), "this": str(ROOT)}
+    runs = {name: partial(passes, checkout, wanted.data) for name, checkout in checkouts.items()}
+    return by_turns(wanted.rounds, runs)
+
+
 def passes(checkout, data):
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", PASSES, str(data)], env=environment, capture_output=True, text=True, check=True
-    )
+    path = os.pathsep.join(filter(None, (f"{checkout}/src", os.environ.get("PYTHONPATH"))))
+    argv = [sys.executable, "-c", PASSES, data]
+    done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--other", type=Path, required=True, help="a checkout to compare with")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found = {"other": [], "this": []}
-    for _ in range(given.rounds):
-        for name, checkout in (("other", given.other), ("this", HERE)):
-            found[name].append(passes(checkout, given.data))
+def table(found):
+    rows = []
     for name, rounds in found.items():
         later = [figures for epochs in rounds for figures in epochs[1:]]
-        for figure in ("processor_ms", "samples_per_s"):
-            values = [figures[figure] for figures in later]
-            median, low, high = statistics.median(values), min(values), max(values)
-            print(f"{name}: {figure} {median:.2f} ({low:.2f} to {high:.2f})")
-    if given.out:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+        figures = ("processor_ms", "samples_per_s")
+        rows.append([name, *(spread([item[figure] for item in later], digits=2) for figure in figures)])
+    return markdown(["checkout", "processor time of a sample, ms", "samples/s"], rows)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, quick={"rounds": 1}, options=options, table=table)

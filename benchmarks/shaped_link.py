@@ -1,96 +1,110 @@
-"""Every rule's plan run for real over a shaped link: predicted against measured, ours against the published ones.
+"""Plans run for real over a shaped link: every rule's, predicted against measured; and one that follows its link.
 
-    python benchmarks/shaped_link.py --data DIR [--networks a,b] [--mbit 5,20,100,1000] [--samples 480] [--rounds 1]
+    python benchmarks/shaped_link.py --data DIR [--networks a,b] [--mbit 5,20,100,1000] [--samples 480] [--out FILE]
+    python benchmarks/shaped_link.py --data DIR --parts change [--change 100,10,100] [--seconds 20] [--samples 512]
 
 Node and trainer run in network namespaces of their own, each on one core, joined by a link that tc shapes; the
-encoded images are read from DIR by the node. For each network and bandwidth one job measures and plans; then each
-rule's plan fetches one epoch and trains the head on it. The samples a second of the epoch's middle part are compared
-with the prediction, which is for the steady state; those of the whole epoch are kept too. An epoch
-needs three times the samples of the requests under way (160), or there is no steady state. Rules that choose the same
-share one run. Bytes are counted at the interface. Needs root. Writes JSON and a table with --out FILE (without suffix).
+encoded images are read from DIR by the node. Bytes are counted at the interface. Needs root.
+
+- rules: for each network and bandwidth one job measures first and plans; then each rule's plan fetches one epoch and
+  trains the head on it. The samples a second of the epoch's middle part are compared with the prediction, which is for
+  the steady state; those of the whole epoch are kept too. An epoch needs three times the samples of the requests under
+  way (160), or there is no steady state. Rules that choose the same share one run.
+- change: one job fetches epoch after epoch while the link's rate is changed under it every so many seconds; then the
+  same epochs are run undisturbed. Told is when the plan changed after each change of the link, to what, and the samples
+  a second in each stretch; and whether samples, order and losses were the same.
 """
 
-import argparse
 import json
 import os
 import statistics
-import sys
+import threading
 import time
-from pathlib import Path
 
-from links import STORE, STORE_ADDRESS, TRAINER, Inside, ShapedLink, answer_questions, received_bytes
+from harness import (
+    Inside,
+    ShapedLink,
+    answer_questions,
+    markdown,
+    namespaces,
+    pyplot,
+    received_bytes,
+    run,
+    serve_node,
+)
 
-NETWORKS = ("efficientnet_lite0", "resnet18", "alexnet", "mobilenet_v3_large")
 RULES = ("best", "baseline", "freeze", "min_bytes", "neurosurgeon", "hapi_v1", "hapi_v3", "all_in_store")
 BATCH = 16
 # Runs of one plan differ by this much here; a smaller lead is none.
 NOISE = 0.10
+QUICK = {
+    "parts": "rules,change",
+    "networks": "tiny",
+    "mbit": "100",
+    "change": "100,10",
+    "samples": 96,
+    "rules": "best,baseline,freeze",
+    "seconds": 0.5,
+}
 
 
-def main():
-    wanted = arguments()
-    if wanted.inside:
-        {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
-        return
-    rows = []
-    with ShapedLink() as link:
-        link.rate(1000)
-        with Inside(STORE, 0, __file__, "--inside", "node", "--data", wanted.data) as node:
-            url = node.answer()["url"]
-            for network in wanted.networks.split(","):
-                rows += over_one_network(wanted, link, url, network)
-                keep(wanted, rows)
-    print(summary(rows))
-
-
-def keep(wanted, rows):
-    """What there is by now, so that a run that is cut short is not lost."""
-    if wanted.out:
-        Path(f"{wanted.out}.json").write_text(json.dumps({"command": sys.argv[1:], "rows": rows}, indent=1) + "\n")
-        Path(f"{wanted.out}.md").write_text(summary(rows))
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--networks", default=",".join(NETWORKS))
+def options(parser):
+    parser.add_argument("--parts", default="rules")
+    parser.add_argument("--networks", default="efficientnet_lite0,resnet18,alexnet,mobilenet_v3_large")
     parser.add_argument("--mbit", default="5,20,100,1000")
     parser.add_argument("--samples", type=int, default=480)
-    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--accuracy", default="exact")
-    parser.add_argument("--out")
-    parser.add_argument("--inside", choices=("node", "trainer"), help=argparse.SUPPRESS)
-    return parser.parse_args()
+    parser.add_argument("--rules", default=",".join(RULES))
+    parser.add_argument("--change", default="100,10,100", help="Mbit/s, one after another")
+    parser.add_argument("--seconds", type=float, default=20, help="of each rate")
 
 
-def over_one_network(wanted, link, url, network):
-    """Rows of all bandwidths and rules."""
-    rows = []
-    options = ["--inside", "trainer", "--data", wanted.data, "--samples", str(wanted.samples)]
-    options += ["--accuracy", wanted.accuracy, "--networks", network]
-    with Inside(STORE, 0, __file__, *options) as beside:
-        in_store = beside.ask(do="train in the store", url=url)
-    with Inside(TRAINER, 1, __file__, *options) as trainer:
-        for mbit in (int(word) for word in wanted.mbit.split(",")):
-            link.rate(mbit)
-            plans = trainer.ask(do="plan", url=url)
-            runs = {}
-            for _ in range(wanted.rounds):
-                for mixture in {json.dumps(plan["mixture"]) for plan in plans.values() if plan["mixture"]}:
-                    runs.setdefault(mixture, []).append(trainer.ask(do="run", mixture=json.loads(mixture)))
-            for rule, plan in plans.items():
-                measured = [in_store] if rule == "all_in_store" else runs[json.dumps(plan["mixture"])]
-                row = {"network": network, "mbit": mbit, "rule": rule, **plan, "runs": measured}
-                row["measured"] = statistics.median(map(rate, measured))
-                rows.append(row)
-                print(said(row), flush=True)
-    return rows
+def measure(wanted):
+    found = {"rows": []}
+    with ShapedLink(1000) as link, node_of(link, wanted) as node:
+        url = node.answer()["url"]
+        for network in wanted.networks.split(","):
+            with Inside(link.trainer, 1, "trainer", wanted, network=network) as trainer:
+                if "rules" in wanted.parts:
+                    for rows in over_one_network(wanted, link, url, network, trainer):
+                        found["rows"] += rows
+                        yield found
+                if "change" in wanted.parts:
+                    found["change"] = changed(wanted, link, url, trainer)
+                    yield found
+                    return  # one network is enough
+
+
+def node_of(link, wanted):
+    return Inside(link.store, 0, "node", wanted, address=link.address)
+
+
+def over_one_network(wanted, link, url, network, trainer):
+    """The rows of each bandwidth, with all rules."""
+    in_store, rules = None, wanted.rules.split(",")
+    if "all_in_store" in rules:
+        with Inside(link.store, 0, "trainer", wanted, network=network) as beside:
+            in_store = beside.ask(do="train in the store", url=url)
+    for mbit in (int(word) for word in wanted.mbit.split(",")):
+        link.rate(mbit)
+        plans = trainer.ask(do="plan", url=url, rules=rules)
+        runs, rows = {}, []
+        for _ in range(wanted.rounds):
+            for mixture in {json.dumps(plan["mixture"]) for plan in plans.values() if plan["mixture"]}:
+                runs.setdefault(mixture, []).append(trainer.ask(do="run", mixture=json.loads(mixture)))
+        for rule, plan in plans.items():
+            measured = [in_store] if rule == "all_in_store" else runs[json.dumps(plan["mixture"])]
+            row = {"network": network, "mbit": mbit, "rule": rule, **plan, "runs": measured}
+            rows.append({**row, "measured": statistics.median(map(rate, measured))})
+            print(said(rows[-1]), flush=True)
+        yield rows
 
 
 def rate(run):
     """The steady rate, where the requests' times tell one: the loop notes them, which may have been busy for long."""
     whole = run["whole_epoch_samples_per_s"]
-    return run["samples_per_s"] if 0.9 * whole <= run["samples_per_s"] <= 1.6 * whole else whole
+    steady = run["samples_per_s"]
+    return steady if steady is not None and 0.9 * whole <= steady <= 1.6 * whole else whole
 
 
 def said(row):
@@ -101,19 +115,57 @@ def said(row):
     )
 
 
+def changed(wanted, link, url, trainer):
+    """A job whose link changes, and the same undisturbed."""
+    rates = [int(word) for word in wanted.change.split(",")]
+    link.rate(rates[0])
+    trainer.ask(do="follow", url=url)
+    trainer.send(do="train", seconds=wanted.seconds * len(rates))
+    changes, pause = [(time.monotonic(), rates[0])], threading.Event()
+    for mbit in rates[1:]:
+        pause.wait(wanted.seconds)
+        link.rate(mbit)
+        changes.append((time.monotonic(), mbit))
+    disturbed = trainer.answer()
+    link.rate(rates[0])
+    trainer.ask(do="follow", url=url)
+    return report(changes, disturbed, trainer.ask(do="train", batches=len(disturbed["losses"])))
+
+
+def report(changes, disturbed, undisturbed):
+    started = disturbed["started"]
+    ends = [at for at, _ in changes[1:]] + [disturbed["taken"][-1][0]]
+    stretches = []
+    for (begin, mbit), end in zip(changes, ends, strict=True):
+        replans = [(round(at - begin, 2), after, why) for at, after, why in disturbed["replans"] if begin <= at < end]
+        settled = begin + (replans[-1][0] if replans else 0) + min(2, (end - begin) / 2)
+        rows = sum(count for at, count in disturbed["taken"] if settled <= at < end)
+        stretches.append({"mbit": mbit, "replans": replans, "samples_per_s_after": rows / max(1e-9, end - settled)})
+    return {
+        "stretches": stretches,
+        "same_samples_in_the_same_order": disturbed["ids"] == undisturbed["ids"],
+        "same_losses": disturbed["losses"] == undisturbed["losses"],
+        "batches": len(disturbed["losses"]),
+        "changes": [(round(at - started, 2), mbit) for at, mbit in changes],
+        "taken": [(round(at - started, 3), count) for at, count in disturbed["taken"]],
+    }
+
+
 def node_inside(wanted):
     from frostline.core.config import NodeSettings
-    from frostline.node.process import start_node
 
-    settings = NodeSettings(device_batch=BATCH, allow_anonymous=True)
-    with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
-        print(json.dumps({"url": node.url}), flush=True)
-        sys.stdin.read()
+    serve_node(wanted, NodeSettings(device_batch=BATCH, allow_anonymous=True, engines=engines_of(wanted)))
+
+
+def engines_of(wanted):
+    """All that there are; to bring some up takes seconds, which a quick form does without."""
+    return () if wanted.quick else None
 
 
 def trainer_inside(wanted):
     side = Trainer(wanted)
-    answer_questions({"plan": side.plan, "run": side.run, "train in the store": side.in_store})
+    does = {"plan": side.plan, "run": side.run, "follow": side.follow, "train": side.train}
+    answer_questions({**does, "train in the store": side.in_store})
 
 
 class Trainer:
@@ -121,106 +173,129 @@ class Trainer:
 
     def __init__(self, wanted):
         import torch
-        from networks import load
+        from parts.networks import load
 
         import frostline as fl
-        from frostline.core.config import LoaderSettings
         from frostline.engines.machine import keep_freed_memory
-        from frostline.models import freeze
 
         keep_freed_memory()  # as the node does, so that both sides compute alike
         torch.manual_seed(0)
-        named = (
-            "demo:efficientnet_lite0" if wanted.networks == "efficientnet_lite0" else f"torchvision:{wanted.networks}"
-        )
-        self._offload = fl.offload
         self._data = fl.Dataset(wanted.data)
-        self._part = self._data.split(wanted.samples / len(self._data), 0)[1]
-        self._network = load(named, len(self._data.classes))
+        self._part = self._data.split(min(0.999, wanted.samples / len(self._data)), 0)[1]
+        self._network = load(wanted.network, len(self._data.classes))
         # All but the last layer: the three that AlexNet has behind its module "features" would take all the time.
-        until = "classifier.5" if wanted.networks == "alexnet" else "features"
-        freeze(self._network.model, until, input_shape=self._network.preprocess.shape)
-        # No cache, so that each run fetches all; no following, so that each plan is run as it was made.
-        # One run's rows a request, on either side, so that no run has rows to spare.
-        self._settings = LoaderSettings(
-            cache_bytes=0, samples_per_request=BATCH, requests_in_flight=10, device_batch=BATCH, follow=False
-        )
-        from frostline.planning.situation import ACCURACIES
-
-        accuracy = wanted.accuracy
-        self._accuracy = accuracy if accuracy in ACCURACIES else float(accuracy)
+        until = "classifier.5" if wanted.network == "alexnet" else "features"
+        fl.freeze(self._network.model, until, input_shape=self._network.preprocess.shape)
+        self._accuracy = float(wanted.accuracy) if wanted.accuracy[0].isdigit() else wanted.accuracy
+        self._fresh = {name: value.clone() for name, value in self._network.model.state_dict().items()}
         self._job = None
         self._finished = []
+        self._replans = []
 
-    def plan(self, url):
-        """Measure over the link as it is now, and what every rule says."""
-        from frostline.planning import make_plan
+    def begin(self, url, **settings):
+        """A job of the fresh network that has measured, without a cache, so that each run fetches all."""
+        import torch
+
+        import frostline as fl
 
         if self._job is not None:
             self._job.close()
-        self._job = self._offload(
-            self._network.model,
-            self._data,
-            preprocess=self._network.preprocess,
-            near=url,
-            settings=self._settings,
-            accuracy=self._accuracy,
-            observe=self._observe,
-        )
-        plans = {rule: make_plan(self._job.situation, rule) for rule in RULES}
+        self._network.model.load_state_dict(self._fresh)
+        torch.manual_seed(0)
+        self._replans.clear()
+        # One run's rows a request, on either side, so that no run has rows to spare.
+        chosen = {"cache_bytes": 0, "samples_per_request": BATCH, "device_batch": BATCH, "measure_first": True}
+        options = {"preprocess": self._network.preprocess, "near": url, "accuracy": self._accuracy}
+        settings = fl.LoaderSettings(**chosen, **settings)
+        self._job = fl.offload(self._network.model, self._data, settings=settings, observe=self._observe, **options)
+        return self._job
+
+    def plan(self, url, rules=RULES):
+        """Measure over the link as it is now, and what each rule says."""
+        from frostline.planning import make_plan
+
+        # No following, so that each plan is run as it was made.
+        job = self.begin(url, requests_in_flight=10, follow=False)
+        plans = {rule: make_plan(job.situation, rule) for rule in rules}
         return {
             rule: {
                 "predicted": plan.samples_per_s,
                 "bottleneck": plan.bottleneck,
-                "mixture": []
-                if rule == "all_in_store"
-                else [(item.route.cut, item.route.codec, item.share) for item in plan.mixture],
+                "mixture": [(item.route.cut, item.route.codec, item.share) for item in plan.mixture]
+                if rule != "all_in_store"
+                else [],
                 "link_bytes_per_s": plan.link.bytes_per_s,
             }
             for rule, plan in plans.items()
         }
 
     def _observe(self, event):
-        if type(event).__name__ == "RequestFinished":
+        from frostline.core.events import Replanned, RequestFinished
+
+        if isinstance(event, RequestFinished):
             self._finished.append((time.perf_counter(), event.samples))
+        elif isinstance(event, Replanned):
+            self._replans.append((time.monotonic(), event.after, event.reason))
 
     def run(self, mixture):
         """One epoch by a mixture."""
         from frostline.core import Route
 
         self._job.use({Route(cut, codec): share for cut, codec, share in mixture})
-        return self._epoch(self._job)
+        before, started = received_bytes(), time.perf_counter()
+        self._finished.clear()
+        optimizer = self.optimizer()
+        for batch in self._job.loader(batch_size=BATCH, shuffle=True, seed=0, epoch=0, data=self._part):
+            self.step(optimizer, batch)
+        return {
+            "samples_per_s": steady_rate(self._finished),
+            "whole_epoch_samples_per_s": len(self._part) / (time.perf_counter() - started),
+            "samples": len(self._part),
+            "bytes_at_interface": received_bytes() - before,
+            "load": os.getloadavg()[0],
+        }
 
     def in_store(self, url):
         """The same program beside the store, on the node's own core: nothing crosses the link."""
         self.plan(url)
         return self.run([(len(self._job.situation.cuts) - 1, "exact", 1.0)])
 
-    def _epoch(self, job):
+    def follow(self, url):
+        """A job whose plan follows the link."""
+        # What was asked for before a change still comes the old way: few requests, so that this is little.
+        return {"plan": self.begin(url, requests_in_flight=4).plan.reason}
+
+    def train(self, *, seconds=None, batches=None):
+        """Epochs until the time is over, or so many batches."""
+        optimizer, started, losses, ids, taken, epoch = self.optimizer(), time.monotonic(), [], [], [], 0
+        while True:
+            for batch in self._job.loader(BATCH, shuffle=True, seed=0, epoch=epoch, data=self._part):
+                losses.append(self.step(optimizer, batch))
+                ids += batch.ids.tolist()
+                taken.append((time.monotonic(), len(batch)))
+                if (seconds and time.monotonic() - started >= seconds) or len(losses) == batches:
+                    return {"started": started, "losses": losses, "ids": ids, "taken": taken, "replans": self._replans}
+            epoch += 1
+
+    def optimizer(self):
         import torch
 
-        optimizer = torch.optim.Adam(
-            (parameter for parameter in job.head.parameters() if parameter.requires_grad), lr=1e-3
-        )
-        job.head.train()
-        before, started = received_bytes_here(), time.perf_counter()
-        self._finished.clear()
-        for batch in job.loader(batch_size=BATCH, shuffle=True, seed=0, epoch=0, data=self._part):
-            loss = torch.nn.functional.cross_entropy(job.head(batch.features), batch.labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return {
-            "samples_per_s": steady_rate(self._finished),
-            "whole_epoch_samples_per_s": len(self._part) / (time.perf_counter() - started),
-            "samples": len(self._part),
-            "bytes_at_interface": received_bytes_here() - before,
-            "load": os.getloadavg()[0],
-        }
+        head = self._job.head.train()
+        return torch.optim.Adam([parameter for parameter in head.parameters() if parameter.requires_grad], lr=1e-3)
+
+    def step(self, optimizer, batch):
+        """One step of the head; its loss."""
+        import torch
+
+        loss = torch.nn.functional.cross_entropy(self._job.head(batch.features), batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
 
 
 def steady_rate(finished):
-    """Samples a second between the requests that end the first quarter of the epoch and its last tenth.
+    """Samples a second between the requests that end the first quarter of the epoch and its last tenth; else None.
 
     Before that the window still opens, request by request; after it ever fewer are under way. Requests that are
     finished are counted rather than batches handed over, which come in order and therefore in bursts.
@@ -230,48 +305,82 @@ def steady_rate(finished):
         done += rows
         if 0.25 * total <= done <= 0.92 * total:
             inside.append((at, done))
+    if len(inside) < 2 or inside[-1][0] <= inside[0][0]:
+        return None
     (first, before), (last, after) = inside[0], inside[-1]
     return (after - before) / (last - first)
 
 
-def received_bytes_here():
-    return received_bytes("fl-t" if Path("/sys/class/net/fl-t").exists() else "fl-s")
+def table(found):
+    parts = [rules_table(found["rows"])] if found["rows"] else []
+    return "\n\n".join([*parts, *([change_table(found["change"])] if "change" in found else [])])
 
 
-def summary(rows):
-    """The table in markdown: for every cell each rule's rate next to ours, and how good the predictions were."""
-    cells = sorted({(row["network"], row["mbit"]) for row in rows}, key=lambda item: (NETWORKS.index(item[0]), item[1]))
+def rules_table(rows):
+    """For every cell each rule's rate next to ours, and how good the predictions were."""
     by = {(row["network"], row["mbit"], row["rule"]): row for row in rows}
-    head = ["network", "Mbit/s", "ours: predicted", "measured", *(f"{rule}" for rule in RULES if rule != "best")]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for network, mbit in cells:
-        ours = by[network, mbit, "best"]
-        others = [f"{by[network, mbit, rule]['measured'] / ours['measured']:.2f}" for rule in RULES if rule != "best"]
-        figures = [network, str(mbit), f"{ours['predicted']:.1f}", f"{ours['measured']:.1f}", *others]
-        lines.append("| " + " | ".join(figures) + " |")
+    cells = list(dict.fromkeys((row["network"], row["mbit"]) for row in rows))
+    others = [rule for rule in dict.fromkeys(row["rule"] for row in rows) if rule != "best"]
+    lines = []
+    for cell in cells:
+        ours = by[*cell, "best"]
+        ratios = [by[*cell, rule]["measured"] / ours["measured"] for rule in others]
+        lines.append([*cell, ours["predicted"], ours["measured"], *ratios])
+    head = ["network", "Mbit/s", "ours: predicted", "measured", *others]
+    after = "Columns after `measured` are that rule's samples/s as a multiple of ours."
+    return "\n".join([markdown(head, lines), "", after, "", *judged(rows, by, cells)])
+
+
+def judged(rows, by, cells):
+    """How near predictions were, how far ours is ahead, and where it is not."""
     here = [row for row in rows if row["rule"] != "all_in_store"]
     errors = [abs(row["measured"] / row["predicted"] - 1) for row in here]
-    lost = [
-        f"{row['network']} at {row['mbit']} Mbit/s: {row['rule']} {row['measured']:.1f}, ours {ours:.1f}"
-        for row in here
-        if row["measured"] > (1 + NOISE) * (ours := by[row["network"], row["mbit"], "best"]["measured"])
-    ]
-    others = [row for row in here if row["rule"] != "best"]
-    best_other = {
-        cell: max(row["measured"] for row in others if (row["network"], row["mbit"]) == cell) for cell in cells
-    }
-    shares = [by[*cell, "best"]["measured"] / best_other[cell] for cell in cells]
-    lines += [
-        "",
-        "Columns after `measured` are that rule's measured samples/s as a multiple of ours.",
-        "",
+    ours = {cell: by[*cell, "best"]["measured"] for cell in cells}
+    rates = {cell: [row["measured"] for row in here if (row["network"], row["mbit"]) == cell] for cell in cells}
+    shares = [ours[cell] / max(rates[cell][1:]) for cell in cells]
+    lost = [row for row in here if row["measured"] > (1 + NOISE) * ours[row["network"], row["mbit"]]]
+    return [
         f"Prediction: median error {statistics.median(errors):.1%}, worst {max(errors):.1%} over {len(errors)} plans.",
         f"Ours to each cell's next: median {statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f}).",
         f"Cells in which another rule was faster than ours by more than {NOISE:.0%}: {len(lost)}.",
-        *(f"* {item}" for item in lost),
+        *(f"* {row['network']} at {row['mbit']} Mbit/s: {row['rule']} {row['measured']:.1f}" for row in lost),
     ]
-    return "\n".join(lines) + "\n"
 
+
+def change_table(found):
+    rows = [
+        [item["mbit"], item["replans"][0][0] if item["replans"] else None, item["samples_per_s_after"]]
+        for item in found["stretches"]
+    ]
+    same = ("the same" if found[name] else "OTHER" for name in ("same_samples_in_the_same_order", "same_losses"))
+    words = "In {} batches samples and order are {}, losses {}.".format(found["batches"], *same)
+    return markdown(["Mbit/s", "another plan after, s", "samples/s from then on"], rows) + "\n\n" + words
+
+
+def draw(found, path):
+    """Samples a second over time, with the link's and the plan's changes."""
+    if "change" not in found:
+        return
+    import numpy as np
+
+    plt, found = pyplot(), found["change"]
+    at, count = (np.array(item, float) for item in zip(*found["taken"], strict=True))
+    edges = np.arange(0, at[-1] + 1, 1.0)
+    rate, _ = np.histogram(at, bins=edges, weights=count)
+    _, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+    axes.step(edges[:-1], rate, where="post", color="#1764ab")
+    for begin, mbit in found["changes"]:
+        axes.axvline(max(0, begin), color="#888")
+        axes.text(max(0, begin), axes.get_ylim()[1], f" {mbit} Mbit/s", va="top")
+    for (begin, _), stretch in zip(found["changes"], found["stretches"], strict=True):
+        for after, *_ in stretch["replans"]:
+            axes.axvline(begin + after, color="#c44e00", linestyle=":")
+    axes.set(xlabel="seconds (dotted: another plan)", ylabel="samples/s", ylim=(0, None))
+    plt.savefig(path)
+
+
+INSIDE = {"node": node_inside, "trainer": trainer_inside}
 
 if __name__ == "__main__":
-    main()
+    shown = {"table": table, "draw": draw}
+    run(__doc__, measure, quick=QUICK, options=options, inside=INSIDE, needs=(namespaces,), pictures=40, **shown)

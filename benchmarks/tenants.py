@@ -8,7 +8,7 @@ architectures in turn, each with other weights) and always several requests unde
 its weight, of sizes that fill no run. With one architecture, and what it does alone measured anew in each round, totals
 of many tenants are compared with one tenant's and nothing else. When all are warm, the node's statistics are read
 twice, some time apart; shares are those from the first request on.
-Printed, and written with --out:
+Told are:
 
 * total: what the tenants had, in seconds of their networks alone on the same node, a second. It says how much of one
   tenant's throughput is left when there are many, whatever networks they bring;
@@ -18,14 +18,12 @@ Printed, and written with --out:
 * how many tenants failed, and how often a busy node asked to wait;
 * the node's memory at its peak beside its budget; rows a run that were not empty, and how many came from others.
 
-Equal weights first, then, for the rule that knows weights, 1, 2, 3, 4 in turn. torchvision has to be importable.
+Equal weights first, then, for the rule that knows weights, 1, 2, 3, 4 in turn.
 """
 
-import argparse
 import hashlib
 import itertools
 import json
-import os
 import tempfile
 import threading
 import time
@@ -35,13 +33,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from harness import doing, markdown, processor_s_of, run
+from parts.networks import TINY, Tiny
 from PIL import Image
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.core.errors import FrostlineError, Unavailable, UnknownPrefix
 from frostline.datasets import Dataset
-from frostline.engines.machine import hardware_name
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import digest_of, write_prefix
 from frostline.node.process import start_node
@@ -66,33 +65,62 @@ IN_FLIGHT, MIN_IN_FLIGHT = 24, 3
 OVERSEER = "overseer"
 
 
-def main():
-    wanted = arguments()
+QUICK = {
+    "tenants": "2",
+    "rules": "fair",
+    "weights": "unequal",
+    "architectures": TINY,
+    "seconds": 0.5,
+    "seconds_each": 0.0,
+    "memory": 512,
+}
+
+
+def options(parser):
+    parser.add_argument("--tenants", default="1,2,5,10,20,40")
+    parser.add_argument("--beside", help="numbers of tenants for the rules beside fair, where fewer are enough")
+    parser.add_argument("--rules", default="fair,hapi,fixed")
+    parser.add_argument("--weights", default="equal,unequal")
+    parser.add_argument("--architectures", default=",".join(ARCHITECTURES))
+    parser.add_argument("--seconds", type=float, default=10.0, help="least seconds of a measurement")
+    parser.add_argument("--seconds-each", type=float, default=1.2, help="seconds of it for each weight of a tenant")
+    parser.add_argument("--device-batch", type=int, default=8, help="rows of a run; few, so that shares show soon")
+    parser.add_argument("--alone", type=Path, help="a result of before, to take from it what networks do alone")
+    parser.add_argument("--memory", type=int, default=3072, help="MiB")
+
+
+def measure(wanted):
+    counts = [int(word) for word in wanted.tenants.split(",")]
+    beside = [int(word) for word in (wanted.beside or wanted.tenants).split(",")]
+    architectures, cells = wanted.architectures.split(","), []
     with tempfile.TemporaryDirectory() as folder:
         data = small_copies(Dataset(wanted.data), Path(folder) / "images")
-        counts = [int(word) for word in wanted.tenants.split(",")]
-        architectures = wanted.architectures.split(",")
         networks = make_networks(max(counts), architectures)
-        print(f"{len(networks)} networks, {hardware_name('cpu')}, load {os.getloadavg()[0]:.1f}", flush=True)
-        rates = json.loads(wanted.alone.read_text())["alone_rows_per_s_and_per_cpu_s"] if wanted.alone else {}
-        cells, beside = [], [int(word) for word in (wanted.beside or wanted.tenants).split(",")]
         for _ in range(wanted.rounds):
-            rates = rates_alone(wanted, data, networks[: len(architectures)]) if wanted.alone is None else rates
+            rates = known_rates(wanted)
+            if rates is None:
+                rates = rates_alone(wanted, data, networks[: len(architectures)])
             for rule in wanted.rules.split(","):
                 for weights in weightings(rule, counts if rule == "fair" else beside, wanted.weights):
-                    cells.append(measure(wanted, data, networks[: len(weights)], rule, weights, rates))
-                    print(line(cells[-1]), flush=True)
-                    if wanted.out is not None:
-                        wanted.out.write_text(json.dumps(report(wanted, rates, cells), indent=1) + "\n")
+                    cells.append(one_cell(wanted, data, networks[: len(weights)], rule, weights, rates))
+                    yield {"alone_rows_per_s_and_per_cpu_s": rates, "cells": cells}
+
+
+def known_rates(wanted):
+    """What networks do alone, of an earlier result; the quick form compares with nothing."""
+    if wanted.alone is None:
+        return {} if wanted.quick else None
+    found = json.loads(wanted.alone.read_text())
+    return found.get("figures", found)["alone_rows_per_s_and_per_cpu_s"]
 
 
 def rates_alone(wanted, data, networks):
     """Rows a second, and a second of processor time, of each architecture on a node of its own."""
     rates = {}
     for network in networks:
-        cell = measure(wanted, data, [network], "fair", [1.0], {})
+        cell = one_cell(wanted, data, [network], "fair", [1.0], {})
         rates[network[0]] = cell["rows_per_s"], cell["rows_per_cpu_s"]
-        print(f"{network[0]} alone: {cell['rows_per_s']:.0f} rows/s", flush=True)
+        doing(f"{network[0]} alone: {cell['rows_per_s']:.0f} rows/s")
     return rates
 
 
@@ -110,16 +138,13 @@ def small_copies(dataset, folder):
 
 def make_networks(count, architectures):
     """A prefix for each tenant: every architecture is traced once, and each has its weights a little changed."""
-    import torchvision
-
     preprocess = imagenet(SIDE)
     traced, made = {}, []
     for number in range(count):
         name = architectures[number % len(architectures)]
         if name not in traced:
             torch.manual_seed(0)
-            model = getattr(torchvision.models, name)().eval()
-            traced[name] = cut_network(freeze(model, "features"), preprocess.shape)
+            traced[name] = cut_network(freeze(network_of(name).eval(), "features"), preprocess.shape)
         network = traced[name]
         factor = 1 + 1e-3 * (number // len(architectures))
         tensors = {
@@ -131,15 +156,23 @@ def make_networks(count, architectures):
     return made
 
 
+def network_of(name):
+    if name == TINY:
+        return Tiny()
+    import torchvision
+
+    return getattr(torchvision.models, name)()
+
+
 def weightings(rule, counts, kinds):
     for count in counts:
-        if "equal" in kinds:
+        if "equal" in kinds.split(","):
             yield [1.0] * count
-        if "unequal" in kinds and rule == "fair" and count > 1:
+        if "unequal" in kinds.split(",") and rule == "fair" and count > 1:
             yield [1.0 + number % 4 for number in range(count)]
 
 
-def measure(wanted, data, networks, rule, weights, rates):
+def one_cell(wanted, data, networks, rule, weights, rates):
     """One cell: tenants with these networks and weights on a node with this rule."""
     count = len(networks)
     lanes = max(MIN_IN_FLIGHT, IN_FLIGHT // count)
@@ -167,9 +200,9 @@ def measure(wanted, data, networks, rule, weights, rates):
             thread.start()
         for job in jobs:
             job.warm.wait(120)
-        before, began, used = overseer.node_statistics(), time.monotonic(), cpu_s(node.pid)
+        before, began, used = overseer.node_statistics(), time.monotonic(), processor_s_of(node.pid)
         stop.wait(window_s)
-        after, took_s, used = overseer.node_statistics(), time.monotonic() - began, cpu_s(node.pid) - used
+        after, took_s, used = overseer.node_statistics(), time.monotonic() - began, processor_s_of(node.pid) - used
         stop.set()
         for thread in threads:
             thread.join()
@@ -278,53 +311,20 @@ def tenant(name, **fields):
     return TenantSettings(name=name, token_sha256=hashlib.sha256(name.encode()).hexdigest(), **fields)
 
 
-def cpu_s(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def memory_of(pid, field):
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 
-def line(cell):
-    return (
-        f"{cell['rule']:5} {cell['tenants']:3} tenants, weights {cell['weights']}: "
-        f"total {cell['total']:.2f}, work {cell['work']:.2f}, "
-        f"Jain {cell['jain']:.3f}, farthest share {cell['farthest_share']:.2f}, {cell['failed_tenants']} failed, "
-        f"{cell['memory_peak_bytes'] / 1e6:.0f} of {cell['memory_budget_bytes'] / 1e6:.0f} MB, "
-        f"{cell['rows_per_run']:.1f} rows a run, device busy {cell['device_busy']:.2f}"
-    )
-
-
-def report(wanted, rates, cells):
-    settings = {name: value for name, value in vars(wanted).items() if name not in ("data", "out", "alone")}
-    return {
-        "hardware": hardware_name("cpu"),
-        "settings": settings,
-        "alone_rows_per_s_and_per_cpu_s": rates,
-        "cells": cells,
-    }
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--tenants", default="1,2,5,10,20,40")
-    parser.add_argument("--beside", help="numbers of tenants for the rules beside fair, where fewer are enough")
-    parser.add_argument("--rules", default="fair,hapi,fixed")
-    parser.add_argument("--weights", default="equal,unequal")
-    parser.add_argument("--architectures", default=",".join(ARCHITECTURES))
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=10.0, help="least seconds of a measurement")
-    parser.add_argument("--seconds-each", type=float, default=1.2, help="seconds of it for each weight of a tenant")
-    parser.add_argument("--device-batch", type=int, default=8, help="rows of a run; few, so that shares show soon")
-    parser.add_argument("--alone", type=Path, help="a result of before, to take from it what networks do alone")
-    parser.add_argument("--memory", type=int, default=3072, help="MiB")
-    parser.add_argument("--out", type=Path)
-    return parser.parse_args()
+def table(found):
+    head = ["rule", "tenants", "weights", "total", "work", "Jain", "farthest share", "failed", "MB", "rows a run"]
+    rows = []
+    for cell in found["cells"]:
+        figures = [cell[name] for name in ("total", "work", "jain", "farthest_share", "failed_tenants")]
+        memory = f"{cell['memory_peak_bytes'] / 1e6:.0f} of {cell['memory_budget_bytes'] / 1e6:.0f}"
+        rows.append([cell["rule"], cell["tenants"], cell["weights"], *figures, memory, cell["rows_per_run"]])
+    return markdown(head, rows)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, quick=QUICK, options=options, table=table, pictures=16)

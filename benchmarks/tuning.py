@@ -3,103 +3,70 @@
     python benchmarks/tuning.py --data DIR [--mbit 100] [--round-trips 0,20,75,150] [--seconds 20]
         [--samples-per-request 1] [--fixed 1,2,4,8,16,32,64] [--rules ours]
 
-A node serves photographs as they are stored at one end of a wide-area link (`wide_link.py`), each side on a core of its
-own; the prefetcher at the other end hands them to a loop that does nothing, so that the link is the limit. Every run
-begins cold, with no connection open. Told for each link and length of requests: the steady rate of every fixed number
-of requests (from the fourth second on; bytes count as they are received); for each rule its steady rate (from
-the tenth second on) as a share of the best of those, and after how many seconds two seconds of it first had 95 % of
-that. Needs root. With --out FILE
-(without suffix) also JSON with all rates and changes, a table, and a picture of the rates over time; links that the
-JSON has from an earlier run are kept beside the new ones.
+A node serves photographs as they are stored at one end of a wide-area link (`parts/wide_link.py`), each side on a core
+of its own; a plain job at the other end decodes them to 64 pixels, JPEGs at a reduced scale, for a loop that does
+nothing, so that the link is the limit. Every run is a job of its own. Told for each link and length of requests: the
+steady rate of every fixed number of requests (from the fourth second on; bytes count as they are received); for each
+rule its steady rate (from the tenth second on) as a share of the best of those, and after how many seconds two seconds
+of it first had 95 % of that. Needs root.
 """
 
-import argparse
-import json
+import itertools
 import os
-import sys
 import threading
 import time
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
-from links import STORE, TRAINER, Inside, answer_questions
-from wide_link import STORE_ADDRESS, WideLink
+from harness import Inside, answer_questions, markdown, pyplot, run, serve_node, wide_links
+from parts.wide_link import WideLink
 
-FIXED = (1, 2, 4, 8, 16, 32, 64)
-FIXED_S, FIXED_STEADY_S = 9.0, 4.0
-STEADY_S, REACHED = 10.0, 0.95
+REACHED = 0.95
 MAX = 64
 # PRISMA's own bounds: as many producers as the processor has threads.
 RULES = {"ours": ("auto", MAX), "PRISMA, 64 at most": ("prisma", MAX), "PRISMA, 2 at most": ("prisma", 2)}
 BIN_S = 0.25
+QUICK = {"round_trips": "20", "seconds": 0.75, "fixed": "4", "fixed_seconds": 0.5, "rules": "ours", "span": 0.25}
 
 
-def main():
-    wanted = arguments()
-    if wanted.inside:
-        {"node": node_inside, "trainer": trainer_inside}[wanted.inside](wanted)
-        return
-    links = earlier(wanted)
-    for round_trip_ms in wanted.round_trips:
-        found = over_one_link(wanted, round_trip_ms)
-        links = sorted([*(link for link in links if cell(link) != cell(found)), found], key=cell)
-        keep(wanted, links)
-    print(table(links))
-
-
-def cell(link):
-    return link.get("samples_per_request", 1), link["round_trip_ms"]
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", required=True)
+def options(parser):
     parser.add_argument("--mbit", type=float, default=100)
-    parser.add_argument("--round-trips", type=numbers, default=[0, 20, 75, 150], help="ms")
-    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--round-trips", default="0,20,75,150", help="ms")
+    parser.add_argument("--seconds", type=float, default=20, help="of a rule; its second half is the steady state")
+    parser.add_argument("--fixed-seconds", type=float, default=9, help="of a fixed number; the last five ninths count")
+    parser.add_argument("--span", type=float, default=2, help="seconds that a rate is reached for")
     parser.add_argument("--samples-per-request", type=int, default=1)
-    parser.add_argument("--fixed", type=lambda text: [int(word) for word in text.split(",")], default=list(FIXED))
-    parser.add_argument("--rules", type=lambda text: text.split(";"), default=list(RULES), help="with ; between them")
-    parser.add_argument("--out")
-    parser.add_argument("--inside", choices=("node", "trainer"), help=argparse.SUPPRESS)
-    return parser.parse_args()
+    parser.add_argument("--fixed", default="1,2,4,8,16,32,64")
+    parser.add_argument("--rules", default=";".join(RULES), help="with ; between them")
 
 
-def numbers(text):
-    return [float(word) for word in text.split(",")]
-
-
-def earlier(wanted):
-    path = Path(f"{wanted.out}.json")
-    return json.loads(path.read_text())["links"] if wanted.out and path.exists() else []
+def measure(wanted):
+    links = []
+    for round_trip_ms in map(float, wanted.round_trips.split(",")):
+        links.append(over_one_link(wanted, round_trip_ms))
+        yield {"links": links}
 
 
 def over_one_link(wanted, round_trip_ms):
     """Every fixed number and every rule over one link."""
-    options = ["--data", wanted.data, "--samples-per-request", str(wanted.samples_per_request)]
     link = {"round_trip_ms": round_trip_ms, "samples_per_request": wanted.samples_per_request, "mbit": wanted.mbit}
-    link |= {"load_before": os.getloadavg()[0], "fixed": {}}
+    link |= {"load_before": os.getloadavg()[0], "fixed": {}, "rules": {}}
     with (
-        WideLink(round_trip_ms=round_trip_ms, mbit=wanted.mbit),
-        Inside(STORE, 0, __file__, "--inside", "node", *options) as node,
-        Inside(TRAINER, 1, __file__, "--inside", "trainer", *options) as trainer,
+        WideLink(round_trip_ms=round_trip_ms, mbit=wanted.mbit) as ends,
+        Inside(ends.store, 0, "node", wanted, address=ends.address) as node,
+        Inside(ends.trainer, 1, "trainer", wanted) as trainer,
     ):
         trainer.ask(do="start", url=node.answer()["url"])
-        for requests in wanted.fixed:
-            found = trainer.ask(do="run", seconds=FIXED_S, settings={"requests_in_flight": requests})
-            link["fixed"][requests] = rate(found["bins"], FIXED_STEADY_S, FIXED_S)
+        for requests in map(int, wanted.fixed.split(",")):
+            seconds = wanted.fixed_seconds
+            found = trainer.ask(do="run", seconds=seconds, settings={"requests_in_flight": requests})
+            link["fixed"][requests] = rate(found["bins"], seconds * 4 / 9, seconds)
             print(f"{round_trip_ms:4.0f} ms {requests:3} fixed {link['fixed'][requests] / 1e6:7.2f} MB/s", flush=True)
         best = max(link["fixed"].values())
-        for name in wanted.rules:
+        for name in wanted.rules.split(";"):
             tuning, maximum = RULES[name]
-            settings = {"tuning": tuning, "max_requests": maximum}
-            found = trainer.ask(do="run", seconds=wanted.seconds, settings=settings)
-            link[name] = {**found, **judged(found["bins"], best, wanted.seconds)}
-            print(
-                f"{round_trip_ms:4.0f} ms {name}: {link[name]['share']:.1%} of the best fixed one, reached after "
-                f"{link[name]['reached_s']} s, at the end {found['requests']} requests",
-                flush=True,
-            )
+            found = trainer.ask(do="run", seconds=wanted.seconds, settings={"tuning": tuning, "max_requests": maximum})
+            link["rules"][name] = {**found, **judged(found["bins"], best, wanted)}
     return link
 
 
@@ -108,21 +75,17 @@ def rate(bins, start, stop):
     return sum(bins[round(start / BIN_S) : round(stop / BIN_S)]) / (stop - start)
 
 
-def judged(bins, best, seconds):
-    span = 2.0
+def judged(bins, best, wanted):
+    span, seconds = wanted.span, wanted.seconds
     starts = [number * BIN_S for number in range(round((seconds - span) / BIN_S))]
     reached = next((start for start in starts if rate(bins, start, start + span) >= REACHED * best), None)
-    return {"share": rate(bins, STEADY_S, seconds) / best, "reached_s": reached}
+    return {"share": rate(bins, seconds / 2, seconds) / best if best else None, "reached_s": reached}
 
 
 def node_inside(wanted):
     from frostline.core.config import NodeSettings
-    from frostline.node.process import start_node
 
-    settings = NodeSettings(max_requests=2 * MAX, allow_anonymous=True)
-    with start_node((str(Path(wanted.data).resolve()),), settings, host=STORE_ADDRESS) as node:
-        print(json.dumps({"url": node.url}), flush=True)
-        sys.stdin.read()
+    serve_node(wanted, NodeSettings(max_requests=2 * MAX, allow_anonymous=True))
 
 
 def trainer_inside(wanted):
@@ -142,61 +105,37 @@ class Trainer:
 
     def start(self, url):
         self._url = url
-        self.run(seconds=1.0, settings={"requests_in_flight": 8})  # warm the node and this side
+        self.run(seconds=0.5, settings={"requests_in_flight": 8})  # warm the node and this side
         return {}
 
     def run(self, *, seconds, settings):
         """Take rows for so long; the bytes that came in each quarter of a second, and what was tuned."""
-        from frostline.client.http import HttpTransport
-        from frostline.core.config import LoaderSettings
+        import frostline as fl
         from frostline.core.events import Tuned
-        from frostline.prefetch import Prefetcher, Tuner, Window, stretches
-        from frostline.tuning import rule_of
+        from frostline.preprocess.steps import Decode
 
-        chosen = LoaderSettings(samples_per_request=self._rows, **settings)
-        transport = HttpTransport(self._url, chosen)
-        rows = np.tile(np.random.default_rng(0).permutation(len(self._data)), 20)
-        asked = stretches(self._data.samples, rows, np.arange(len(rows)), _Straight(self._rows))
-        tuned = []
-        started = time.monotonic()
-        tuner = Tuner(rule_of(chosen), started)
-        with (
-            ProgressMade(lambda: transport.statistics().bytes_received) as received,
-            Prefetcher(
-                Window(asked, chosen),
-                lambda ask: transport.features(self._request(ask.samples)),
-                threads=chosen.last_requests,
-                clock=time.monotonic,
-                observe=lambda event: tuned.append(event) if isinstance(event, Tuned) else None,
-                tuner=tuner,
-            ) as deliveries,
-        ):
-            for _ in deliveries:
-                if time.monotonic() - started >= seconds:
-                    break
-        transport.close()
-        changes = [
-            {"at_s": item.at_s, "requests": item.requests, "bytes": item.window_bytes, "reason": item.reason}
-            for item in tuned
-        ]
-        last = tuned[-1] if tuned else None
-        return {
-            "bins": received.bins(seconds),
-            "changes": changes,
-            "requests": last.requests if last else chosen.first_requests,
-            "window_bytes": last.window_bytes if last else chosen.window_bytes,
-        }
+        chosen = fl.LoaderSettings(samples_per_request=self._rows, cache_bytes=0, ramp=False, **settings)
+        whole = fl.preprocess.imagenet(64)
+        preprocess = replace(whole, steps=(Decode(reduced=True), *whole.steps[1:]))
+        tuned, given = [], {"near": self._url, "cut": 0, "settings": chosen, "preprocess": preprocess}
 
-    def _request(self, samples):
-        from frostline.preprocess import imagenet
-        from frostline.wire.messages import FeatureRequest
+        def observe(event):
+            if isinstance(event, Tuned):
+                tuned.append(event)
 
-        return FeatureRequest(
-            data=self._data.url, samples=samples, prefix=None, cut=0, preprocess=imagenet(64).to_json()
-        )
+        with fl.offload(None, self._data, observe=observe, **given) as job:
+            started = time.monotonic()
+            passes = job.epochs(16, range(1 << 20), shuffle=True, seed=0)
+            with Counted(lambda: job.statistics().payload_bytes) as received:
+                for _ in itertools.chain.from_iterable(passes):
+                    if time.monotonic() - started >= seconds:
+                        break
+        changes = [(item.at_s, item.requests, item.window_bytes, item.reason) for item in tuned]
+        requests = tuned[-1].requests if tuned else chosen.first_requests
+        return {"bins": received.bins(seconds), "changes": changes, "requests": requests}
 
 
-class ProgressMade:
+class Counted:
     """A counter read every quarter of a second, in a thread. A context manager."""
 
     def __init__(self, count):
@@ -221,75 +160,54 @@ class ProgressMade:
         return np.diff(np.interp(edges, times, counts)).tolist()
 
     def _watch(self):
-        while not self._over.wait(BIN_S):
+        while True:
             self._counts.append((time.monotonic() - self._started, self._count()))
+            if self._over.wait(BIN_S):
+                return
 
 
-class _Straight:
-    """Encoded photographs, so many a request."""
-
-    def __init__(self, rows):
-        self._rows = rows
-
-    def deal(self, left):
-        from frostline.core import Route
-        from frostline.prefetch import Deal
-
-        return Deal(route=Route(0), rows=min(left, self._rows), bytes_per_sample=0)
-
-
-def keep(wanted, links):
-    if wanted.out:
-        Path(f"{wanted.out}.json").write_text(json.dumps({"command": sys.argv[1:], "links": links}) + "\n")
-        Path(f"{wanted.out}.md").write_text(table(links))
-        draw(links, f"{wanted.out}.svg")
-
-
-def table(links):
-    numbers = sorted({int(item) for link in links for item in link["fixed"]})
-    fixed = " | ".join(f"{number} fixed" for number in numbers)
-    names = " | ".join(f"{name} | reached after" for name in RULES)
-    lines = [
-        f"| samples a request | round trip | {fixed} | {names} |",
-        "| ---: " * (2 + len(numbers) + 2 * len(RULES)) + "|",
-    ]
+def table(found):
+    links = found["links"]
+    fixed = sorted({int(number) for link in links for number in link["fixed"]})
+    names = list(dict.fromkeys(name for link in links for name in link["rules"]))
+    rows = []
     for link in links:
-        rates = {int(number): item for number, item in link["fixed"].items()}
-        cells = [str(cell(link)[0]), f"{link['round_trip_ms']:.0f} ms"]
-        cells += [f"{rates[number] / 1e6:.2f}" if number in rates else "" for number in numbers]
-        for name in RULES:
-            cells += judgement(link[name]) if name in link else ["", ""]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "Fixed numbers in MB/s; rules as shares of the best of them in the steady state."]
-    return "\n".join(lines) + "\n"
+        rates = [link["fixed"].get(number) for number in fixed]
+        judged_ = [cell for name in names for cell in judgement(link["rules"].get(name))]
+        in_mb = [None if rate is None else rate / 1e6 for rate in rates]
+        rows.append([link["samples_per_request"], f"{link['round_trip_ms']:.0f} ms", *in_mb, *judged_])
+    head = ["samples a request", "round trip", *(f"{number} fixed" for number in fixed)]
+    head += [word for name in names for word in (name, "reached after")]
+    return markdown(head, rows) + "\n\nFixed numbers in MB/s; rules as shares of the best of them in the steady state."
 
 
 def judgement(found):
-    reached = found["reached_s"]
-    return [f"{found['share']:.1%}", "never" if reached is None else f"{reached:.1f} s"]
+    if found is None:
+        return [None, None]
+    share, reached = found["share"], found["reached_s"]
+    return [None if share is None else f"{share:.1%}", "never" if reached is None else f"{reached:.1f} s"]
 
 
-def draw(links, path):
+def draw(found, path):
     """Rates over time, a picture a link."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(links), figsize=(3.2 * len(links), 3.2), squeeze=False, sharey=True)
+    plt, links = pyplot(), found["links"]
+    figure, panels = plt.subplots(1, len(links), figsize=(3.2 * len(links), 3.2), squeeze=False, sharey=True)
     for panel, link in zip(panels[0], links, strict=True):
-        best = max(link["fixed"].values())
-        for name in filter(link.__contains__, RULES):
-            bins = link[name]["bins"]
+        for name, rule in link["rules"].items():
+            bins = rule["bins"]
             rates = [8e-6 * sum(bins[i : i + 4]) / (4 * BIN_S) for i in range(len(bins) - 3)]
             panel.plot([BIN_S * (i + 2) for i in range(len(rates))], rates, label=name)
-        panel.axhline(8e-6 * best, color="grey", linestyle=":", label="best fixed number")
-        panel.set(title=f"{link['round_trip_ms']:.0f} ms, {cell(link)[0]} a request", xlabel="seconds")
+        best = 8e-6 * max(link["fixed"].values())
+        panel.axhline(best, color="grey", linestyle=":", label="best fixed number")
+        panel.set(title=f"{link['round_trip_ms']:.0f} ms, {link['samples_per_request']} a request", xlabel="seconds")
     panels[0][0].set_ylabel("Mbit/s")
     panels[0][-1].legend(fontsize="small")
     figure.tight_layout()
     figure.savefig(path)
 
 
+INSIDE = {"node": node_inside, "trainer": trainer_inside}
+
 if __name__ == "__main__":
-    main()
+    shown = {"table": table, "draw": draw}
+    run(__doc__, measure, quick=QUICK, options=options, inside=INSIDE, needs=(wide_links,), **shown)

@@ -1,28 +1,24 @@
 """What every rule would give for seven networks, whatever the link and the store's speed: nothing is run.
 
-    python benchmarks/what_if.py [--profiles DIR] [--out DIR]
+    python benchmarks/what_if.py [--out FILE]
 
-Reads the situations that `benchmarks/profile_networks.py` measured and plans each with links of 0.05 to 12 Gbit/s and
-a store 0.1 to 10 times as fast as the trainer; once with the trainer as measured, on one thread, and once with one 50
-times as fast, for which links are thin. Prints, for each rule, its predicted throughput relative to that of the
-optimum (`frostline.planning.make_plan` with no allowance for noise): the worst cell, the geometric mean, and the share
-of cells in which it is within 1 %. Writes them and all cells as JSON, markdown and a picture into DIR. Takes half a
-minute.
+Reads the situations that were measured once of seven networks (`profiles`, one thread of an Intel Xeon) and plans each
+with links of 0.05 to 12 Gbit/s and a store 0.1 to 10 times as fast as the trainer; once with the trainer as measured,
+and once with one 50 times as fast, for which links are thin. Told is, for each rule, its predicted throughput relative
+to that of the optimum, a plan with no allowance for noise: the worst cell, the geometric mean, and the share of cells
+in which it is within 1 %. Takes half a minute.
 """
 
-import argparse
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
-from matplotlib import pyplot as plt
-from matplotlib.colors import LogNorm
+from harness import markdown, pyplot, run
 
 from frostline.planning import POLICIES, Situation, make_plan, vary
 
-HERE = Path(__file__).parent
-DATE = "2026-11-21"
+PROFILES = Path(__file__).parent / "profiles"
 NETWORKS = ("alexnet", "resnet18", "resnet50", "vgg11", "vgg19", "densenet121", "vit_small")
 GBITS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 12)
 SPEEDS = (0.1, 0.25, 0.5, 1, 2, 4, 10)
@@ -56,9 +52,17 @@ MEANING = {
 }
 
 
-def main():
-    wanted = arguments()
-    situations = {name: read(wanted.profiles / f"{name}.json") for name in NETWORKS}
+QUICK = {"networks": "resnet18,vit_small", "gbits": "0.1,5", "speeds": "0.25,4"}
+
+
+def options(parser):
+    parser.add_argument("--networks", default=",".join(NETWORKS))
+    parser.add_argument("--gbits", default=",".join(map(str, GBITS)))
+    parser.add_argument("--speeds", default=",".join(map(str, SPEEDS)))
+
+
+def measure(wanted):
+    situations = {name: read(PROFILES / f"{name}.json") for name in wanted.networks.split(",")}
     cells = [
         {
             "network": name,
@@ -69,17 +73,13 @@ def main():
         }
         for trainer in TRAINERS
         for name, situation in situations.items()
-        for gbit in GBITS
-        for speed in SPEEDS
+        for gbit in map(float, wanted.gbits.split(","))
+        for speed in map(float, wanted.speeds.split(","))
     ]
-    page = written(cells, next(iter(situations.values())))
-    print(page)
-    wanted.out.mkdir(parents=True, exist_ok=True)
+    first = next(iter(situations.values()))
     rules = {str(trainer): summary(only(cells, trainer_speed=trainer)) for trainer in TRAINERS}
-    found = {"hardware": situations[NETWORKS[0]].store.hardware, "rules_by_trainer": rules, "cells": cells}
-    (wanted.out / f"{DATE}-what-if.json").write_text(on_lines(found))
-    (wanted.out / f"{DATE}-what-if.md").write_text(page)
-    draw(cells, wanted.out / f"{DATE}-what-if.svg")
+    about = {"hardware": first.store.hardware, "encoded_bytes": first.encoded_bytes}
+    return {**about, "rules_by_trainer": rules, "cells": cells}
 
 
 def read(path):
@@ -133,43 +133,25 @@ def only(cells, **where):
     return [cell for cell in cells if all(cell[key] == value for key, value in where.items())]
 
 
-def written(cells, first):
-    setting = (
-        "`python benchmarks/what_if.py`, from the profiles that `benchmarks/profile_networks.py` measured: "
-        f"{len(NETWORKS)} networks with all but the classifier frozen, {first.store.hardware}, one node, encoded "
-        f"samples of {first.encoded_bytes / 1e3:.0f} kB, random weights, lossless codecs. Links of {GBITS[0]} to "
-        f"{GBITS[-1]} Gbit/s, a store side {SPEEDS[0]} to {SPEEDS[-1]} times as fast as the trainer. Predicted, not "
-        "run: every rule's cut is reckoned by the same steady state, in which reading, computing and the link overlap, "
-        "so a rule whose authors ran its stages one after another is shown better than it was."
-    )
-    lines = ["# What every rule would give, 21 November 2026", "", setting, ""]
+def axis(cells, name):
+    return list(dict.fromkeys(cell[name] for cell in cells))
+
+
+def table(found):
+    cells, parts = found["cells"], []
     for trainer, words in TRAINERS.items():
         here = only(cells, trainer_speed=trainer)
-        lines += [f"## With {words}", "", *by_rule(here), "", gains(here), "", *by_place(here), ""]
-    lines += [
-        "## By network",
-        "",
-        "Geometric means over all cells.",
-        "",
-        *by_network(cells),
-        "",
-        f"![Each rule's throughput relative to the optimum, by link and store]({DATE}-what-if.svg)",
-        "",
-    ]
-    return "\n".join(lines)
+        parts += [f"With {words}:", by_rule(here), gains(here), by_place(here)]
+    return "\n\n".join([*parts, "By network, geometric means over all cells:", by_network(cells)])
 
 
 def by_rule(cells):
+    head = [f"throughput relative to the optimum, {len(cells)} cells", "worst", "geometric mean", "best", "within 1 %"]
     rows = [
-        f"| throughput relative to the optimum, {len(cells)} cells | worst | geometric mean | best | within 1 % | |",
-        "| --- | ---: | ---: | ---: | ---: | --- |",
-    ]
-    rows += [
-        f"| {name} | {item['worst']:.3f} | {item['geometric_mean']:.3f} | {item['best']:.3f} "
-        f"| {item['within_1_percent'] * 100:.0f} % | {MEANING[name]} |"
+        [name, item["worst"], item["geometric_mean"], item["best"], f"{item['within_1_percent']:.0%}", MEANING[name]]
         for name, item in summary(cells).items()
     ]
-    return rows
+    return markdown([*head, ""], rows)
 
 
 def gains(cells):
@@ -177,57 +159,41 @@ def gains(cells):
     over_no_codec = [1 / cell["relative"]["exact codec alone"] for cell in cells]
     mixed = sum(len(cell["mixture"]) > 1 for cell in cells) / len(cells)
     return (
-        f"The optimum mixes several ways in {mixed * 100:.0f} % of the cells. Mixing gains "
-        f"{(max(over_one_way) - 1) * 100:.0f} % at most and {(geometric_mean(over_one_way) - 1) * 100:.0f} % in the "
-        f"geometric mean; lossless codecs gain {(max(over_no_codec) - 1) * 100:.0f} % at most and "
-        f"{(geometric_mean(over_no_codec) - 1) * 100:.1f} %. The best of the published rules but all_in_store, chosen "
-        "anew in each cell, which no rule does, relative to the optimum (geometric mean over the networks), by Gbit/s "
-        "and the store's speed:"
+        f"The optimum mixes several ways in {mixed:.0%} of the cells. Mixing gains {max(over_one_way) - 1:.0%} at most "
+        f"and {geometric_mean(over_one_way) - 1:.0%} in the geometric mean; lossless codecs gain "
+        f"{max(over_no_codec) - 1:.0%} at most and {geometric_mean(over_no_codec) - 1:.1%}. The best of the published "
+        "rules but all_in_store, chosen anew in each cell, relative to the optimum (geometric mean over the networks), "
+        "by Gbit/s and the store's speed:"
     )
 
 
 def by_network(cells):
-    names = [*OURS[:4], *POLICIES[1:]]
-    rows = [f"| {' | '.join(('network', *names))} |", f"| --- {'| ---: ' * len(names)}|"]
-    for network in NETWORKS:
-        means = [geometric_mean([cell["relative"][name] for cell in only(cells, network=network)]) for name in names]
-        rows.append(f"| {' | '.join((network, *(f'{mean:.3f}' for mean in means)))} |")
-    return rows
+    names, rows = [*OURS[:4], *POLICIES[1:]], []
+    for network in axis(cells, "network"):
+        here = only(cells, network=network)
+        rows.append([network, *(geometric_mean([cell["relative"][name] for cell in here]) for name in names)])
+    return markdown(["network", *names], rows)
 
 
 def by_place(cells):
-    rules = [name for name in POLICIES[1:] if name != "all_in_store"]
-    rows = [f"| Gbit/s | {' | '.join(f'{speed} x' for speed in SPEEDS)} |", f"| ---: {'| ---: ' * len(SPEEDS)}|"]
-    for gbit in GBITS:
-        best = []
-        for speed in SPEEDS:
-            here = only(cells, gbit_per_s=gbit, store_speed=speed)
-            best.append(geometric_mean([max(cell["relative"][name] for name in rules) for cell in here]))
-        rows.append(f"| {gbit} | {' | '.join(f'{item:.3f}' for item in best)} |")
-    return rows
+    rules, speeds = [name for name in POLICIES[1:] if name != "all_in_store"], axis(cells, "store_speed")
+    rows = []
+    for gbit in axis(cells, "gbit_per_s"):
+        places = [only(cells, gbit_per_s=gbit, store_speed=speed) for speed in speeds]
+        best = [[max(cell["relative"][name] for name in rules) for cell in here] for here in places]
+        rows.append([gbit, *map(geometric_mean, best)])
+    return markdown(["Gbit/s", *(f"{speed:g} x" for speed in speeds)], rows)
 
 
-def draw(cells, path):
+def draw(found, path):
     """A field a rule, a row a trainer: the geometric mean over the networks, by link and store."""
-    plt.rcParams.update({"svg.hashsalt": "frostline", "font.size": 8})
-    names = ["as a job takes it", *POLICIES[1:]]
-    figure, places = plt.subplots(
-        len(TRAINERS), len(names), figsize=(15, 4.5), sharex=True, sharey=True, layout="constrained"
-    )
+    plt, cells = pyplot(), found["cells"]
+    plt.rcParams["font.size"] = 8
+    names, shape = ["as a job takes it", *POLICIES[1:]], {"sharex": True, "sharey": True, "layout": "constrained"}
+    figure, places = plt.subplots(len(TRAINERS), len(names), figsize=(15, 4.5), **shape)
     for row, trainer in zip(places, TRAINERS, strict=True):
         for place, name in zip(row, names, strict=True):
-            here = only(cells, trainer_speed=trainer)
-            table = [
-                [
-                    geometric_mean([cell["relative"][name] for cell in only(here, gbit_per_s=gbit, store_speed=speed)])
-                    for gbit in GBITS
-                ]
-                for speed in SPEEDS
-            ]
-            image = place.imshow(table, norm=LogNorm(0.1, 1), cmap="viridis", origin="lower", aspect="auto")
-            place.set_title("Frostline" if name in OURS else name)
-            place.set_xticks(range(len(GBITS)), [f"{gbit:g}" for gbit in GBITS], rotation=90)
-            place.set_yticks(range(len(SPEEDS)), [f"{speed:g}" for speed in SPEEDS])
+            image = one_field(place, only(cells, trainer_speed=trainer), name)
         row[0].set_ylabel(f"store, times the trainer\n(trainer: {trainer} x)")
     figure.supxlabel("link, Gbit/s")
     bar = figure.colorbar(image, ax=places, label="throughput relative to the optimum", ticks=[0.1, 0.2, 0.5, 1])
@@ -237,22 +203,22 @@ def draw(cells, path):
     plt.close(figure)
 
 
-def on_lines(found):
-    """JSON with one cell a line, as values in the order of ``columns``."""
-    columns = [name for name in found["cells"][0] if name != "relative"]
-    rows = [[*(cell[name] for name in columns), *cell["relative"].values()] for cell in found["cells"]]
-    head = {key: value for key, value in found.items() if key != "cells"}
-    head = json.dumps({**head, "columns": [*columns, *found["cells"][0]["relative"]]}, indent=2)
-    lines = ",\n".join(f"    {json.dumps(row, separators=(',', ':'))}" for row in rows)
-    return f'{head[:-2]},\n  "cells": [\n{lines}\n  ]\n}}\n'
+def one_field(place, cells, name):
+    from matplotlib.colors import LogNorm
 
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--profiles", type=Path, default=HERE / "profiles")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    return parser.parse_args()
+    gbits, speeds = axis(cells, "gbit_per_s"), axis(cells, "store_speed")
+    means = [
+        [
+            geometric_mean([cell["relative"][name] for cell in only(cells, gbit_per_s=gbit, store_speed=speed)])
+            for gbit in gbits
+        ]
+        for speed in speeds
+    ]
+    place.set_title("Frostline" if name in OURS else name)
+    place.set_xticks(range(len(gbits)), [f"{gbit:g}" for gbit in gbits], rotation=90)
+    place.set_yticks(range(len(speeds)), [f"{speed:g}" for speed in speeds])
+    return place.imshow(means, norm=LogNorm(0.1, 1), cmap="viridis", origin="lower", aspect="auto")
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, quick=QUICK, options=options, table=table, draw=draw, data=False)

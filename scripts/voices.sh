@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Unpack real sounds for benchmarks/audio.py: letters and syllables in 21 voices, 1,836 clips, from Debian's package of
+# Unpack real sounds for benchmarks/plain_loops.py: letters and syllables in 21 voices, 1,836 clips, from Debian's package of
 # KLettres (GPL-2+), one folder a voice. It takes 40 MB; nothing is installed.
 #
 # scripts/voices.sh [FOLDER], build/voices by default.

@@ -14,7 +14,9 @@ BEYOND_ROUNDING = 1.0001
 
 @pytest.fixture(scope="module")
 def tools():
-    return runpy.run_path(str(BENCHMARKS / "what_if.py"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        return runpy.run_path(str(BENCHMARKS / "what_if.py"))
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,8 @@
-"""What runs in each process of benchmarks/fleet.py: a job that trains for a while whenever it is asked to.
-
-Started as a program it is the command line of Frostline.
-"""
+"""What runs in each process of fleet.py: a job that trains for a while whenever it is asked to."""
 
 import functools
 import hashlib
 import logging
-import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,11 +15,11 @@ COURSE_S = 0.25
 
 def paths(framework):
     """Folders beside Frostline's own that a process of a framework needs."""
-    return [str(Path(__file__).parents[1] / "build" / "frameworks")] if framework == "tensorflow" else []
+    return [str(Path(__file__).resolve().parents[2] / "build" / "frameworks")] if framework == "tensorflow" else []
 
 
 def main(framework, data, nodes):
-    from links import answer_questions
+    from harness import answer_questions
 
     import frostline as fl
 
@@ -211,11 +206,3 @@ class Heard(logging.Handler):
 
     def __exit__(self, *_):
         logging.getLogger("frostline.control").removeHandler(self)
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from frostline.cli import main as frostline
-
-    sys.argv[0] = "frostline"
-    frostline()

@@ -1,6 +1,8 @@
-"""What benchmarks/compare.py found, as tables and as a picture."""
+"""What compare.py found, as tables and as a picture."""
 
 import statistics
+
+from harness import markdown, pyplot
 
 OURS = "Frostline"
 SETTINGS = """\
@@ -31,11 +33,11 @@ Shards are smaller than those projects ask for (64 MB and more), so that there a
 """
 
 
-def table(runs):
-    """Tables for each kind of sample: rates, and what they cost."""
-    return "\n".join(
-        part for what in dict.fromkeys(run["what"] for run in runs) for part in _tables(what, _groups(runs, what))
-    )
+def table(found):
+    """Tables for each kind of sample: rates, and what they cost; and how each loader was set."""
+    runs = found["runs"]
+    kinds = dict.fromkeys(run["what"] for run in runs)
+    return "\n".join([*(part for what in kinds for part in _tables(what, _groups(runs, what))), SETTINGS])
 
 
 def _groups(runs, what):
@@ -55,19 +57,17 @@ def _tables(what, groups):
         (f"{what}, ms of CPU a sample", lambda found, at: f"{1e3 * middle(found, 'cpu_s_per_sample'):.2f}"),
         (f"{what}, MB of memory", lambda found, at: f"{middle(found, 'memory_bytes') / 1e6:.0f}"),
         (f"{what}, seconds to the first batch", lambda found, at: f"{middle(found, 'first_batch_s'):.2f}"),
-        (f"{what}, seconds to the second batch", lambda found, at: _begun(found, "second_batch_s")),
-        (f"{what}, samples after 2 and 4 s", lambda found, at: _begun(found, "samples_after")),
-        (f"{what}, % of the processors that the host took", lambda found, at: _stolen(found)),
+        (f"{what}, seconds to the second batch", lambda found, at: f"{middle(found, 'second_batch_s'):.2f}"),
+        (f"{what}, samples after 2 and 4 s", lambda found, at: _after(found)),
+        (f"{what}, % of the processors that the host took", lambda found, at: f"{100 * middle(found, 'stolen'):.0f}"),
     ]
+    head = [f"{trip:.0f} ms" for trip in round_trips]
     for title, cell in columns:
-        lines = [
-            f"| {title} | " + " | ".join(f"{trip:.0f} ms" for trip in round_trips) + " |",
-            "| --- |" + " ---: |" * len(round_trips),
+        rows = [
+            [loader, *(cell(groups[loader, at], at) if (loader, at) in groups else None for at in round_trips)]
+            for loader in loaders
         ]
-        for loader in loaders:
-            cells = [cell(groups[loader, at], at) if (loader, at) in groups else "-" for at in round_trips]
-            lines.append(f"| {loader} | " + " | ".join(cells) + " |")
-        yield "\n".join(lines) + "\n"
+        yield markdown([title, *head], rows) + "\n"
 
 
 def _rate(found, ours):
@@ -77,34 +77,21 @@ def _rate(found, ours):
     return f"{middle(found, 'samples_per_s'):.0f}{span}{ratio if ours is not found else ''}"
 
 
-def _begun(found, name):
-    """Of a beginning, which older runs do not have."""
-    known = [item[name] for item in found if name in item]
-    if not known:
-        return "-"
-    if name == "samples_after":
-        return ", ".join(f"{statistics.median(item[at] for item in known):.0f}" for at in known[0])
-    return f"{statistics.median(known):.2f}"
-
-
-def _stolen(found):
-    known = [item["stolen"] for item in found if "stolen" in item]
-    return f"{100 * statistics.median(known):.0f}" if known else "-"
+def _after(found):
+    return ", ".join(
+        f"{statistics.median(item['samples_after'][at] for item in found):.0f}" for at in found[0]["samples_after"]
+    )
 
 
 def middle(found, name):
     return statistics.median(item[name] for item in found)
 
 
-def draw(runs, path):
+def draw(found, path):
     """Steady samples a second by the round trip, a line a loader, a panel a kind of sample."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
+    plt, runs = pyplot(), found["runs"]
     kinds = list(dict.fromkeys(run["what"] for run in runs))
-    figure, panels = pyplot.subplots(1, len(kinds), figsize=(5 * len(kinds), 4), squeeze=False)
+    figure, panels = plt.subplots(1, len(kinds), figsize=(5 * len(kinds), 4), squeeze=False)
     for panel, what in zip(panels[0], kinds, strict=True):
         groups = _groups(runs, what)
         for loader in dict.fromkeys(loader for loader, _ in groups):
@@ -116,4 +103,4 @@ def draw(runs, path):
     panels[0][-1].legend(fontsize="x-small")
     figure.tight_layout()
     figure.savefig(path)
-    pyplot.close(figure)
+    plt.close(figure)

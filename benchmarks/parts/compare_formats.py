@@ -1,4 +1,4 @@
-"""The data of benchmarks/compare.py in every format that its loaders take, made once and put into a store."""
+"""The data of compare.py in every format that its loaders take, made once and put into a store."""
 
 import io
 import random
@@ -31,23 +31,23 @@ def samples_of(what, photographs, count):
     ]
 
 
-def make_formats(folder, photographs, counts):
-    """Write all formats under a folder; what it has is kept.
+def make_formats(folder, photographs, counts, forms):
+    """Write formats under a folder, as ``WHAT/PART/FORMAT/...``; what it has is kept.
 
     Args:
-        folder: becomes ``WHAT/PART/FORMAT/...``.
+        folder: where they go.
         photographs: folders of them, one a class.
-        counts: of samples, by what they are.
+        counts: samples of the warm-up and of all, by what they are.
+        forms: names of formats.
     """
-    for what, count in counts.items():
-        for part, number in zip(PARTS, (WARM, count), strict=True):
-            for format, write in FORMS.items():
-                target = folder / what / part / format
-                if not (target.parent / f"{format}.done").exists():
+    for what, numbers in counts.items():
+        for part, number in zip(PARTS, numbers, strict=True):
+            for form in forms:
+                target = folder / what / part / form
+                if not (target.parent / f"{form}.done").exists():
                     target.mkdir(parents=True, exist_ok=True)
-                    write(target, what, samples_of(what, photographs, number))
-                    (target.parent / f"{format}.done").touch()
-                    print(f"{what}, {part}: {format}", flush=True)
+                    FORMS[form](target, what, samples_of(what, photographs, number))
+                    (target.parent / f"{form}.done").touch()
 
 
 def _files(folder, what, samples):

@@ -1,4 +1,4 @@
-"""The loaders of benchmarks/compare.py: each yields batches of one pass, tuned as its documentation says.
+"""The loaders of compare.py: each yields batches of one pass, tuned as its documentation says.
 
 Each takes a ``Task`` and yields ``(samples, labels)``: ``float32[n, 3, side, side]`` of photographs, decoded by one
 function for all, or the bytes of objects as ``uint8[n, 100000]``.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from compare_formats import BUCKET, OBJECT_BYTES, SUFFIX
+from parts.compare_formats import BUCKET, OBJECT_BYTES, SUFFIX
 
 BATCH = 64
 # Of reads at once where a loader takes a number: as many as Frostline may have at most.

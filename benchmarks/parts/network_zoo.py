@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+import support.torchvision_cpu.sitecustomize  # noqa: F401 (lets a torchvision that was built for CUDA be imported)
 from frostline.core import TensorSpec
 from frostline.preprocess.steps import InputPlace, laid_out
 
