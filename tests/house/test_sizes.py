@@ -54,3 +54,10 @@ def test_no_class_has_more_than_25_public_methods():
     found = {node.name: len(public_methods(node)) for node in nodes if isinstance(node, ast.ClassDef)}
     assert found["Dataset"] > 15, "methods are found at all"
     assert {name: count for name, count in found.items() if count > MAX_PUBLIC_METHODS} == {}
+
+
+def test_a_room_of_tests_has_at_most_20_files():
+    tests = Path(__file__).resolve().parents[1]
+    found = Counter(path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py"))
+    assert found["jobs"] > 5, "tests are found at all"
+    assert {room: count for room, count in found.items() if count > MAX_MODULES_IN_FOLDER} == {}

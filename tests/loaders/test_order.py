@@ -1,16 +1,40 @@
-"""Orders of a job end to end: ranks, ends of epochs, weights, blends, and states to go on from, with a real node."""
+"""Orders of a loader end to end: ranks, weights, repeats, states, and what may be handed out ahead.
 
+Orders of a job end to end: ranks, ends of epochs, weights, blends, and states to go on from, with a real node.
+
+Ranks in processes of their own, over loopback: they share an epoch, and refuse to when they would not.
+
+Samples that stand in a request more than once: asked for once, handed out at each of their places.
+
+What a loader hands out ahead of what is missing: each sample once, with its own row and label, no further ahead.
+"""
+
+import itertools
 import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import frostline as fl
+from frostline.cache import FeatureCache, Scope, TieredCache
+from frostline.core import FeatureBatch, Route, Samples, Skipped
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import DataError, OrderMismatch, SettingError
-from frostline.ordering import MixtureOrder, Order, Weighted, Weights
+from frostline.loaders import ArrayLoader, Epochs
+from frostline.loaders.arguments import ALONE
+from frostline.loaders.fetch import fetch_each
+from frostline.loaders.row_source import RowSource
+from frostline.ordering import MixtureOrder, Order, RecordedOrder, Replay, Weighted, Weights
 from support.images import image_folder, tiny_preprocess
+from support.mixing import one_way
 
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=3, cache_bytes=0, skip_allowance=0.2)
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
@@ -322,3 +346,292 @@ def test_replays_a_loaders_epoch_with_the_same_features(folder):
             job.loader(4, shuffle=True, epoch=3, replay=loader.recorded(), data=fl.Dataset(folder).split(0.5)[0])
         with pytest.raises(SettingError, match="record=True"):
             again.recorded()
+
+
+WORLD = 3
+
+
+@pytest.fixture(scope="module")
+def seen(shared_node, tmp_path_factory):
+    """What each of three ranks saw."""
+    place = tmp_path_factory.mktemp("ranks")
+    folder, other = image_folder(place / "images", per_class=10), image_folder(place / "other", per_class=11)
+    command = [sys.executable, "-m", "support.ranks"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(WORLD), str(folder), str(other), shared_node.url, str(place)],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        return [json.loads(rank.communicate(timeout=200)[0]) for rank in ranks], fl.Dataset(folder)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def test_ranks_of_a_process_group_share_an_epoch_without_being_told(seen):
+    found, data = seen
+    assert sorted(id for item in found for batch in item["ids"] for id in batch) == sorted(data.samples.ids.tolist())
+    assert [len(item["ids"]) for item in found] == [3, 3, 3]
+    assert found[0]["state"] == found[1]["state"] == found[2]["state"]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("seed", "the seed differs: rank 0 has 0, rank 1 has 1"),
+        ("epoch", "the epoch differs: rank 0 has 0, rank 1 has 7"),
+        ("manifest", "the manifest of the samples differs"),
+        ("store", "the seed differs: rank 0 has 0, rank 1 has 1"),
+        ("workers", "the seed differs: rank 0 has 0, rank 1 has 1"),
+    ],
+)
+def test_ranks_that_differ_are_refused_everywhere_with_what_differs_and_where(seen, what, said):
+    assert all(said in event["said"][what] and "rank 1 has" in event["said"][what] for event in seen[0])
+
+
+def test_agreeing_ranks_go_on_after_a_refusal_and_a_single_rank_asks_none(seen):
+    assert all(not {"nothing", "alone"} & event["said"].keys() for event in seen[0])
+
+
+def test_a_rank_that_never_comes_is_named(seen):
+    assert "rank 1 did not say what it is about to read" in seen[0][0]["said"]["absent"]
+
+
+def test_without_a_process_group_there_is_one_rank():
+    assert fl.Ranks.current() == fl.Ranks()
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_refuses_an_unknown_rank_in_one_sentence(rank, world_size):
+    with pytest.raises(SettingError, match="rank must lie"):
+        fl.Ranks(rank=rank, world_size=world_size)
+
+
+ROUTE = Route(1)
+
+
+def samples_of(ids):
+    ids = np.array(ids, np.int64)
+    return Samples(ids=ids, objects=[str(item) for item in ids], offsets=0 * ids, lengths=0 * ids, labels=ids)
+
+
+def answer(samples, sizes, unreadable):
+    """The rows of a node that answers some at a time, and cannot read some."""
+    start = 0
+    while start < len(samples):
+        some = samples.ids[start : start + next(sizes)]
+        start += len(some)
+        kept = np.array([item for item in some.tolist() if item not in unreadable], np.int64)
+        lost = [Skipped(id=item, object=str(item), reason="broken") for item in some.tolist() if item in unreadable]
+        yield FeatureBatch(ids=kept, tensors=(kept[:, None] * 10, kept + 1), skipped=tuple(lost))
+
+
+@given(ids=st.lists(st.integers(0, 9), min_size=1, max_size=30), unreadable=st.sets(st.integers(0, 9)), data=st.data())
+def test_every_place_gets_its_samples_rows_and_each_sample_is_asked_for_once(ids, unreadable, data):
+    asked = []
+    sizes = iter(lambda: data.draw(st.integers(1, 5)), None)
+
+    def fetch(samples, route):
+        assert route == ROUTE
+        asked.extend(samples.ids.tolist())
+        return answer(samples, sizes, unreadable)
+
+    batches = list(fetch_each(fetch, samples_of(ids), ROUTE))
+    assert asked == list(dict.fromkeys(ids))
+    came = [item for batch in batches for item in batch.ids.tolist()]
+    assert came == [item for item in ids if item not in unreadable]
+    assert [sample.id for batch in batches for sample in batch.skipped] == [item for item in ids if item in unreadable]
+    full = [batch for batch in batches if len(batch)]
+    assert all(np.array_equal(batch.tensors[0][:, 0], batch.ids * 10) for batch in full)
+    assert all(np.array_equal(batch.tensors[1], batch.ids + 1) for batch in full)
+
+
+def test_closing_ends_the_answer_that_is_under_way():
+    closed = []
+
+    def fetch(samples, _):
+        try:
+            yield from answer(samples, iter([1, 1, 1]), set())
+        finally:
+            closed.append(True)
+
+    rows = fetch_each(fetch, samples_of([3, 3, 4]), ROUTE)
+    assert next(rows).ids.tolist() == [3, 3]
+    rows.close()
+    assert closed == [True]
+
+
+COUNT, PER_REQUEST = 120, 8
+SCOPE = Scope(data="memory://", prefix="", cut=1, preprocess="", engine="none", shapes=((1,),), dtypes=("float32",))
+
+
+class Data:
+    digest = ""
+
+    def __init__(self, count):
+        ids = np.arange(count, dtype=np.int64) * 3 + 1000
+        zeros = np.zeros(count, np.int64)
+        self.samples = Samples(
+            ids=ids, objects=[str(item) for item in ids], offsets=zeros, lengths=zeros + 9, labels=np.arange(count)
+        )
+
+
+class Store:
+    """Answers each request when it is its turn: so many others are answered before it."""
+
+    def __init__(self, data, waits, lost=()):
+        self._places = {int(item): place for place, item in enumerate(data.samples.ids)}
+        self._waits, self._lost = waits, set(lost)
+        self._answered = threading.Condition()
+        self._begun = self._ended = 0
+
+    def fetch(self, samples, _route):
+        with self._answered:
+            turn = self._begun + self._waits[self._begun % len(self._waits)]
+            self._begun += 1
+            # The others may need room in the window that this one keeps: then it goes on without them.
+            self._answered.wait_for(lambda: self._ended >= turn, timeout=0.005)
+        ids = [int(item) for item in samples.ids]
+        kept = np.array([item for item in ids if item not in self._lost], np.int64)
+        skipped = tuple(Skipped(id=item, object=str(item), reason="truncated") for item in ids if item in self._lost)
+        yield FeatureBatch(ids=kept, tensors=(kept[:, None].astype(np.float32),), skipped=skipped)
+        with self._answered:
+            self._ended += 1
+            self._answered.notify_all()
+
+
+def loader(data, store, cache, *, batch_size=10, replay=None, ranks=ALONE, **settings):
+    source = RowSource(
+        fetch=store.fetch,
+        dealer=one_way(PER_REQUEST, 4),
+        cache=cache,
+        unreadable=lambda: np.zeros(0, np.int64),
+        settings=LoaderSettings(samples_per_request=PER_REQUEST, requests_in_flight=4, **settings),
+        observe=lambda event: None,
+    )
+    order = Order(size=len(data.samples), seed=5, epoch=0)
+    order = order if replay is None else Replay(recorded=replay, order=order)
+    return ArrayLoader(
+        lambda epoch: source, data, order=order, batch_size=batch_size, ranks=ranks, record=not ranks.are_several
+    )
+
+
+def kept(data, rows):
+    """A cache that holds some rows."""
+    cache = TieredCache(FeatureCache(SCOPE, 1 << 20), None)
+    ids = data.samples.ids[rows]
+    cache.put(ids, (ids[:, None].astype(np.float32),))
+    return cache
+
+
+@given(
+    slack=st.sampled_from([0, 3, 20, None]),
+    held=st.sampled_from([0, 0.3, 0.9]),
+    waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    lost=st.sets(st.integers(0, COUNT - 1), max_size=4),
+)
+def test_every_sample_comes_once_with_its_own_row_whatever_is_late(slack, held, waits, lost):
+    data = Data(COUNT)
+    rows = np.flatnonzero(np.random.default_rng(len(waits)).random(COUNT) < held)
+    lost = {int(data.samples.ids[item]) for item in lost if item not in set(rows.tolist())}
+    cache = kept(data, rows) if held else None
+    batches = list(loader(data, Store(data, waits, lost), cache, slack=slack))
+    ids = np.concatenate([batch.ids for batch in batches])
+    assert sorted(ids.tolist()) == sorted(set(data.samples.ids.tolist()) - lost)
+    assert all(len(batch) == 10 for batch in batches[:-1])
+    for batch in batches:
+        assert (batch.features[:, 0] == batch.ids).all()
+        assert (batch.labels * 3 + 1000 == batch.ids).all()
+    order = data.samples.ids[Order(size=COUNT, seed=5, epoch=0).indices(0, COUNT)]
+    expected = [int(index) for index in order if int(index) not in lost]
+    if slack == 0:
+        assert ids.tolist() == expected
+
+
+@given(
+    slack=st.sampled_from([0, 3, 20, None]),
+    count=st.sampled_from([7, 30, COUNT]),
+    held=st.sampled_from([0, 0.3, 1]),
+    waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+)
+def test_every_sample_comes_once_an_epoch_through_one_window(slack, count, held, waits):
+    data = Data(count)
+    rows = np.flatnonzero(np.random.default_rng(count).random(count) < held)
+    cache = kept(data, rows) if held else None
+    for epoch in Epochs(loader(data, Store(data, waits), cache, slack=slack), range(3)):
+        batches = list(epoch)
+        ids = np.concatenate([batch.ids for batch in batches])
+        assert sorted(ids.tolist()) == data.samples.ids.tolist()
+        assert all((batch.features[:, 0] == batch.ids).all() for batch in batches)
+        if slack == 0:
+            order = Order(size=count, seed=5, epoch=epoch.epoch).indices(0, count)
+            assert ids.tolist() == data.samples.ids[order].tolist()
+
+
+@given(
+    slack=st.sampled_from([0, 20, None]),
+    waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    lost=st.sets(st.integers(0, COUNT - 1), max_size=4),
+)
+def test_replays_a_recorded_order_whatever_is_late(slack, waits, lost):
+    data = Data(COUNT)
+    lost = {int(data.samples.ids[item]) for item in lost}
+    first = loader(data, Store(data, waits, lost), None, slack=slack)
+    came = [batch.ids.tolist() for batch in first]
+    recorded = RecordedOrder.from_bytes(first.recorded().to_bytes())
+    again = loader(data, Store(data, waits[::-1]), None, slack=0, replay=recorded)
+    assert [batch.ids.tolist() for batch in again] == came
+
+
+@given(
+    slack=st.sampled_from([0, 3, 20, None]),
+    then=st.sampled_from([0, 20, None]),
+    held=st.sampled_from([0, 0.5]),
+    waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    lost=st.sets(st.integers(0, COUNT - 1), max_size=4),
+    batches=st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    world_size=st.sampled_from([1, 2]),
+)
+def test_a_run_goes_on_from_any_state_with_each_sample_once(slack, then, held, waits, lost, batches, world_size):
+    data = Data(COUNT)
+    rows = np.flatnonzero(np.random.default_rng(len(waits)).random(COUNT) < held)
+    # Several ranks refuse a step in which one of them has nothing that can be read.
+    lost = {int(data.samples.ids[item]) for item in lost if item not in set(rows.tolist()) and world_size == 1}
+    came, state = [], None
+    for number in batches:  # stopped and taken up again, each time as another process would
+        run = loader(data, Store(data, waits, lost), kept(data, rows) if held else None, slack=slack)
+        if state is not None:
+            run.load_state_dict(json.loads(json.dumps(state)))
+        came += [batch.ids.tolist() for batch in itertools.islice(run, number)]
+        state = run.state_dict()
+    for rank in range(world_size):
+        slacks = {"slack": then if world_size == 1 else 0}
+        ranks = fl.Ranks(rank=rank, world_size=world_size)
+        rest = loader(data, Store(data, waits, lost), None, batch_size=3, ranks=ranks, **slacks)
+        rest.load_state_dict(state)
+        came += [batch.ids.tolist() for batch in rest]
+        assert rest.state_dict()["position"] == COUNT
+    assert sorted(itertools.chain(*came)) == sorted(set(data.samples.ids.tolist()) - lost)
+
+
+@pytest.mark.parametrize("slack", [8, 40])
+def test_no_sample_comes_further_ahead_of_a_missing_one_than_the_slack(slack):
+    data = Data(COUNT)
+    order = Order(size=COUNT, seed=5, epoch=0).indices(0, COUNT)
+    ids = [int(item) for item in data.samples.ids[order]]
+    places = {item: place for place, item in enumerate(ids)}
+    cache = kept(data, order[1::2])
+    batches = list(loader(data, Store(data, [4, 0, 0, 2]), cache, slack=slack))
+    came = [places[int(item)] for batch in batches for item in batch.ids]
+    missing = np.ones(COUNT, bool)
+    for place in came:
+        assert place - int(np.argmax(missing)) <= slack + 2 * PER_REQUEST, "its own request's places come in one go"
+        missing[place] = False
+    assert came != sorted(came)

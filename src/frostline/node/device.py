@@ -52,7 +52,7 @@ __all__ = (
 HEADROOM = 1.25
 """Allowed memory of a run per byte that the dry run counted; the rest is for the workspaces of kernels.
 
-ResNet-18 takes 1.0 to 1.2 at its peak; ``tests/node/test_node_memory.py`` checks a whole node against its budget.
+ResNet-18 takes 1.0 to 1.2 at its peak; ``tests/node/test_memory.py`` checks a whole node against its budget.
 """
 
 Outputs = list[npt.NDArray[np.generic]]

@@ -73,7 +73,7 @@ class Shares:
         four are left for the allocator. Reading ahead takes half a sixteenth of the decode share, at most 32 MiB.
 
         Freed blocks between blocks in use still occupy memory. A node under full load took up to 1.46 times what was
-        reserved (``tests/node/test_node_memory.py`` with 400 MiB, ten runs).
+        reserved (``tests/node/test_memory.py`` with 400 MiB, ten runs).
 
         Args:
             memory_bytes: main memory.

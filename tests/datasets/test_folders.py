@@ -1,0 +1,330 @@
+"""Class folders: which images and sounds belong to which class, and labels from what samples say.
+
+Which objects of a listing are labelled images.
+
+Labels that are no classes are refused with a sentence, in every format that says labels.
+
+Sounds and arrays as data sets: found in class folders and tars, copied with their names, and checked.
+"""
+
+import io
+import json
+import random
+import tarfile
+import uuid
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.core.errors import DataError, EmptyDataset, SampleError
+from frostline.datasets import Dataset
+from frostline.datasets.check import check
+from frostline.datasets.copy.layout import suffix_by_content
+from frostline.datasets.copy.repack import repack
+from frostline.datasets.formats.folders import ClassFolderFormat, suffix_of
+from frostline.datasets.formats.labels import classified
+from frostline.preprocess import imagenet
+from frostline.preprocess.apply import decode_into
+from frostline.stores.open import open_store
+from frostline.stores.protocols import Entry
+from support.formats import tar_of
+from support.signals import array_bytes, some_arrays, write_arrays
+
+FORMAT = ClassFolderFormat()
+
+
+class Nothing:
+    """A store that is not to be asked for anything."""
+
+    url = "memory://nothing"
+
+
+def listed(entries):
+    return FORMAT.read(Nothing(), entries)
+
+
+def listing_of(*names):
+    return listed([Entry(name, 10 + len(name), "etag") for name in names])
+
+
+def column(listing, name):
+    return listing.table[name].to_pylist()
+
+
+def test_the_first_folder_is_the_class_and_deeper_ones_belong_to_it():
+    listing = listing_of("dog/b.jpg", "cat/kittens/a.png", "cat/z.JPEG", "dog/old/x/y.webp")
+    assert listing.classes == ("cat", "dog")
+    assert column(listing, "object") == ["cat/kittens/a.png", "cat/z.JPEG", "dog/b.jpg", "dog/old/x/y.webp"]
+    assert column(listing, "name") == column(listing, "object")
+    assert column(listing, "label") == [0, 0, 1, 1]
+    assert column(listing, "length") == [10 + len(name) for name in column(listing, "object")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cat/notes.txt", "cat/.hidden.jpg", ".trash/a.jpg", "cat/.cache/a.jpg", "cat/jpg", "cat/.jpg", "cat/a.jpg.part"],
+)
+def test_skips_hidden_names_and_files_that_are_no_images(name):
+    listing = listing_of("cat/a.jpg", name)
+    assert column(listing, "object") == ["cat/a.jpg"]
+    assert listing.digest == listing_of("cat/a.jpg").digest
+
+
+def test_archives_are_named_with_what_to_do_about_them():
+    entries = [Entry("shards/train-0.tar.xz", 1, ""), Entry("readme.txt", 1, "")]
+    with pytest.raises(EmptyDataset, match=r"shards/train-0\.tar\.xz is compressed as a whole"):
+        listed(entries)
+
+
+def test_images_in_no_folder_count_where_there_are_no_others():
+    listing = listing_of("a.jpg", "b.jpg", "cat/c.jpg")
+    assert column(listing, "object") == ["cat/c.jpg"]
+    listing = listing_of("b.jpg", "a.jpg", "cat/notes.txt", ".hidden.jpg")
+    assert column(listing, "object") == ["a.jpg", "b.jpg"]
+    assert column(listing, "label") == [-1, -1]
+    assert listing.classes == ()
+    assert not FORMAT.claims([Entry("a.jpg", 1, "")]), "lists beside them may say more"
+
+
+names = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0/."), min_size=1)
+entries = st.builds(lambda folder, base, size, etag: Entry(f"{folder}/{base}.jpg", size, etag), names, names,
+                    st.integers(0, 1 << 40), names)  # fmt: skip
+
+
+@given(st.lists(entries, min_size=1, unique_by=lambda entry: entry.object), st.randoms())
+def test_digest_and_table_do_not_depend_on_the_order_of_the_listing(entries, source: random.Random):
+    shuffled = source.sample(entries, len(entries))
+    assert FORMAT.digest(shuffled) == FORMAT.digest(entries)
+    assert listed(shuffled).digest == FORMAT.digest(entries)
+    assert listed(shuffled).table.equals(listed(entries).table)
+
+
+@given(st.lists(entries, min_size=1, unique_by=lambda entry: entry.object), st.data())
+def test_any_change_of_a_name_size_or_etag_changes_the_digest(entries, data):
+    row = data.draw(st.integers(0, len(entries) - 1))
+    before = entries[row]
+    after = data.draw(
+        st.sampled_from(
+            [
+                before._replace(size=before.size + 1),
+                before._replace(etag=before.etag + "x"),
+                before._replace(object="x" + before.object),
+            ]
+        )
+    )
+    changed = [*entries[:row], after, *entries[row + 1 :]]
+    assert FORMAT.digest(changed) != FORMAT.digest(entries)
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("a/b.JPG", ".jpg"), ("a.b/c", ""), ("a/.jpg", ""), ("x.tar.gz", ".gz")])
+def test_a_suffix_is_that_of_the_last_part_in_lower_case(name, suffix):
+    assert suffix_of(name) == suffix
+
+
+FEATURES = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}}}
+
+
+@pytest.fixture
+def store():
+    return open_store(f"memory://{uuid.uuid4()}")
+
+
+def refused(store, *words, format=None):
+    with pytest.raises(DataError) as caught:
+        _ = Dataset(store.url, format=format).samples
+    said = str(caught.value)
+    assert all(word in said for word in (*words, "a whole number from 0", "targets='label'"))
+    assert "\n" not in said
+
+
+def parquet(labels, features=None, **columns):
+    table = pa.table({"image": [b"x"] * len(labels), "label": labels, **columns})
+    if features is not None:
+        table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (pa.array([0.5, 1.5]), ("'0.5'",)),
+        (pa.array([0.0, 1.0, None]), ("'0.0'",)),
+        (pa.array([[1, 0], [0, 1]]), ("'[1, 0]'",)),
+        (pa.array([{"a": 1}, {"a": 2}]), ("x.parquet", "'label'", "struct<")),
+        (pa.array([-1, 1]), ("'-1'",)),
+        (pa.array([3, -7], pa.int8()), ("'-7'",)),
+        (pa.array(["0.5", "2"]), ("'0.5'",)),
+        (pa.array(["[1, 2]", "[]"]), ("'[",)),
+    ],
+)
+def test_columns_of_other_targets_are_refused(store, labels, words):
+    store.write("x.parquet", parquet(labels))
+    refused(store, *words)
+
+
+def test_prefers_a_column_of_classes_to_another_column_called_label(store):
+    store.write("x.parquet", parquet(pa.array([[1.0], [2.0]]), **{"class": ["cat", "dog"]}))
+    assert Dataset(store.url).classes == ("cat", "dog")
+
+
+def test_truth_values_are_classes(store):
+    store.write("x.parquet", parquet(pa.array([True, False, None])))
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("False", "True"), [1, 0, -1])
+
+
+def test_reads_class_minus_one_as_none_only_where_hugging_face_names_the_classes(store):
+    store.write("x.parquet", parquet(pa.array([1, -1, 0]), FEATURES))
+    assert Dataset(store.url).samples.labels.tolist() == [1, -1, 0]
+    store.write("x.parquet", parquet(pa.array([1, -2]), FEATURES))
+    refused(store, "'-2'")
+
+
+@pytest.mark.parametrize("label", [b"-1", b"0.25", b"[0, 1]", b"1e-3"])
+def test_members_of_shards_that_say_other_targets_are_refused(store, label):
+    store.write("x.tar", tar_of([("1.jpg", b"x"), ("1.cls", label), ("2.jpg", b"x"), ("2.cls", b"3")]))
+    refused(store, "'[0, 1]'" if label == b"[0, 1]" else f"'{float(label)}'".removesuffix(".0'"))
+
+
+@pytest.mark.parametrize("label", [-1, 0.25, "-1", "0.5", [0, 1]])
+def test_json_in_shards_that_says_other_targets_is_refused(store, label):
+    members = [("1.jpg", b"x"), ("1.json", json.dumps({"label": label}).encode())]
+    store.write("x.tar", tar_of([*members, ("2.jpg", b"x"), ("2.json", b'{"label": 3}')]))
+    refused(store, repr(str(label)))
+
+
+@pytest.mark.parametrize("label", ["0.5", "-4", '"[1, 2]"'])
+def test_lists_that_say_other_targets_are_refused(store, label):
+    store.write("1.jpg", b"x")
+    store.write("labels.csv", f"file_name,label\n1.jpg,{label}\n".encode())
+    refused(store, label.strip('"'), format="urls")
+    assert Dataset(store.url, format="urls", targets="label").samples.labels.tolist() == [-1]
+
+
+def test_lists_as_parquet_say_them_by_the_type_of_their_column(store):
+    store.write("1.jpg", b"x")
+    out = io.BytesIO()
+    pq.write_table(pa.table({"url": ["1.jpg"], "label": [[1, 2]]}), out)
+    store.write("list.parquet", out.getvalue())
+    refused(store, "'[1, 2]'", format="urls")
+
+
+def test_among_names_a_number_is_a_name():
+    assert classified(["v1.5", "2.0", "-1"])[1] == ("-1", "2.0", "v1.5")
+    assert classified(["001", "002"])[1] == ("001", "002")
+
+
+SOUND = b"RIFF\x24\0\0\0WAVE" + bytes(20)
+
+
+def quiet(_):
+    """Observe nothing."""
+
+
+def written(folder, *names):
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(SOUND + bytes([number]))
+    return folder
+
+
+def objects(data):
+    return list(data.samples.objects)
+
+
+def test_sounds_in_class_folders_are_a_data_set(tmp_path):
+    names = ["no/1.wav", "no/2.FLAC", "yes/a/3.ogg", "yes/4.opus"]
+    data = Dataset(written(tmp_path / "data", *names, "yes/notes.txt", "yes/.5.wav", "6.wav"), cache=tmp_path)
+    assert sorted(objects(data)) == sorted(names)
+    assert data.classes == ("no", "yes")
+
+
+def test_folders_of_splits_are_seen_among_sounds(tmp_path):
+    data = Dataset(written(tmp_path / "data", "train/no/1.wav", "test/no/2.wav"), cache=tmp_path)
+    assert sorted(data.splits) == ["test", "train"]
+    assert data.classes == ("no",)
+
+
+def test_where_there_are_images_the_sounds_beside_them_are_no_samples(tmp_path):
+    data = Dataset(written(tmp_path / "data", "no/1.wav", "no/1.jpg", "yes/2.jpg"), cache=tmp_path)
+    assert objects(data) == ["no/1.jpg", "yes/2.jpg"]
+
+
+def test_sounds_in_no_folder_are_samples_without_classes(tmp_path):
+    data = Dataset(written(tmp_path / "data", "1.wav", "2.wav"), cache=tmp_path)
+    assert objects(data) == ["1.wav", "2.wav"]
+    assert data.classes == ()
+
+
+def test_a_sound_is_the_sample_of_a_key_without_an_image(tmp_path):
+    (tmp_path / "data").mkdir()
+    with tarfile.open(tmp_path / "data" / "0.tar", "w") as tar:
+        for name in ("1.wav", "1.cls", "2.flac", "2.jpg", "2.cls", "3.audio.wav", "3.cls"):
+            content = b"0" if name.endswith("cls") else SOUND
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    data = Dataset(tmp_path / "data", cache=tmp_path)
+    assert list(data.whole.names) == ["0.tar/1.wav", "0.tar/2.jpg", "0.tar/3.audio.wav"]
+
+
+@pytest.mark.parametrize("format", ["webdataset", "original", "parquet"])
+def test_sounds_and_arrays_are_copied_as_they_are(tmp_path, format):
+    written(tmp_path / "sounds", "no/1.wav", "yes/2.flac")
+    arrays, labels = some_arrays(rows=4, shape=(2, 3))
+    write_arrays(tmp_path / "arrays", "folders", arrays, labels)
+    for kind in ("sounds", "arrays"):
+        source = Dataset(tmp_path / kind, cache=tmp_path / "cache")
+        repack(source, tmp_path / f"{kind}-copy", format, observe=quiet)
+        copy = Dataset(tmp_path / f"{kind}-copy", cache=tmp_path / "cache")
+        assert copy.classes == source.classes
+        assert len(copy) == len(source)
+
+
+@pytest.mark.parametrize(
+    ("start", "suffix"),
+    [(SOUND, ".wav"), (b"RIFF\x24\0\0\0WEBP", ".webp"), (b"fLaC", ".flac"), (b"OggS", ".ogg"), (b"\x93NUMPY", ".npy")],
+)
+def test_first_bytes_say_what_a_sample_is(start, suffix):
+    assert suffix_by_content(start + bytes(20)) == suffix
+
+
+def test_a_check_reads_arrays_of_any_shape_and_names_those_that_are_cut_off(tmp_path):
+    arrays, labels = some_arrays(rows=4, shape=(2, 3, 5))
+    write_arrays(tmp_path / "data", "folders", arrays, labels)
+    broken = tmp_path / "data" / "1" / "003.npy"
+    broken.write_bytes(broken.read_bytes()[:-1])
+    np.save(tmp_path / "data" / "1" / "004.npy", np.array(["a"]))
+    found = check(Dataset(tmp_path / "data", cache=tmp_path), observe=quiet)
+    reasons = {skipped.object: skipped.reason for skipped in found.unreadable}
+    assert set(reasons) == {"1/003.npy", "1/004.npy"}
+    assert "broken array" in reasons["1/003.npy"]
+    assert "are no numbers" in reasons["1/004.npy"]
+
+
+def test_a_check_decodes_whole_sounds(tmp_path):
+    pytest.importorskip("soundfile")
+    pytest.importorskip("soxr")
+    from support.sounds import some_waves, write_sounds
+
+    write_sounds(tmp_path / "data", *some_waves(4), kind="FLAC")
+    broken = tmp_path / "data" / "1" / "003.flac"
+    broken.write_bytes(broken.read_bytes()[:-500])
+    found = check(Dataset(tmp_path / "data", cache=tmp_path), observe=quiet)
+    assert [skipped.object for skipped in found.unreadable] == ["1/003.flac"]
+
+
+def test_explains_what_to_declare_as_targets():
+    images, out = imagenet(8), np.zeros((3, 8, 8), np.float32)
+    for encoded, said in [
+        (SOUND, r"declare .*preprocess\.audio"),
+        (array_bytes(np.zeros(3)), r"with preprocess\.array"),
+    ]:
+        with pytest.raises(SampleError, match=said):
+            decode_into(images, encoded, out, id=0, view=None)

@@ -1,0 +1,433 @@
+"""Manifests: built from listings, and again where a data set changed.
+
+What changed since a manifest was built: named and refused, or taken as it is now.
+
+Listing a store: the same objects whether at once or folder by folder, and how far it is.
+"""
+
+import json
+import sys
+import uuid
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import frostline as fl
+from frostline.cli import main
+from frostline.cli.extract_predict import extract
+from frostline.cli.index import index
+from frostline.cli.ingest import ingest
+from frostline.cli.plan import plan
+from frostline.cli.train import train
+from frostline.core.errors import AccessDenied, DataChanged, DataNotFound, SettingError, StoreUnavailable
+from frostline.core.events import PhaseStarted, ProgressMade
+from frostline.datasets import Dataset
+from frostline.datasets.copy.ready import ingest as make_ready
+from frostline.datasets.copy.repack import repack
+from frostline.datasets.formats import parquet, webdataset
+from frostline.datasets.manifest import list_all, nobody, rows_of_ids
+from frostline.preprocess import Applied, imagenet
+from frostline.stores.open import open_store
+from frostline.stores.protocols import Entry, Sectioned
+from frostline.testing.formats import EXAMPLES
+from support import formats
+from support.images import image_folder
+from support.web import web_server
+
+PUT = {
+    "folders": formats.put_folders,
+    "masks": formats.put_masks,
+    "parquet": formats.put_parquet,
+    "urls": formats.put_urls,
+    "webdataset": formats.put_webdataset,
+}
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request, tmp_path, monkeypatch):
+    if request.param == "folder":
+        return open_store(str(tmp_path))
+    server = request.getfixturevalue("s3")
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    server.make_bucket("changes")
+    return open_store(f"s3://changes/{uuid.uuid4()}")
+
+
+def opened(store, **options):
+    data = Dataset(store.url, **options)
+    _ = data.samples
+    return data
+
+
+def refused(store, **options):
+    with pytest.raises(DataChanged) as caught:
+        opened(store, changed="refuse", **options)
+    sentence = str(caught.value)
+    assert store.url in sentence
+    assert "changed='rebuild' (--changed rebuild)" in sentence
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_objects_that_changed_are_named_and_refused(store):
+    formats.put_folders(store, EXAMPLES)
+    before = opened(store, changed="refuse").digest
+    assert opened(store, changed="refuse").digest == before
+    store.write("cat/cat-1-0.jpg", b"another cat")
+    assert "cat/cat-1-0.jpg is changed" in refused(store)
+    store.write("dog/dog-2-0.jpg", b"another dog")
+    store.write("fish/fish-2-0.jpg", b"another fish")
+    assert "3 objects are changed (cat/cat-1-0.jpg, dog/dog-2-0.jpg, fish/fish-2-0.jpg)" in refused(store)
+    # Refusing builds nothing: the choice stays open until somebody takes it.
+    assert "3 objects are changed" in refused(store)
+    after = opened(store, changed="rebuild").digest
+    assert after != before
+    assert opened(store, changed="refuse").digest == after
+
+
+def test_objects_that_came_beside_are_another_data_set_too(store):
+    formats.put_folders(store, EXAMPLES)
+    opened(store)
+    store.write("cat/new.jpg", b"a new cat")
+    assert "other objects lie beside those that it names" in refused(store)
+
+
+def test_objects_that_are_gone_are_named(tmp_path):
+    store = open_store(str(tmp_path))
+    formats.put_folders(store, EXAMPLES)
+    opened(store)
+    for number in range(4):
+        (tmp_path / f"cat/cat-{number}-0.jpg").unlink()
+    assert "4 objects are not there any more (cat/cat-0-0.jpg, cat/cat-1-0.jpg, cat/cat-2-0.jpg, …)" in refused(store)
+
+
+NAMED = {
+    "folders": "cat/cat-0-0.jpg",
+    "masks": "images/cat/cat-0-0.jpg",
+    "parquet": "data/train-00000.parquet is changed",
+    "urls": "images-0/cat/cat-0.jpg",
+    "webdataset": "shards/train-000000.tar is changed",
+}
+
+
+@pytest.mark.parametrize("format", PUT)
+def test_every_format_names_its_objects(format, tmp_path):
+    store = open_store(str(tmp_path))
+    PUT[format](store, EXAMPLES)
+    opened(store, format=format)
+    PUT[format](store, [example._replace(data=example.data + b"!") for example in EXAMPLES])
+    assert NAMED[format] in refused(store, format=format)
+
+
+def test_a_mask_that_changed_is_named(tmp_path):
+    store = open_store(str(tmp_path))
+    formats.put_masks(store, EXAMPLES)
+    opened(store)
+    store.write("masks/cat/cat-0-0.png", b"another")
+    assert "masks/cat/cat-0-0.png is changed" in refused(store)
+
+
+@contextmanager
+def elsewhere(kind, tmp_path):
+    """A place for images, what writes one there, and what removes one."""
+    if kind == "web":
+        with web_server() as web:
+
+            def write(name, data, version):
+                web.objects[name] = data
+                web.versions[name] = version
+
+            yield web.url, write, lambda name: web.objects.pop(name)
+        return
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    yield (
+        folder.as_uri(),
+        lambda name, data, _: open_store(str(folder)).write(name, data),
+        lambda name: (folder / name).unlink(),
+    )
+
+
+def times(number):
+    """What a web server without etags says of an object that was changed so many seconds after another."""
+    return {"Last-Modified": f"Sat, 21 Nov 2026 12:00:{number:02} GMT"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "versions"),
+    [
+        ("files", (None, None)),
+        ("web", ({"ETag": '"a"'}, {"ETag": '"b"'})),
+        ("web", (times(0), times(1))),
+        ("web", ({}, {})),  # which leaves their sizes
+    ],
+)
+def test_objects_elsewhere_that_changed_are_named_and_refused_or_listed_anew(kind, versions, tmp_path):
+    data = {"a.jpg": b"a", "b.jpg": b"bb", "c.jpg": b"ccc"}
+    lists = open_store(f"memory://{uuid.uuid4()}")
+    with elsewhere(kind, tmp_path) as (url, write, remove):
+        for name, contents in data.items():
+            write(name, contents, versions[0])
+        lists.write("labels.csv", "\n".join(["url,label", *(f"{url}/{name},x" for name in (*data, "d.jpg"))]).encode())
+        options = {"cache": tmp_path / "cache"}
+        first = opened(lists, **options)
+        assert first.samples.lengths.tolist() == [1, 2, 3, 1]  # one that is not there counts as a byte
+        for changed in ("refuse", "rebuild"):
+            again = opened(lists, changed=changed, **options)
+            assert (again.digest, again.manifest.found) == (first.digest, True)
+
+        write("b.jpg", b"bbbb", versions[1])
+        assert f"{url}/b.jpg is changed" in refused(lists, **options)
+        remove("c.jpg")
+        said = refused(lists, **options)
+        assert f"{url}/b.jpg is changed, {url}/c.jpg is not there any more" in said
+        assert opened(lists, **options).digest == first.digest  # where changes are skipped, nobody is asked
+
+        now = opened(lists, changed="rebuild", **options)
+        assert not now.manifest.found
+        assert now.samples.lengths.tolist() == [1, 4, 1, 1]
+        assert now.samples.ids.tolist() == first.samples.ids.tolist()
+        assert now.digest != first.digest
+        for changed in ("refuse", "rebuild", "skip"):
+            again = opened(lists, changed=changed, **options)
+            assert (again.digest, again.manifest.found) == (now.digest, True)
+        write("d.jpg", b"ddddd", versions[1])
+        assert f"{url}/d.jpg is changed" in refused(lists, **options)
+        assert opened(lists, changed="rebuild", **options).samples.lengths.tolist() == [1, 4, 1, 5]
+
+
+def test_refuses_changes_where_another_format_was_listed_last(tmp_path):
+    away, lists = open_store(f"memory://{uuid.uuid4()}"), open_store(f"memory://{uuid.uuid4()}")
+    away.write("a.jpg", b"a")
+    formats.put_folders(lists, EXAMPLES)
+    lists.write("labels.csv", f"url,label\n{away.url}/a.jpg,x".encode())
+    opened(lists, format="urls")
+    opened(lists, format="folders")
+    away.write("a.jpg", b"b")
+    assert f"{away.url}/a.jpg is changed" in refused(lists, format="urls")
+
+
+def test_a_mask_elsewhere_that_changed_is_named(tmp_path):
+    away, lists = open_store(f"memory://{uuid.uuid4()}"), open_store(f"memory://{uuid.uuid4()}")
+    away.write("a.jpg", b"a")
+    away.write("a.png", b"mask")
+    lists.write("labels.csv", f"url,mask\n{away.url}/a.jpg,{away.url}/a.png".encode())
+    opened(lists)
+    away.write("a.png", b"ksam")
+    assert f"{away.url}/a.png is changed" in refused(lists)
+
+
+def test_a_job_on_a_list_has_the_objects_elsewhere_as_they_are_when_it_begins(tmp_path):
+    folder = image_folder(tmp_path / "images", per_class=2)
+    paths = sorted(folder.rglob("*.jpg"))
+    lists = open_store(f"memory://{uuid.uuid4()}")
+    lists.write(
+        "labels.csv", "\n".join(["url,label", *(f"{path.as_uri()},{path.parent.name}" for path in paths)]).encode()
+    )
+    data = opened(lists, changed="rebuild", cache=tmp_path / "cache")
+    paths[0].write_bytes(paths[1].read_bytes())
+    with fl.offload(None, data, preprocess=imagenet(32)) as job:
+        batches = list(job.loader(2))
+    assert sum(len(batch.ids) for batch in batches) == len(paths)
+    assert not job.statistics().skipped
+
+
+def test_a_first_listing_has_nothing_to_be_compared_with(tmp_path):
+    store = open_store(str(tmp_path))
+    formats.put_folders(store, EXAMPLES)
+    assert len(opened(store, changed="refuse")) == len(EXAMPLES)
+
+
+def test_refuses_an_unknown_policy_for_changes():
+    with pytest.raises(
+        SettingError, match="changed is one of skip, rebuild, refuse, not 'rebuilt'; did you mean rebuild"
+    ):
+        Dataset("memory://x", changed="rebuilt")
+
+
+def test_a_part_is_found_again_in_a_later_listing(tmp_path):
+    store = open_store(str(tmp_path))
+    formats.put_folders(store, EXAMPLES)
+    data = opened(store, changed="rebuild")
+    part = data.take(np.array([5, 0, 7]))
+    names = list(part.names)
+    assert data.refreshed().digest == data.digest
+    store.write("ape/first.jpg", b"which moves every row")
+    (tmp_path / names[1]).unlink()
+    assert list(part.refreshed().names) == [names[0], names[2]]
+    assert len(data.refreshed()) == len(EXAMPLES)
+    assert part.refreshed().selection.listing == data.refreshed().selection.listing != data.selection.listing
+    assert opened(store, changed="skip").refreshed().source.changed == "skip"
+    assert len(part.whole) == len(EXAMPLES)
+
+
+def test_lists_again_where_a_fresh_listing_is_needed(tmp_path):
+    store = open_store(str(tmp_path))
+    formats.put_folders(store, EXAMPLES)
+    opened(store)
+    store.write("cat/new.jpg", b"a new cat")
+    last = opened(store, relist=False, changed="rebuild")
+    assert len(last) == len(EXAMPLES)
+    assert len(last.refreshed()) == len(EXAMPLES) + 1
+
+
+@given(st.lists(st.integers(0, 50), unique=True), st.lists(st.integers(0, 50), unique=True))
+def test_rows_are_found_by_their_ids(ids, wanted):
+    rows = rows_of_ids(np.array(ids, np.int64), np.array(wanted, np.int64))
+    assert [ids[row] for row in rows.tolist()] == [item for item in wanted if item in ids]
+
+
+SMALL = Applied.to(imagenet(16), "uint8")
+COPIES = {
+    "another format": lambda data, to, **options: repack(data, to, "webdataset", observe=nobody, **options),
+    "ready": lambda data, to, **options: make_ready(data, to, SMALL, observe=nobody, **options),
+}
+
+
+@pytest.mark.parametrize("copied", COPIES)
+@pytest.mark.parametrize("how", ["written anew", "removed"])
+def test_a_copy_stops_where_changes_are_refused_and_leaves_them_out_where_not(copied, how, tmp_path):
+    folder = image_folder(tmp_path / "data", per_class=4)
+    kinds = {changed: opened(open_store(str(folder)), changed=changed) for changed in ("refuse", "skip")}
+    one = folder / "noise" / "001.jpg"
+    one.unlink()
+    if how == "written anew":
+        one.write_bytes((folder / "noise" / "002.jpg").read_bytes())
+    with pytest.raises(DataChanged, match=r"noise/001\.jpg is not what it was"):
+        COPIES[copied](kinds["refuse"], str(tmp_path / "refused"))
+    done = COPIES[copied](kinds["skip"], str(tmp_path / "copy"), skip_allowance=0.1)
+    assert done.samples == 11
+    assert [(sample.object, sample.changed) for sample in done.skipped] == [("noise/001.jpg", True)]
+
+
+def test_copies_the_data_as_it_is_when_the_copy_begins(tmp_path):
+    folder = image_folder(tmp_path / "data", per_class=4)
+    data = opened(open_store(str(folder)), changed="rebuild")
+    (folder / "noise" / "001.jpg").unlink()
+    done = COPIES["another format"](data, str(tmp_path / "copy"))
+    assert done.samples == 11
+    assert not done.skipped
+
+
+def test_every_verb_that_opens_data_takes_the_choice():
+    assert all(any(param.name == "changed" for param in verb.params) for verb in (extract, index, ingest, plan, train))
+
+
+def test_the_command_line_refuses_with_the_sentence(tmp_path, capsys):
+    store = open_store(str(tmp_path))
+    formats.put_folders(store, EXAMPLES)
+    for changed, code in ((False, 0), (True, 2)):
+        if changed:
+            store.write("cat/cat-1-0.jpg", b"another cat")
+        with pytest.raises(SystemExit) as ended:
+            main(["index", "--data", str(tmp_path), "--changed", "refuse", "--json"])
+        assert ended.value.code == code
+    assert "cat/cat-1-0.jpg is changed" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["index", "--data", str(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out)["samples"] == len(EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("webdataset", webdataset.WebDataset), ("parquet", parquet.Parquet)],
+)
+def test_rows_of_an_older_rule_are_read_again_and_those_of_this_one_are_taken_over(tmp_path, monkeypatch, name, kind):
+    store, taken, plain = open_store(str(tmp_path)), [], kind.read
+    PUT[name](store, EXAMPLES)
+
+    def noted(self, store, entries, before=None):
+        taken.append(None if before is None else before.table.num_rows)
+        return plain(self, store, entries, before)
+
+    monkeypatch.setattr(kind, "read", noted)
+    rows = len(opened(store).samples)
+    PUT[name](store, EXAMPLES[:-1])
+    fewer = len(opened(store).samples)
+    monkeypatch.setattr(sys.modules[kind.__module__], "_RULE", "frostline another rule")
+    assert len(opened(store).samples) == fewer
+    PUT[name](store, EXAMPLES)
+    opened(store)
+    assert taken == [None, rows, None, fewer]
+
+
+NAMES = ("top.txt", "a/1.jpg", "a/deep/er/2.jpg", "b c/ü✓.jpg", "b c/x.jpg", ".frostline/y", "a.b/1.jpg", "a-/z.png")
+
+
+def filled(url):
+    store = open_store(url)
+    for name in NAMES:
+        store.write(name, name.encode())
+    return store
+
+
+@pytest.mark.parametrize("root", ["memory://listing-one", "memory://listing-two/deep/er"])
+def test_folder_by_folder_gives_what_a_listing_gives(root):
+    store = filled(root)
+    assert isinstance(store, Sectioned)
+    assert sorted(list_all(store, lambda event: None)) == sorted(store.list())
+    assert {entry.object for entry in list_all(store, lambda event: None)} == set(NAMES)
+
+
+def test_a_bucket_is_listed_folder_by_folder(s3, monkeypatch):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    s3.make_bucket("sections")
+    for name in NAMES:
+        s3.put(f"sections/under/{name}", name.encode())
+    for root in ("s3://sections", "s3://sections/under"):
+        store = open_store(root)
+        assert isinstance(store, Sectioned)
+        assert sorted(list_all(store, lambda event: None)) == sorted(store.list())
+    with pytest.raises(DataNotFound):
+        list_all(open_store("s3://no-such-bucket"), lambda event: None)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(AccessDenied):
+        list_all(open_store("s3://sections"), lambda event: None)
+
+
+class Sections:
+    """A store of two folders, one of which cannot be listed."""
+
+    def sections(self):
+        return [Entry("x", 1, "")], ("good/", "bad/")
+
+    def list_section(self, folder):
+        if folder == "bad/":
+            raise StoreUnavailable("the store did not give bad/")
+        return [Entry(f"{folder}1", 1, "")]
+
+
+def test_a_folder_that_cannot_be_listed_fails_the_whole_listing():
+    with pytest.raises(StoreUnavailable, match="did not give bad/"):
+        list_all(Sections(), lambda event: None)
+
+
+class Many:
+    """A store that lists at once."""
+
+    def list(self):
+        return (Entry(f"a/{number}", 1, "") for number in range(25_000))
+
+
+def test_a_listing_says_how_far_it_is(tmp_path):
+    happened = []
+    assert len(list_all(Many(), happened.append)) == 25_000
+    assert happened == [
+        PhaseStarted(name="listing the data"),
+        ProgressMade(done=10_000, total=0),
+        ProgressMade(done=20_000, total=0),
+    ]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.jpg").write_bytes(b"x")
+    phases = []
+    assert len(Dataset(tmp_path, observe=phases.append)) == 1
+    assert phases == [
+        PhaseStarted(name="listing the data"),
+        ProgressMade(done=1, total=0),
+        PhaseStarted(name="building the manifest"),
+    ]

@@ -1,0 +1,334 @@
+"""Parquet files: images and texts in cells, read in place.
+
+Parquet: which columns are what, cells read in place, each row group once, and what is said of bad files.
+
+A column of texts as samples, chosen by name.
+"""
+
+import base64
+import io
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pe
+import pytest
+
+from frostline import Dataset
+from frostline.core.errors import (
+    BadRequest,
+    DataError,
+    DataNotFound,
+    EmptyDataset,
+    ObjectNotFound,
+    SampleError,
+    SettingError,
+)
+from frostline.datasets.formats.known import format_named
+from frostline.datasets.formats.parquet import Cell, CellCache, CellReader, Parquet
+from frostline.datasets.formats.tables import columns_of_schema
+from frostline.datasets.reading import open_samples
+from frostline.stores.open import open_store
+from frostline.stores.protocols import Entry
+from frostline.testing.formats import EXAMPLES
+from frostline.wire.listings import ListingRequest
+from support.formats import parquet_of, put_parquet
+from support.texts import write_reviews
+
+FORMAT = Parquet()
+BINARY = pa.field("image", pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+
+
+@pytest.fixture
+def store():
+    return open_store(f"memory://{uuid.uuid4()}")
+
+
+def read(store):
+    return FORMAT.read(store, list(store.list()))
+
+
+def put_table(store, name="x.parquet", **columns):
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    store.write(name, sink.getvalue().to_pybytes())
+
+
+def refused(store, data):
+    store.write("bad.parquet", data)
+    with pytest.raises(DataError) as caught:
+        read(store)
+    assert "bad.parquet" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def found(store, listed, reader=None):
+    reader = reader or open_samples(store.url, listed.reading)
+    rows = listed.table.to_pylist()
+    return [bytes(reader.read(row["object"], row["offset"], row["length"])) for row in rows]
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"use_dictionary": False}, {"version": "1.0"}])
+def test_images_are_found_as_structs_and_as_plain_bytes_however_they_are_packed(store, nested, options):
+    put_parquet(store, EXAMPLES, nested=nested, **options)
+    listed = read(store)
+    assert found(store, listed) == [example.data for example in EXAMPLES]
+    assert [listed.classes[label] for label in listed.table["label"].to_pylist()] == [
+        example.label for example in EXAMPLES
+    ]
+    assert listed.table["key"].to_pylist() == [example.key for example in EXAMPLES]
+
+
+def test_classes_have_the_names_and_the_order_that_hugging_face_gives_them(store):
+    names = ("fish", "whale", "cat", "dog")
+    put_parquet(store, EXAMPLES, names=names)
+    listed = read(store)
+    assert listed.classes == names
+    assert listed.table["label"].to_pylist() == [names.index(example.label) for example in EXAMPLES]
+
+
+def test_a_label_that_no_class_has_gets_a_sentence(store):
+    features = b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["a"]}}}}'
+    table = pa.table({"image": [b"1", b"2"], "label": [0, 4]}).replace_schema_metadata({"huggingface": features})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    assert "has a label 4 and names for 1 classes only" in refused(store, sink.getvalue().to_pybytes())
+
+
+def test_chooses_by_name_among_several_possible_columns():
+    def said(**features):
+        import json
+
+        return {"huggingface": json.dumps({"info": {"features": features}})}
+
+    fields = [
+        pa.field("thumb", pa.binary()),
+        BINARY,
+        ("label", pa.string()),
+        ("fine", pa.int64()),
+        ("size", pa.int32()),
+    ]
+    plain = columns_of_schema(pa.schema(fields))
+    assert (plain.image, plain.label, plain.classes, plain.about) == ("image.bytes", "label", (), ("fine", "size"))
+    features = said(thumb={"_type": "Image"}, fine={"_type": "ClassLabel", "names": ["a", "b"]})
+    words = columns_of_schema(pa.schema(fields, metadata=features))
+    assert (words.image, words.label, words.classes, words.about) == ("thumb", "fine", ("a", "b"), ("label", "size"))
+    assert columns_of_schema(pa.schema([("label", pa.int64()), ("words", pa.string())])) is None
+    assert columns_of_schema(pa.schema(fields, metadata={"huggingface": "{"})) == plain
+
+
+def test_rows_without_an_image_are_left_out_and_those_without_a_label_have_none(store):
+    put_table(store, image=[b"one", None, b"three"], label=["a", "b", None], score=pa.array([1, 2, None], pa.uint8()))
+    listed = read(store)
+    assert listed.table["offset"].to_pylist() == [0, 2]
+    assert listed.table["label"].to_pylist() == [0, -1]
+    assert listed.table["score"].to_pylist() == [1, None]
+    assert found(store, listed) == [b"one", b"three"]
+
+
+def test_files_without_images_get_a_sentence(store):
+    put_table(store, name="bad.parquet", words=["a"], label=[1])
+    with pytest.raises(DataError, match=r"bad\.parquet has no column of images.*its columns are words, label"):
+        read(store)
+    put_table(store, name="bad.parquet", image=pa.array([None], BINARY.type))
+    with pytest.raises(EmptyDataset, match="not one row of the 1 Parquet files"):
+        read(store)
+
+
+def test_a_list_of_urls_without_its_format_says_which_to_name(store):
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"url": ["https://a/1.jpg"], "label": ["cat"]}), sink)
+    store.write("list.parquet", sink.getvalue())
+    with pytest.raises(DataError, match="if url says where images are, name the format: format='urls'"):
+        Parquet().read(store, list(store.list()))
+
+
+def test_damaged_and_cut_off_files_get_a_sentence(store):
+    data = parquet_of(EXAMPLES)
+    for bad in (
+        b"",
+        b"PAR1",
+        data[: len(data) // 2],
+        data[:-3],
+        bytes(len(data)),
+        data[:4] + b"\xff" * 300 + data[304:],
+    ):
+        assert "is no Parquet file, or is damaged or cut off" in refused(store, bad)
+
+
+class Keys(pe.KmsClient):
+    """Keys that are not kept from anybody."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def wrap_key(self, key, name):
+        return base64.b64encode(key)
+
+    def unwrap_key(self, key, name):
+        return base64.b64decode(key)
+
+
+@pytest.mark.parametrize("plaintext_footer", [True, False])
+def test_encrypted_files_get_a_sentence(store, plaintext_footer):
+    factory = pe.CryptoFactory(Keys)
+    options = {"footer_key": "f", "column_keys": {"c": ["image"]}, "plaintext_footer": plaintext_footer}
+    properties = factory.file_encryption_properties(pe.KmsConnectionConfig(), pe.EncryptionConfiguration(**options))
+    sink = pa.BufferOutputStream()
+    table = pa.table({"image": [b"1"], "label": [0]})
+    with pq.ParquetWriter(sink, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    assert "is encrypted" in refused(store, sink.getvalue().to_pybytes())
+
+
+def test_a_cell_has_a_name_whatever_its_file_and_column_are_called():
+    for file, column in (("a.parquet", "image.bytes"), ("a#b@1.2/x.parquet", "a/b#c@d ü%"), ("x", "..")):
+        cell = Cell.of(Entry(file, 12, "etag"), column)
+        assert Cell.parse(str(cell)) == cell
+        assert str(cell).startswith(f"{file}#")
+    for bad in ("a.parquet", "a.parquet#", "a#b@", "a#b@x.1", "a#@1.1", "a#b@²", "a#b@" + "9" * 30):
+        with pytest.raises(BadRequest, match="is no column of a Parquet file"):
+            Cell.parse(bad)
+
+
+def test_a_file_that_has_changed_since_it_was_listed_is_not_read(store):
+    put_parquet(store, EXAMPLES)
+    listed = read(store)
+    reader = open_samples(store.url, "cells")
+    assert found(store, listed, reader) == [example.data for example in EXAMPLES]
+    changed = [example._replace(data=example.data[::-1]) for example in EXAMPLES]
+    put_parquet(store, changed)
+    fresh = open_samples(store.url, "cells")
+    with pytest.raises(ObjectNotFound, match=r"train-00000\.parquet .*changed"):
+        found(store, listed, fresh)
+    # Whoever kept the old ones gives them to those who ask for them, and the new ones to others.
+    assert found(store, read(store), reader) == [item.data for item in changed]
+
+
+def test_cells_that_are_not_there_are_not_found(store):
+    put_parquet(store, EXAMPLES)
+    row = read(store).table.to_pylist()[0]
+    reader = open_samples(store.url, "cells")
+    for object, offset, length in (
+        (row["object"], 99, row["length"]),
+        (row["object"], 0, row["length"] + 1),
+        (row["object"].replace("image.bytes", "nothing"), 0, 1),
+        ("no" + row["object"], 0, 1),
+    ):
+        with pytest.raises(ObjectNotFound):
+            reader.read(object, offset, length)
+
+
+class Counting:
+    """A store that counts what is read of it."""
+
+    def __init__(self, store):
+        self._store = store
+        self.bytes_read = 0
+        self.lock = threading.Lock()
+
+    def read_version(self, object, offset, length):
+        with self.lock:
+            self.bytes_read += length
+        return self._store.read_version(object, offset, length)
+
+
+def photographs_like(rows=64, size=20_000):
+    random = np.random.default_rng(0)
+    return [EXAMPLES[0]._replace(key=f"{row}", data=random.bytes(size + row)) for row in range(rows)]
+
+
+def test_threads_share_a_row_group_that_is_read_once(store):
+    examples = photographs_like()
+    data = parquet_of(examples, group=16)
+    store.write("x.parquet", data)
+    listed = read(store)
+    counting = Counting(store)
+    reader = CellReader(counting, CellCache())
+    rows = listed.table.to_pylist()
+    order = np.random.default_rng(1).permutation(np.repeat(np.arange(len(rows)), 4)).tolist()
+    with ThreadPoolExecutor(16) as threads:
+        got = list(threads.map(lambda row: reader.read(rows[row]["object"], row, rows[row]["length"]), order))
+    assert got == [examples[row].data for row in order]
+    assert counting.bytes_read < 1.1 * len(data) + 16 * (64 << 10)
+
+
+def test_decoded_columns_stay_within_their_bound_and_those_used_last_stay(store):
+    examples = photographs_like()
+    store.write("x.parquet", parquet_of(examples, group=8))
+    listed = read(store)
+    cache = CellCache(4 * 8 * 21_000)
+    reader = CellReader(store, cache)
+    for _ in range(2):
+        assert found(store, listed, reader) == [example.data for example in examples]
+        assert 0 < cache.used_bytes <= 4 * 8 * 21_000
+    with pytest.raises(SampleError, match=r"row group .* is too large"):
+        found(store, listed, CellReader(store, CellCache(8 * 21_000)))
+
+
+def bytes_of(data):
+    samples = data.samples
+    store = open_samples(data.url, data.manifest.reading)
+    cells = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
+    return [bytes(store.read(*cell)) for cell in cells]
+
+
+def reviews(folder, tmp_path, **options):
+    return Dataset(folder, cache=tmp_path / "cache", **options)
+
+
+def test_samples_are_the_texts_of_the_column_in_utf_8(tmp_path):
+    (tmp_path / "data").mkdir()
+    texts = write_reviews(tmp_path / "data" / "train.parquet")
+    data = reviews(tmp_path / "data", tmp_path, column="text")
+    assert bytes_of(data) == [text.encode() for text in texts]
+    assert data.samples.labels.tolist() == [row % 2 for row in range(len(texts))]
+    assert "title" in data.columns
+    assert "text" not in data.columns  # the manifest holds no sample
+
+
+def test_another_column_is_another_data_set_and_the_same_format_the_same(tmp_path):
+    (tmp_path / "data").mkdir()
+    write_reviews(tmp_path / "data" / "train.parquet")
+    by_text, by_title = (reviews(tmp_path / "data", tmp_path, column=name) for name in ("text", "title"))
+    assert by_text.digest != by_title.digest
+    assert bytes_of(by_title)[3] == b"review 3"
+    assert reviews(tmp_path / "data", tmp_path, format="parquet:text").digest == by_text.digest
+    with pytest.raises(DataNotFound, match="parquet:title, not parquet:text"):  # the manifest that was built last
+        len(reviews(tmp_path / "data", tmp_path, column="text", relist=False))
+
+
+def test_empty_texts_stay_and_missing_ones_are_left_out(tmp_path):
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"text": ["a", "", None, "b"], "label": [0, 1, 0, 1]}), tmp_path / "data" / "x.parquet")
+    data = reviews(tmp_path / "data", tmp_path, column="text")
+    assert bytes_of(data) == [b"a", b"", b"b"]
+
+
+def test_without_a_choice_the_error_names_the_column_to_choose(tmp_path):
+    (tmp_path / "data").mkdir()
+    write_reviews(tmp_path / "data" / "train.parquet")
+    with pytest.raises(DataError, match="column='text'"):
+        len(reviews(tmp_path / "data", tmp_path))
+    with pytest.raises(DataError, match=r"no column 'words' of texts.*text, title, label"):
+        len(reviews(tmp_path / "data", tmp_path, column="words"))
+
+
+def test_a_column_is_of_parquet_alone(tmp_path):
+    with pytest.raises(SettingError, match="column= chooses"):
+        Dataset(tmp_path, column="text", format="webdataset")
+    with pytest.raises(SettingError, match="column takes"):
+        Dataset(tmp_path, column=3)
+    assert isinstance(format_named("parquet:text"), Parquet)
+
+
+def test_a_node_is_asked_for_the_column_by_the_format():
+    asked = ListingRequest(data="file:///x", format="parquet:a text")
+    assert ListingRequest.from_json(asked.to_json()) == asked
+    with pytest.raises(BadRequest, match="format"):
+        ListingRequest.from_json({**asked.to_json(), "format": "parquet:\n"})

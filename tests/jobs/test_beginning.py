@@ -1,0 +1,583 @@
+"""How a job begins: at once, with short requests, at a node that may be full, and what the next job has of it.
+
+How a job begins: at once, with what is known; what it measures while it runs, and what the next job has of that.
+
+A job without a network begins with short requests: the same batches and states, and whole ones from then on.
+
+A node that is full while a job begins: the job waits for as long as the node asks, says so, and gives up in time.
+
+Measurements that are kept: found again under the same key alone, whole or not there.
+"""
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import frostline as fl
+from frostline.core import REFERENCE
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import EngineNotReady, NodeUnreachable, Overloaded, Unavailable
+from frostline.core.events import (
+    BatchDelivered,
+    EngineChanged,
+    EpochStarted,
+    MeasurementFailed,
+    NodeFull,
+    PhaseStarted,
+    Replanned,
+    RequestFinished,
+)
+from frostline.jobs import beginning
+from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring
+from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey, measure_link
+from frostline.loaders.fetch import EngineChoice, NodeEngine, RetryPolicy
+from frostline.models import freeze
+from frostline.node import Node
+from frostline.node import weights as stays
+from frostline.node.in_process import LocalTransport
+from frostline.profiles import CodecCost, CutCost, Trial
+from frostline.testing.transports import Act, ScriptedTransport
+from frostline.transport import Cancellation
+from support import nodes
+from support.engines import make_fastest
+from support.images import image_folder, tiny_preprocess
+from support.networks import Small
+from support.nodes import make_images, request, served, until
+from support.tenants import tenant, token_of
+
+OTHER = "torch-channels-last"
+NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8, engines=(OTHER,))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=16)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "frostline"
+
+
+@pytest.fixture
+def profiled(monkeypatch):
+    """Every request for a profile that has anything measured or tried."""
+    seen, profile = [], LocalTransport.profile
+
+    def watched(self, wanted, cancellation=None):
+        if wanted.accuracy != "exact" or not wanted.only_engine:
+            seen.append(wanted)
+        return profile(self, wanted, cancellation)
+
+    monkeypatch.setattr(LocalTransport, "profile", watched)
+    return seen
+
+
+def job_on(folder, events=None, **options):
+    torch.manual_seed(1)
+    model = fl.freeze(Small().train(), "body", input_shape=(3, 32, 32))
+    settings = LoaderSettings(samples_per_request=8, device_batch=8, **options.pop("settings", {}))
+    observe = None if events is None else events.append
+    return fl.offload(
+        model,
+        fl.Dataset(folder),
+        preprocess=tiny_preprocess(),
+        node=NODE,
+        settings=settings,
+        observe=observe,
+        **options,
+    )
+
+
+def rows_of(job, epoch=0):
+    return torch.cat([batch.features for batch in job.loader(batch_size=8, epoch=epoch)]).numpy()
+
+
+def test_a_job_hands_out_batches_before_anything_is_measured(folder, profiled):
+    with job_on(folder, accuracy="exact") as job:
+        assert job.plan is None
+        assert job.situation is None
+        assert len(rows_of(job)) == 48
+        assert "no plan was measured" in str(job.explain())
+        assert dict(job.where)[f"frozen layers up to {job.frost_line.name} (cut {job.frost_line.number})"]
+    assert profiled == []
+
+
+def test_measures_first_where_the_plan_is_wanted_first(folder, profiled):
+    with job_on(folder, accuracy="exact", settings={"measure_first": True}) as job:
+        assert job.plan is not None
+        rows = rows_of(job)
+    assert len(profiled) == 1
+    with job_on(folder, accuracy="exact") as job:
+        np.testing.assert_array_equal(rows_of(job), rows)
+
+
+def test_sides_with_cores_of_their_own_are_measured_while_the_job_runs_where_that_pays(folder, profiled, monkeypatch):
+    monkeypatch.setattr(beginning, "shares_cores", lambda *_: False)
+    with job_on(folder, accuracy="exact") as job:
+        rows_of(job)
+        assert profiled == []  # 48 samples are not worth it
+        assert job.plan is None
+    monkeypatch.setattr(beginning, "is_worth_measuring", lambda **_: True)
+    events = []
+    with job_on(folder, events, accuracy="exact", settings={"cache_bytes": 0}) as job:
+        epoch = 0
+        while job.plan is None:
+            rows_of(job, epoch)
+            epoch += 1
+        assert job.explain().first_plan is not None
+        assert job.explain().situation.trainer.engine == REFERENCE
+    assert len(profiled) == 1
+    assert not [event for event in events if isinstance(event, MeasurementFailed)]
+    with job_on(folder, accuracy="exact") as job:  # begins with the plan
+        assert job.plan is not None
+    assert len(profiled) == 1
+
+
+def test_an_engine_that_was_found_is_used_from_then_on_and_from_the_beginning_by_the_next_job(
+    folder, profiled, cache, monkeypatch
+):
+    def engine(self, context, *_):
+        context.transport.profile(_wanted(context))
+        make_fastest(cache / "engines", OTHER)  # a trial on a busy machine may say that it is not
+        return Measurements(choice=EngineChoice.of(context.transport.profile(_wanted(context))))
+
+    monkeypatch.setattr("frostline.jobs.partition.PartitionedModel.engine", engine)
+    monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
+    events = []
+    with job_on(folder, events, accuracy=0.001, settings={"cache_bytes": 0}) as job:
+        before, epoch = rows_of(job), 1
+        while not any(isinstance(event, EngineChanged) for event in events):
+            rows_of(job, epoch)
+            epoch += 1
+        after = rows_of(job, epoch)
+        engine = job.engine.engine
+        assert engine.startswith(OTHER)
+        assert job.explain().to_json()["engine"]["name"] == engine
+        assert any(engine in where for _, where in job.where)
+    [changed] = [event for event in events if isinstance(event, EngineChanged)]
+    assert (changed.before, changed.after) == (REFERENCE, engine)
+    np.testing.assert_allclose(before, after, rtol=1e-3, atol=1e-4)
+    asked = len(profiled)
+    with job_on(folder, accuracy=0.001) as job:
+        assert job.engine.engine == engine
+        np.testing.assert_array_equal(rows_of(job), after)
+    assert len(profiled) == asked
+    with job_on(folder, accuracy="exact") as job:  # what another accuracy allowed is nothing to it
+        assert job.engine == EngineChoice()
+
+
+def _wanted(context):
+    from dataclasses import replace
+
+    from frostline.jobs.context import tried
+    from frostline.wire.messages import ProfileRequest
+
+    features = replace(tried(context), cut=context.cuts[-1].number)
+    return ProfileRequest(features=features, accuracy=context.accuracy, only_here=True, only_engine=True)
+
+
+def test_falls_back_to_the_reference_where_the_node_lost_the_engine(folder, monkeypatch):
+    with job_on(folder, accuracy="exact") as job:
+        exact = rows_of(job)
+
+    profile = LocalTransport.profile
+
+    def refuse(self, wanted, cancellation=None):
+        if wanted.features.engine != REFERENCE:
+            raise EngineNotReady("is not installed any more")
+        return profile(self, wanted, cancellation)
+
+    monkeypatch.setattr(LocalTransport, "profile", refuse)
+    gone = Measurements(choice=EngineChoice(engine="openvino", error=1e-6))
+    monkeypatch.setattr(MeasurementCache, "get", lambda _: gone)
+    with job_on(folder, accuracy=0.001) as job:
+        assert job.engine.engine == "openvino"
+        np.testing.assert_array_equal(rows_of(job), exact)
+        assert job.engine == EngineChoice()
+        assert not any("openvino" in where for _, where in job.where)
+
+
+def test_reports_a_failed_measurement_and_goes_on(folder, monkeypatch):
+    def fail(*_, **__):
+        raise Unavailable("the node is stopping")
+
+    monkeypatch.setattr("frostline.jobs.partition.PartitionedModel.engine", fail)
+    monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
+    events = []
+    with job_on(folder, events, accuracy=0.001, settings={"cache_bytes": 0}) as job:
+        epoch = 0
+        while not any(isinstance(event, MeasurementFailed) for event in events):
+            assert len(rows_of(job, epoch)) == 48
+            epoch += 1
+        rows_of(job, epoch)
+    assert [event.reason for event in events if isinstance(event, MeasurementFailed)] == ["the node is stopping"]
+    assert not [event for event in events if isinstance(event, EngineChanged | Replanned)]
+
+
+def batch(samples=8, from_cache=0):
+    return BatchDelivered(epoch=0, samples=samples, from_cache=from_cache, stall_s=0.0)
+
+
+def measuring(measure, *, samples=100, is_worth=lambda *_: True, clock=lambda: 0.0):
+    ticks = iter(range(1000))
+    return Measuring(samples=samples, is_worth=is_worth, measure=measure, clock=lambda: float(next(ticks)))
+
+
+def test_measuring_begins_once_with_the_number_of_samples_left():
+    asked, done = [], threading.Event()
+
+    def measure(cancellation, samples_left):
+        asked.append(samples_left)
+        done.set()
+        return Measurements()
+
+    judged = []
+    found = measuring(measure, is_worth=lambda *known: judged.append(known) or len(judged) > 1)
+    found.observe(EpochStarted(epoch=0, samples=100))
+    for _ in range(4):
+        found.observe(batch())
+    assert done.wait(30)
+    assert judged == [(92, 8.0), (84, 8.0)]  # eight samples a tick
+    assert asked == [84]
+    found.close()
+    assert found.found() == Measurements()
+    assert found.found() is None
+
+
+def test_measuring_may_begin_before_the_first_batch_and_is_waited_for_a_while():
+    go_on = threading.Event()
+    at_once = measuring(lambda _, samples_left: Measurements(choice=EngineChoice(engine=f"{samples_left} left")))
+    assert at_once.begin(wait_s=60) == Measurements(choice=EngineChoice(engine="100 left"))
+    assert at_once.found() is None
+    at_once.observe(EpochStarted(epoch=0, samples=100))
+    at_once.observe(batch())  # it was done
+    at_once.close()
+    assert at_once.found() is None
+
+    later = measuring(lambda *_: Measurements() if go_on.wait(60) else None)
+    assert later.begin(wait_s=0.01) is None
+    go_on.set()
+    later.close()
+    assert later.found() == Measurements()
+
+
+def test_an_engine_that_is_found_soon_serves_the_first_batch_too(folder, monkeypatch):
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    found = EngineChoice(engine=REFERENCE, error=0.0, trials=(Trial(engine=REFERENCE, precision="fp32", cut=2),))
+    monkeypatch.setattr("frostline.jobs.partition.PartitionedModel.engine", lambda *_: Measurements(choice=found))
+    events = []
+    with job_on(folder, events, accuracy="float32") as job:
+        assert job.engine == found
+    assert [event.name for event in events if isinstance(event, PhaseStarted)][-1] == "trying an engine"
+
+
+def test_reports_an_engine_whose_trial_fails_and_begins(folder, monkeypatch):
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+
+    def fail(*_, **__):
+        raise Unavailable("the node is stopping")
+
+    monkeypatch.setattr("frostline.jobs.partition.PartitionedModel.engine", fail)
+    events = []
+    with job_on(folder, events, accuracy="float32") as job:
+        assert len(rows_of(job)) == 48
+    assert [event.reason for event in events if isinstance(event, MeasurementFailed)] == ["the node is stopping"]
+
+
+def test_cached_samples_give_no_reason_to_measure():
+    found = measuring(lambda *_: pytest.fail("was measured"))
+    found.observe(EpochStarted(epoch=0, samples=100))
+    found.observe(batch(from_cache=8))
+    found.close()
+
+
+def test_a_closed_job_gives_up_what_it_measures():
+    begun = threading.Event()
+
+    def measure(cancellation: Cancellation, _):
+        ended = threading.Event()
+        with cancellation.ends(ended.set):
+            begun.set()
+            assert ended.wait(60)
+        cancellation.check()
+
+    found = measuring(measure)
+    found.observe(EpochStarted(epoch=0, samples=100))
+    found.observe(batch())
+    assert begun.wait(30)
+    found.close()
+    until(lambda: isinstance(found.found(), MeasurementFailed))
+
+
+ASKED = {"prefix": "ab", "accuracy": 0.01}
+FOUND = Measurements(choice=EngineChoice(engine="a", error=0.1, trials=(Trial(engine="a", precision="fp32", cut=2),)))
+
+
+def test_findings_are_kept_for_what_they_depend_on(tmp_path):
+    MeasurementCache(tmp_path, ASKED).put(FOUND)
+    assert MeasurementCache(tmp_path, ASKED).get() == FOUND
+    assert MeasurementCache(tmp_path, {**ASKED, "accuracy": "exact"}).get() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"choice": {"engine": 1}, "situation": null}', '{"choice": 3}'])
+def test_findings_that_say_something_else_count_as_not_there(tmp_path, text):
+    kept = MeasurementCache(tmp_path, ASKED)
+    kept.put(FOUND)
+    next(tmp_path.glob("*.json")).write_text(text)
+    assert kept.get() is None
+
+
+def test_a_codec_may_lose_what_the_engine_leaves_of_the_accuracy():
+    engine = NodeEngine(0.01)
+    assert engine.tolerance == 0.01
+    engine.choice = EngineChoice(engine="a", error=0.004)
+    assert engine.tolerance == pytest.approx(0.006)
+    assert NodeEngine("fp16").tolerance is None
+
+
+def test_a_command_lists_its_data_and_launches_its_node_before_it_imports_pytorch():
+    line = (
+        "import sys, frostline.cli.train, frostline.cli.extract_predict, frostline.training.start, "
+        "frostline.training.feature_files; print('torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", line], check=True, capture_output=True, text=True)
+    assert said.stdout.strip() == "False"
+
+
+NODE_OF_SHORT_BEGINNINGS = NodeSettings(memory_bytes=1 << 28, device_batch=8)
+SHORT = LoaderSettings(samples_per_request=8, requests_in_flight=4, cache_bytes=0, device_batch=8)
+WHOLE = replace(SHORT, ramp=False)
+# Of 45 samples: a round of four, and whole ones.
+BEGINS = Counter([4] * 4 + [8] * 3 + [5])
+ALL_WHOLE = Counter([8] * 5 + [5])
+
+
+@pytest.fixture(scope="module")
+def folder_of_short_beginnings(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=15)
+
+
+def job_for(folder, settings, *, model=None, observe=None, **options):
+    data = fl.Dataset(folder)
+    return fl.offload(
+        model,
+        data,
+        preprocess=tiny_preprocess(),
+        settings=settings,
+        node=NODE_OF_SHORT_BEGINNINGS,
+        observe=observe,
+        **options,
+    )
+
+
+def steps(loader):
+    """What the loop has, and what a state says after it, batch by batch."""
+    return [(batch.ids.tolist(), batch.features, loader.state_dict()) for batch in loader]
+
+
+def asked_for(events):
+    return Counter(event.samples for event in events if isinstance(event, RequestFinished))
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_batches_and_states_are_those_of_whole_requests(folder_of_short_beginnings, cut):
+    found, events = [], []
+    for settings in (SHORT, WHOLE):
+        seen = []
+        with job_for(folder_of_short_beginnings, settings, cut=cut, observe=seen.append) as job:
+            found.append(steps(job.loader(6, shuffle=True, seed=5)))
+            again = job.loader(6, shuffle=True, seed=5)
+            again.load_state_dict(found[-1][2][2])
+            assert [ids for ids, _, _ in steps(again)] == [ids for ids, _, _ in found[-1][3:]]
+        events.append(seen)
+    for (ids, features, state), (others, expected, same) in zip(*found, strict=True):
+        assert (ids, state) == (others, same)
+        assert torch.equal(features, expected)
+    assert asked_for(events[0])[4] > 0
+    assert asked_for(events[1])[4] == 0
+
+
+@pytest.mark.parametrize(("settings", "lengths"), [(SHORT, BEGINS), (WHOLE, ALL_WHOLE)], ids=["short", "whole"])
+def test_only_the_first_requests_of_a_window_are_short(folder_of_short_beginnings, settings, lengths):
+    events = []
+    with job_for(folder_of_short_beginnings, settings, observe=events.append) as job:
+        for loader in job.epochs(9, range(3)):
+            list(loader)
+    assert asked_for(events) == lengths + ALL_WHOLE + ALL_WHOLE
+
+
+def test_a_network_is_run_on_whole_requests_from_the_first_on(folder_of_short_beginnings):
+    torch.manual_seed(1)
+    model = freeze(Small().train(), "stem", input_shape=(3, 32, 32))
+    events = []
+    with job_for(folder_of_short_beginnings, SHORT, model=model, cut=2, observe=events.append) as job:
+        list(job.loader(9))
+    assert asked_for(events) == ALL_WHOLE
+
+
+class Time:
+    """Seconds that pass only where somebody waits."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def wait(self, seconds):
+        self.now += seconds
+
+
+def asking(events, time, retry_for_s=60.0):
+    return RetryPolicy(
+        retry_for_s=retry_for_s, observe=events.append, clock=lambda: time.now, wait=time.wait, jitter=float
+    )
+
+
+def full(retry_after_s):
+    return Act(error=Overloaded("64 requests are in work", retry_after_s=retry_after_s))
+
+
+def test_asks_a_full_node_again_after_the_time_it_named(tmp_path):
+    events, time = [], Time()
+    node = ScriptedTransport([full(3.0), full(0.0)])
+    asked = request(make_images(tmp_path, 4), 0)
+    crossed = asking(events, time)(lambda: measure_link(node, asked))
+    assert crossed.encoded.ids.tolist() == asked.samples.ids.tolist()
+    assert [(event.attempt, event.delay_s) for event in events] == [(2, 3.0), (3, 0.2)]
+    assert all("64 requests" in event.reason for event in events)
+    assert time.now == pytest.approx(3.2)
+
+
+@pytest.mark.parametrize(("retry_after_s", "waits"), [(61.0, 0), (20.0, 3)])
+def test_ends_the_job_with_one_sentence_where_the_node_stays_full(retry_after_s, waits):
+    events, time = [], Time()
+
+    def ask():
+        raise Overloaded("no room", retry_after_s=retry_after_s)
+
+    with pytest.raises(NodeUnreachable, match=r"was full at .* no room; .* raise retry_for_s"):
+        asking(events, time)(ask)
+    assert len(events) == waits
+
+
+def test_does_not_wait_for_an_unreachable_node():
+    events = []
+    node = ScriptedTransport()
+    node.go_down()
+    with pytest.raises(NodeUnreachable, match="is down"):
+        asking(events, Time())(node.health)
+    assert events == []
+
+
+def test_a_job_begins_at_a_full_node_as_soon_as_memory_is_free(tmp_path):
+    folder = image_folder(tmp_path / "images", per_class=4)
+    model = fl.freeze(Small().train(), "stem", input_shape=(3, 32, 32))
+    with Node(NodeSettings(memory_bytes=1 << 28, max_requests=1), (folder.as_uri(),)) as node, served(node) as url:
+        others = [node.admit()]  # as other jobs' requests are in work
+        events = []
+
+        def observe(event):
+            events.append(event)
+            if isinstance(event, NodeFull):
+                others.pop().__exit__(None, None, None)
+            elif isinstance(event, PhaseStarted) and event.name.startswith("measuring"):
+                others.append(node.admit())
+
+        settings = LoaderSettings(requests_in_flight=1, measure_first=True)
+        data, steps = fl.Dataset(folder), tiny_preprocess()
+        with fl.offload(model, data, preprocess=steps, near=url, settings=settings, observe=observe) as job:
+            rows = torch.cat([batch.ids for batch in job.loader(batch_size=4)])
+    assert sorted(rows.tolist()) == sorted(data.samples.ids.tolist())
+    waits = [event for event in events if isinstance(event, NodeFull)]
+    assert len(waits) == 2  # for the prefix, and for the samples that cross to measure the link
+    assert all(wait.delay_s >= 1 for wait in waits)
+
+
+def test_jobs_whose_networks_do_not_fit_together_take_turns_and_have_all_their_features(tmp_path, monkeypatch):
+    monkeypatch.setattr(stays, "_TURN_S", 0.02)
+    folder = image_folder(tmp_path / "images", per_class=20)
+    data, names, last = fl.Dataset(folder), ("ann", "bob", "cat", "dan"), nodes.small_network(side=8).cuts[-1].number
+    # Eighteen megabytes for weights, and each network takes seven.
+    settings = NodeSettings(memory_bytes=96 << 20, device_batch=8, tenants=tuple(map(tenant, names)), max_requests=32)
+
+    def job_of(number, **options):
+        torch.manual_seed(number)
+        model = fl.freeze(nodes.Small(width=440).eval(), "features")
+        steps = tiny_preprocess(flip=True, side=8)  # so that nothing is kept from one epoch to the next
+        return fl.offload(model, data, preprocess=steps, cut=last, **options)
+
+    def features(job):
+        batches = [batch for epoch in range(4) for batch in job.loader(8, shuffle=True, seed=0, epoch=epoch)]
+        return torch.cat([batch.features for batch in batches]), torch.cat([batch.ids for batch in batches])
+
+    with Node(settings, (folder.as_uri(),)) as node, served(node) as url, ExitStack() as stack:
+        asking = [LoaderSettings(token=token_of(name), samples_per_request=8, requests_in_flight=2) for name in names]
+        jobs = [stack.enter_context(job_of(number, near=url, settings=item)) for number, item in enumerate(asking)]
+        with ThreadPoolExecutor(len(jobs)) as threads:
+            got = list(threads.map(features, jobs))
+        totals = node.statistics().totals
+    assert totals.evicted > len(names), "they had to wait for the places of others"
+    for number, (rows, ids) in enumerate(got):
+        assert sorted(ids.tolist()) == sorted(data.samples.ids.tolist() * 4)
+        with job_of(number, node=NodeSettings(memory_bytes=1 << 28, device_batch=8)) as job:
+            alone, their_ids = features(job)
+        assert torch.equal(ids, their_ids)
+        assert torch.equal(rows, alone)
+
+
+KEY = ProfileKey(
+    prefix="ab" * 32, hardware="cpu, 2 threads", engine="torch 2", device_batch=32, codecs=("lz4",), packed_cuts=(1,)
+)
+MEASURED = MeasuredPrefix(
+    cuts=(
+        CutCost(number=1, seconds=0.01, spread_s=0.001, fixed_bytes=10, bytes_per_sample=20, remaining_fixed_bytes=3),
+    ),
+    codecs=(CodecCost(cut=1, codec="lz4", bytes_per_sample=12.5, encode_s=1e-4, decode_s=2e-4),),
+)
+
+
+def test_the_next_process_finds_kept_features(tmp_path):
+    ProfileCache(tmp_path / "profiles").put(KEY, MEASURED)
+    assert ProfileCache(tmp_path / "profiles").get(KEY) == MEASURED
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"prefix": "cd" * 32},
+        {"hardware": "cpu, 1 threads"},
+        {"engine": "torch 3"},
+        {"device_batch": 8},
+        {"codecs": ()},
+        {"packed_cuts": ()},
+    ],
+)
+def test_another_network_machine_or_engine_is_measured_anew(tmp_path, other):
+    kept = ProfileCache(tmp_path)
+    kept.put(KEY, MEASURED)
+    assert kept.get(replace(KEY, **other)) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cuts": [{}], "codecs": []}', '{"cuts": 3}'])
+def test_a_file_that_says_something_else_counts_as_not_there(tmp_path, text):
+    kept = ProfileCache(tmp_path)
+    kept.put(KEY, MEASURED)
+    next(tmp_path.glob("*.json")).write_text(text)
+    assert kept.get(KEY) is None
+
+
+def test_a_folder_that_takes_no_file_costs_nothing_but_the_next_measurement(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    kept = ProfileCache(blocked / "profiles")
+    kept.put(KEY, MEASURED)
+    assert kept.get(KEY) is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

@@ -1,0 +1,155 @@
+"""The same losses from every format and store, and splits that are not mixed unasked.
+
+The same images give the same losses from every format and store, over a node too.
+
+A loop over all of a data set that brings splits is told that it trains on what should score it.
+"""
+
+import uuid
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import frostline as fl
+from frostline.core.config import NodeSettings
+from frostline.core.errors import TooManySkipped
+from frostline.node import Node
+from frostline.stores.open import open_store
+from frostline.testing.formats import Example
+from support import formats
+from support.cassandra import KEYSPACE, PASSWORD, USER
+from support.images import image_folder, tiny_preprocess
+from support.networks import Small
+from support.nodes import served
+
+SETTINGS = NodeSettings(device_batch=8)
+PUT = {
+    "folders": formats.put_folders,
+    "webdataset": formats.put_webdataset,
+    "parquet": formats.put_parquet,
+    "urls": formats.put_urls,
+}
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    root = Path(image_folder(tmp_path_factory.mktemp("images"), per_class=8))
+    return [Example(path.stem, path.parent.name, path.read_bytes()) for path in sorted(root.rglob("*.jpg"))]
+
+
+def losses(data, near=None):
+    torch.manual_seed(0)
+    model = fl.freeze(Small().train(), until="stem", input_shape=(3, 32, 32))
+    seen = []
+    with fl.offload(model, data, preprocess=tiny_preprocess(flip=False), near=near, policy="min_bytes") as job:
+        optimizer = torch.optim.SGD(job.head.parameters(), lr=0.1)
+        for epoch in range(2):
+            for batch in job.loader(8, shuffle=True, seed=3, epoch=epoch):
+                loss = torch.nn.functional.cross_entropy(job.head(batch.features), batch.labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                seen.append(loss.item())
+    return seen
+
+
+def place(kind, request, tmp_path, monkeypatch):
+    if kind == "folder":
+        return tmp_path.as_uri()
+    if kind == "memory":
+        return f"memory://{uuid.uuid4()}"
+    server = request.getfixturevalue("s3")
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    server.make_bucket("alike")
+    return f"s3://alike/{uuid.uuid4()}"
+
+
+@pytest.fixture(scope="module")
+def plain(examples):
+    url = f"memory://{uuid.uuid4()}"
+    formats.put_folders(open_store(url), examples)
+    return losses(fl.Dataset(url))
+
+
+@pytest.mark.parametrize("format", PUT)
+@pytest.mark.parametrize("store", ["folder", "memory", "s3"])
+def test_a_run_has_the_same_losses_from_every_format_and_store(
+    format, store, plain, examples, request, tmp_path, monkeypatch
+):
+    url = place(store, request, tmp_path, monkeypatch)
+    PUT[format](open_store(url), examples)
+    data = fl.Dataset(url, format=format)
+    assert data.classes == ("circle", "noise", "stripe")
+    assert len(plain) == 6
+    assert losses(data) == plain
+
+
+def test_a_run_has_the_same_losses_from_a_table_of_cassandra(plain, examples, cql, tmp_path, monkeypatch):
+    monkeypatch.setenv("FROSTLINE_CQL_PASSWORD", PASSWORD)
+    table = open_store(f"cql://{USER}@{cql.place}/{KEYSPACE}/alike?protocol=3")
+    table.create()
+    formats.put_table(table, examples)
+    data = fl.Dataset(table.url, cache=tmp_path)
+    assert data.classes == ("circle", "noise", "stripe")
+    assert losses(data) == plain
+
+
+@pytest.mark.parametrize("format", ["webdataset", "parquet", "urls"])
+def test_a_node_elsewhere_reads_them_too(format, plain, examples, tmp_path):
+    PUT[format](open_store(str(tmp_path)), examples)
+    with Node(SETTINGS, (tmp_path.as_uri(),)) as node, served(node) as near:
+        assert losses(fl.Dataset(tmp_path, format=format), near) == pytest.approx(plain, abs=1e-6)
+
+
+@pytest.mark.parametrize("format", PUT)
+def test_encoded_samples_come_as_they_are_stored(format, examples, tmp_path):
+    PUT[format](open_store(str(tmp_path)), examples)
+    data = fl.Dataset(tmp_path, format=format)
+    with fl.offload(None, data, preprocess=tiny_preprocess()) as job:
+        batches = list(job.loader(8))
+    assert sum(len(batch.labels) for batch in batches) == len(examples)
+    labels = np.concatenate([batch.labels for batch in batches])
+    assert sorted(labels.tolist()) == sorted([*range(3)] * 8)
+
+
+@pytest.mark.parametrize("format", PUT)
+def test_objects_that_change_behind_a_job_are_named_and_end_it(format, examples, tmp_path):
+    store = open_store(str(tmp_path))
+    PUT[format](store, examples)
+    data = fl.Dataset(tmp_path, format=format)
+    with fl.offload(None, data, preprocess=tiny_preprocess()) as job:
+        PUT[format](store, examples[::-1])
+        with pytest.raises(TooManySkipped) as caught:
+            list(job.loader(8))
+    assert "changed" in str(caught.value)
+
+
+def job_over(folder, observe=None):
+    return fl.offload(None, fl.Dataset(folder), preprocess=tiny_preprocess(), observe=observe)
+
+
+def folder_with(tmp_path, *splits):
+    for split in splits:
+        image_folder(tmp_path / split, per_class=2)
+    return tmp_path
+
+
+def test_warns_where_splits_to_train_on_and_to_score_are_read_together(tmp_path):
+    with job_over(folder_with(tmp_path, "train", "val")) as job, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        job.loader(2)
+        job.loader(2, data=job.data["train"])
+    assert len(caught) == 1
+    assert "splits train, val mixed" in str(caught[0].message)
+    assert "data=job.data['train']" in str(caught[0].message)
+
+
+def test_says_nothing_where_there_is_nothing_to_score(tmp_path):
+    happened = []
+    with job_over(image_folder(tmp_path / "images", per_class=2), happened.append) as job:
+        job.loader(2)
+    assert not [event for event in happened if type(event).__name__ == "SetupWarning"]

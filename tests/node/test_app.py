@@ -1,0 +1,259 @@
+"""The node over HTTP: its routes, and their description.
+
+The node over HTTP, in this process: routes, refusals, and the description against the app.
+
+The node's description of itself names the fields of requests and of steps as the code does.
+"""
+
+import json
+from dataclasses import fields
+from importlib.resources import files
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from starlette.testclient import TestClient
+
+from frostline.control.embedded import control_routes, embedded_settings
+from frostline.core.config import NodeSettings
+from frostline.node import Node
+from frostline.node.http.app import make_app
+from frostline.preprocess import DecodeAudio, NamedInputs, ReadArray, Tokenize
+from frostline.preprocess.spec import step_to_json
+from frostline.wire.listings import ListingRequest
+from frostline.wire.messages import FeatureRequest
+from support.nodes import artifact_of, make_images, request, small_network
+
+DESCRIPTION = json.loads(files("frostline.node").joinpath("openapi.json").read_bytes())
+OPERATIONS = [(path, name) for path, item in DESCRIPTION["paths"].items() for name in item if name != "parameters"]
+MEMORY = 128 << 20
+
+
+def whole_app(node):
+    """The routes of a node and of the control plane within it."""
+    return make_app(node, control_routes(embedded_settings(node.settings)))
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", 4)
+
+
+@pytest.fixture
+def node(images):
+    with Node(NodeSettings(memory_bytes=MEMORY, max_requests=2), (images.as_uri(),)) as node:
+        yield node
+
+
+@pytest.fixture
+def client(node):
+    with TestClient(whole_app(node), raise_server_exceptions=False) as client:
+        yield client
+
+
+def refused(answer, status, error):
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"] == error
+    return answer.json()["message"]
+
+
+def post(client, message):
+    return client.post("/v1/features", json=message.to_json())
+
+
+def test_routes_and_description_name_the_same_paths_and_methods(node):
+    routes = {(route.path, method) for route in whole_app(node).routes for method in route.methods}
+    described = {
+        (path, method.upper())
+        for path, item in DESCRIPTION["paths"].items()
+        for method in item
+        if method != "parameters"
+    }
+    assert routes - {(path, "HEAD") for path, method in routes if method == "GET"} == described
+
+
+def test_a_prefix_is_taken_in_once_and_known_by_its_digest(client):
+    digest, body = artifact_of(small_network())
+    assert client.head(f"/v1/prefixes/{digest}").status_code == 404
+    assert client.put(f"/v1/prefixes/{digest}", content=body).status_code == 201
+    assert client.put(f"/v1/prefixes/{digest}", content=body).status_code == 200
+    assert client.head(f"/v1/prefixes/{digest}").status_code == 200
+
+
+def test_refuses_a_prefix_that_does_not_match_its_digest(client, node):
+    _, body = artifact_of(small_network())
+    assert "digest" in refused(client.put("/v1/prefixes/" + "0" * 64, content=body), 400, "BadRequest")
+    refused(client.put("/v1/prefixes/short", content=body), 400, "BadRequest")
+    assert node.statistics().prefixes == 0
+
+
+def test_refuses_a_body_that_is_not_a_prefix(client):
+    import hashlib
+
+    junk = b"\x80\x04cos\nsystem\n" * 10
+    answer = client.put(f"/v1/prefixes/{hashlib.sha256(junk).hexdigest()}", content=junk)
+    refused(answer, 422, "UnsafeArtifact")
+
+
+def test_an_upload_that_can_never_fit_is_refused_before_it_is_read(client, node):
+    def endless():
+        raise AssertionError("the body was read")
+        yield b""
+
+    answer = client.put("/v1/prefixes/" + "0" * 64, content=endless(), headers={"Content-Length": str(MEMORY)})
+    assert "--memory" in refused(answer, 413, "OverBudget")
+    assert node.statistics().memory["work"].peak_bytes == 0
+
+
+def test_a_body_without_a_length_is_refused(client):
+    answer = client.post("/v1/features", content=(part for part in [b"{}"]))
+    assert "Content-Length" in refused(answer, 400, "BadRequest")
+
+
+def test_a_request_that_is_too_long_is_refused_before_it_is_parsed(client):
+    answer = client.post("/v1/features", content=b" " * (1 << 20))
+    assert "--memory" in refused(answer, 413, "OverBudget")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[" * 50_000, b"[]", b'{"data": 1}', b"\xff"])
+def test_refuses_a_body_that_is_not_a_request(client, body):
+    refused(client.post("/v1/features", content=body), 400, "BadRequest")
+
+
+def test_data_outside_the_roots_is_not_served(client, images):
+    for url in (
+        "file:///etc",
+        images.parent.as_uri(),
+        images.as_uri() + "/../..",
+        images.as_uri() + "2",
+        "s3://x",
+        "/",
+    ):
+        refused(post(client, request(images, 0, data=url)), 400, "BadRequest")
+
+
+def test_names_that_leave_the_data_are_refused_before_anything_is_sent(client, images):
+    for name in ("../secret", "/etc/passwd", "a/../../b", ""):
+        message = request(images, 0).to_json()
+        message["samples"]["objects"][-1] = name
+        refused(client.post("/v1/features", json=message), 400, "BadRequest")
+
+
+def test_a_sample_named_twice_is_refused(client, images):
+    message = request(images, 0).to_json()
+    message["samples"]["ids"][1] = message["samples"]["ids"][0]
+    assert "ids" in refused(client.post("/v1/features", json=message), 400, "BadRequest")
+
+
+def test_a_prefix_must_be_held_named_and_fit_the_pixels(client, images):
+    digest, body = artifact_of(small_network())
+    refused(post(client, request(images, 2, digest)), 404, "UnknownPrefix")
+    refused(post(client, request(images, 2, None)), 400, "BadRequest")
+    client.put(f"/v1/prefixes/{digest}", content=body)
+    assert "shape" in refused(post(client, request(images, 2, digest, side=16)), 400, "BadRequest")
+    assert "cut" in refused(post(client, request(images, 99, digest)), 400, "BadRequest")
+
+
+def test_a_codec_must_be_known_and_fit_the_cut(client, images):
+    for cut, others in ((1, {"codec": "gzip"}), (0, {"codec": "fp16"}), (1, {"codec": 7}), (1, {"codec": None})):
+        message = {**request(images, cut).to_json(), **others}
+        assert "codec" in refused(client.post("/v1/features", json=message), 400, "BadRequest")
+    for tolerance in (-1, "0.1", True):
+        message = {**request(images, 1, codec="fp16").to_json(), "tolerance": tolerance}
+        assert "tolerance" in refused(client.post("/v1/features", json=message), 400, "BadRequest")
+    for codecs in (["gzip"], "fp16", [1], ["fp16"] * 99):
+        message = {**request(images, 1).to_json(), "codecs": codecs}
+        assert "codecs" in refused(client.post("/v1/profiles", json=message), 400, "BadRequest")
+
+
+def test_refuses_a_request_beyond_the_limit_before_its_body_is_read(client, node, images):
+    with node.admit(), node.admit():
+        answer = client.post("/v1/features", content=b"not even JSON")
+        refused(answer, 429, "Overloaded")
+        assert int(answer.headers["Retry-After"]) >= 1
+        refused(client.post("/v1/profiles", json=request(images, 1).to_json()), 429, "Overloaded")
+    assert post(client, request(images, 1)).status_code == 200
+    assert node.statistics().totals.refused_busy == 2
+
+
+def test_a_profile_counts_every_cut(client, images):
+    network = small_network()
+    digest, body = artifact_of(network)
+    client.put(f"/v1/prefixes/{digest}", content=body)
+    answer = client.post("/v1/profiles", json=request(images, 2, digest).to_json()).json()
+    assert [cut["number"] for cut in answer["cuts"]] == [cut.number for cut in network.cuts]
+    assert answer["cuts"][1]["seconds"] > 0
+    assert [cut["number"] for cut in client.post("/v1/profiles", json=request(images, 1).to_json()).json()["cuts"]] == [
+        0,
+        1,
+    ]
+
+
+def test_every_figure_of_the_statistics_is_a_metric(client, node, images):
+    post(client, request(images, 1))
+    text = client.get("/v1/metrics").text
+    statistics = client.get("/v1/statistics").json()
+    assert "frostline_node_samples_total 4.0" in text
+    assert 'frostline_node_memory_reserved_bytes{share="work"} 0.0' in text
+    for name in (
+        *statistics["totals"],
+        *(name for name, value in statistics.items() if type(value) in (int, float)),
+    ):
+        assert f"frostline_node_{name.removesuffix('_s')}" in text
+
+
+def test_unknown_paths_and_methods_are_refused_as_json(client):
+    refused(client.get("/v1/nothing"), 404, "Refused")
+    refused(client.get("/v1/features"), 405, "Refused")
+
+
+OPERATIONS = [
+    (path, method) for path, item in DESCRIPTION["paths"].items() for method in item if method != "parameters"
+]
+
+
+# The usual ones of what is no valid request, and that it is too large besides.
+REFUSALS = schemathesis.Config.from_dict(
+    {"checks": {"negative_data_rejection": {"expected-statuses": [400, 401, 403, 404, 405, 409, 413, 415, 422, 429]}}}
+)
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_the_app_does_what_its_description_says(node, path, method):
+    described = schemathesis.openapi.from_asgi("/v1/openapi.json", whole_app(node), config=REFUSALS)
+    operation = described[path][method]
+
+    @given(case=st.one_of(operation.as_strategy(), operation.as_strategy(GenerationMode.NEGATIVE)))
+    @settings(max_examples=25, suppress_health_check=list(HealthCheck))
+    def holds(case):
+        # Whether a valid request is accepted depends on what the node holds and serves.
+        case.call_and_validate(excluded_checks=[positive_data_acceptance])
+
+    holds()
+
+
+SCHEMAS = json.loads(files("frostline.node").joinpath("openapi.json").read_bytes())["components"]["schemas"]
+
+
+@pytest.mark.parametrize("request_type", [FeatureRequest, ListingRequest])
+def test_every_field_of_a_request_is_described(request_type):
+    assert set(SCHEMAS[request_type.__name__]["properties"]) == {field.name for field in fields(request_type)}
+
+
+def described(name):
+    properties = [schema.get("properties", {}) for schema in SCHEMAS.values()]
+    kinds = next(kinds for some in properties if (kinds := some.get("steps", {}).get("items")))
+    return next(kind for kind in kinds["anyOf"] if kind["properties"]["step"]["const"] == name)
+
+
+PAIR = NamedInputs(("a", "b"), ((ReadArray((3,)),), (ReadArray((4,)),)))
+
+
+@pytest.mark.parametrize("step", [ReadArray((3, 4)), DecodeAudio(16_000, 1.0), Tokenize("0" * 64, 8), PAIR])
+def test_every_field_is_described_and_required(step):
+    written = step_to_json(step)
+    found = described(written["step"])
+    assert set(found["properties"]) == set(found["required"]) == set(written)

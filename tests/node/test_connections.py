@@ -1,0 +1,321 @@
+"""Connections to a node: limits of time and number, and links that are thin or break.
+
+Connections of strangers: unfinished heads, many of them, and which connections are closed.
+
+Symbolic links in a data root lead out of it only where the operator of the node allows it.
+"""
+
+import json
+import logging
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.client.http import HttpTransport
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import AccessDenied
+from frostline.node import Node
+from frostline.node.http.requests import ConnectionLimits, ConnectionTable, limits_of
+from frostline.stores.local import FolderStore, MmapFolder
+from frostline.stores.open import open_store
+from frostline.stores.protocols import LinkBounds, StoreLimits
+from frostline.wire.connection import address_of
+from support.nodes import joined, jpeg, make_images, request, samples_of, served
+from support.tenants import tenant, token_of
+
+MEMORY = 96 << 20
+HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", 4)
+
+
+@contextmanager
+def node_with(images, *tenants, **limits):
+    settings = NodeSettings(memory_bytes=MEMORY, tenants=tenants)
+    with Node(settings, (images.as_uri(),)) as node, served(node, limits=ConnectionLimits(**limits)) as url:
+        yield url
+
+
+def connection(url, data=b""):
+    peer = socket.create_connection(address_of(url), timeout=60)
+    peer.sendall(data)
+    return peer
+
+
+def health(peer, token=None):
+    who = f"Authorization: Bearer {token}\r\n" if token else ""
+    peer.sendall(f"GET /v1/health HTTP/1.1\r\nHost: x\r\n{who}\r\n".encode())
+    return answer(peer)
+
+
+def answer(peer):
+    """A whole answer: its head and its body may come apart."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += (more := peer.recv(65_536))
+        assert more, head
+    length = int(re.search(rb"\r\ncontent-length: (\d+)\r\n", head, re.IGNORECASE)[1])
+    left = length - len(head.partition(b"\r\n\r\n")[2])
+    while left > 0:
+        more = peer.recv(65_536)
+        assert more
+        head, left = head + more, left - len(more)
+    return head
+
+
+def is_closed(peer):
+    try:
+        return peer.recv(65_536) == b""
+    except ConnectionResetError:
+        return True
+
+
+def transport_of(name, url):
+    return closing(HttpTransport(url, LoaderSettings(deadline_s=30, token=token_of(name))))
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /v1/health HTTP/1.1\r\nHost: x\r\n", b"G"])
+def test_closes_a_connection_whose_head_does_not_end(images, caplog, begun):
+    caplog.set_level(logging.WARNING, "frostline.node")
+    with node_with(images, head_s=0.05) as url, connection(url, begun) as peer:
+        assert peer.recv(65_536).startswith(b"HTTP/1.1 408 ")
+        assert is_closed(peer)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "frostline.node"]
+    assert "sent no whole head within 0.05 s" in line
+
+
+def test_the_second_head_on_a_connection_must_come_in_time_too(images):
+    with node_with(images, head_s=0.5) as url, connection(url) as peer:
+        assert health(peer).startswith(b"HTTP/1.1 200 ")
+        peer.sendall(b"GET /v1/he")
+        assert peer.recv(65_536).startswith(b"HTTP/1.1 408 ")
+
+
+def test_refuses_a_head_that_is_too_large(images):
+    with node_with(images, head_bytes=1000) as url, connection(url, HEALTH[:-2] + b"a: " + bytes(1100)) as peer:
+        assert peer.recv(65_536).startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
+    with node_with(images, head_bytes=1000) as url, connection(url, HEALTH[:-2] + b"a: " + b"b" * 1100) as peer:
+        assert peer.recv(65_536).startswith(b"HTTP/1.1 431 ")
+
+
+def test_many_unfinished_heads_do_not_shut_out_others(images, caplog):
+    with node_with(images, tenant("ann"), max_unknown=8, max_connections=16) as url, ExitStack() as stack:
+        connections = [stack.enter_context(connection(url, b"GET /v1/he")) for _ in range(40)]
+        with transport_of("ann", url) as ann:
+            assert len(joined(ann.features(request(images, 1)))[0]) == 4
+        assert all(is_closed(peer) for peer in connections[:24])
+    assert sum("to make room for another" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_wrong_token_leaves_a_connection_unknown(images):
+    with node_with(images, tenant("ann"), max_unknown=2, young_s=0.0, max_connections=16) as url, ExitStack() as stack:
+        known = stack.enter_context(connection(url))
+        assert health(known, token_of("ann")).startswith(b"HTTP/1.1 200 ")
+        wrong = [stack.enter_context(connection(url)) for _ in range(2)]
+        for peer in wrong:
+            assert health(peer, "wrong").startswith(b"HTTP/1.1 401 ")
+        # It takes the place of the first of them as soon as the node accepts it.
+        assert health(stack.enter_context(connection(url)), token_of("ann")).startswith(b"HTTP/1.1 200 ")
+        assert is_closed(wrong[0])
+        assert health(known, token_of("ann")).startswith(b"HTTP/1.1 200 ")
+
+
+def test_idle_connections_of_known_tenants_are_closed_for_new_ones_too(images):
+    with node_with(images, max_unknown=4, max_connections=6) as url, ExitStack() as stack:
+        for _ in range(20):
+            assert health(stack.enter_context(connection(url))).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_node_with_few_descriptors_answers_beside_more_unfinished_heads_than_it_could_hold(images):
+    few = 128
+    command = [sys.executable, "-c", "from frostline.cli import main; main()", "serve", "--data-root", str(images)]
+    command += ["--listen", "127.0.0.1:0", "--json"]
+    node = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few)),
+    )
+    with node, ExitStack() as stack:
+        try:
+            url = json.loads(node.stdout.readline())["url"]
+            for _ in range(2 * few):
+                stack.enter_context(connection(url, b"GET /v1/he"))
+            with transport_of("nobody", url) as nobody:
+                assert len(joined(nobody.features(request(images, 1)))[0]) == 4
+        finally:
+            node.terminate()
+
+
+@given(
+    limits=st.builds(
+        ConnectionLimits,
+        max_unknown=st.integers(1, 4),
+        max_connections=st.integers(1, 8),
+        young_s=st.sampled_from((0.0, 2.0)),
+    ),
+    steps=st.lists(st.tuples(st.sampled_from(["enter", "recognised", "answered", "leave"]), st.integers(0, 99))),
+)
+def test_limits_connections_and_never_closes_a_working_one(limits, steps):
+    # Each is called by the number of its arrival, counted from one, which is its time too.
+    connections, here, working, idle = ConnectionTable(limits), [], set(), set()
+    for number, (step, place) in enumerate(steps, 1):
+        if step == "enter":
+            gone = connections.enter(number, float(number))
+            here.append(number)
+            if gone is not None:
+                here.remove(gone)
+                assert gone not in working
+                assert gone not in idle or not [
+                    number for number in here if number not in working | idle and number != number
+                ]
+                idle.discard(gone)
+        elif here:
+            connection = here[place % len(here)]
+            getattr(connections, step)(connection)
+            if step == "recognised":
+                working.add(connection)
+                idle.discard(connection)
+            elif step == "answered" and connection in working:
+                working.discard(connection)
+                idle.add(connection)
+            elif step == "leave":
+                here.remove(connection)
+                working.discard(connection)
+                idle.discard(connection)
+        assert len(connections) == len(here) <= limits.max_connections
+        unknown = [peer for peer in here if peer not in working | idle]
+        assert len(unknown) <= limits.max_unknown or limits.young_s
+
+
+def test_does_not_close_a_new_connection_for_another_new_one():
+    connections = ConnectionTable(ConnectionLimits(max_unknown=2, max_connections=100, young_s=1.0))
+    assert [connections.enter(number, 0.5) for number in range(1, 51)] == [None] * 50
+    assert connections.enter(51, 1.6) == 1
+
+
+@pytest.mark.parametrize("descriptors", [3, 64, 128, 1024, 1 << 20, -1])
+def test_connections_leave_descriptors_for_files_and_stores(descriptors):
+    limits = limits_of(descriptors)
+    assert 1 <= limits.max_unknown <= limits.max_connections <= 4096
+    if descriptors >= 64:
+        assert limits.max_connections <= descriptors - min(256, descriptors // 2)
+
+
+@pytest.fixture
+def places(tmp_path):
+    """A root with a link to a file outside, one to a folder outside, and one that stays inside."""
+    outside = make_images(tmp_path / "outside", 1)
+    root = make_images(tmp_path / "root", 1)
+    inside = make_images(root / "real", 1)
+    (root / "hosts.jpg").symlink_to(outside / "0000.jpg")
+    (root / "away").symlink_to(outside)
+    (root / "here").symlink_to(inside)
+    return root, outside
+
+
+def bounded(*folders):
+    return LinkBounds(tuple(map(str, folders)))
+
+
+def asked(node, folder, account=None):
+    """What a node answers to a request for all files that a folder shows, as its caller lists them."""
+    admission = None if account is None else node.admit(0, account)
+    return joined(node.features(request(folder, 0, samples=samples_of(folder)), admission))
+
+
+def test_does_not_follow_links_out_of_a_root(places):
+    root, outside = places
+    (root / "0000.jpg").unlink()
+    for name in ("here", "away", "real"):
+        (root / name).rename(root.parent / f"_{name}")
+    refused = pytest.raises(AccessDenied, match=r"hosts\.jpg .*leads out of the data root.*--follow-links")
+    with Node(NodeSettings(memory_bytes=MEMORY), (root.as_uri(),)) as node, refused:
+        asked(node, root)
+    with Node(NodeSettings(memory_bytes=MEMORY, follow_links=True), (root.as_uri(),)) as node:
+        assert asked(node, root)[2] == [(outside / "0000.jpg").read_bytes()]
+
+
+def test_refuses_a_data_set_that_is_a_link_out_of_the_root(places):
+    root, _ = places
+    with Node(NodeSettings(memory_bytes=MEMORY), (root.as_uri(),)) as node:
+        with pytest.raises(AccessDenied):
+            asked(node, root / "away")
+        assert asked(node, root / "here")[2] == [jpeg(0)]
+
+
+def test_links_between_roots_are_followed_as_far_as_the_tenant_may_read(places):
+    root, outside = places
+    tenants = (tenant("both"), tenant("one", roots=(root.as_uri(),)))
+    settings = NodeSettings(memory_bytes=MEMORY, tenants=tenants)
+    with Node(settings, (root.as_uri(), outside.as_uri())) as node:
+        assert asked(node, root / "away", node.identify(token_of("both")))[2] == [jpeg(0)]
+        with pytest.raises(AccessDenied):
+            asked(node, root / "away", node.identify(token_of("one")))
+
+
+@pytest.mark.parametrize("name", ["hosts.jpg", "away/0000.jpg", "here/up.jpg"])
+def test_a_bounded_folder_reads_and_describes_nothing_outside_itself(places, name):
+    store = open_store(str(places[0]), StoreLimits(links=bounded(places[0])))
+    (places[0] / "real" / "up.jpg").symlink_to("../../outside/0000.jpg")
+    for use in (lambda: store.read(name, 0, 1), lambda: store.describe(name), lambda: list(store.list())):
+        with pytest.raises(AccessDenied, match="symbolic link"):
+            use()
+
+
+def test_a_bounded_folder_lists_and_reads_links_that_stay_inside(places):
+    root, _ = places
+    (root / "hosts.jpg").unlink()
+    (root / "away").unlink()
+    store = open_store(str(root), StoreLimits(links=bounded(root)))
+    names = {entry.object for entry in store.list()}
+    assert names == {"0000.jpg", "real/0000.jpg", "here/0000.jpg"}
+    for name in names:
+        assert bytes(store.read(name, 0, 4)) == jpeg(0)[:4]
+        assert store.describe(name).size == len(jpeg(0))
+
+
+def test_sealed_files_are_mapped_only_where_links_may_lead(places):
+    root, outside = places
+    for path in (outside / "0000.jpg", root / "0000.jpg"):
+        path.chmod(0o444)
+    store = MmapFolder(FolderStore(str(root), bounded(root)))
+    assert bytes(store.read("0000.jpg", 0, 4)) == jpeg(0)[:4]
+    with pytest.raises(AccessDenied):
+        store.read("hosts.jpg", 0, 4)
+
+
+def test_a_root_that_is_a_link_may_be_pointed_elsewhere(places, tmp_path):
+    root, outside = places
+    current = tmp_path / "current"
+    current.symlink_to(root)
+    store = open_store(str(current), StoreLimits(links=bounded(current)))
+    assert bytes(store.read("0000.jpg", 0, 4)) == jpeg(0)[:4]
+    current.unlink()
+    current.symlink_to(outside)
+    assert bytes(store.read("0000.jpg", 0, 4)) == jpeg(0)[:4]
+
+
+def test_a_link_that_changes_while_it_is_opened_reveals_nothing(places, monkeypatch):
+    root, outside = places
+    opened = os.open
+
+    def turned(path, *rest):
+        if str(path).endswith("/0000.jpg"):
+            return opened(outside / "0000.jpg", *rest)
+        return opened(path, *rest)
+
+    monkeypatch.setattr(os, "open", turned)
+    with pytest.raises(AccessDenied):
+        open_store(str(root), StoreLimits(links=bounded(root))).read("0000.jpg", 0, 1)

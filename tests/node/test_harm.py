@@ -1,0 +1,559 @@
+"""What strangers and tenants can do to a node: nothing that harms it or another tenant.
+
+One tenant cannot harm the others: with unfinished uploads, huge models or long trials.
+
+A prefix of a stranger cannot crash the node, fill its memory or delay others, whatever it contains.
+
+The process that checks prefixes needs nothing of this machine that its limits forbid, and says when torch failed.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import anyio
+import pytest
+import torch
+from starlette.requests import Request
+
+from frostline.client.http import HttpTransport
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnsafeArtifact
+from frostline.core.files import FileCache
+from frostline.engines.graph_runner import leaf_values
+from frostline.engines.measure import GraphLimits, dry_run
+from frostline.models.artifact import header_of, read_prefix, write_prefix
+from frostline.node import Node
+from frostline.node import inspection as inspections
+from frostline.node.feature_cache import NodeCache
+from frostline.node.http.requests import BodyReader
+from frostline.node.inspection import Inspector
+from frostline.node.memory import Cancelled
+from frostline.node.process import start_node
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Tenants
+from frostline.node.trials.queue import TrialQueue
+from frostline.wire.connection import address_of
+from frostline.wire.messages import ProfileRequest
+from support.hostile import X, after, artifact, attacks, chain, node, peak_bytes, put
+from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
+from support.prefixes import small_prefix
+from support.tenants import tenant, token_of
+from support.trials import held_trial, trial_processes
+
+MEMORY = 96 << 20
+ENGINE = "torch-channels-last"
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", 6)
+
+
+def node_for(images, *tenants, **settings):
+    return Node(NodeSettings(memory_bytes=MEMORY, tenants=tenants, **settings), (images.as_uri(),))
+
+
+def transport_of(name, url):
+    return closing(HttpTransport(url, LoaderSettings(deadline_s=30, token=token_of(name))))
+
+
+def unfinished_upload(url, name, number):
+    """A connection on which a prefix of which only one byte comes is sent."""
+    peer = socket.create_connection(address_of(url))
+    lines = (f"PUT /v1/prefixes/{number:064x} HTTP/1.1", "Host: x", f"Authorization: Bearer {token_of(name)}")
+    peer.sendall("\r\n".join((*lines, "Content-Length: 100000", "", "x")).encode())
+    return peer
+
+
+def test_refuses_many_unfinished_uploads_and_serves_others(images):
+    node = node_for(images, tenant("ann", requests=1), tenant("bob"), max_requests=4)
+    with node, served(node) as url, ExitStack() as stack:
+        first = stack.enter_context(unfinished_upload(url, "ann", 0))
+        until(lambda: node.statistics().requests_in_progress == 1)
+        storm = [stack.enter_context(unfinished_upload(url, "ann", number)) for number in range(1, 40)]
+        answers = [peer.recv(65_536) for peer in storm]
+        assert all(answer.startswith(b"HTTP/1.1 429") for answer in answers)
+        assert all(b"retry-after: " in answer.lower() for answer in answers)
+        assert node.statistics().tenants["ann"].totals.refused_quota == 39
+        with transport_of("bob", url) as bob:
+            assert len(joined(bob.features(request(images, 1)))[0]) == 6
+            network = small_network()
+            bob.put_prefix(*artifact_of(network))
+            last = request(images, network.cuts[-1].number, artifact_of(network)[0])
+            assert len(joined(bob.features(last))[0]) == 6
+        first.close()
+        until(lambda: is_idle(node))
+
+
+def test_uploads_leave_a_slot_to_every_other_tenant_even_without_a_quota(images):
+    node = node_for(images, tenant("ann"), tenant("bob"), max_requests=4)
+    with node, served(node) as url, ExitStack() as stack:
+        for number in range(3):
+            stack.enter_context(unfinished_upload(url, "ann", number))
+        until(lambda: node.statistics().requests_in_progress == 3)
+        refused = stack.enter_context(unfinished_upload(url, "ann", 3))
+        assert refused.recv(65_536).startswith(b"HTTP/1.1 429")
+        with transport_of("bob", url) as bob:
+            assert len(joined(bob.features(request(images, 1)))[0]) == 6
+
+
+def test_a_refused_large_upload_is_not_sent_and_reports_the_reason(images):
+    """Else its sender might see a broken connection, after minutes on a slow link."""
+    large = bytes(8 << 20)
+    node = node_for(images, tenant("ann", requests=1), max_requests=4)
+    with node, served(node) as url, ExitStack() as stack, transport_of("ann", url) as ann:
+        first = stack.enter_context(unfinished_upload(url, "ann", 0))
+        until(lambda: node.statistics().requests_in_progress == 1)
+        with pytest.raises(Overloaded) as refused:
+            ann.put_prefix("1" * 64, large)
+        assert refused.value.retry_after_s > 0
+        assert ann.statistics().bytes_sent < 4096
+        first.close()
+        until(lambda: is_idle(node))
+        with pytest.raises(OverBudget, match="--memory"):
+            ann.put_prefix("1" * 64, bytes(MEMORY))
+        assert ann.statistics().bytes_sent < 4096
+        with pytest.raises(BadRequest, match="does not match its digest"):  # which only its bytes tell
+            ann.put_prefix("1" * 64, bytes(2 << 20))
+        assert ann.statistics().bytes_sent > 2 << 20
+        assert len(joined(ann.features(request(images, 1)))[0]) == 6
+    assert node.statistics().tenants["ann"].totals.refused_quota == 1
+
+
+def test_an_upload_without_memory_is_refused_and_frees_its_slot(images):
+    with node_for(images, tenant("ann"), tenant("bob")) as node:
+        ann = node.identify(token_of("ann"))
+        length = MEMORY // 24  # the memory that a tenant has for work holds one such, and not two
+        with node.upload("1" * 64, length, ann) as first:
+            first.begin()
+            with node.upload("2" * 64, length, ann) as second, pytest.raises(Overloaded, match="memory") as refused:
+                second.begin(longest_s=0.01)
+            assert refused.value.retry_after_s > 0
+            assert node.statistics().memory["work"].waiting == 0
+            assert node.statistics().requests_in_progress == 1
+        assert is_idle(node)
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "pause_s", "said"), [(0.05, 0.001, "--min-upload-rate"), (0.01, 60.0, "broke off")]
+)
+def test_refuses_a_body_that_comes_byte_by_byte_and_names_the_option(silence_s, pause_s, said):
+    async def receive():
+        await anyio.sleep(pause_s)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def read():
+        scope = {"type": "http", "headers": [(b"content-length", b"100")]}
+        return [chunk async for chunk in BodyReader(1 << 20, silence_s).chunks(Request(scope, receive))]
+
+    with pytest.raises(BadRequest, match=said):
+        anyio.run(read)
+
+
+def upload(node, artifact, account, longest_s=60):
+    digest, body = artifact
+    with node.upload(digest, len(body), account) as upload:
+        upload.begin(longest_s)
+        upload.write(body)
+        upload.finish()
+
+
+def test_a_tenant_at_its_limit_leaves_memory_for_the_weights_of_others(images):
+    # Eighteen megabytes for weights, and each takes seven.
+    first, second = (artifact_of(small_network(width=width, side=16)) for width in (440, 441))
+    with node_for(images, tenant("ann"), tenant("bob"), device_batch=8) as node:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+        upload(node, first, ann)
+        answer = node.features(request(images, 2, first[0], side=16), node.admit(0, ann))
+        with pytest.raises(Overloaded, match="ann"):
+            upload(node, second, ann, 0.2)
+        upload(node, second, bob)
+        theirs = node.features(request(images, 2, second[0], side=16), node.admit(0, bob))
+        assert len(joined(theirs)[0]) == 6
+        answer.close()
+        assert is_idle(node)
+
+
+def test_an_engine_counts_against_the_tenant_that_asked_for_it_and_is_refused_beyond_its_quota(
+    images, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    network = small_network()
+    digest, body = artifact_of(network)
+    known = tenant("ann", weight_bytes=len(body)), tenant("bob"), tenant("cat", weight_bytes=1)
+    asked = request(images, network.cuts[-1].number, digest, engine=ENGINE)
+    settings = NodeSettings(memory_bytes=256 << 20, tenants=known, device_batch=8, engines=(ENGINE,))
+    with Node(settings, (images.as_uri(),)) as node:
+        ann, bob, cat = (node.identify(token_of(name)) for name in ("ann", "bob", "cat"))
+        upload(node, (digest, body), ann)
+        node.profile(ProfileRequest(features=asked), node.admit(0, bob))
+        with pytest.raises(EngineNotReady, match="weight_bytes"):
+            node.profile(ProfileRequest(features=asked), node.admit(0, cat))
+        with pytest.raises(OverBudget, match="cat"):
+            node.features(asked, node.admit(0, cat))
+        assert len(joined(node.features(asked, node.admit(0, bob)))[0]) == 6
+        taken = {name: tenant_now.weight_bytes for name, tenant_now in node.statistics().tenants.items()}
+        assert taken["ann"] == len(body)
+        assert taken["bob"] > 0
+        assert taken["cat"] == 0
+
+
+def asked_profile(url, name, message, more=()):
+    """A connection on which a profile was asked for."""
+    body = json.dumps(message.to_json()).encode()
+    peer = socket.create_connection(address_of(url))
+    lines = ("POST /v1/profiles HTTP/1.1", "Host: x", f"Authorization: Bearer {token_of(name)}", *more)
+    peer.sendall("\r\n".join((*lines, f"Content-Length: {len(body)}", "", "")).encode() + body)
+    return peer
+
+
+@pytest.fixture
+def trying(tmp_path, monkeypatch):
+    """A node of two tenants that tries engines, its address, and a profile for which it does."""
+    images = make_images(tmp_path / "images", 12)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    network = small_network()
+    digest, body = artifact_of(network)
+    node = Node(
+        NodeSettings(memory_bytes=256 << 20, tenants=(tenant("ann"), tenant("bob")), device_batch=8, engines=(ENGINE,)),
+        (images.as_uri(),),
+    )
+    with node, served(node) as url:
+        node.put_prefix(digest, body)
+        wanted = request(images, network.cuts[-1].number, digest)
+        yield node, url, ProfileRequest(features=wanted, accuracy="fp16")
+
+
+def test_others_are_served_while_an_engine_is_tried_and_a_client_that_leaves_ends_its_trial(trying):
+    node, url, wanted = trying
+    with asked_profile(url, "ann", wanted) as ann, held_trial() as pid:
+        assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+        with transport_of("bob", url) as transport:
+            assert len(joined(transport.features(wanted.features))[0]) == 12
+            assert len(transport.profile(ProfileRequest(features=wanted.features)).cuts) > 0
+        with asked_profile(url, "bob", wanted):
+            until(lambda: node.statistics().requests_in_progress == 2)
+        until(lambda: node.statistics().requests_in_progress == 1)  # it waited for its turn, and no longer
+        assert trial_processes() == [pid]
+        ann.close()
+        until(lambda: is_idle(node))
+        assert trial_processes() == []
+    assert node.statistics().tenants["ann"].totals.trial_s > 0
+
+
+def test_a_request_waits_for_another_ones_trial_no_longer_than_its_deadline(trying):
+    node, url, wanted = trying
+    with asked_profile(url, "ann", wanted), held_trial() as pid:
+        with asked_profile(url, "bob", wanted, ("Frostline-Deadline: 1",)) as bob:
+            assert bob.recv(65_536).startswith(b"HTTP/1.1 503")
+        assert node.statistics().requests_in_progress == 1
+        assert trial_processes() == [pid]
+    until(lambda: is_idle(node))
+
+
+def test_a_tenant_that_used_up_its_trial_time_has_to_wait():
+    now = [0.0]
+    tenants = Tenants([tenant("ann"), tenant("bob")], Counters(), clock=lambda: now[0])
+    ann, bob = (tenants.identify(token_of(name)) for name in ("ann", "bob"))
+    for _ in range(2):
+        ann.check_trials()
+        ann.tried(600.0)
+    with pytest.raises(Overloaded, match="ann has used up its time for trials") as refused:
+        ann.check_trials()
+    ann.check()
+    bob.check_trials()
+    now[0] += refused.value.retry_after_s
+    ann.check_trials()
+    alone = Tenants([tenant("ann")], Counters()).identify(token_of("ann"))
+    alone.tried(6000.0)
+    alone.check_trials()
+
+
+def test_trials_alternate_between_tenants_and_a_cancelled_request_stops_waiting():
+    now = [0.0]
+    turns, order, gone = TrialQueue(clock=lambda: now[0]), [], threading.Event()
+
+    def take(tenant, name, is_abandoned=lambda: False):
+        with turns.turn(tenant, is_abandoned):
+            order.append(name)
+
+    def give_up():
+        with pytest.raises(Cancelled):
+            take("bob", "never", gone.is_set)
+
+    with turns.turn("ann", lambda: False):
+        waiting = [
+            threading.Thread(target=take, args=("ann", "ann")),
+            threading.Thread(target=take, args=("bob", "bob")),
+        ]
+        for number, thread in enumerate([*waiting, threading.Thread(target=give_up)]):
+            thread.start()
+            until(lambda number=number: turns.waiting == number + 1)
+        gone.set()
+        turns.wake()
+        until(lambda: turns.waiting == 2)
+        now[0] += 5.0
+    for thread in waiting:
+        thread.join(60)
+    assert order == ["bob", "ann"]
+
+
+def test_statistics_that_wait_for_a_slow_disk_do_not_delay_requests(images, monkeypatch):
+    go = threading.Event()
+
+    def slow(_):
+        assert go.wait(60)
+
+    monkeypatch.setattr(NodeCache, "statistics", slow)
+    with node_for(images, tenant("ann"), tenant("bob")) as node, served(node) as url:
+        lines = ("HTTP/1.1", "Host: x", f"Authorization: Bearer {token_of('ann')}", "", "")
+        with ExitStack() as stack:
+            asking = [stack.enter_context(socket.create_connection(address_of(url))) for _ in range(4)]
+            stack.callback(go.set)
+            for peer, path in zip(asking, ("statistics", "metrics") * 2, strict=True):
+                peer.sendall(f"GET /v1/{path} {lines[0]}\r\n".encode() + "\r\n".join(lines[1:]).encode())
+            with transport_of("bob", url) as bob:
+                assert len(joined(bob.features(request(images, 1)))[0]) == 6
+            go.set()
+            assert all(peer.recv(65_536).startswith(b"HTTP/1.1 200") for peer in asking)
+
+
+ATTACKS = attacks()
+# Enough for the longest graph to be read at all, so that what it names is what is looked at.
+MEMORY_OF_HOSTILE_PREFIXES = 4 << 30
+GROWTH = 256 << 20
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    """A node in a process of its own, which may not take this machine's memory whatever happens."""
+    with start_node(
+        (str(tmp_path_factory.mktemp("data")),), NodeSettings(memory_bytes=MEMORY_OF_HOSTILE_PREFIXES)
+    ) as process:
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (6 << 30, 6 << 30))
+        yield process
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_hostile_prefix_is_refused_in_one_sentence_and_the_node_goes_on(stranger, name):
+    pid, before = stranger.pid, peak_bytes(stranger.pid)
+    status, said = put(stranger.url, ATTACKS[name])
+    assert 400 <= status < 500
+    assert said["message"]
+    assert "\n" not in said["message"]
+    assert stranger.pid == pid
+    assert peak_bytes(pid) - before < GROWTH
+    status, _ = put(stranger.url, artifact(after(node(name, "aten.relu.default", X))))
+    assert status == 201
+
+
+def limits(**changes):
+    usual = {"max_nodes": 4000, "max_values": 20_000, "max_run_s": 120.0, "max_operation_s": 2.0}
+    return GraphLimits(**{**usual, "operations_per_s": 1e11, **changes})
+
+
+def inspected(inspector, body, *, max_check_s=60.0, **changes):
+    return inspector.inspect(header_of(body), max_rows=32, max_check_s=max_check_s, limits=limits(**changes))
+
+
+@pytest.fixture(scope="module")
+def inspector():
+    with Inspector() as made:
+        yield made
+
+
+def test_the_inspection_process_finds_what_a_dry_run_in_this_process_finds(inspector):
+    prefix = small_prefix()
+    found = inspected(inspector, write_prefix(prefix))
+    leaves = leaf_values(prefix.graph, prefix.tensors)
+    assert found.memory == dry_run(prefix.graph, leaves, prefix.cuts, max_rows=32)
+    totals = [found.operations[cut.number].total for cut in prefix.cuts]
+    assert totals == sorted(totals)
+    assert totals[-1] > 0
+
+
+def test_a_check_that_takes_too_long_is_ended_and_the_next_is_not(inspector):
+    body = artifact(chain("aten.relu.default", 4000))
+    with pytest.raises(UnsafeArtifact, match="1 s of a core"):
+        inspected(inspector, body, max_check_s=1.0)
+    assert inspected(inspector, artifact(after())).memory
+
+
+def test_restarts_an_inspection_process_that_died():
+    with Inspector() as inspector:
+        assert inspected(inspector, artifact(after())).memory
+        first = inspector.pid
+        os.kill(first, signal.SIGKILL)
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+        assert inspected(inspector, artifact(after())).memory
+        assert inspector.pid != first
+
+
+def test_does_not_inspect_the_same_prefix_again(tmp_path, monkeypatch):
+    kept, body = FileCache(tmp_path, ".json"), write_prefix(small_prefix())
+    looks, exchange = [], vars(inspections)["_exchange"]
+    monkeypatch.setattr(inspections, "_exchange", lambda *said: looks.append(1) or exchange(*said))
+    with Inspector(kept=kept) as inspector:
+        found = inspected(inspector, body)
+        assert inspected(inspector, body) == found
+        assert len(looks) == 1
+        assert inspected(inspector, body, max_values=10_000) == found  # other bounds: it might have been refused
+        assert len(looks) == 2
+        (first, _) = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime)
+        for damage in (b"", b"[]", b'{"1": [1]}', b"\xff"):
+            first.write_bytes(damage)
+            assert inspected(inspector, body) == found
+        assert len(looks) == 6
+        for _ in range(2):
+            with pytest.raises(OverBudget):
+                inspected(inspector, products(10, 256), max_run_s=3e-3)
+        assert len(looks) == 8  # what is refused is kept nowhere
+    with Inspector(fork=False, kept=FileCache(tmp_path, ".json")) as another:
+        assert inspected(another, body) == found
+    assert len(looks) == 8
+
+
+def test_a_closed_inspector_leaves_no_process():
+    with Inspector() as inspector:
+        pid = inspector.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    inspector.close()
+
+
+def test_refuses_a_prefix_if_the_inspection_gives_no_valid_answer(inspector, monkeypatch):
+    for answer in (b"", b"[]", b"{", b'{"1": [1]}', b'{"x": 1}'):
+        monkeypatch.setattr(inspections, "_exchange", lambda *_, answer=answer: answer)
+        with pytest.raises(UnsafeArtifact, match="it is refused"):
+            inspected(inspector, artifact(after()))
+
+
+def products(count, side):
+    weight = {"ref": "w"}
+    return artifact(after(*chain("aten.mm.default", count, weight, begin=weight)), {"w": torch.zeros(side, side)})
+
+
+def test_limits_the_cost_of_a_run_of_one_operation_and_the_number_of_values(inspector):
+    body = products(10, 256)
+    found = inspected(inspector, body)
+    assert found.operations[2].total >= 10 * 2 * 256**3
+    assert found.operations[2].heaviest >= 2 * 256**3
+    with pytest.raises(OverBudget, match="--max-run"):
+        inspected(inspector, body, max_run_s=3e-3)
+    with pytest.raises(OverBudget, match="--max-operation"):
+        inspected(inspector, body, max_operation_s=1e-4)
+    parts = [node(f"p{number}", "aten.unbind.int", X, 1) for number in range(5)]
+    with pytest.raises(UnsafeArtifact, match="12 values"):
+        inspected(inspector, artifact(after(*parts)), max_values=12)
+    assert inspected(inspector, artifact(after(*parts)), max_values=16).memory
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        node("a", "aten.relu.default"),
+        node("a", "aten.relu.default", X, X),
+        node("a", "aten.relu.default", 1),
+        node("a", "aten.relu.default", self=X, other=X),
+        node("a", "aten.relu.default", X, self=X),
+        node("a", "aten.add.Tensor", X, "1"),
+        node("a", "aten.add.Tensor", X, X, alpha=None),
+        node("a", "aten.cat.default", X),
+        node("a", "aten.cat.default", [X], 65),
+        node("a", "aten.cat.default", [X], True),
+        node("a", "aten.conv2d.padding", X, X, None, [1], "none"),
+        node("a", "aten.einsum.default", "ij;ij", [X]),
+        node("a", "aten.gelu.default", X, approximate="x"),
+        node("a", "aten.max_pool2d.default", X, [0, 0]),
+        node("a", "aten.ones.default", [1], pin_memory=True),
+        node("a", "aten.ones.default", [1 << 60]),
+        node("a", "aten.ones.default", [1], device="cuda"),
+        node("a", "aten.reshape.default", X, [[1]]),
+        node("a", "aten.slice.Tensor", X, 0, 0, 9, 0),
+        node("a", "aten.softmax.int", X, 1, {"memory_format": "channels_last"}),
+        node("a", "operator.getitem", X, "a"),
+        node("a", "operator.mul", 2.0, 2),
+        node("a", "operator.mul", 2),
+        node("a", "operator.mul", 2, 2, other=2),
+    ],
+)
+def test_an_argument_that_the_operator_does_not_take_is_refused_before_it_is_called(call):
+    with pytest.raises(UnsafeArtifact, match=call["op"]):
+        read_prefix(artifact([call]))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        node("a", "aten.add.Tensor", X, 1.5, alpha=2),
+        node("a", "aten.avg_pool2d.default", X, 2, 2),
+        node("a", "aten.clone.default", X, memory_format={"memory_format": "channels_last"}),
+        node("a", "aten.max_pool2d.default", X, [2, 2], [2, 2]),
+        node("a", "aten.ones.default", [2], dtype={"dtype": "int64"}, device={"device": ""}, pin_memory=False),
+        node("a", "aten.slice.Tensor", X, 1, 0, (1 << 63) - 1),
+        node("a", "aten.to.dtype", X, {"dtype": "float16"}),
+    ],
+)
+def test_arguments_that_networks_use_are_taken(call):
+    assert read_prefix(artifact(after(call))).graph.nodes[0].op == call["op"]
+
+
+# `dill` sets a folder for temporary files at its import, which hides that torch looks for one.
+CHECK = """
+import sys
+sys.modules["dill"] = None
+from pathlib import Path
+from frostline.core.files import FileCache
+from frostline.node.inspection import Inspector
+
+{before}
+kept = FileCache(Path({folder!r}), ".json")
+kept.put("0" * 64, b"{{}}")
+with Inspector(fork=True, kept=kept) as inspector:
+    from frostline.engines.measure import GraphLimits
+    from frostline.models.artifact import header_of
+    import torch
+    from support.hostile import X, after, artifact, node
+
+    ones = {{"ref": "ones"}}
+    norm = node("n", "aten.batch_norm.default", X, ones, ones, ones, ones, False, 0.1, 1e-5, False)
+    body = artifact(after(norm), {{"ones": torch.ones(3)}})
+    limits = GraphLimits(max_nodes=9, max_values=99, max_run_s=9, max_operation_s=9, operations_per_s=1e9)
+    print(len(inspector.inspect(header_of(body), max_rows=8, max_check_s=60.0, limits=limits).memory))
+"""
+FAILING = """
+from frostline.node import inspection_process
+def fails(*_, **__):
+    raise FileNotFoundError("No usable temporary directory found in ['/tmp']")
+inspection_process.inspect_prefix = fails
+"""
+
+
+def checked(folder, before=""):
+    """A check by a fork that is not warmed up, in a process in which nobody has named a folder for files."""
+    hidden = {"TORCHINDUCTOR_CACHE_DIR", "TMPDIR"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    tests = str(Path(__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join((tests, environment.get("PYTHONPATH", "")))
+    command = [sys.executable, "-c", CHECK.format(folder=str(folder), before=before)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_a_forked_process_that_is_not_warmed_up_checks_what_makes_torch_import_its_compiler(tmp_path):
+    said = checked(tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.strip() == "2"
+
+
+def test_tells_an_error_of_torch_from_a_check_that_took_too_long(tmp_path):
+    said = checked(tmp_path, FAILING)
+    last = said.stderr.strip().splitlines()[-1]
+    assert last.endswith("UnsafeArtifact: PyTorch failed on the prefix with FileNotFoundError: it is refused")

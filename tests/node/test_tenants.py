@@ -1,0 +1,499 @@
+"""Tenants of a node: who they are, what they may use, and how that changes while it runs.
+
+Access to a node: tokens, quotas, reserved slots, roots and deadlines, partly over HTTP.
+
+Weights and quotas of a node's tenants while it runs: who may change them, and that they hold at once.
+"""
+
+import json
+import logging
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from frostline.batching import FairShares
+from frostline.client.http import HttpTransport
+from frostline.core.config import BATCHING, LoaderSettings, NodeSettings, TenantSettings
+from frostline.core.errors import OverBudget, Overloaded, SettingError, Unauthenticated
+from frostline.node import Node
+from frostline.node.http.app import make_app
+from frostline.node.statistics import Counters
+from frostline.node.tenants import Tenants, read_tenants
+from frostline.wire.connection import address_of
+from frostline.wire.messages import ProfileRequest
+from support.nodes import (
+    artifact_of,
+    busy_device,
+    is_idle,
+    joined,
+    make_images,
+    request,
+    served,
+    small_network,
+    until,
+    within_budget,
+)
+from support.tenants import header, tenant, token_of
+
+MEMORY = 96 << 20
+
+
+def node_for(images, *tenants, **settings):
+    return Node(NodeSettings(memory_bytes=MEMORY, tenants=tenants, **settings), (images.as_uri(),))
+
+
+@contextmanager
+def client_of(node):
+    with node, TestClient(make_app(node), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", 6)
+
+
+def test_a_node_with_tenants_refuses_everybody_else(images):
+    with client_of(node_for(images, tenant("ann"))) as client:
+        message = request(images, 1).to_json()
+        for headers in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": f"Basic {token_of('ann')}"}):
+            for method, path in (
+                ("POST", "/v1/features"),
+                ("POST", "/v1/profiles"),
+                ("PUT", "/v1/prefixes/" + "0" * 64),
+                ("GET", "/v1/statistics"),
+                ("GET", "/v1/metrics"),
+                ("GET", "/v1/health"),
+            ):
+                answer = client.request(method, path, headers=headers, json=message)
+                assert answer.status_code == 401
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+                assert answer.json()["error"] == "Unauthenticated"
+                assert "nonsense" not in answer.text
+        assert client.post("/v1/features", json=message, headers=header("ann")).status_code == 200
+        assert client.get("/v1/openapi.json").status_code == 200
+
+
+def test_a_tenant_reads_only_under_its_roots(images, tmp_path):
+    other = make_images(tmp_path / "other", 2)
+    known = tenant("ann", roots=(other.as_uri(),)), tenant("bob")
+    node = Node(NodeSettings(memory_bytes=MEMORY, tenants=known), (tmp_path.as_uri(),))
+    with client_of(node) as client:
+
+        def status(name, folder):
+            return client.post("/v1/features", json=request(folder, 1).to_json(), headers=header(name))
+
+        assert status("ann", other).status_code == 200
+        refused = status("ann", images)
+        assert refused.status_code == 400
+        assert str(images) not in refused.json()["message"].split("it serves")[1]
+        assert status("bob", images).status_code == 200
+        assert client.get("/v1/health", headers=header("ann")).json()["roots"] == [other.as_uri()]
+
+
+def test_a_root_of_a_tenant_that_the_node_does_not_serve_stays_unserved(images, tmp_path):
+    with client_of(node_for(images, tenant("ann", roots=(tmp_path.as_uri(),)))) as client:
+        outside = make_images(tmp_path / "outside", 1)
+        answer = client.post("/v1/features", json=request(outside, 1).to_json(), headers=header("ann"))
+        assert answer.status_code == 400
+
+
+def test_a_tenant_sees_its_own_statistics_and_an_overseer_everybodys(images):
+    known = tenant("ann"), tenant("bob", weight=2.0), tenant("eve", sees_all=True)
+    with client_of(node_for(images, *known)) as client:
+        client.post("/v1/features", json=request(images, 1).to_json(), headers=header("bob"))
+        seen = {name: client.get("/v1/statistics", headers=header(name)).json() for name in ("ann", "bob", "eve")}
+        assert list(seen["ann"]["tenants"]) == ["ann"]
+        assert list(seen["eve"]["tenants"]) == ["ann", "bob", "eve"]
+        assert seen["bob"]["tenants"]["bob"]["totals"]["samples"] == 6
+        assert seen["ann"]["tenants"]["ann"]["totals"]["samples"] == 0
+        assert seen["ann"]["totals"]["samples"] == 6
+        metrics = client.get("/v1/metrics", headers=header("bob")).text
+        assert 'frostline_node_tenant_samples_total{tenant="bob"} 6.0' in metrics
+        assert 'frostline_node_tenant_weight{tenant="bob"} 2.0' in metrics
+        assert "ann" not in metrics
+
+
+def test_a_quota_of_requests_refuses_only_its_tenant(images):
+    node = node_for(images, tenant("ann", requests=1), tenant("bob"))
+    with client_of(node) as client:
+        message = request(images, 1).to_json()
+        with node.admit(0, node.identify(token_of("ann"))):
+            answer = client.post("/v1/features", content=b"not even JSON", headers=header("ann"))
+            assert answer.status_code == 429
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert "ann" in answer.json()["message"]
+            assert client.post("/v1/features", json=message, headers=header("bob")).status_code == 200
+        assert client.post("/v1/features", json=message, headers=header("ann")).status_code == 200
+        assert node.statistics().tenants["ann"].totals.refused_quota == 1
+
+
+def test_a_tenant_beyond_its_device_seconds_waits_until_they_are_saved_up():
+    now = [0.0]
+    tenants = Tenants([tenant("ann", device_s_per_s=0.1), tenant("bob")], Counters(), clock=lambda: now[0])
+    account = tenants.identify(token_of("ann"))
+    account.check()
+    account.used(0.9)
+    account.check()
+    account.used(0.6)  # one second's worth was there, and half a second is owed
+    with pytest.raises(Overloaded, match="device seconds") as refused:
+        account.check()
+    assert refused.value.retry_after_s == pytest.approx(5.0)
+    now[0] += 5.1
+    account.check()
+
+
+def test_a_tenant_keeps_to_a_share_that_changes_while_the_node_runs():
+    now = [0.0]
+    tenants = Tenants([tenant("ann"), tenant("bob")], Counters(), clock=lambda: now[0])
+    account = tenants.identify(token_of("ann"))
+    account.bound(0.5, 1000)
+    account.check()
+    assert not account.was_held_back()
+    account.used(5.0)  # one second's worth was there, and four are owed
+    with pytest.raises(Overloaded, match="control plane") as refused:
+        account.check()
+    assert refused.value.retry_after_s == 1.0, "by then the share may be another one"
+    assert account.was_held_back()
+    assert account.claim(0.0, 1 << 20).max_bytes == 1000
+    account.bound(4.0, 1 << 30)
+    now[0] += 1.1
+    account.check()
+    assert not account.was_held_back()
+    assert account.claim(0.0, 1 << 20).max_bytes == 1 << 19
+    account.bound(0.0, 0)
+    account.used(1.0)
+    with pytest.raises(Overloaded, match="control plane"):
+        account.check()
+    tenants.identify(token_of("bob")).check()
+
+
+def test_only_the_tenant_at_its_memory_limit_waits(tmp_path):
+    images = make_images(tmp_path / "images", 20)
+    # Eight samples take 200 kB while they are decoded, and half of that until they are sent.
+    with node_for(images, tenant("ann", work_bytes=250_000), tenant("bob")) as node:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+        first = node.features(request(images, 1), node.admit(0, ann))
+        next(first)
+        second = node.features(request(images, 1), node.admit(0, ann))
+        got = []
+        thread = threading.Thread(target=lambda: got.append(joined(second)[0]))
+        thread.start()
+        until(lambda: node.statistics().memory["work"].waiting == 1)
+        with pytest.raises(Overloaded, match="memory"):
+            node.admit(0, ann)
+        assert len(joined(node.features(request(images, 1), node.admit(0, bob)))[0]) == 20
+        assert got == []
+        first.close()
+        thread.join(60)
+        assert len(got[0]) == 20
+        node.admit(0, ann).close()
+        assert is_idle(node)
+
+
+def test_a_tenants_quota_evicts_only_its_own_prefixes(images):
+    first, second, third, foreign = (artifact_of(small_network(width=width)) for width in (100, 101, 102, 103))
+    quota = len(second[1]) + len(third[1])
+    with node_for(images, tenant("ann", weight_bytes=quota), tenant("bob", weight_bytes=1000)) as node:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+
+        def upload(artifact, account, longest_s=60):
+            digest, body = artifact
+            with node.upload(digest, len(body), account) as upload:
+                upload.begin(longest_s)
+                upload.write(body)
+                upload.finish()
+
+        with pytest.raises(OverBudget, match="bob"):
+            upload(foreign, bob)
+        node.put_prefix(*foreign)
+        upload(first, ann)
+        upload(second, ann)
+        assert node.statistics().tenants["ann"].weight_bytes <= quota
+        upload(third, ann)
+        assert [node.holds_prefix(digest) for digest, _ in (foreign, first, second, third)] == [True, False, True, True]
+        using = [node.features(request(images, 2, digest), node.admit(0, ann)) for digest, _ in (second, third)]
+        with pytest.raises(Overloaded, match="ann"):
+            upload(first, ann, 0.2)
+        for answer in using:
+            answer.close()
+
+
+def test_reserves_a_slot_for_every_tenant_without_requests_under_way(images):
+    with node_for(images, tenant("ann"), tenant("bob"), tenant("cat"), max_requests=5) as node:
+        ann, bob, cat = (node.identify(token_of(name)) for name in ("ann", "bob", "cat"))
+        inside = [node.admit(0, ann) for _ in range(3)]
+        with pytest.raises(Overloaded, match="busy"):
+            node.admit(0, ann)
+        inside += [node.admit(0, bob), node.admit(0, cat)]
+        with pytest.raises(Overloaded):
+            node.admit(0, bob)
+        for admission in inside:
+            admission.close()
+
+
+def test_cancels_an_answer_at_its_deadline(images):
+    network = small_network()
+    digest, body = artifact_of(network)
+    message = request(images, network.cuts[-1].number, digest).to_json()
+    begun, go = threading.Event(), threading.Event()
+    node = node_for(images)
+    with client_of(node) as client:
+        node.put_prefix(digest, body)
+        with busy_device(node, images, digest, begun, go):
+            answer = client.post("/v1/features", json=message, headers={"Frostline-Deadline": "0.3"})
+            assert answer.status_code == 503
+            assert "0.3 s" in answer.json()["message"]
+            assert node.statistics().totals.expired == 1
+        answer = client.post("/v1/features", json=message, headers={"Frostline-Deadline": "60"})
+        assert answer.status_code == 200
+        until(lambda: is_idle(node))
+        assert node.statistics().totals.expired == 1
+
+
+def test_rows_of_two_tenants_in_one_run_give_the_same_features(images):
+    network = small_network()
+    digest, body = artifact_of(network)
+    message = request(images, network.cuts[-1].number, digest)
+    with node_for(images, tenant("ann"), tenant("bob")) as node:
+        node.put_prefix(digest, body)
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+        alone = joined(node.features(message, node.admit(0, ann)))
+        with ThreadPoolExecutor(2) as threads:
+            with busy_device(node, images, digest, threading.Event(), threading.Event()):
+                asked = [
+                    threads.submit(lambda account=account: joined(node.features(message, node.admit(0, account))))
+                    for account in (ann, bob)
+                ]
+                until(lambda: node.statistics().waiting_for_device == 3)
+            for answer in asked:
+                ids, (features,), _, _ = answer.result(60)
+                assert ids == alone[0]
+                assert np.array_equal(features, alone[1][0])
+        assert node.statistics().totals.rows_merged == 6
+
+
+@pytest.mark.parametrize("batching", BATCHING)
+def test_every_rule_gives_the_same_features_within_the_budget(images, batching):
+    network = small_network()
+    digest, body = artifact_of(network)
+    message = request(images, network.cuts[-1].number, digest)
+    found = []
+    for rule in ("fair", batching):
+        with node_for(images, batching=rule) as node:
+            node.put_prefix(digest, body)
+            with ThreadPoolExecutor(4) as threads:
+                answers = list(threads.map(lambda _, node=node: joined(node.features(message)), range(8)))
+            found += [answer[1][0] for answer in answers]
+            assert within_budget(node)
+            assert is_idle(node)
+    assert all(np.allclose(values, found[0], rtol=1e-5, atol=1e-6) for values in found)
+
+
+def test_cancels_a_measurement_when_its_client_disconnects(images):
+    network = small_network()
+    digest, body = artifact_of(network)
+    text = json.dumps(ProfileRequest(features=request(images, 2, digest)).to_json()).encode()
+    with node_for(images) as node, served(node) as url:
+        node.put_prefix(digest, body)
+        with busy_device(node, images, digest, threading.Event(), threading.Event()):
+            with socket.create_connection(address_of(url)) as peer:
+                peer.sendall(b"POST /v1/profiles HTTP/1.1\r\nHost: x\r\n" + b"Content-Length: %d\r\n\r\n" % len(text))
+                peer.sendall(text)
+                until(lambda: node.statistics().waiting_for_device == 2)
+            until(lambda: node.statistics().requests_in_progress == 1)
+        until(lambda: is_idle(node))
+
+
+@pytest.mark.parametrize("said", ["soon", "-1", "0", "nan", "inf"])
+def test_refuses_an_invalid_deadline(images, said):
+    with client_of(node_for(images)) as client:
+        answer = client.post("/v1/features", json=request(images, 1).to_json(), headers={"Frostline-Deadline": said})
+        assert answer.status_code == 400
+        assert "Frostline-Deadline" in answer.json()["message"]
+
+
+def test_a_loader_sends_its_token_and_shows_it_nowhere(images, monkeypatch, caplog):
+    monkeypatch.setenv("FROSTLINE_TOKEN", token_of("ann"))
+    settings = LoaderSettings(deadline_s=20)
+    assert token_of("ann") not in repr(settings)
+    with node_for(images, tenant("ann")) as node, served(node) as url:
+        with closing(HttpTransport(url, settings)) as transport:
+            assert transport.health().roots == (images.as_uri(),)
+            assert len(joined(transport.features(request(images, 1)))[0]) == 6
+            assert list(transport.node_statistics()["tenants"]) == ["ann"]
+        with (
+            closing(HttpTransport(url, LoaderSettings(deadline_s=20, token="another"))) as transport,
+            pytest.raises(Unauthenticated) as refused,
+        ):
+            transport.health()
+    assert "another" not in str(refused.value)
+    assert token_of("ann") not in caplog.text
+
+
+@pytest.mark.parametrize("token", ["", "two words", "new\nline", "ü", "x" * 600])
+def test_refuses_an_invalid_token_without_repeating_it(token):
+    with pytest.raises(SettingError) as refused:
+        LoaderSettings(token=token)
+    assert not token or token not in str(refused.value)
+
+
+def test_tenants_are_read_from_a_file(tmp_path):
+    path = tmp_path / "tenants.toml"
+    path.write_text(
+        f"""
+        [[tenant]]
+        name = "ann"
+        token_sha256 = "{"a" * 64}"
+        weight = 2
+        requests = 8
+        roots = ["s3://photos"]
+
+        [[tenant]]
+        name = "bob"
+        token_sha256 = "{"b" * 64}"
+        sees_all = true
+        """
+    )
+    ann, bob = read_tenants(path)
+    assert ann == TenantSettings(name="ann", token_sha256="a" * 64, weight=2, requests=8, roots=("s3://photos",))
+    assert bob.sees_all
+    assert bob.roots is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "tenant"),
+        ("[[tenant]]\nname = 'x'", "token_sha256"),
+        ("[[tenant]]\nname = 'x'\ntoken_sha256 = 'y'", "token_sha256"),
+        ("[[tenant]]\nname = 'a b'\ntoken_sha256 = '" + "a" * 64 + "'", "name"),
+        ("[[tenant]]\nname = 'x'\nwight = 2", "wight"),
+        ("[[tenant]]\nname = 'x'\nweight = true", "weight"),
+        ("[[tenant]]\nname = 'x'\nroots = [1]\ntoken_sha256 = '" + "a" * 64 + "'", "roots"),
+        ("[[tenant]]\nname = 'x'\nrequests = 0\ntoken_sha256 = '" + "a" * 64 + "'", "requests"),
+        ("tenant = 3", "tenant"),
+        ("[", "tenants.toml"),
+    ],
+)
+def test_refuses_an_invalid_file_of_tenants_and_names_the_field(tmp_path, text, said):
+    path = tmp_path / "tenants.toml"
+    path.write_text(text)
+    with pytest.raises(SettingError, match=said):
+        read_tenants(path)
+
+
+def test_tenants_must_differ_and_each_needs_a_slot():
+    one, other = tenant("ann"), tenant("bob")
+    for tenants in ((one, one), (one, TenantSettings(name="bob", token_sha256=one.token_sha256))):
+        with pytest.raises(SettingError, match="different"):
+            NodeSettings(tenants=tenants)
+    with pytest.raises(SettingError, match="max_requests"):
+        NodeSettings(tenants=(one, other), max_requests=1)
+
+
+TENANTS = tenant("ann", sees_all=True, may_change=True), tenant("bob", requests=4)
+
+
+@pytest.fixture
+def client(tmp_path):
+    settings = NodeSettings(memory_bytes=96 << 20, tenants=TENANTS)
+    with Node(settings, (tmp_path.as_uri(),)) as node, TestClient(make_app(node)) as client:
+        client.node = node
+        yield client
+
+
+def patch(client, body, name="bob", by="ann"):
+    return client.patch(f"/v1/tenants/{name}", headers=header(by), **body)
+
+
+def test_weight_and_quotas_hold_at_once_and_are_logged(client, caplog):
+    with caplog.at_level(logging.INFO, "frostline.node"):
+        answer = patch(client, {"json": {"weight": 3, "requests": 1, "device_s_per_s": 0.5}})
+        assert patch(client, {"json": {"weight": 3}}).json() == answer.json()
+    assert answer.json() == {
+        "name": "bob",
+        "weight": 3,
+        "requests": 1,
+        "work_bytes": None,
+        "device_s_per_s": 0.5,
+        "weight_bytes": None,
+    }
+    seen = client.get("/v1/statistics", headers=header("ann")).json()
+    assert seen["may_change"]
+    assert (seen["tenants"]["bob"]["weight"], seen["tenants"]["bob"]["quotas"]["requests"]) == (3, 1)
+    bob = client.node.identify("the-token-of-bob")
+    with client.node.admit(10, bob), pytest.raises(Overloaded, match="has 1 requests in work"):
+        client.node.admit(10, bob)
+    [told] = [record.fields for record in caplog.records if record.msg == "tenant_changed"]
+    assert (told["by"], told["tenant"], told["before"]["weight"], told["after"]["weight"]) == ("ann", "bob", 1, 3)
+    assert patch(client, {"json": {"requests": None}}).json()["requests"] is None
+    with client.node.admit(10, bob), client.node.admit(10, bob):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "by", "status", "said"),
+    [
+        ("bob", {"json": {"weight": 3}}, "bob", 403, "tenant bob may change nothing here"),
+        ("carl", {"json": {"weight": 3}}, "ann", 404, "there is no tenant 'carl'"),
+        ("bob", {"json": {"weight": 0}}, "ann", 400, "weight of tenant bob must be above 0"),
+        ("bob", {"json": {"weight": None}}, "ann", 400, "weight takes a number, not None"),
+        ("bob", {"json": {"requests": 1.5}}, "ann", 400, "requests takes a whole number"),
+        ("bob", {"json": {"device_s_per_s": "much"}}, "ann", 400, "device_s_per_s takes a number"),
+        ("bob", {"json": {"name": "eve"}}, "ann", 400, "one or more of weight, requests"),
+        ("bob", {"content": b'{"work_bytes": 1e999}'}, "ann", 400, "a finite number"),
+        ("bob", {"content": b" " * 5000}, "ann", 413, "a change has at most 4,096 bytes"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_with_a_sentence(client, name, body, by, status, said):
+    answer = patch(client, body, name, by)
+    assert answer.status_code == status
+    assert said in answer.json()["message"]
+
+
+def test_a_node_without_tenants_is_changed_by_nobody(tmp_path):
+    with Node(NodeSettings(memory_bytes=96 << 20), (tmp_path.as_uri(),)) as node, TestClient(make_app(node)) as client:
+        answer = client.patch("/v1/tenants/everybody", json={"weight": 2})
+        assert not client.get("/v1/statistics").json()["may_change"]
+    assert answer.status_code == 403
+    assert "this node has no tenants" in answer.json()["message"]
+
+
+def test_a_quota_of_device_seconds_comes_and_goes():
+    now_s = 100.0
+    tenants = Tenants((tenant("bob"),), Counters(), clock=lambda: now_s)
+    bob = tenants.named("bob")
+    bob.used(1000.0)
+    bob.check()
+    bob.change(tenant("bob", device_s_per_s=0.5))
+    bob.used(20.0)
+    with pytest.raises(Overloaded, match=r"0\.5 device seconds"):
+        bob.check()
+    bob.change(tenant("bob", device_s_per_s=2.0))
+    now_s += 20.0
+    bob.check()
+    bob.used(1000.0)
+    bob.change(tenant("bob"))
+    bob.check()
+
+
+def test_another_weight_divides_what_comes_and_not_what_was():
+    shares = FairShares({"ann": 1.0, "bob": 1.0})
+    for name in ("ann", "bob"):
+        shares.arrive(name)
+        shares.charge(name, 8.0)
+    shares.change_weight("bob", 4.0)
+    assert shares.tag("ann") == shares.tag("bob") == 8.0
+    shares.charge("bob", 8.0)
+    assert shares.tag("bob") == 10.0
+
+
+def test_who_may_change_must_see_everybody():
+    with pytest.raises(SettingError, match="set sees_all too"):
+        TenantSettings(name="ann", token_sha256="0" * 64, may_change=True)
