@@ -76,7 +76,7 @@ SECONDS ?= 600
 fuzz: install-test
 	$(BIN)/python tests/support/graph_fuzz.py --seconds $(SECONDS)
 
-# How many small changes of the pure packages their tests notice, of SAMPLE tried in each.
+# How many small changes of what decides its tests notice, of SAMPLE tried in each.
 SAMPLE ?= 40
 mutation: install-test build/mutation/tool
 	PYTHONPATH=$(CURDIR)/build/mutation/tool $(BIN)/python scripts/mutation.py --sample $(SAMPLE) \

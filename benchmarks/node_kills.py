@@ -46,7 +46,7 @@ WARM = 20  # steps before the first kill
 HOSTS = "FROSTLINE_HOSTS"
 
 
-QUICK = {"list": "file", "nodes": 2, "seconds": 3.0, "every": 0.8, "pace": 30.0, "samples": 96}
+QUICK = {"list": "file", "nodes": 2, "seconds": 3.0, "every": 2.0, "pace": 30.0, "samples": 96}
 
 
 def options(parser):
