@@ -23,7 +23,19 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 keep_freed_memory()
 
 SHIM = str(Path(sitecustomize.__file__).parent)
-LONGEST = ("benchmarks", "frameworks", "engines", "models", "training", "node", "cli", "jobs", "loaders", "stores", "docs")
+LONGEST = (
+    "benchmarks",
+    "frameworks",
+    "engines",
+    "models",
+    "training",
+    "node",
+    "cli",
+    "jobs",
+    "loaders",
+    "stores",
+    "docs",
+)
 """Rooms that are begun first, so that the processes of a run on several cores end at about the same time."""
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from frostline import preprocess
+    from frostline.core import errors
     from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
     from frostline.core.system import __version__
     from frostline.datasets import Dataset, MultiLabel
@@ -44,6 +45,7 @@ __all__ = (
     "Sample",
     "TenantSettings",
     "__version__",
+    "errors",
     "freeze",
     "loader",
     "offload",
@@ -77,9 +79,12 @@ _ROOMS = {
 }
 
 
+_MODULES = {"errors": "frostline.core.errors", "preprocess": "frostline.preprocess"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "preprocess":
-        return importlib.import_module("frostline.preprocess")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _ROOMS:
         raise AttributeError(f"module 'frostline' has no attribute {name!r}")
     return getattr(importlib.import_module(_ROOMS[name]), name)

@@ -193,6 +193,7 @@ import frostline as fl
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import SettingError
 from frostline.loaders import WorkerLoader
+from frostline.stores.local import FolderStore
 from support.images import tiny_preprocess
 
 data, near = fl.Dataset(sys.argv[1]), sys.argv[2]
@@ -215,7 +216,7 @@ with fl.offload(model, data, preprocess=tiny_preprocess(), near=near, settings=s
     said["trained on"] = sum(len(job.head(batch.features)) for batch in job.loader(8))
 
 for name, ask in {
-    "lock": lambda: fl.stores.objects.local.FolderStore(sys.argv[1]).alone().__enter__(),
+    "lock": lambda: FolderStore(sys.argv[1]).alone().__enter__(),
     "service": lambda: fl.offload(None, data, near="unix:///run/frostline/io.sock"),
 }.items():
     try:

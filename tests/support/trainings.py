@@ -73,11 +73,11 @@ def tampered(assignment, change, tensors=ignore):
     """Its file, changed by a stranger."""
     body = write_assignment(assignment)
     length = int.from_bytes(body[:8], "little")
-    about = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["frostline.training"])
+    about = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["frostline.assignment"])
     held = load(body)
     change(about)
     tensors(held)
-    return save(held, metadata={"frostline.training": json.dumps(about)})
+    return save(held, metadata={"frostline.assignment": json.dumps(about)})
 
 
 def children_of(task):

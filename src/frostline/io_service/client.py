@@ -3,7 +3,6 @@
 Sockets of this process to an I/O service: one that says who it is, and one for each request under way.
 """
 
-import fcntl
 import mmap
 import os
 import secrets
@@ -242,7 +241,6 @@ class Sockets:
 # Trying engines takes up to ten minutes where the prefix is new to the node's hardware, after others' trials.
 _TRIALS_S = 1800.0
 _MAX_BYTES = 4 << 30
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
 # A mapping holds a descriptor, of which a process may have no more than 1,024: what a full window of 256 MiB holds must
 # be fewer. Small ones are as fast to copy as to map, too.
 _COPIED_BELOW = 512 << 10
@@ -531,11 +529,19 @@ class _Lent(mmap.mmap):
         self.link.say(self.answer, BACK, self.block)
 
 
+def _is_sealed(descriptor: int) -> bool:
+    """Whether nobody can cut the memory short, or write to it."""
+    import fcntl  # which Windows lacks: a job without an I/O service needs none
+
+    wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & wanted == wanted)
+
+
 def _mapped(frame: Frame, link: ServiceSocket, answer: int, block: int) -> memoryview:
     """The memory of a block: mapped, or copied where it is small; the descriptor is closed."""
     nbytes = int(frame.says["nbytes"])
     try:
-        if not 0 <= nbytes <= _MAX_BYTES or fcntl.fcntl(frame.descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        if not 0 <= nbytes <= _MAX_BYTES or not _is_sealed(frame.descriptor):
             raise ValueError("its memory could change")
         if nbytes < _COPIED_BELOW:
             data = np.empty(nbytes, np.uint8).data

@@ -9,7 +9,6 @@ Shared memory without a name: written once, sealed, and gone when the last proce
 Who is connected: one session for each process that asks, what it was lent, and what it has open.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -117,8 +116,6 @@ class Upstream:
 
 
 _MAX_PARTS = 512  # of one call; Linux takes 1,024
-# Whoever gets the descriptor can rely on it that nobody writes to the memory or cuts it short under its feet.
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 def shared(parts: Sequence[memoryview]) -> int:
@@ -140,11 +137,19 @@ def _written(parts: Sequence[memoryview]) -> int:
         left = list(parts)
         while left:
             left = _without(left, os.writev(descriptor, left[:_MAX_PARTS]))
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        _seal(descriptor)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _seal(descriptor: int) -> None:
+    """Have the memory stay as it is: whoever gets the descriptor can rely on that."""
+    import fcntl  # which Windows lacks: a job without an I/O service needs none
+
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
 
 
 def _without(parts: Sequence[memoryview], nbytes: int) -> list[memoryview]:
