@@ -179,7 +179,7 @@ def folder(request, tmp_path_factory):
 
 @pytest.mark.parametrize("features", [MEL, "waveform"])
 @pytest.mark.parametrize("cut", [None, 0, 1])
-def test_losses_of_the_head_are_those_of_a_plain_loop_sound_jobs(folder, tmp_path, features, cut):
+def test_losses_over_sounds_are_those_of_a_plain_loop(folder, tmp_path, features, cut):
     data = Dataset(folder, cache=tmp_path)
     assert data.classes == ("0", "1")
     with offload(

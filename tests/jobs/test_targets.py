@@ -519,7 +519,7 @@ def loading_of_masks_and_targets(table, targets=TARGETS, **changes):
     return fl.offload(None, fl.Dataset(table, targets=targets), preprocess=tiny_preprocess(), settings=settings)
 
 
-def rows_of_of_masks_and_targets(batch):
+def rows_of_masked(batch):
     """Which rows came, by their masks, which must be one number each."""
     found = batch.targets["mask"].flatten(1)
     assert (found == found[:, :1]).all()
@@ -531,7 +531,7 @@ def test_a_batch_has_masks_and_columns_by_their_names(table_of_masks_and_targets
     with loading_of_masks_and_targets(table_of_masks_and_targets) as job:
         seen = []
         for batch in job.loader(5, **options):
-            rows = rows_of_of_masks_and_targets(batch)
+            rows = rows_of_masked(batch)
             assert list(batch.targets) == ["mask", "score", "tags"]
             assert batch.targets["mask"].shape == (len(rows), 32, 32)
             assert batch.targets["mask"].dtype == torch.int64
@@ -548,14 +548,10 @@ def test_a_batch_has_masks_and_columns_by_their_names(table_of_masks_and_targets
 
 def test_kept_features_keep_masks_and_later_epochs_move_nothing(table_of_masks_and_targets):
     with loading_of_masks_and_targets(table_of_masks_and_targets) as job:
-        first = [
-            (rows_of_of_masks_and_targets(batch), batch.targets["score"].tolist())
-            for batch in job.loader(5, shuffle=True)
-        ]
+        first = [(rows_of_masked(batch), batch.targets["score"].tolist()) for batch in job.loader(5, shuffle=True)]
         moved = job.statistics().wire_bytes
         assert [
-            (rows_of_of_masks_and_targets(batch), batch.targets["score"].tolist())
-            for batch in job.loader(5, shuffle=True)
+            (rows_of_masked(batch), batch.targets["score"].tolist()) for batch in job.loader(5, shuffle=True)
         ] == first
         assert job.statistics().wire_bytes == moved
         assert job.statistics().from_cache == ROWS_OF_MASKS_AND_TARGETS - 1
@@ -584,7 +580,7 @@ def halved(sample):
 def test_a_map_sees_masks_beside_the_other_targets(table_of_masks_and_targets):
     with loading_of_masks_and_targets(table_of_masks_and_targets) as job:
         (batch,) = job.loader(ROWS_OF_MASKS_AND_TARGETS, map=halved)
-        assert [2 * row for row in rows_of_of_masks_and_targets(batch)] == [
+        assert [2 * row for row in rows_of_masked(batch)] == [
             row - row % 2 for row in range(ROWS_OF_MASKS_AND_TARGETS) if row != 4
         ]
         assert batch.targets["score"].tolist() == [score for row, score in enumerate(SCORES) if row != 4]

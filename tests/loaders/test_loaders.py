@@ -284,7 +284,7 @@ def plain_job(folder, model=None):
     return fl.offload(model, fl.Dataset(folder), preprocess=tiny_preprocess(), settings=SETTINGS, node=NODE)
 
 
-def ids_of_of_encoded(batches):
+def ids_of_encoded(batches):
     return [batch.ids.tolist() for batch in batches]
 
 
@@ -306,7 +306,7 @@ def test_encoded_samples_are_the_bytes_of_their_objects_in_the_order_of_the_pixe
 def test_a_run_of_encoded_samples_goes_on_in_pixels(job_of_encoded):
     encoded, whole = (
         job_of_encoded.arrays(4, shuffle=True, encoded=True),
-        ids_of_of_encoded(job_of_encoded.arrays(4, shuffle=True)),
+        ids_of_encoded(job_of_encoded.arrays(4, shuffle=True)),
     )
     batches = iter(encoded)
     first = [next(batches).ids.tolist() for _ in range(2)]
@@ -314,7 +314,7 @@ def test_a_run_of_encoded_samples_goes_on_in_pixels(job_of_encoded):
     batches.close()
     rest = job_of_encoded.arrays(4, shuffle=True)
     rest.load_state_dict(state)
-    assert first + ids_of_of_encoded(rest) == whole
+    assert first + ids_of_encoded(rest) == whole
 
 
 def test_gives_no_encoded_column_where_there_is_none(job_of_encoded, folder_of_encoded, tmp_path):
@@ -342,7 +342,7 @@ def test_memory_of_batches_begins_where_a_cache_line_does_unless_it_holds_object
 
 
 def test_a_copied_loader_takes_the_next_pass_and_the_original_the_one_after(job_of_encoded):
-    whole = ids_of_of_encoded(job_of_encoded.arrays(4, shuffle=True))
+    whole = ids_of_encoded(job_of_encoded.arrays(4, shuffle=True))
     state = job_of_encoded.arrays(4, shuffle=True).state_dict() | {"position": 8}
     loader, epochs = job_of_encoded.arrays(4, shuffle=True), job_of_encoded.arrays(4, shuffle=True).epochs([0])
     for item in (loader, epochs):
@@ -351,4 +351,4 @@ def test_a_copied_loader_takes_the_next_pass_and_the_original_the_one_after(job_
         assert apart.state_dict() == state
         for read, wanted in ((apart, whole[2:]), (item, whole), (apart, whole)):
             passes = [read] if item is loader else read
-            assert [ids for each in passes for ids in ids_of_of_encoded(each)] == wanted
+            assert [ids for each in passes for ids in ids_of_encoded(each)] == wanted

@@ -406,7 +406,7 @@ def test_workers_start_after_a_job_only_listed_a_store_that_cannot_fork(url):
         assert sum(map(len, forked(job.loader(4)))) == 24
 
 
-def test_workers_give_the_features_of_a_network_to_the_bit_forked_stores(url):
+def test_forked_workers_give_the_features_of_a_network_to_the_bit(url):
     torch.manual_seed(1)
     model = freeze(Small().train(), "stem", input_shape=(3, 32, 32))
     with job_for_of_forked_stores(url, model, cut=2) as job:
@@ -476,7 +476,7 @@ def test_a_fork_does_not_keep_open_a_connection_that_is_being_accepted(url, monk
 
 
 @pytest.mark.parametrize("copies", [1, 200])
-def test_workers_of_a_process_that_is_killed_go_too_forked_stores(folder_of_forked_stores, copies):
+def test_workers_that_read_a_store_go_with_a_killed_process(folder_of_forked_stores, copies):
     """Those that wait for something to do, and those that ask for samples, which would ask again for ten minutes."""
     code = (
         "import multiprocessing, sys, time, frostline as fl\n"
@@ -484,7 +484,7 @@ def test_workers_of_a_process_that_is_killed_go_too_forked_stores(folder_of_fork
         "from torch.utils.data._utils import worker\n"
         "worker.MP_STATUS_CHECK_INTERVAL = 0.2\n"
         "from support.images import tiny_preprocess\n"
-        "from loaders.test_forked_stores import in_memory\n"
+        "from loaders.test_workers import in_memory\n"
         "from pathlib import Path\n"
         "data = fl.Dataset(in_memory(Path(sys.argv[1]), int(sys.argv[2])))\n"
         "settings = fl.LoaderSettings(retry_for_s=600)\n"
