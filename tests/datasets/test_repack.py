@@ -341,7 +341,8 @@ def test_a_copy_that_was_killed_goes_on_and_is_the_same(tmp_path):
     verb = [sys.executable, "-c", "from frostline.cli import main; raise SystemExit(main())"]
     verb += ["ingest", str(source), str(broken), "--format", "parquet", "--object-size", "8kB", "--json"]
     with subprocess.Popen(verb, stdout=subprocess.DEVNULL) as process:
-        until(lambda: process.poll() is not None or len(list(broken.glob("part-*.parquet"))) >= 2)
+        # A part counts once it was read back and written down, which is later than its object is there.
+        until(lambda: process.poll() is not None or len(list(broken.glob(".frostline/ingest/[!.]*"))) >= 2)
         process.send_signal(signal.SIGKILL)
     # Where the kill falls decides whether it leaves any; of one that fell into a write, this is what is there.
     (broken / ".frostline" / "ingest" / ".partial-0123456789abcdef").write_bytes(b"begun")
