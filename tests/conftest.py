@@ -26,6 +26,7 @@ SHIM = str(Path(sitecustomize.__file__).parent)
 LONGEST = (
     "benchmarks",
     "frameworks",
+    "ray",
     "engines",
     "models",
     "training",
