@@ -4,12 +4,12 @@ import io
 import json
 import uuid
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
 
-import datasets
 import frostline as fl
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets.formats.arrow import ArrowFiles, splits_of_folders

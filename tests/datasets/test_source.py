@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +19,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import datasets
 import frostline as fl
 from frostline.core.errors import (
     AccessDenied,
