@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from frostline.ordering import Order
 from frostline.training.loop import Thawed
 from frostline.training.objective import objective_of
 from frostline.training.report.report import Record, recipe_in_words
+from frostline.training.settings import JobSettings, TrainSettings
 from frostline.wire.recipes import Recipe, event_from_json, event_to_json
 from support.loops import a_loop, digits, divided
 from support.trainings import ignore
@@ -305,3 +307,22 @@ def test_a_recipe_is_said_in_words():
     said = recipe_in_words({**settings, "schedule": "cosine", "warm_up": 0.05, "weight_decay": 0.1, "bf16": True})
     assert said.endswith("weight decay 0.1, warm-up of 5.0 %, cosine learning rate, computed in bfloat16")
     assert recipe_in_words({}) == ""
+
+
+def test_a_runs_settings_fill_every_field_of_its_recipe_but_who_selects():
+    """A field that they leave as it is by default would be trained without, here and beside the store."""
+    job = JobSettings(data="photos", model="demo:efficientnet_lite0", until="features", seed=5)
+    recipe = TrainSettings(
+        job=job,
+        epochs=3,
+        batch_size=7,
+        optimizer="sgd",
+        learning_rate=0.5,
+        weight_decay=0.1,
+        label_smoothing=0.1,
+        schedule="cosine",
+        warm_up=2.0,
+        patience=4,
+        bf16=True,
+    ).recipe
+    assert [field.name for field in fields(Recipe) if getattr(recipe, field.name) == field.default] == ["selects"]

@@ -28,7 +28,7 @@ from frostline.core.system import __version__
 from frostline.core.units import in_bytes
 from frostline.training.settings import JobSettings, TrainSettings
 
-__all__ = ("run",)
+__all__ = ("run", "verbs")
 
 # What a node or a store refuses and its user can put right: too little --memory, other roots, wrong credentials.
 _USERS = (AccessDenied, BadRequest, Forbidden, OverBudget)
