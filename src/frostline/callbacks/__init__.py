@@ -7,13 +7,12 @@ if TYPE_CHECKING:
     from frostline.callbacks.progress import JobProgress
     from frostline.callbacks.traces import OpenTelemetryTrace, TraceFile
     from frostline.callbacks.trackers import JobCollector, MlflowLog, TensorBoardLog, WandbLog
-    from frostline.callbacks.trainers import LightningCallback, LightningRefreezing, TransformersCallback
+    from frostline.callbacks.trainers import LightningCallback, TransformersCallback
 
 __all__ = (
     "JobCollector",
     "JobProgress",
     "LightningCallback",
-    "LightningRefreezing",
     "MlflowLog",
     "OpenTelemetryTrace",
     "TensorBoardLog",
@@ -26,7 +25,6 @@ _MODULES = {
     "JobCollector": "frostline.callbacks.trackers",
     "JobProgress": "frostline.callbacks.progress",
     "LightningCallback": "frostline.callbacks.trainers",
-    "LightningRefreezing": "frostline.callbacks.trainers",
     "MlflowLog": "frostline.callbacks.trackers",
     "OpenTelemetryTrace": "frostline.callbacks.traces",
     "TensorBoardLog": "frostline.callbacks.trackers",
