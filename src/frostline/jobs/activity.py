@@ -221,6 +221,7 @@ class _Diagnoses:
 
     def __init__(self, diagnose: Callable[[], Diagnosis]) -> None:
         self._diagnose = diagnose
+        self._lock = threading.Lock()  # a look does not begin while the job is closed
         self._thread: threading.Thread | None = None
         self._asked_s = -math.inf
         self._asked_samples = -1
@@ -234,13 +235,19 @@ class _Diagnoses:
         pause_s = _LOOK_AGAIN_S if has_nothing else _SAY_AGAIN_S
         if is_over and not self._is_closed and now_s - self._asked_s >= pause_s and samples != self._asked_samples:
             self._asked_s, self._asked_samples = now_s, samples
-            self._thread = threading.Thread(target=self._look, name="frostline-diagnosis", daemon=True)
-            self._thread.start()
+            self._begin()
         return self._found
+
+    def _begin(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._thread = threading.Thread(target=self._look, name="frostline-diagnosis", daemon=True)
+                self._thread.start()
 
     def close(self) -> None:
         """Look no more. A look that outlives the job's connections would leave one open."""
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
         if self._thread is not None:
             self._thread.join(_ENDS_WITHIN_S)
 
