@@ -2,6 +2,7 @@
 
 import os
 import threading
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from frostline.core.config import LoaderSettings
 from frostline.core.errors import OverBudget
 from frostline.core.events import SampleSkipped
 from frostline.loaders import ArrayLoader
+from frostline.loaders.batches import Arrivals, BatchFiller
 from frostline.loaders.row_source import RowSource
 from frostline.ordering import Order
 from support.mixing import one_way
@@ -251,6 +253,51 @@ def test_reports_events_in_the_loops_thread():
     assert sum(map(len, made)) == 27
     assert {thread for _, thread in told} == {threading.current_thread()}
     assert {event.id for event, _ in told if isinstance(event, SampleSkipped)} == lost
+
+
+class EndsBetween(SimpleQueue):
+    """The pass loses a sample and ends just after the loop looked at what happened, and before it asks for the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.looked = threading.Event()
+
+    def get_nowait(self):
+        try:
+            return super().get_nowait()
+        except Empty:
+            if not self.looked.is_set():
+                self.looked.set()
+                self.put(self.get(timeout=60))  # wait for what happens, and leave it there
+            raise
+
+
+@pytest.mark.parametrize("failure", [None, OverBudget("no room")])
+def test_what_is_lost_as_a_pass_ends_is_told_before_its_end(failure):
+    lost, told = SampleSkipped(id=3, object="3", reason="truncated"), []
+    happened = EndsBetween()
+
+    def steps():
+        assert happened.looked.wait(60)
+        happened.put(lost)
+        if failure is not None:
+            raise failure
+        yield from ()
+
+    class Bringer:
+        """What brings rows: it has none."""
+
+        bytes_taken = 0
+        listen = hold_after = stall_begins = stall_ends = staticmethod(lambda *_: None)
+        next_event = happened.get
+
+    arrivals, ending = (
+        Arrivals(prefetcher=Bringer(), happened=happened),
+        StopIteration if failure is None else OverBudget,
+    )
+    with BatchFiller(steps(), arrivals, told.append, lambda: None, None) as filler, pytest.raises(ending):
+        next(filler)
+    assert told == [lost]
 
 
 def test_reports_an_undecodable_sample_once_by_name():

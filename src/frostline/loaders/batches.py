@@ -211,19 +211,24 @@ class BatchFiller:
 
     def _take(self) -> FilledBatch | None:
         """The next batch, if it is finished. What happened meanwhile is told first."""
-        with suppress(Empty):
-            while True:
-                self._tell(self._happened.get_nowait())
+        self._tell_what_happened()
         with self._lock:
             if self._finished:
                 found, _ = self._finished.popleft()
                 self._hold()
                 return found
-            if self._failure is not None:
-                raise self._failure
-            if self._is_over:
-                raise StopIteration
+            is_over = self._is_over
+        if not is_over:
             return None
+        self._tell_what_happened()  # its last rows may have come, and said what was lost, since we looked
+        if self._failure is not None:
+            raise self._failure
+        raise StopIteration
+
+    def _tell_what_happened(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._tell(self._happened.get_nowait())
 
     def _tell(self, event: Event | None) -> None:
         if event is None:
