@@ -1,5 +1,6 @@
 """A job's figures reach the trainers and trackers that people use, as their own loggers keep them."""
 
+import copy
 import csv
 import json
 import os
@@ -9,15 +10,24 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
+import torch
+from lightning.pytorch.callbacks import BackboneFinetuning
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn, optim
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import frostline as fl
-from frostline.callbacks import LightningCallback, MlflowLog, TensorBoardLog, TransformersCallback, WandbLog
+from frostline.callbacks import (
+    LightningCallback,
+    LightningRefreezing,
+    MlflowLog,
+    TensorBoardLog,
+    TransformersCallback,
+    WandbLog,
+)
 from frostline.callbacks.trackers import DIAGNOSIS, JobMeter, figures_between
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import SettingError
+from frostline.core.errors import NetworkChanged, SettingError
 from frostline.jobs import JobStatistics
 from support.images import image_folder, tiny_preprocess
 
@@ -121,6 +131,81 @@ def test_lightning_logs_figures_at_its_own_steps_to_all_of_its_loggers_and_the_d
         assert all(0 <= float(row["frostline/stall_share"]) <= 1 for row in logged)
         assert float(logged[-1]["frostline/bytes_crossed"]) == job.statistics().wire_bytes
         assert logger.experiment.hparams[DIAGNOSIS] == str(job.diagnosis())
+
+
+class TwoParts(nn.Module):
+    """A backbone with BatchNorm and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(
+            *(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.AdaptiveAvgPool2d(1))
+        )
+        self.fc = nn.Linear(5, 3)
+
+    def forward(self, pixels):
+        return self.fc(self.backbone(pixels).flatten(1))
+
+
+class Tuned(pl.LightningModule):
+    """Trains a network, or the head of it, and keeps its losses."""
+
+    def __init__(self, network, head, loader):
+        super().__init__()
+        self.backbone, self.head, self.loader, self.losses = network.backbone, head, loader, []
+
+    def train_dataloader(self):
+        return self.loader
+
+    def training_step(self, batch, _):
+        loss = nn.functional.cross_entropy(self.head(batch.features), batch.labels)
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self):
+        return optim.SGD([parameter for parameter in self.parameters() if parameter.requires_grad], lr=0.1)
+
+
+def fitted(network, head, loader, *callbacks):
+    module = Tuned(network, head, loader)
+    unfreezing = BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.05, train_bn=False)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[unfreezing, *callbacks],
+    )
+    trainer.fit(module)
+    return module.losses
+
+
+@pytest.fixture
+def tuned(folder):
+    """A network, its twin and its job."""
+    torch.manual_seed(1)
+    network = fl.freeze(TwoParts().train(), "backbone", input_shape=(3, 32, 32))
+    twin, settings = copy.deepcopy(network), LoaderSettings(samples_per_request=8, device_batch=8)
+    node = NodeSettings(memory_bytes=1 << 28, device_batch=8)
+    preprocess, data = tiny_preprocess(), fl.Dataset(folder)
+    with fl.offload(network, data, preprocess=preprocess, settings=settings, node=node, observe=lambda _: None) as job:
+        yield network, twin, job
+
+
+def test_a_backbone_that_lightning_unfreezes_is_trained_as_without_frostline(tuned, job):
+    network, twin, own = tuned
+    ours = fitted(network, own.head, own.loader(6), LightningRefreezing(own))
+    theirs = fitted(twin, twin, job.loader(6))
+    assert len(ours) == 15
+    assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+def test_a_backbone_that_lightning_unfreezes_is_told_where_nobody_freezes_anew(tuned):
+    network, _, own = tuned
+    with pytest.raises(NetworkChanged, match=r"parameter 'backbone.1.weight' is trained now: .*job.refreeze"):
+        fitted(network, own.head, own.loader(6))
 
 
 def figures_in(logger):

@@ -49,7 +49,7 @@ def test_train_writes_a_network_that_loads_without_frostline_and_a_whole_report(
     )
     assert {path.name for path in out.iterdir()} == {
         "checkpoints",
-        "config.json",
+        "frostline.json",
         "head.safetensors",
         "model.safetensors",
         "report.html",

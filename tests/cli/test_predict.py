@@ -51,7 +51,7 @@ def classified(data, near, tmp_path_factory):
 def scores_of(run_folder, encoded):
     """What the saved network says of images, without Frostline's nodes."""
     tensors = load_file(run_folder / "model.safetensors")
-    outputs = json.loads((run_folder / "config.json").read_text())["outputs"]
+    outputs = json.loads((run_folder / "frostline.json").read_text())["outputs"]
     model = load_model("support.networks:Small", classes=outputs, weights=str(run_folder / "model.safetensors")).model
     assert model.state_dict().keys() == tensors.keys()
     pixels = np.empty((len(encoded), 3, 224, 224), np.float32)
@@ -68,7 +68,7 @@ def test_classes_and_their_probabilities_are_those_of_the_network(capsys, data, 
     images = sorted((data / "unlabelled" / "new").iterdir())
     assert table["object"].to_pylist() == [f"new/{path.name}" for path in images]
     likely, best = scores_of(classified, [path.read_bytes() for path in images]).softmax(1).max(1)
-    classes = json.loads((classified / "config.json").read_text())["classes"]
+    classes = json.loads((classified / "frostline.json").read_text())["classes"]
     assert table["prediction"].to_pylist() == [classes[number] for number in best]
     np.testing.assert_allclose(table["probability"].to_numpy(), likely.numpy(), rtol=1e-5)
     assert summary["samples"] == len(images) == sum(summary["counts"].values())

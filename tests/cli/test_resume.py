@@ -101,4 +101,4 @@ def test_refuses_other_data_and_a_folder_without_a_run(capsys, near, tmp_path):
     code, _, err = run(capsys, "train", "--resume", tmp_path)
     assert code == 2
     assert "there is no run in" in err
-    assert Path(out / "config.json").is_file()
+    assert Path(out / "frostline.json").is_file()

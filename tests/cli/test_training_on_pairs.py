@@ -149,7 +149,7 @@ def test_a_network_of_ones_own_takes_what_its_first_sample_and_samples_say(capsy
     asked += ("--tokenizer", tmp_path / "own.json", "--max-length", TOKENS)
     report = run_json(capsys, "train", *asked, "--out", tmp_path / "run")
     assert report["fallback"] is None
-    said = json.loads((tmp_path / "run" / "config.json").read_text())["options"]["samples"]
+    said = json.loads((tmp_path / "run" / "frostline.json").read_text())["options"]["samples"]
     assert said == "pixel_values=images,input_ids=texts,signal=arrays:5"
 
 

@@ -80,7 +80,7 @@ def test_the_verbs_know_samples_by_their_suffixes(capsys, data, near, tmp_path, 
         np.testing.assert_allclose(features, network()[:4](inputs).numpy(), rtol=1e-5, atol=1e-6)
 
     run(capsys, "train", *how, "--epochs", 2, "--batch-size", 4, "--out", tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["options"]["samples"] == kind
+    assert json.loads((tmp_path / "run" / "frostline.json").read_text())["options"]["samples"] == kind
     model = network()
     model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
     said = run(capsys, "predict", "--run", tmp_path / "run", "--data", data / name, "--accuracy", "exact", *near)

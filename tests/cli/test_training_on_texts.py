@@ -143,7 +143,14 @@ def test_frostline_trains_a_classifier_of_texts_in_one_command(capsys, reviews, 
     assert report["settings"]["column"] == "text"
     assert report["settings"]["max_length"] == TOKENS
     assert report["losses"] == pytest.approx(plain_losses(tmp_path / "model", folder, texts), abs=1e-6)
-    assert (tmp_path / "out" / "model.safetensors").exists()
+    theirs = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", local_files_only=True)
+    assert theirs.config.num_labels == 2
+    ours = load_model(
+        f"hf:{tmp_path / 'model'}", classes=2, weights=str(tmp_path / "out" / "model.safetensors"), max_length=TOKENS
+    ).model.eval()
+    ids, mask = torch.randint(0, 20, (4, TOKENS)), torch.ones((4, TOKENS), dtype=torch.int64)
+    with torch.no_grad():
+        assert torch.equal(ours(ids, mask), theirs.eval()(ids, attention_mask=mask).logits)
 
 
 def plain_losses(model, folder, texts):

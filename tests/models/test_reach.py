@@ -221,3 +221,33 @@ def test_no_more_than_two_tensors_cross_where_no_layer_was_asked_for():
     model.backbone.requires_grad_(False).eval()
     network = cut_network(model, (TOKENS, WIDTH))
     assert max(len(place.tensors) for place in network.cuts) <= 2
+
+
+class TrainsALayer(nn.Module):
+    """A frozen convolution, and behind it a trained layer whose operator nodes do not run."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3).requires_grad_(False)
+        self.layer = layer
+        self.fc = nn.Linear(6, 2)
+
+    def forward(self, x):
+        tokens = self.conv(x).flatten(2).transpose(1, 2)
+        given = self.layer(tokens)
+        return self.fc((given[0] if isinstance(given, tuple) else given).mean(1))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.LSTM(6, 6, batch_first=True),
+        lambda: nn.GRU(6, 6, batch_first=True),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)),
+    ],
+)
+def test_nothing_is_said_of_an_operator_that_only_a_trained_layer_runs(layer):
+    network = cut_network(TrainsALayer(layer()), (3, 8, 8))
+    assert network.prefix is not None
+    assert network.fallback is None

@@ -1,11 +1,14 @@
 """Networks of transformers that take token ids and mask as rows of one array, cut and joined again."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
 from frostline import freeze
 from frostline.core import TensorSpec
-from frostline.core.errors import ModelError
+from frostline.core.errors import ModelError, NothingFrozen
 from frostline.models.cutting import cut_network
 from frostline.models.tracing import takes_rows
 from support.texts import small_bert, small_distilbert
@@ -62,6 +65,24 @@ def test_prefix_and_head_together_are_the_network_with_its_own_parameters(make):
         torch.testing.assert_close(cut.head(*features), meant, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda head: pickle.loads(pickle.dumps(head))])
+def test_a_head_is_copied_and_pickled_with_weights_of_its_own(copied):
+    model = frozen(small_bert)
+    cut = cut_network(takes_rows(model, NAMES), (TensorSpec((2, TOKENS), "int64"),), frozen_in_eval=True)
+    features = [
+        torch.rand(2, *shape) if dtype == "float32" else torch.ones((2, *shape), dtype=torch.bool)
+        for shape, dtype in zip(cut.frost_line.shapes, cut.frost_line.dtypes, strict=True)
+    ]
+    head = copied(cut.head.eval())
+    meant = cut.head(*features)
+    assert torch.equal(head(*features), meant)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.zero_()
+    assert torch.equal(cut.head(*features), meant)
+    assert not torch.equal(head(*features), meant)
+
+
 def test_takes_the_first_tensor_where_there_are_no_logits():
     class Pair(torch.nn.Module):
         def forward(self, a, b):
@@ -78,3 +99,50 @@ def test_refuses_a_network_that_gives_no_tensor():
 
     with pytest.raises(ModelError, match="no tensor, but str"):
         takes_rows(Nothing(), ("a", "b"))(rows_of(4))
+
+
+class TinyText(torch.nn.Module):
+    """Embeddings, a frozen layer or two, and a head that may share its weight with the embeddings."""
+
+    def __init__(self, tied=False):
+        super().__init__()
+        self.embeddings = torch.nn.Embedding(20, 8)
+        self.encoder = torch.nn.Linear(8, 8)
+        self.lm_head = torch.nn.Linear(8, 20, bias=False)
+        if tied:
+            self.lm_head.weight = self.embeddings.weight
+
+    def forward(self, input_ids, attention_mask):
+        hidden = self.embeddings(input_ids) * attention_mask[..., None]
+        return self.lm_head(torch.relu(self.encoder(hidden)).mean(1))
+
+
+def nobody_froze():
+    return TinyText()
+
+
+def embeddings_forgotten():
+    model = TinyText()
+    model.encoder.requires_grad_(False)
+    return model
+
+
+def tied():
+    model = TinyText(tied=True).requires_grad_(False)
+    model.lm_head.requires_grad_(True)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (nobody_froze, "parameter 'embeddings.weight' is trained"),
+        (embeddings_forgotten, "parameter 'embeddings.weight' is trained"),
+        (tied, "parameter 'lm_head.weight' (the same as 'embeddings.weight') is trained"),
+        (small_bert, "parameter 'bert.embeddings.word_embeddings.weight' is trained"),
+    ],
+)
+def test_a_text_network_of_which_nothing_is_frozen_says_which_parameter_is_trained(make, cause):
+    with pytest.raises(NothingFrozen) as refused:
+        cut_network(takes_rows(make(), NAMES), (TensorSpec((2, TOKENS), "int64"),))
+    assert str(refused.value).startswith(f"nothing is frozen before the first layer that changes: {cause}; freeze")

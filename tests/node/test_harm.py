@@ -29,7 +29,7 @@ from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overlo
 from frostline.core.files import FileCache
 from frostline.engines.graph_runner import leaf_values
 from frostline.engines.measure import GraphLimits, dry_run
-from frostline.models.artifact import header_of, read_prefix, write_prefix
+from frostline.models.artifact import digest_of, header_of, read_prefix, write_prefix
 from frostline.node import Node
 from frostline.node import inspection as inspections
 from frostline.node.feature_cache import NodeCache
@@ -39,6 +39,7 @@ from frostline.node.memory import Cancelled
 from frostline.node.process import start_node
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Tenants
+from frostline.node.torch_bridge import TorchBridge
 from frostline.node.trials.queue import TrialQueue
 from frostline.wire.connection import address_of
 from frostline.wire.messages import ProfileRequest
@@ -378,6 +379,42 @@ def test_the_inspection_process_finds_what_a_dry_run_in_this_process_finds(inspe
     totals = [found.operations[cut.number].total for cut in prefix.cuts]
     assert totals == sorted(totals)
     assert totals[-1] > 0
+
+
+W = (3, 32, 32)
+MEAN = [node("m", "aten.mean.dim", X, [0]), node("e", "aten.sub.Tensor", X, {"ref": "m"})]
+MIXING = {
+    "mean": MEAN,
+    "softmax": [node("e", "aten.softmax.int", X, 0)],
+    "cumsum": [node("e", "aten.cumsum.default", X, 0)],
+    "flip": [node("e", "aten.flip.default", X, [0])],
+    "roll": [node("e", "aten.roll.default", X, [2], [0])],
+    "the first row": [node("f", "aten.slice.Tensor", X, 0, 0, 1), node("e", "aten.sub.Tensor", X, {"ref": "f"})],
+    "mean and more": [*MEAN, node("r", "aten.relu.default", {"ref": "e"})],
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_strangers_prefix_that_mixes_rows_is_refused_before_others_rows_come_in(images, inspector, name):
+    body = artifact(MIXING[name], shape=W, inputs=W)
+    with Node(NodeSettings(memory_bytes=MEMORY), (images.as_uri(),), inspector) as serving:
+        serving.put_prefix(digest_of(body), body)
+        for _ in range(2):
+            with pytest.raises(UnsafeArtifact, match=r"mixes the samples of a batch before cut 2 \(here\)"):
+                joined(serving.features(request(images, 2, digest_of(body))))
+        assert serving.statistics().totals.samples == 0
+        until(lambda: is_idle(serving))
+
+
+def test_a_strangers_prefix_is_checked_once_for_each_cut_that_is_asked_for(images, inspector, monkeypatch):
+    asked, look = [], TorchBridge.is_mixing
+    monkeypatch.setattr(TorchBridge, "is_mixing", lambda *given: asked.append(1) or look(*given))
+    digest, body = artifact_of(small_network())
+    with Node(NodeSettings(memory_bytes=MEMORY), (images.as_uri(),), inspector) as serving:
+        serving.put_prefix(digest, body)
+        for cut in (2, 2, 3, 3, 2):
+            assert len(joined(serving.features(request(images, cut, digest)))[0]) == 6
+    assert len(asked) == 2
 
 
 def test_a_check_that_takes_too_long_is_ended_and_the_next_is_not(inspector):

@@ -14,8 +14,10 @@ from frostline.core.errors import ModelError, UnknownModel, WeightsMismatch, Wei
 from frostline.models.cutting import cut_network
 from frostline.models.freezing import freeze
 from frostline.preprocess import CenterCrop, Decode, Normalize, Resize, Squeeze
+from frostline.training.hugging_face import as_saved, config_of
 from frostline.training.networks import load_model
 from frostline.training.processors import processor_of
+from frostline.training.run_config import write_tensors
 
 SIDE = 32
 NARROW = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 96}
@@ -218,3 +220,30 @@ def test_frostline_trains_and_plans_with_a_folder(dtype, tmp_path, capsys, share
         with pytest.raises(SystemExit) as ended:
             main([*verb, *common, "--near", shared_node.url])
         assert not ended.value.code, capsys.readouterr()
+
+
+@pytest.mark.parametrize("kind", ["vit"])
+def test_what_was_trained_is_written_as_transformers_reads_it(kind, tmp_path):
+    saved(tmp_path / "before", kind)
+    model = load_model(f"hf:{tmp_path / 'before'}", classes=3).model.eval()
+    after = tmp_path / "after"
+    after.mkdir()
+    write_tensors(after / "model.safetensors", as_saved(model, model.state_dict()), {"format": "pt"})
+    (after / "config.json").write_text(config_of(model, 3, ("ant", "bee", "cat")))
+    theirs, about = hf.AutoModelForImageClassification.from_pretrained(
+        after, local_files_only=True, output_loading_info=True
+    )
+    assert not any(about[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert theirs.config.id2label == {0: "ant", 1: "bee", 2: "cat"}
+    pixels = torch.randn(2, 3, SIDE, SIDE)
+    with torch.no_grad():
+        assert torch.equal(model(pixels), theirs.eval()(pixels).logits)
+    again = load_model(f"hf:{tmp_path / 'before'}", classes=3, weights=str(after / "model.safetensors")).model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(pixels), again(pixels))
+
+
+def test_networks_of_others_keep_their_names_and_get_no_config_of_transformers():
+    model = torch.nn.Linear(2, 2)
+    assert as_saved(model, model.state_dict()).keys() == model.state_dict().keys()
+    assert config_of(model, 2, ()) is None

@@ -15,6 +15,7 @@ from frostline.cache.disk import FeatureStore, Keys
 from frostline.cache.keys import IdIndex, RowLayout, Scope, Tensors, row_keys
 from frostline.core import SampleTable
 from frostline.core.errors import SettingError
+from frostline.core.nouns import finite_rows
 
 __all__ = ("CacheStatistics", "CachedIn", "DiskCache", "FeatureCache", "RowNames", "TieredCache")
 
@@ -311,7 +312,10 @@ class TieredCache:
         return found, tensors
 
     def put(self, ids: _Ids, tensors: Tensors) -> None:
-        """Keep rows in both, as far as there is room."""
+        """Keep rows in both, as far as there is room, but none with Inf or NaN."""
+        finite = finite_rows(tensors, len(ids), self.memory.scope.dtypes)
+        if not finite.all():
+            ids, tensors = ids[finite], tuple(tensor[finite] for tensor in tensors)
         self.memory.put(ids, tensors)
         if self._disk is not None:
             self._disk.put(ids, tensors)

@@ -7,12 +7,13 @@ if TYPE_CHECKING:
     from frostline.callbacks.progress import JobProgress
     from frostline.callbacks.traces import OpenTelemetryTrace, TraceFile
     from frostline.callbacks.trackers import JobCollector, MlflowLog, TensorBoardLog, WandbLog
-    from frostline.callbacks.trainers import LightningCallback, TransformersCallback
+    from frostline.callbacks.trainers import LightningCallback, LightningRefreezing, TransformersCallback
 
 __all__ = (
     "JobCollector",
     "JobProgress",
     "LightningCallback",
+    "LightningRefreezing",
     "MlflowLog",
     "OpenTelemetryTrace",
     "TensorBoardLog",
@@ -25,6 +26,7 @@ _MODULES = {
     "JobCollector": "frostline.callbacks.trackers",
     "JobProgress": "frostline.callbacks.progress",
     "LightningCallback": "frostline.callbacks.trainers",
+    "LightningRefreezing": "frostline.callbacks.trainers",
     "MlflowLog": "frostline.callbacks.trackers",
     "OpenTelemetryTrace": "frostline.callbacks.traces",
     "TensorBoardLog": "frostline.callbacks.trackers",

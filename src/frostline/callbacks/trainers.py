@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
     from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-__all__ = ("LightningCallback", "TransformersCallback")
+__all__ = ("LightningCallback", "LightningRefreezing", "TransformersCallback")
 
 
 class _LightningEvents:
@@ -53,6 +53,25 @@ class _LightningEvents:
         if figures := self._meter.figures():
             for logger in trainer.loggers:
                 logger.log_metrics(dict(figures), step=trainer.global_step)
+
+
+class _LightningRefreezing:
+    """Makes a job's frozen part anew where other callbacks, such as ``BackboneFinetuning``, have unfrozen layers.
+
+    It looks at the network as each epoch begins, so put it behind those callbacks. The loader that the trainer has is
+    one of the new frozen part from then on, and the job's head trains what was unfrozen.
+
+    Args:
+        job: the job whose loader the trainer takes.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        """Freeze anew where something has changed."""
+        if self._job.changed is not None:
+            self._job.refreeze()
 
 
 class _TransformersEvents:
@@ -95,11 +114,14 @@ if TYPE_CHECKING:
 
     class LightningCallback(_LightningEvents, Callback): ...  # noqa: D101
 
+    class LightningRefreezing(_LightningRefreezing, Callback): ...  # noqa: D101
+
     class TransformersCallback(_TransformersEvents, TrainerCallback): ...  # noqa: D101
 
 
 _MADE_OF = {
     "LightningCallback": (_LightningEvents, "lightning.pytorch", "Callback"),
+    "LightningRefreezing": (_LightningRefreezing, "lightning.pytorch", "Callback"),
     "TransformersCallback": (_TransformersEvents, "transformers", "TrainerCallback"),
 }
 

@@ -120,6 +120,7 @@ def predict(
     batch_size: int,
     near: Sequence[str],
     skip_allowance: float,
+    allow_nonfinite: bool,
     node: NodeSettings,
     as_json: bool,
     **data: Any,
@@ -136,7 +137,9 @@ def predict(
         raise SettingError(f"predictions are written to {' or '.join(_SUFFIXES)}, and {out} ends otherwise (--out)")
     if as_json and out is None:
         raise SettingError("--json prints a summary on stdout, and the table needs another place: name a file (--out)")
-    job = _settings(run, near, node, skip_allowance, data)
+    # Each sample comes once, so nothing is worth keeping.
+    loader = LoaderSettings(skip_allowance=skip_allowance, allow_nonfinite=allow_nonfinite, cache_bytes=0)
+    job = _settings(run, near, node, loader, data)
     with ProgressBar() as progress, begin(job, progress) as begun:
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
@@ -164,7 +167,7 @@ def predict(
 
 
 def _settings(
-    run: Path, near: Sequence[str], node: NodeSettings, skip_allowance: float, data: dict[str, Any]
+    run: Path, near: Sequence[str], node: NodeSettings, loader: LoaderSettings, data: dict[str, Any]
 ) -> JobSettings:
     """The settings of a job on this data with the run's network.
 
@@ -186,7 +189,6 @@ def _settings(
         also_near=tuple(near[1:]),
         weights=str(weights),
         outputs=config.outputs,
-        # Each sample comes once, so nothing is worth keeping.
-        loader=LoaderSettings(skip_allowance=skip_allowance, cache_bytes=0),
+        loader=loader,
         node=node,
     )

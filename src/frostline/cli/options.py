@@ -193,6 +193,11 @@ _DATA = (
         metavar="SHARE",
         help="Share of the samples that may be unreadable.",
     ),
+    click.option(
+        "--allow-nonfinite",
+        is_flag=True,
+        help="Go on where the frozen layers give Inf or NaN for a sample, and count it; else the job stops there.",
+    ),
 )
 _JOB = (
     *_DATA,
@@ -279,6 +284,7 @@ def job_options(verb: Verb) -> Verb:
     def with_job(
         *,
         skip_allowance: float,
+        allow_nonfinite: bool,
         cache_folder: str | None,
         cache_size: int,
         views: int,
@@ -289,7 +295,11 @@ def job_options(verb: Verb) -> Verb:
         options["near"], options["also_near"] = next(iter(near), None), tuple(near[1:])
         asked = {field.name: options.pop(field.name) for field in fields(JobSettings) if field.name in options}
         loader = LoaderSettings(
-            skip_allowance=skip_allowance, cache_folder=cache_folder, cache_disk_bytes=cache_size, views=views
+            skip_allowance=skip_allowance,
+            allow_nonfinite=allow_nonfinite,
+            cache_folder=cache_folder,
+            cache_disk_bytes=cache_size,
+            views=views,
         )
         return verb(job=JobSettings(**asked, loader=loader, node=node), **options)
 

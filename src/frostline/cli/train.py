@@ -133,6 +133,7 @@ def _recipe_options(verb: Verb) -> Verb:
 _NOT_OF_THE_RUN = ("as_json", "resume")
 # Where and with how much a run is computed may change while it is away; what is computed may not.
 _FREE = (
+    "allow_nonfinite",
     "cache_folder",
     "cache_size",
     "checkpoint_every",
@@ -302,7 +303,7 @@ def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool
 
     With --out the folder gets head.safetensors, model.safetensors (the whole network, loadable without
     Frostline), report.json and report.html. Ctrl-C writes the same files with what there is by then. The folder also
-    keeps config.json and two checkpoints: --resume DIR goes on after a kill, and its losses are those of a run that
+    keeps frostline.json and two checkpoints: --resume DIR goes on after a kill, and its losses are those of a run that
     nothing broke off where features are (--accuracy exact).
     """
     from frostline.training.start import begin

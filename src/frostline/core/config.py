@@ -419,6 +419,8 @@ class LoaderSettings:
             the trainer's accelerator has free, or what this process may use.
         skip_allowance: share of a data set's samples that may be unreadable before the job stops. A job and its worker
             processes count together, each rank for itself.
+        allow_nonfinite: go on where the frozen layers give Inf or NaN for a sample: the loop gets the row as it is, and
+            it is counted and kept in no cache. Else the job stops at the first such row, and names it.
         follow: plan again while the job runs, where what is measured says so.
         trial_s: seconds that a job allows for trials of engines at its node, whether they pay for it or not; 0 tries
             none, and takes what is known. None has those tried that save the job more time than they take, and any
@@ -452,6 +454,7 @@ class LoaderSettings:
     device_batch: int = 32
     trainer_memory_bytes: int | None = None
     skip_allowance: float = 0.01
+    allow_nonfinite: bool = False
     follow: bool = True
     trial_s: float | None = None
     measure_first: bool = False

@@ -15,7 +15,9 @@ FrostlineError
 │   │   ├── WeightsMissing    no pretrained weights on this machine, and none to be fetched
 │   │   ├── NotTraceable      torch.export cannot follow the network
 │   │   ├── NothingFrozen     no computation stands before the first trainable layer
-│   │   └── FrozenInTrainMode a frozen layer would behave differently in train mode
+ │   │   ├── NetworkChanged    frozen layers are not what they were when the job was made
+│   │   ├── FrozenInTrainMode a frozen layer would behave differently in train mode
+│   │   └── NotFinite         the frozen layers gave Inf or NaN for a sample, and the job does not allow that
 │   ├── OrderMismatch         a saved state, or another rank, follows another order of samples
 │   ├── AddressInUse          the port is taken
 │   └── OutOfSpace            the disk is full
@@ -58,7 +60,9 @@ __all__ = (
     "FrostlineError",
     "FrozenInTrainMode",
     "ModelError",
+    "NetworkChanged",
     "NodeUnreachable",
+    "NotFinite",
     "NotTraceable",
     "NothingFrozen",
     "ObjectNotFound",
@@ -148,8 +152,16 @@ class NothingFrozen(ModelError):
     """No computation stands before the first trainable layer, so nothing can run beside the data."""
 
 
+class NetworkChanged(ModelError):
+    """The network is not what it was when its job was made; the message names the first change and what to do."""
+
+
 class FrozenInTrainMode(ModelError):
     """A frozen layer would behave differently in train mode (BatchNorm, dropout)."""
+
+
+class NotFinite(ModelError):
+    """The frozen layers gave Inf or NaN for a sample; the message names it, where it came from, and the setting."""
 
 
 class OrderMismatch(UserError):

@@ -39,6 +39,8 @@ __all__ = (
     "Texts",
     "View",
     "array_dtype",
+    "finite_rows",
+    "is_finite",
     "read_as",
     "taken",
     "widened",
@@ -209,6 +211,43 @@ def widened(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     bits = array.astype(np.uint32)
     np.left_shift(bits, 16, out=bits)
     return bits.view(np.float32)
+
+
+# Bits of the least number of 16 bits that is none: infinity, of both signs.
+_FLOATS = frozenset({"bfloat16", "float16", "float32", "float64"})
+_INFINITE = {np.dtype(np.float16): (0x7C00, 0xFC00), _CARRIER: (0x7F80, 0xFF80)}
+
+
+def is_finite(array: npt.NDArray[Any]) -> bool:
+    """Whether no number is Inf or NaN; extremes tell, at a fraction of what a mask of all numbers costs."""
+    if array.size == 0:
+        return True
+    if array.dtype in _INFINITE:
+        bits, (positive, negative) = array.view(np.uint16), _INFINITE[array.dtype]
+        return int(bits.view(np.int16).max()) < positive and int(bits.max()) < negative
+    if array.dtype.kind != "f":
+        return True
+    with np.errstate(invalid="ignore"):
+        return bool(np.isfinite(array.max()) and np.isfinite(array.min()))
+
+
+def finite_rows(
+    arrays: Sequence[npt.NDArray[Any]], rows: int, dtypes: Sequence[str] | None = None
+) -> npt.NDArray[np.bool_]:
+    """Which rows hold no Inf and no NaN, as ``bool[rows]``.
+
+    Args:
+        arrays: ``[rows, ...]`` each.
+        rows: number of rows.
+        dtypes: types of the first of them, in torch's words, which alone are looked at; None takes all, and all of
+            ``uint16`` as ``bfloat16``, which masks are not.
+    """
+    found = np.ones(rows, np.bool_)
+    floats = [array for array, dtype in zip(arrays, dtypes or (), strict=False) if dtype in _FLOATS]
+    for array in arrays if dtypes is None else floats:
+        if not is_finite(array):
+            found &= np.array([is_finite(row) for row in array], np.bool_)
+    return found
 
 
 _AT_ONCE = 1 << 12

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ __all__ = (
     "cut_values",
     "dry_run",
     "dry_step",
+    "node_operations",
     "peaks",
     "tensors_in",
     "version_of",
@@ -489,6 +490,31 @@ def count_operations(
     return {cut.number: counting.upto(cut) for cut in cuts}
 
 
+def node_operations(graph: Graph, leaves: Sequence[torch.Tensor], inputs: Sequence[TensorSpec]) -> tuple[int, ...]:
+    """What each node of a network computes for eight samples, in operations of a core: a run on shapes alone.
+
+    Args:
+        graph: whole network, of the user's own, so that any operator may be in it.
+        leaves: its tensors, in the order of ``graph.leaves``.
+        inputs: a sample of each of its inputs.
+
+    Raises:
+        UnsafeArtifact: It does not run without values.
+    """
+    many = 1 << 62
+    unbounded = GraphLimits(max_nodes=many, max_values=many, max_run_s=many, max_operation_s=many, operations_per_s=1)
+    counting = _Counting(graph, len(graph.inputs) + len(leaves), unbounded)
+    bare = [torch.empty_like(leaf, device="meta") for leaf in leaves]
+    batch = [torch.empty((ROWS, *spec.shape), dtype=getattr(torch, spec.dtype), device="meta") for spec in inputs]
+    try:
+        with torch.no_grad(), counting:
+            Runner(graph, device="meta").run(batch, bare, observe=counting.observe)
+    except BROKEN as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise UnsafeArtifact(f"the graph does not run on {ROWS} samples: {why}") from error
+    return counting.each()
+
+
 def count_operations_and_peaks(
     graph: Graph, leaves: Sequence[torch.Tensor], cuts: Sequence[Cut], limits: GraphLimits
 ) -> tuple[dict[int, Operations], dict[int, int]]:
@@ -530,6 +556,11 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
         self._after.append(Operations(total=before.total + mine, heaviest=max(before.heaviest, mine)))
         self._values += max(1, len(tensors_in(values[self._first + index])))
         self._check(index, mine)
+
+    def each(self) -> tuple[int, ...]:
+        """What was counted of each node."""
+        totals = [done.total for done in self._after]
+        return tuple(after - before for before, after in pairwise(totals))
 
     def upto(self, cut: Cut) -> Operations:
         """What was counted up to a cut."""

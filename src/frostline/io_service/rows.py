@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from cachetools import LRUCache
 
 from frostline.core import FeatureBatch, Skipped
+from frostline.core.nouns import finite_rows
 from frostline.wire.messages import FeatureRequest
 from frostline.wire.shared_memory import row_bytes
 
@@ -52,6 +55,12 @@ class Row:
     batch: FeatureBatch
     place: int
     skipped: Skipped | None = None
+
+
+def _finite(batch: FeatureBatch) -> npt.NDArray[np.bool_]:
+    """Which rows hold no Inf and no NaN, also as they are packed."""
+    packed = [tensor.body for tensor in batch.packed if tensor.bounds is None]
+    return finite_rows((*batch.tensors, *packed), len(batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +150,13 @@ class RowCache:
             return found
 
     def arrived(self, flight: RowFetch, rows: Sequence[tuple[Key | None, Row]], nbytes: int) -> None:
-        """Rows of one batch came; keep them as far as there is room, and hand them to whoever waits."""
+        """Rows of one batch came; keep finite ones as far as there is room, and hand all to whoever waits."""
         named = [(key, row) for key, row in rows if key is not None]
+        batch = next((row.batch for _, row in named), None)
+        finite = () if batch is None else _finite(batch)
         with self._changed:
             flight.rows.update(named)
-            whole = [(key, row) for key, row in named if row.skipped is None]
+            whole = [(key, row) for key, row in named if row.skipped is None and finite[row.place]]
             size = nbytes + len(whole) * _ROW_BYTES
             if whole and size <= self._budget_bytes:
                 self._keep(whole, size)

@@ -38,7 +38,7 @@ __all__ = (
 )
 
 
-_FORMAT = 3
+_FORMAT = 4
 _KEY = "frostline.assignment"
 _HEAD, _TRAIN, _HELD_OUT = "head.", "train.", "held_out."
 _TEXTS = ("objects", "versions")
@@ -65,6 +65,7 @@ class Assignment:
         recipe: how.
         views: random views of each sample, as in ``LoaderSettings``.
         max_skipped: samples that may be unreadable.
+        allow_nonfinite: as in ``LoaderSettings``.
     """
 
     data: str
@@ -82,6 +83,7 @@ class Assignment:
     recipe: Recipe
     views: int
     max_skipped: int
+    allow_nonfinite: bool = False
 
     def __post_init__(self) -> None:
         for samples in (self.train, self.held_out):
@@ -114,6 +116,7 @@ def write_assignment(assignment: Assignment) -> bytes:
         "recipe": assignment.recipe.to_json(),
         "views": assignment.views,
         "max_skipped": assignment.max_skipped,
+        "allow_nonfinite": assignment.allow_nonfinite,
     }
     parts = {
         **{_HEAD + name: tensor for name, tensor in tensors.items()},
@@ -155,6 +158,7 @@ def _read(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Assignment
         recipe=Recipe.from_json(about["recipe"]),
         views=integer(about["views"]),
         max_skipped=integer(about["max_skipped"]),
+        allow_nonfinite=about["allow_nonfinite"] is True,
     )
 
 

@@ -1,13 +1,13 @@
 """The batches of an assignment, for a trainer beside the node: all frozen layers run there, and nothing is planned."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frostline.cache import Scope
 from frostline.core import EXACT, Route, Samples, read_as
 from frostline.core.config import LoaderSettings
 from frostline.core.events import Event, Observer
 from frostline.jobs.in_store import Assignment
-from frostline.jobs.loader_factory import CachePolicy, keeps_all
+from frostline.jobs.loader_factory import CachePolicy, finite_check, keeps_all
 from frostline.jobs.statistics import StatisticsCollector
 from frostline.loaders.epoch_loader import ArrayLoader
 from frostline.loaders.fetch import EngineChoice, Fetcher, NodeEngine, Shipment
@@ -99,6 +99,8 @@ class Remote:
         return Loader(arrays)
 
     def _fetcher(self, preprocess: Preprocess) -> Fetcher:
+        engine = NodeEngine(EXACT, EngineChoice(engine=self._assignment.engine))
+        settings = replace(self._settings, allow_nonfinite=self._assignment.allow_nonfinite)
         return Fetcher(
             transport=self._transport,
             url=self._assignment.data,
@@ -106,8 +108,8 @@ class Remote:
             preprocess=preprocess,
             # The node keeps the prefix for as long as the training runs: it is never uploaded again.
             shipment=Shipment(digest=self._assignment.prefix, artifact=b""),
-            local_stage=LocalStage(cuts=()),
-            engine=NodeEngine(EXACT, EngineChoice(engine=self._assignment.engine)),
+            local_stage=LocalStage(cuts=(), check=finite_check((), engine, self._collector, settings)),
+            engine=engine,
             arrived=(),
         )
 

@@ -3,16 +3,17 @@
 import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
+from frostline.cache import Scope
 from frostline.core import Cut, Route, Samples, TensorSpec
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import SettingError
+from frostline.core.errors import NetworkChanged, SettingError
 from frostline.core.events import SetupWarning
 from frostline.datasets import Dataset
 from frostline.datasets.reading import steps_left_of
@@ -39,8 +40,38 @@ if TYPE_CHECKING:  # of PyTorch, which other frameworks do without
 
     from frostline.jobs.in_store import Trained
     from frostline.loaders.torch_loader import Loader
+    from frostline.models.changes import FrozenWatch
 
-__all__ = ("Job",)
+__all__ = ("Job", "JobParts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobParts:
+    """What of a job depends on its network, and is made anew with its frozen part.
+
+    Attributes:
+        fetcher: makes the job's requests.
+        scope: dependencies of what is kept of its features.
+        worker_setup: setup of the job in a worker.
+        router: says which way the next request takes.
+        measuring: measures while the job runs; None where nothing is to be measured.
+        cuts: by number.
+        head: trainable rest of the network; None where there is no model.
+        fallback: why the network was not cut as it stands; None where it was.
+        watch: makes what notices changes of the network, given the head; None where there is no model.
+        behind: frozen layers behind the frost line, in words; empty where there are none.
+    """
+
+    fetcher: Fetcher
+    scope: Scope
+    worker_setup: WorkerSetup
+    router: Router
+    measuring: Measuring | None
+    cuts: Sequence[Cut]
+    head: "nn.Module | None"
+    fallback: str | None
+    watch: "Callable[[nn.Module], FrozenWatch] | None" = None
+    behind: str = ""
 
 
 class Job(JobTable):
@@ -56,50 +87,61 @@ class Job(JobTable):
         self,
         *,
         data: Dataset,
-        fetcher: Fetcher,
+        parts: JobParts,
+        made_anew: Callable[[JobParts], JobParts] | None,
         cache_policy: CachePolicy,
-        worker_setup: WorkerSetup,
-        router: Router,
         collector: StatisticsCollector,
         progress: PassProgress,
-        measuring: Measuring | None = None,
-        cuts: Sequence[Cut],
-        head: "nn.Module | None",
-        fallback: str | None,
         settings: LoaderSettings,
         near: str | None,
         trains_in_store: bool = False,
         close: Callable[[], None],
     ) -> None:
         self._data = data
-        self._fetcher = fetcher
-        self._worker_setup = worker_setup
-        self._router = router
+        self._made_anew = made_anew
+        self._cache_policy = cache_policy
         self._collector = collector
-        tuner = tuner_of(settings, fetcher, router, data)
-        activity = ActivityMeter(progress, collector, fetcher.transport, router, cuts, data)
-        follower, self._close = followed(
-            settings, tuner, fetcher.transport, router, cache_policy, worker_setup.nodes, activity, close
-        )
-        self._usage = UsageMeter(
-            fetcher.transport, collector, cache_policy.rejected, follower, has_own_process=near is not None
-        )
-        activity.judge_by(self._usage)
-        measured = None if measuring is None else partial(measuring.changes, fetcher=fetcher, router=router)
-        self._observe = PlanFollower(collector, router, measured, self._usage)
-        self._cuts = tuple(cuts)
-        self._head = head
-        self.frost_line = self._cuts[-1]
-        self.fallback = fallback
+        self._progress = progress
+        self._head = parts.head
         self._settings = settings
         self._near = near
         self._trains_in_store = trains_in_store
+        self._generation = 0
+        self._close_rest = close
+        self._begin_with(parts)
+
+    def _begin_with(self, parts: JobParts) -> None:
+        """Run on this frozen part from now on."""
+        self._parts, self._fetcher, self._router = parts, parts.fetcher, parts.router
+        self._worker_setup, self._cuts = parts.worker_setup, tuple(parts.cuts)
+        self.frost_line, self.fallback = self._cuts[-1], parts.fallback
+        self._watch = None if parts.watch is None or self._head is None else parts.watch(self._head)
+        self._cache_policy.become(parts.scope)
+        settings, fetcher, router, data = self._settings, parts.fetcher, parts.router, self._data
+        tuner = tuner_of(settings, fetcher, router, data)
+        activity = ActivityMeter(self._progress, self._collector, fetcher.transport, router, self._cuts, data)
+        nodes = parts.worker_setup.nodes
+        follower, self._unfollow = followed(
+            settings, tuner, fetcher.transport, router, self._cache_policy, nodes, activity, _nothing
+        )
+        self._close = partial(_close_both, self._unfollow, self._close_rest)
+        self._usage = UsageMeter(
+            fetcher.transport,
+            self._collector,
+            self._cache_policy.rejected,
+            follower,
+            has_own_process=self._near is not None,
+        )
+        activity.judge_by(self._usage)
+        measuring = parts.measuring
+        measured = None if measuring is None else partial(measuring.changes, fetcher=fetcher, router=router)
+        self._observe = PlanFollower(self._collector, router, measured, self._usage)
         self._maker = LoaderFactory(
             data=data,
             fetcher=fetcher,
-            cache_policy=cache_policy,
+            cache_policy=self._cache_policy,
             router=router,
-            collector=collector,
+            collector=self._collector,
             settings=settings,
             tuner=tuner,
             follower=follower,
@@ -153,7 +195,10 @@ class Job(JobTable):
     def where(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a part of the work and where it runs now."""
         has_head, engine = self._head is not None, self.engine.engine
-        parts = whereabouts(self._router.shares, self._cuts, near=self._near, has_head=has_head, engine=engine)
+        behind = self._parts.behind
+        parts = whereabouts(
+            self._router.shares, self._cuts, near=self._near, has_head=has_head, engine=engine, behind=behind
+        )
         if not self._trains_in_store:
             return parts
         return tuple((part, f"beside the node at {self._near}" if part == "head" else at) for part, at in parts)
@@ -176,6 +221,44 @@ class Job(JobTable):
         if self._head is None:
             raise SettingError("this job has no head: offload was called without a model")
         return self._head
+
+    @property
+    def changed(self) -> str | None:
+        """What of the network is another now than the job's features are of, in a sentence; None where nothing is."""
+        try:
+            self._require_unchanged()
+        except NetworkChanged as error:
+            return str(error)
+        return None
+
+    def refreeze(self) -> None:
+        """Make the frozen part anew from the network as it is now: after layers were unfrozen or weights were changed.
+
+        Everything else stays: the data, connections to nodes, what is kept on disk of features, and ``head``, which is
+        the same object with other parameters: give an optimiser those that are trained since. Loaders that were made
+        before are loaders of the new frozen part from their next pass on; a pass that is under way ends with a
+        sentence. Where nothing is frozen any more all of the network runs at the trainer, and ``fallback`` says so.
+
+        Raises:
+            ModelError: The network cannot be cut; or the head was sharded.
+            SettingError: The job has no model, or is closed.
+            Refused: The node will not run the network.
+        """
+        if self._made_anew is None or self._head is None:
+            raise SettingError("this job has no network to freeze anew: offload was called without a model")
+        if self._fetcher.closed.is_set():
+            raise SettingError("this job is closed: make another one with offload")
+        from frostline.models.changes import require_whole, take_over
+
+        require_whole(self._head)
+        parts = self._made_anew(self._parts)
+        assert parts.head is not None, "there is a model"
+        take_over(self._head, parts.head)
+        self._unfollow()
+        if self._watch is not None:
+            self._watch.retire()
+        self._begin_with(replace(parts, head=self._head))
+        self._generation += 1
 
     @shows_options(LoaderFactory.arrays)
     def loader(self, batch_size: int, **options: Unpack[EpochOptions]) -> "Loader":
@@ -245,7 +328,11 @@ class Job(JobTable):
 
         Args:
             batch_size: rows of a batch.
+
+        Raises:
+            NetworkChanged: The network is another one than the job's features are of.
         """
+        self._require_unchanged()
         return RowReader(worker_setup=self._worker_setup, shares=self._router.shares, batch_size=batch_size)
 
     def train(
@@ -269,7 +356,7 @@ class Job(JobTable):
 
         Raises:
             SettingError: The job has no node in a process of its own, no head, or other data.
-            ModelError: The head cannot travel; the sentence says what to do instead.
+            ModelError: The head cannot travel, or the network has changed; the sentence says what to do instead.
             Refused: The node does not take it.
             Unavailable: The node is busy with another training, or went away.
             KeyboardInterrupt: Ctrl-C; what was learned by then has come back.
@@ -277,6 +364,7 @@ class Job(JobTable):
         from frostline.jobs.in_store import Assignment, train_beside
         from frostline.models.head import portable
 
+        self._require_unchanged()
         data = self._maker.own(train)
         held = None if held_out is None else self._maker.own(held_out)
         shipment, transport = self._fetcher.shipment, self._fetcher.transport
@@ -301,6 +389,7 @@ class Job(JobTable):
             recipe=recipe,
             views=self._settings.views,
             max_skipped=self._settings.max_skipped(len(self._data)),
+            allow_nonfinite=self._settings.allow_nonfinite,
         )
         self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)  # where others took its place
         return train_beside(transport, assignment, self._observe)
@@ -385,8 +474,50 @@ class Job(JobTable):
             self._collector(SetupWarning(reason=mixed))
         if options.get("map") is not None:
             options["map"] = TravellingFunction(function=options["map"])
+        make = partial(self._unguarded, batch_size, options)
+        if self._watch is None:
+            return make()
+        guard = _PassGuard(generations=lambda: self._generation, unguarded=make, begin=self._require_unchanged)
+        return guard.make()
+
+    def _unguarded(self, batch_size: int, options: Mapping[str, Any]) -> ArrayLoader:
         arrays = self._maker.arrays(batch_size, **options)
         return arrays.made_by(JobLoaderSpec.of(self._worker_setup, self._router.shares, batch_size, options))
+
+    def _require_unchanged(self) -> Callable[[], None]:
+        if self._watch is None:
+            return _nothing
+        self._watch.begin()
+        return self._watch.step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _PassGuard:
+    """Stops passes of a job over a network that changed; see ``PassGuard``."""
+
+    generations: Callable[[], int]
+    unguarded: Callable[[], ArrayLoader]
+    begin: Callable[[], Callable[[], None]]
+
+    @property
+    def generation(self) -> int:
+        """See ``PassGuard``."""
+        return self.generations()
+
+    def make(self) -> ArrayLoader:
+        """See ``PassGuard``."""
+        return self.unguarded().guarded_by(self)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _close_both(first: Callable[[], None], then: Callable[[], None]) -> None:
+    try:
+        first()
+    finally:
+        then()
 
 
 def _all_of(data: Dataset) -> Samples:

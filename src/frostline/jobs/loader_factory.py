@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.cache import DiskCache, FeatureCache, FeatureStore, RowNames, Scope, TieredCache
-from frostline.core import SampleTable, TensorSpec, View
+from frostline.core import Cut, SampleTable, TensorSpec, View
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import SettingError
 from frostline.core.events import Event
@@ -28,8 +28,8 @@ from frostline.jobs.statistics import StatisticsCollector
 from frostline.loaders.arguments import GivenWeights, Mixture, Ranks, order_of, replayed
 from frostline.loaders.batches import memory_for
 from frostline.loaders.epoch_loader import ArrayLoader, Change
-from frostline.loaders.fetch import Fetcher, FetchRows
-from frostline.loaders.local_stage import Decode, UndecodedDealer, undecoded_bytes
+from frostline.loaders.fetch import Fetcher, FetchRows, NodeEngine
+from frostline.loaders.local_stage import Decode, FiniteCheck, UndecodedDealer, undecoded_bytes
 from frostline.loaders.row_source import BatchFinisher, RowSource, blocks_of
 from frostline.loaders.sample_map import (
     ENCODED,
@@ -58,6 +58,7 @@ __all__ = (
     "CachePolicy",
     "LoaderFactory",
     "fetch_from",
+    "finite_check",
     "keeps_all",
     "mixed_splits",
     "owned_rows",
@@ -128,6 +129,20 @@ def fetch_from(
     return of
 
 
+def finite_check(
+    cuts: Sequence[Cut], engine: NodeEngine, collector: StatisticsCollector, settings: LoaderSettings
+) -> FiniteCheck:
+    """What looks at rows that a network made.
+
+    Args:
+        cuts: every cut by number.
+        engine: engine that runs the frozen layers at the node.
+        collector: counts rows that are not finite.
+        settings: say whether there may be any.
+    """
+    return FiniteCheck(cuts, lambda: engine.name, collector.not_finite, is_allowed=settings.allow_nonfinite)
+
+
 def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> bool:
     """Whether so many bytes of features all stay at the trainer after their first epoch."""
     room_bytes = settings.cache_bytes + (settings.cache_disk_bytes if settings.cache_folder is not None else 0)
@@ -153,6 +168,11 @@ class CachePolicy:
         self._store = store
         self._names = None if store is None else RowNames(samples)
         self._caches: dict[bytes, TieredCache] = {}
+
+    def become(self, scope: Scope) -> None:
+        """Keep features of another frozen part from now on; of the one before, what is on disk stays."""
+        if scope.digest != self._scope.digest:
+            self._scope, self._caches = scope, {}
 
     def rejected(self) -> int:
         """The number of rows that no cache of the job had room for."""

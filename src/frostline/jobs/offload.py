@@ -4,10 +4,12 @@ The plain loader: batches of a data set for a loop, with no network to divide an
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +25,8 @@ from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
 from frostline.jobs.context import JobContext, tried
-from frostline.jobs.job import Job
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory
+from frostline.jobs.job import Job, JobParts
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, finite_check
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.workers import WorkerSetup
@@ -148,8 +150,12 @@ def offload(
             epochs=epochs,
             cut=cut,
         )
-        begun = begin(context, network, members_of(transport, nodes), lacking, policy=policy, codec=codec)
-        return _made(context, network, begun, nodes, node, policy, observe, stack)
+        maker = partial(begin, nodes=members_of(transport, nodes), lacking=lacking, policy=policy, codec=codec)
+        anew = None
+        if model is not None:
+            again = partial(_partitioned, model, preprocess, observe, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
+            anew = partial(again, may_be_trained_whole=True)
+        return _made(context, network, maker, anew, nodes, node, policy, observe, stack)
 
 
 def _left_out(lacking: set[str], observe: Observer, url: str, engine: str, why: EngineNotReady) -> None:
@@ -159,7 +165,13 @@ def _left_out(lacking: set[str], observe: Observer, url: str, engine: str, why: 
 
 
 def _partitioned(
-    model: "nn.Module", preprocess: Preprocess, observe: Observer, *, frozen_in_eval: bool, accuracy: str | float
+    model: "nn.Module",
+    preprocess: Preprocess,
+    observe: Observer,
+    *,
+    frozen_in_eval: bool,
+    accuracy: str | float,
+    may_be_trained_whole: bool = False,
 ) -> "PartitionedModel":
     """Trace the network, and tell where it is not divided as it was meant."""
     observe(PhaseStarted(name="tracing the network"))
@@ -167,7 +179,11 @@ def _partitioned(
     from frostline.jobs.partition import PartitionedModel
 
     network = PartitionedModel.of(
-        model, preprocess, frozen_in_eval=frozen_in_eval, may_shorten=accuracy not in (EXACT, 0)
+        model,
+        preprocess,
+        frozen_in_eval=frozen_in_eval,
+        may_shorten=accuracy not in (EXACT, 0),
+        may_be_trained_whole=may_be_trained_whole,
     )
     for reason in filter(None, (network.parts.fallback, network.not_averaged)):
         observe(SetupWarning(reason=reason))
@@ -177,7 +193,8 @@ def _partitioned(
 def _made(
     context: JobContext,
     network: "PartitionedModel | None",
-    begun: Beginning,
+    beginning: Callable[[JobContext, "PartitionedModel | None"], Beginning],
+    partitioned: "Callable[[], PartitionedModel] | None",
     nodes: Sequence[str],
     node: NodeSettings,
     policy: str,
@@ -195,42 +212,96 @@ def _made(
         shared=skipped,
     )
     stack.callback(collector.close)
-    if begun.measuring is not None:
-        stack.callback(begun.measuring.close)
-    line = 0 if begun.refused else context.cuts[-1].number
-    cut = _plain_cut(nodes, context.preprocess) if context.shipment is None else line
-    router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
-    fetcher, scope = _fetcher(context, network, router, collector, begun.engine), _scope(context, network)
+    setup = partial(
+        WorkerSetup,
+        data=data,
+        nodes=nodes,
+        node=node,
+        settings=settings,
+        preprocess=context.preprocess,
+        skipped=skipped,
+        forked=serve_forked(nodes, context.transport, data, settings, node, stack),
+    )
+    parts = partial(_parts, setup=setup, collector=collector, policy=policy, beginning=beginning, closed=Event())
+    first = parts(context, network, stack=stack)
+    cache_policy = _cache_policy(context, first.scope, stack)
+    rest = stack.pop_all()
+    anew = (
+        None if partitioned is None else partial(_parts_anew, context, partitioned, partial(parts, stack=rest), observe)
+    )
     return Job(
         data=data,
+        parts=first,
+        made_anew=anew,
+        cache_policy=cache_policy,
+        collector=collector,
+        progress=progress,
+        settings=settings,
+        near=", ".join(nodes) or None,
+        trains_in_store=policy == ALL_IN_STORE,
+        close=rest.close,
+    )
+
+
+def _parts_anew(
+    context: JobContext,
+    partitioned: "Callable[[], PartitionedModel]",
+    parts: "Callable[[JobContext, PartitionedModel], JobParts]",
+    observe: Observer,
+    before: JobParts,
+) -> JobParts:
+    """The parts of a job whose network is another one now; what measured the one before ends."""
+    network = partitioned()
+    context = replace(
+        context,
+        cuts=network.parts.cuts,
+        prefix=network.parts.prefix,
+        shipment=network.ship(context.transport, context.asking, observe),
+        device=network.device,
+    )
+    made = parts(context, network)
+    if before.measuring is not None:
+        before.measuring.close()
+    return made
+
+
+def _parts(
+    context: JobContext,
+    network: "PartitionedModel | None",
+    *,
+    setup: partial[WorkerSetup],
+    collector: StatisticsCollector,
+    policy: str,
+    beginning: Callable[[JobContext, "PartitionedModel | None"], Beginning],
+    closed: Event,
+    stack: ExitStack,
+) -> JobParts:
+    """What of a job depends on its network; ``stack`` ends what measures it."""
+    begun = beginning(context, network)
+    if begun.measuring is not None:
+        stack.callback(begun.measuring.close)
+    settings, line = context.settings, 0 if begun.refused else context.cuts[-1].number
+    cut = _plain_cut(setup.keywords["nodes"], context.preprocess) if context.shipment is None else line
+    router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
+    fetcher, scope = _fetcher(context, network, router, collector, begun.engine, closed), _scope(context, network)
+    return JobParts(
         fetcher=fetcher,
-        cache_policy=_cache_policy(context, scope, stack),
-        worker_setup=WorkerSetup(
-            data=data,
-            nodes=nodes,
-            node=node,
-            settings=settings,
+        scope=scope,
+        worker_setup=setup(
             cuts=tuple(context.cuts),
             scope=scope,
-            preprocess=context.preprocess,
             shipment=context.shipment,
             device=context.device,
             engine=fetcher.engine,
             tried=tried(context),
-            skipped=skipped,
-            forked=serve_forked(nodes, context.transport, data, settings, node, stack),
         ),
         router=router,
-        collector=collector,
-        progress=progress,
         measuring=begun.measuring,
         cuts=context.cuts,
         head=None if network is None else network.parts.head,
         fallback=_fallback(network, begun),
-        settings=settings,
-        near=", ".join(nodes) or None,
-        trains_in_store=policy == ALL_IN_STORE,
-        close=stack.pop_all().close,
+        watch=None if network is None else network.watch,
+        behind="" if network is None else network.behind,
     )
 
 
@@ -319,6 +390,7 @@ def _fetcher(
     router: Router,
     collector: StatisticsCollector,
     engine: NodeEngine,
+    closed: Event,
 ) -> Fetcher:
     return Fetcher(
         transport=context.transport,
@@ -331,10 +403,12 @@ def _fetcher(
             rest=None if network is None else network.rest,
             device=context.device,
             device_batch=context.settings.device_batch,
+            check=None if context.shipment is None else finite_check(context.cuts, engine, collector, context.settings),
         ),
         engine=engine,
         arrived=(router.arrived, collector.arrived),
         tried=tried(context),
+        closed=closed,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from frostline.core import Cut, Graph
-from frostline.core.errors import OverBudget
+from frostline.core.errors import NothingFrozen, OverBudget
 from frostline.core.events import Observer, PhaseStarted, SetupWarning
 from frostline.engines.graph_runner import LengthRunner, Runner, as_array, as_tensor, leaf_values
 from frostline.jobs.context import JobContext, request_of, some_of, tried
@@ -19,7 +19,8 @@ from frostline.jobs.profiling import agreed, situate
 from frostline.loaders.fetch import EngineChoice, RetryPolicy, Shipment
 from frostline.loaders.local_stage import LocalPrefix
 from frostline.models.artifact import Prefix, digest_of, read_prefix, write_prefix
-from frostline.models.cutting import CutNetwork, cut_network, shortened
+from frostline.models.changes import FrozenWatch
+from frostline.models.cutting import CutNetwork, cut_network, shortened, uncut
 from frostline.models.graph import after
 from frostline.models.modules import not_averaged, unwrapped
 from frostline.models.tracing import takes_parts, takes_rows
@@ -27,6 +28,9 @@ from frostline.planning import Situation
 from frostline.preprocess import Preprocess
 from frostline.transport import Cancellation, Transport
 from frostline.wire.messages import ProfileRequest
+
+# A frozen norm in a trained part is none.
+_WORTH_A_WORD = 0.01
 
 __all__ = ("BucketedLocalPrefix", "PartitionedModel", "TorchLocalPrefix", "rest_of")
 
@@ -99,16 +103,24 @@ class PartitionedModel:
         device: where the trainer runs its own, in torch's words.
         not_averaged: why its gradients are not averaged over processes, though the user's are; None where all is well.
         tokenizer: JSON of the tokenizer that is shipped with its frozen part; empty where samples are images.
+        watch: makes what notices later changes of the network, given its head.
     """
 
     parts: CutNetwork
     device: str
+    watch: Callable[[nn.Module], FrozenWatch]
     not_averaged: str | None = None
     tokenizer: bytes = b""
 
     @classmethod
     def of(
-        cls, model: nn.Module, preprocess: Preprocess, *, frozen_in_eval: bool, may_shorten: bool = True
+        cls,
+        model: nn.Module,
+        preprocess: Preprocess,
+        *,
+        frozen_in_eval: bool,
+        may_shorten: bool = True,
+        may_be_trained_whole: bool = False,
     ) -> "PartitionedModel":
         """Find the frost line of a network.
 
@@ -118,6 +130,7 @@ class PartitionedModel:
             frozen_in_eval: see ``offload``.
             may_shorten: run frozen layers on texts of their own length, where that gives the same but for the order of
                 sums.
+            may_be_trained_whole: let all of it run at the trainer where nothing is frozen.
 
         Raises:
             ModelError: see ``models.cut_network``.
@@ -129,11 +142,27 @@ class PartitionedModel:
             model = takes_parts(unwrapped(model), preprocess.places)
         elif preprocess.tokens is not None:
             model = takes_rows(model, preprocess.tokens.names)
-        parts = cut_network(model, (preprocess.sample,), frozen_in_eval=frozen_in_eval)
+        try:
+            parts = cut_network(model, (preprocess.sample,), frozen_in_eval=frozen_in_eval)
+        except NothingFrozen as error:
+            if not may_be_trained_whole:
+                raise
+            why = str(error).partition(";")[0]
+            parts = uncut(unwrapped(model), (preprocess.sample,), f"{why}: the whole network runs here")
         if preprocess.tokens is not None and not preprocess.places and parts.prefix is not None and may_shorten:
             prefix = shortened(model, parts.prefix, preprocess.tokenizer, frozen_in_eval=frozen_in_eval)
             parts = replace(parts, prefix=prefix)
-        return cls(parts=parts, device=device, not_averaged=not_whole, tokenizer=preprocess.tokenizer)
+        watch = partial(FrozenWatch, unwrapped(model), parts.part, minds_modes=not frozen_in_eval)
+        return cls(parts=parts, device=device, watch=watch, not_averaged=not_whole, tokenizer=preprocess.tokenizer)
+
+    @property
+    def behind(self) -> str:
+        """The frozen layers behind the frost line, in words; empty where there are none worth a word."""
+        rest = self.parts.rest
+        if rest is None or rest.share < _WORTH_A_WORD:
+            return ""
+        layers = "layer" if rest.layers == 1 else "layers"
+        return f"{rest.layers} frozen {layers} behind that ({rest.share:.0%} of the frozen work)"
 
     @property
     def computed_by(self) -> str:

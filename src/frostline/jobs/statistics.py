@@ -59,8 +59,21 @@ __all__ = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinite:
+    """Rows with Inf or NaN that came together.
+
+    Attributes:
+        rows: number of them.
+        first: first of them, in words.
+    """
+
+    rows: int
+    first: str
+
+
 class SkipLog:
-    """Samples that could not be read, by whichever of a job's processes. Safe for several threads and processes.
+    """Samples that could not be read, or are not finite, in whichever of a job's processes. Safe for all of them.
 
     Processes that are forked share it, and those that ``multiprocessing`` starts. One that it reaches otherwise, such
     as over a network, can be told nothing: a ``None`` comes out of the pickle there.
@@ -83,18 +96,22 @@ class SkipLog:
             return _nowhere, ()
         return _received, (DupFd(self._handle),)
 
-    def append(self, skipped: Skipped) -> None:
-        """Tell all processes."""
+    def append(self, found: Skipped | NonFinite) -> None:
+        """Tell all processes, this one too."""
         if self.close.alive:
-            os.write(self._handle, json.dumps(asdict(skipped)).encode() + b"\n")
+            os.write(self._handle, json.dumps(asdict(found)).encode() + b"\n")
 
-    def read(self, since: int) -> tuple[list[Skipped], int]:
+    def read(self, since: int) -> tuple[list[Skipped | NonFinite], int]:
         """What was appended after the first ``since`` bytes, and where that ends: ``since`` of the next call."""
         if not self.close.alive or (size := os.fstat(self._handle).st_size) <= since:
             return [], since
         text = os.pread(self._handle, size - since, since)
         lines = text[: text.rfind(b"\n") + 1]  # a line may still be on its way
-        return [Skipped(**json.loads(line)) for line in lines.splitlines()], since + len(lines)
+        return [_read(json.loads(line)) for line in lines.splitlines()], since + len(lines)
+
+
+def _read(line: dict[str, Any]) -> Skipped | NonFinite:
+    return NonFinite(**line) if "rows" in line else Skipped(**line)
 
 
 def _new() -> int:
@@ -148,6 +165,8 @@ class JobStatistics:
         fetching_s: seconds of these in passes in which nothing came from the cache.
         fetched: samples of the passes in which nothing came from the cache.
         skipped: samples that could not be read, by this process or by its loaders' workers.
+        nonfinite: samples for which the frozen layers gave Inf or NaN, counted each time that they came.
+        first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
         replans: changes of the plan while the job ran.
         tunings: changes of the windows' bounds that were kept; the last hundred of them.
     """
@@ -169,6 +188,8 @@ class JobStatistics:
     fetching_s: float = 0.0
     fetched: int = 0
     skipped: tuple[Skipped, ...] = ()
+    nonfinite: int = 0
+    first_nonfinite: str = ""
     replans: tuple[Replanned, ...] = ()
     tunings: tuple[Tuned, ...] = ()
 
@@ -216,6 +237,7 @@ class StatisticsCollector:
         self._sums: Counter[str] = Counter()
         self._codec_error = self._stall_s = self._answering_s = self._loading_s = self._fetching_s = 0.0
         self._loop, self._loop_at_s = LoopTimes(), 0.0
+        self._first_nonfinite = ""
         self._replans: list[Replanned] = []
         self._tunings: deque[Tuned] = deque(maxlen=_TUNINGS)
 
@@ -269,6 +291,25 @@ class StatisticsCollector:
             self._sums["payload_bytes"] += batch.nbytes
             self._codec_error = max(self._codec_error, batch.error)
 
+    def not_finite(self, rows: int, first: str) -> None:
+        """Count rows with Inf or NaN.
+
+        Args:
+            rows: number of them.
+            first: first of them, in words.
+        """
+        found = NonFinite(rows=rows, first=first)
+        with self._lock:
+            if self._shared is None:
+                self._count_nonfinite(found)
+            else:  # it is heard like those of other processes
+                self._shared.append(found)
+                self._hear()
+
+    def _count_nonfinite(self, found: NonFinite) -> None:
+        self._sums["nonfinite"] += found.rows
+        self._first_nonfinite = self._first_nonfinite or found.first
+
     def unreadable(self) -> npt.NDArray[np.int64]:
         """Ids of the samples that turned out to be unreadable."""
         with self._lock:
@@ -288,6 +329,7 @@ class StatisticsCollector:
                 fetching_s=self._fetching_s,
                 routed=tuple(sorted(self._routed.items())),
                 skipped=tuple(self._skipped.values()),
+                first_nonfinite=self._first_nonfinite,
                 replans=tuple(self._replans),
                 tunings=tuple(self._tunings),
             )
@@ -346,10 +388,12 @@ class StatisticsCollector:
         if self._shared is None:
             return
         found, self._heard = self._shared.read(self._heard)
-        for skipped in found:
-            if skipped.id not in self._skipped:
-                self._skipped[skipped.id] = skipped
-                self._untold.append(skipped)
+        for item in found:
+            if isinstance(item, NonFinite):
+                self._count_nonfinite(item)
+            elif item.id not in self._skipped:
+                self._skipped[item.id] = item
+                self._untold.append(item)
 
 
 def warn_user(event: Event) -> None:
@@ -446,6 +490,8 @@ class Explanation(ShownInNotebooks):
                 "wire_bytes": done.wire_bytes,
                 "payload_bytes": done.payload_bytes,
                 "codec_error": done.codec_error,
+                "nonfinite": done.nonfinite,
+                "first_nonfinite": done.first_nonfinite,
                 "loading_s": done.loading_s,
                 "stall_s": done.stall_s,
             },
@@ -481,6 +527,8 @@ class Explanation(ShownInNotebooks):
             )
         if done.codec_error:
             lines.append(f"largest relative error by a codec: {done.codec_error:.2g}")
+        if done.nonfinite:
+            lines.append(f"not finite: {done.nonfinite} samples as they came; {done.first_nonfinite}")
         return lines
 
 
@@ -492,7 +540,13 @@ def _tuned(one: Tuned) -> str:
 
 
 def whereabouts(
-    shares: Mapping[Route, float], cuts: Sequence[Cut], *, near: str | None, has_head: bool, engine: str = REFERENCE
+    shares: Mapping[Route, float],
+    cuts: Sequence[Cut],
+    *,
+    near: str | None,
+    has_head: bool,
+    engine: str = REFERENCE,
+    behind: str = "",
 ) -> tuple[tuple[str, str], ...]:
     """Pairs of a part of the work and where it runs.
 
@@ -502,12 +556,14 @@ def whereabouts(
         near: URL of the node; None for the one in this process.
         has_head: there is a model.
         engine: engine that runs the frozen layers at the node.
+        behind: frozen layers behind the frost line, in words; empty where there are none.
     """
     node = "node in this process" if near is None else f"node at {near}"
     parts = [("reading", node)]
     for route, share in sorted(shares.items(), key=lambda item: -item[1]):
         of = "" if len(shares) == 1 else f" of {share:.0%} of the samples"
         parts += [(f"{part}{of}", where) for part, where in _one_way(route, cuts, node, engine)]
+    parts += [(behind, "trainer")] if behind else []
     return (*parts, ("head", "trainer")) if has_head else tuple(parts)
 
 

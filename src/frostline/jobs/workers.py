@@ -26,7 +26,7 @@ from frostline.core.system import usable_cores
 from frostline.datasets import Dataset
 from frostline.jobs.activity import ActivityMeter, PassProgress, followed
 from frostline.jobs.connect import reach
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, tuner_of
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, finite_check, tuner_of
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector
 from frostline.loaders.arguments import ALONE, Ranks
@@ -118,7 +118,7 @@ class WorkerSetup:
             reading=self.data.manifest.reading,
             preprocess=self.preprocess,
             shipment=self.shipment,
-            local_stage=self._local_stage(),
+            local_stage=self._local_stage(collector),
             engine=self.engine,
             arrived=(router.arrived, collector.arrived),
             tried=self.tried,
@@ -148,13 +148,16 @@ class WorkerSetup:
         maximum, refuses = self.settings.max_skipped(len(self.data)), self.data.source.changed == "refuse"
         return StatisticsCollector(observe, max_skipped=maximum, refuses_changes=refuses, shared=self.skipped)
 
-    def _local_stage(self) -> LocalStage:
-        rest = None
+    def _local_stage(self, collector: StatisticsCollector) -> LocalStage:
+        rest = check = None
         if self.shipment is not None:
             from frostline.jobs.partition import rest_of
 
             rest = rest_of(self.shipment.artifact, self.device)
-        return LocalStage(cuts=self.cuts, rest=rest, device=self.device, device_batch=self.settings.device_batch)
+            check = finite_check(self.cuts, self.engine, collector, self.settings)
+        return LocalStage(
+            cuts=self.cuts, rest=rest, device=self.device, device_batch=self.settings.device_batch, check=check
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

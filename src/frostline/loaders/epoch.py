@@ -38,8 +38,8 @@ __all__ = (
 # Of pixels that a thread decodes at a time: as few as take far longer to decode than to hand on.
 _PIECE_BYTES = 2 << 20
 
-NextPass = Callable[[], tuple["EpochStream", AbstractContextManager[Arrivals]]]
-"""Gives the rows of a pass, and what arrives of them."""
+NextPass = Callable[[RowSource], tuple["EpochStream", AbstractContextManager[Arrivals]]]
+"""Gives the rows of a pass from a source, and what arrives of them."""
 
 
 class EpochStream:
@@ -158,12 +158,14 @@ class NextEpochPrefetch:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def rows(self, place: int) -> tuple[EpochStream, AbstractContextManager[Arrivals]]:
+    def rows(self, place: int, source: RowSource) -> tuple[EpochStream, AbstractContextManager[Arrivals]]:
         """The rows of the epoch there, and what arrives of it.
 
-        What was asked for of it is used where the epoch before was handed out whole, and abandoned where it was left.
+        What was asked for of it is used where the epoch before was handed out whole, and abandoned where it was left,
+        or where the rows now come from another source.
         """
-        if not (self._is_handed_out and place == self._now + 1 and place in self._begun):
+        is_next = self._is_handed_out and place == self._now + 1 and place in self._begun
+        if not is_next or self._begun[place].source is not source:
             self._begin(place)
         self._now, self._is_handed_out = place, False
         self._begun.pop(place - 2, None)  # the one before may still have late answers

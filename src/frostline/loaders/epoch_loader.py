@@ -27,6 +27,7 @@ __all__ = (
     "ArrayLoader",
     "Change",
     "LoaderSpec",
+    "PassGuard",
     "PassStart",
     "WorkerState",
     "merge_worker_states",
@@ -49,6 +50,28 @@ class PassStart:
 
     state: OrderState | None = None
     given: int = 0
+
+
+class PassGuard(Protocol):
+    """Stops passes over what a job no longer is, and makes its loaders anew. For the thread of the loop."""
+
+    @property
+    def generation(self) -> int:
+        """How often the job's frozen part was made anew."""
+
+    def make(self) -> "ArrayLoader":
+        """A loader made with the same options, of the job as it is now."""
+
+    def begin(self) -> Callable[[], None]:
+        """Look at all that may have changed since the job was made, as a pass begins.
+
+        Returns:
+            What looks at each batch of the pass, and costs next to nothing: it raises ``NetworkChanged`` where the
+            network has changed, or the frozen part was made anew, since the pass began.
+
+        Raises:
+            NetworkChanged: Something has; the sentence says what.
+        """
 
 
 class LoaderSpec(Protocol):
@@ -81,6 +104,10 @@ class WorkerState:
         found = self.maker.make(self.epoch, ranks, workers)
         found.begin_at(self.begin)
         return found
+
+
+def _nothing() -> None:
+    """What looks at a network where there is none."""
 
 
 def _open_in_worker(state: WorkerState) -> "ArrayLoader":
@@ -236,6 +263,8 @@ class ArrayLoader:
         self._handed = _Handed(self._begin, Progress())
         self._made_by: LoaderSpec | None = None
         self._followed: NextPass | None = None
+        self._guard: PassGuard | None = None
+        self._generation = 0
         self._shard(self._resumed(), PassStart())
 
     def __repr__(self) -> str:
@@ -254,6 +283,7 @@ class ArrayLoader:
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """What a row's features are, before they are changed."""
+        self._renew()
         return self._source.tensors
 
     @property
@@ -286,6 +316,8 @@ class ArrayLoader:
         A pass of which no batch is taken is none: trainers make one to see whether a loader can be iterated.
 
         Raises:
+            NetworkChanged: the job's network is another one than its features are of, when its first batch is taken or
+                later; the sentence names what changed.
             OrderMismatch: the ranks would not read the same epoch.
             Unavailable: a rank did not say what it is about to read.
         """
@@ -310,6 +342,7 @@ class ArrayLoader:
 
     def in_epoch(self, epoch: int) -> "ArrayLoader":
         """The same kind of loader of another epoch."""
+        self._renew()
         found = ArrayLoader(
             self._sources,
             self._data,
@@ -320,7 +353,37 @@ class ArrayLoader:
             change=self._change,
             record=self._record,
         )
-        return found if self._made_by is None else found.made_by(self._made_by)
+        found._made_by, found._guard, found._generation = self._made_by, self._guard, self._generation
+        return found
+
+    def guarded_by(self, guard: PassGuard) -> Self:
+        """Say what stops its passes where the job's network changes, and makes it anew with the job."""
+        self._guard, self._generation = guard, guard.generation
+        return self
+
+    def require_unchanged(self) -> Callable[[], None]:
+        """Do nothing if the job's network is what its features are of; also where workers are about to make a pass.
+
+        Returns:
+            What requires the same at each batch of a pass that begins now.
+
+        Raises:
+            NetworkChanged: it is another one; the sentence names what changed.
+        """
+        if self._guard is None:
+            return _nothing
+        look = self._guard.begin()
+        self._renew()
+        return look
+
+    def _renew(self) -> None:
+        """Be a loader of the job as it is now, where its frozen part was made anew."""
+        if self._guard is None or self._guard.generation == self._generation:
+            return
+        made = self._guard.make()
+        self._sources, self._made_by = made._sources, made._made_by  # noqa: SLF001
+        self._generation = self._guard.generation
+        self._source = self._sources(self._order.epoch)
 
     def made_by(self, maker: LoaderSpec) -> Self:
         """Say how it was made, so that other processes can make it too."""
@@ -331,8 +394,10 @@ class ArrayLoader:
         """What takes it into another process; its ranks are not compared there.
 
         Raises:
+            NetworkChanged: as ``require_unchanged``.
             SettingError: the loader was not made by a job.
         """
+        self.require_unchanged()
         if self._made_by is None:
             raise SettingError("only a loader that a job made can go to another process")
         ranks = replace(self._ranks, gather=None)
@@ -372,6 +437,7 @@ class ArrayLoader:
 
     def rows(self) -> EpochStream:
         """The rows of the next pass."""
+        self._renew()
         return self._rows(self._resumed(), self._begin)
 
     def _rows(self, order: Resumed, begin: PassStart) -> EpochStream:
@@ -384,7 +450,7 @@ class ArrayLoader:
             rows = self._rows(order, begin)
             found: tuple[EpochStream, AbstractContextManager[Arrivals]] = rows, rows.arrivals()
         else:
-            found = followed()  # which may ask for ``rows``
+            found = followed(self._source)  # which may ask for ``rows``
         if self._begin is begin:
             self.begin_whole()
         return found
@@ -493,6 +559,7 @@ class ArrayLoader:
         )
 
     def _pass(self, order: Resumed, handed: _Handed) -> Generator[Arrays]:
+        look = self.require_unchanged()
         epoch, asking = self._begun(order, handed.began)
         observe, number = self._source.observe, self._order.epoch
         observe(EpochStarted(epoch=number, samples=len(epoch)))
@@ -500,6 +567,7 @@ class ArrayLoader:
         taken, from_cache, stall_s = 0, 0, 0.0
         try:
             for found in self._filled(epoch, asking):
+                look()
                 waited = time.perf_counter() - waiting
                 batch = found.arrays
                 rows, cached = len(batch.ids), found.kept

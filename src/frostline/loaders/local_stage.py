@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import Cut, FeatureBatch, Samples, SampleTable, Skipped, View
-from frostline.core.errors import SampleError
+from frostline.core.errors import NotFinite, SampleError
 from frostline.core.events import Observer, SampleSkipped
+from frostline.core.nouns import array_dtype, finite_rows, is_finite
 from frostline.core.system import in_background, usable_cores
 from frostline.prefetch import Deal, Dealer
 from frostline.prefetch.requests import Delivery, Memory, Slabs
@@ -26,6 +27,7 @@ __all__ = (
     "Decode",
     "DecodePool",
     "DeliveryDecoder",
+    "FiniteCheck",
     "LocalPrefix",
     "LocalStage",
     "UndecodedDealer",
@@ -209,6 +211,57 @@ def pieces(delivery: Delivery, rows: int) -> Iterator[Delivery]:
         )
 
 
+class FiniteCheck:
+    """Refuses rows with Inf or NaN at the frost line, or counts them where they are allowed. Safe for threads.
+
+    Args:
+        cuts: every cut by number; the last is the frost line.
+        engine: gives the name of the engine that runs the frozen layers at the node.
+        is_allowed: count them.
+        count: told of how many there were, and in words of the first.
+    """
+
+    def __init__(
+        self, cuts: Sequence[Cut], engine: Callable[[], str], count: Callable[[int, str], None], *, is_allowed: bool
+    ) -> None:
+        self._cuts = tuple(cuts)
+        self._engine = engine
+        self._is_allowed = is_allowed
+        self._count = count
+
+    def __call__(self, batch: FeatureBatch, samples: Samples, cut: int) -> None:
+        """Look at the rows of a batch.
+
+        Args:
+            batch: rows at the frost line.
+            samples: samples of the request, for their names.
+            cut: where the store side stopped.
+
+        Raises:
+            NotFinite: A row is not finite, and none may be.
+        """
+        rows = np.flatnonzero(~finite_rows(batch.tensors, len(batch), self._cuts[-1].dtypes if self._cuts else None))
+        if not len(rows):
+            return
+        first = self._described(batch, int(rows[0]), samples, cut)
+        self._count(len(rows), first)
+        if not self._is_allowed:
+            others = "" if len(rows) == 1 else f", as for {len(rows)} of the {len(batch)} samples that came together"
+            raise NotFinite(
+                f"{first}{others}: compute the frozen layers in a type with more range, such as float32, look at the "
+                "sample, or allow such rows (allow_nonfinite=True of LoaderSettings, --allow-nonfinite)"
+            )
+
+    def _described(self, batch: FeatureBatch, row: int, samples: Samples, cut: int) -> str:
+        id = int(batch.ids[row])
+        object = samples.objects[int(np.flatnonzero(samples.ids == id)[0])]
+        tensor = next(tensor[row] for tensor in batch.tensors if not is_finite(tensor[row]))
+        dtype = "bfloat16" if tensor.dtype == array_dtype("bfloat16") else tensor.dtype.name
+        line = f" at {self._cuts[-1].name} (cut {self._cuts[-1].number})" if self._cuts else ""
+        by = self._engine() if cut > 1 else "torch here"
+        return f"the frozen layers gave Inf or NaN for sample {object} (id {id}){line}, in {dtype} by {by}"
+
+
 class LocalPrefix(Protocol):
     """The frozen part from one cut to the frost line, ready to run."""
 
@@ -230,6 +283,7 @@ class LocalStage:
             (``jobs.partition``); None where there is no model.
         device: where the rest runs, in torch's words.
         device_batch: rows of every run, filled up with zeros: kernels may round otherwise for other batches.
+        check: looks at rows that are at the frost line; None where no network made them.
 
     Attributes:
         device: as given.
@@ -242,11 +296,13 @@ class LocalStage:
         rest: Callable[[Cut], LocalPrefix | None] | None = None,
         device: str = "cpu",
         device_batch: int = 32,
+        check: FiniteCheck | None = None,
     ) -> None:
         self._cuts = tuple(cuts)
         self._rest = rest
         self._device_batch = device_batch
         self.device = device
+        self._check = check
         self._made: dict[int, LocalPrefix | None] = {}
         # One run at a time: several at once would only take each other's cores.
         self._running = threading.Lock()
@@ -277,7 +333,18 @@ class LocalStage:
             samples: samples of the request, for the names of those that turn out to be unreadable.
             preprocess: run here at cut 0.
             view: which random view, where the preprocessing is random.
+
+        Raises:
+            NotFinite: The network gave Inf or NaN for a sample, and none may have that.
         """
+        batch = self._finished(batch, samples, cut, preprocess, view)
+        if self._check is not None:
+            self._check(batch, samples, cut)
+        return batch
+
+    def _finished(
+        self, batch: FeatureBatch, samples: Samples, cut: int, preprocess: Preprocess, view: View | None
+    ) -> FeatureBatch:
         if cut == 0:
             started = time.perf_counter()
             batch = decode(preprocess, batch, samples, view, self._memory)

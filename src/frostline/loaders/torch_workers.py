@@ -67,11 +67,13 @@ class WorkerLoader:
         Its workers are started for its first batch. States are those of the pass that was begun last.
 
         Raises:
+            NetworkChanged: as ``ArrayLoader.require_unchanged``.
             OrderMismatch: the ranks would not read the same epoch.
             Unavailable: a worker died, or a rank did not say what it is about to read.
         """
         self._state = self._loader.state_after(0)
         self._latest = latest = object()
+        self._loader.arrays.require_unchanged()
         self._loader.arrays.agree()
         return self._pass(self._loader.arrays.begin, latest)
 

@@ -2,19 +2,17 @@
 
 Cuts a network that cannot be traced as a whole, behind the longest chain of its leading modules that can be.
 
-A head for networks that cannot be traced: the user's own forward, with its leading modules skipped.
-
 Finds out whether a network's frozen part may run on short texts as they are, instead of padded ones.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec
 from frostline.core.errors import ModelError, NothingFrozen, NotTraceable
@@ -24,9 +22,16 @@ from frostline.engines.machine import computing
 from frostline.engines.measure import version_of
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import DTYPE_BYTES, input_cuts
-from frostline.models.frozen import FrozenPart, find_frozen, named_tensors, refuse_train_mode, training_flags
+from frostline.models.frozen import (
+    FrozenPart,
+    FrozenRest,
+    find_frozen,
+    frozen_rest,
+    refuse_train_mode,
+    training_flags,
+)
 from frostline.models.graph import after, changes, prune, sources_of_change
-from frostline.models.head import Head, TracedHead, WholeHead, equals_whole, tensor_paths
+from frostline.models.head import Head, SkippingHead, TracedHead, WholeHead, equals_whole, skipping_head
 from frostline.models.modules import (
     Inputs,
     ModuleCall,
@@ -39,15 +44,14 @@ from frostline.models.modules import (
     zeros,
 )
 from frostline.models.trace_cache import trace
-from frostline.models.tracing import UNFIT, device_of, fed, fed_specs, kept_buffers, whole
+from frostline.models.tracing import UNFIT, device_of, fed, kept_buffers, kept_draws, whole
 
 __all__ = (
     "ChainedModule",
     "CutNetwork",
-    "SkippingHead",
     "cut_network",
-    "replay",
     "shortened",
+    "uncut",
 )
 
 
@@ -64,135 +68,6 @@ class ChainedModule:
     path: str
     module: nn.Module
     gives: TensorSpec
-
-
-class SkippingHead(Head):
-    """Runs the user's own forward, with the modules of a chain skipped.
-
-    What the chain would have computed comes from the activations at the frost line; everything before it, the
-    network's input among it, is only a shape. The network's code may ask for its shape, dtype and device; where it
-    asks for more, it is told that there is nothing.
-
-    Args:
-        model: the user's network.
-        chain: its leading modules, at least one.
-        inputs: specifications of the network's inputs.
-        rest: from the frost line to what the last module of the chain gives; mostly nothing.
-        leaves: the tensors of ``rest``, by the names in the network.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        chain: Sequence[ChainedModule],
-        inputs: Sequence[TensorSpec],
-        rest: Graph,
-        leaves: Mapping[str, torch.Tensor],
-    ) -> None:
-        skipped = {id(inner) for link in chain for inner in link.module.modules()}
-        modules = {path: module for path, module in model.named_modules() if id(module) not in skipped}
-        inside = tuple(f"{link.path}." for link in chain)
-        super().__init__(model, [path for path in tensor_paths(model) if not path.startswith(inside)], modules)
-        self._chain = tuple(chain)
-        self._inputs = tuple(inputs)
-        self._rest = rest
-        self._leaves = dict(leaves)
-
-    def _run(self, tensors: list[torch.Tensor]) -> Any:
-        device = tensors[0].device
-        leaves = [self._leaves[tensor].to(device) for _, tensor in self._rest.leaves]
-        with torch.no_grad():
-            [given] = Runner(self._rest, device=device).run(tensors, leaves)
-        with computing():
-            # A copy, since the network may go on in place and does not own what was delivered.
-            return replay(self._model[0], self._chain, self._inputs, given.clone())
-
-
-def replay(model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[TensorSpec], given: torch.Tensor) -> Any:
-    """Run the network with the modules of the chain skipped.
-
-    Args:
-        model: the network.
-        chain: at least one module.
-        inputs: specifications of the network's inputs.
-        given: output of the last module of the chain; the network may write to it.
-
-    Raises:
-        ModelError: The network asks for something that was skipped, or runs its modules in another order.
-    """
-    absent = [_absent(spec, given) for spec in (*fed_specs(model, inputs), *(link.gives for link in chain[:-1]))]
-    steps = _Steps([*absent[len(inputs) - 1 :], given])
-    with ExitStack() as stack:
-        for place, link in enumerate(chain):
-            stack.enter_context(_replaced(link, steps.at(place, link.path)))
-        output = model(*absent[: len(inputs)])
-    if steps.done != len(chain):
-        raise ModelError("the network did not run the modules that it ran before")
-    return output
-
-
-class _Steps:
-    """Hands every skipped module's result out, when it is its turn and it is given what it was."""
-
-    def __init__(self, values: Sequence[torch.Tensor]) -> None:
-        self._values = values
-        self.done = 0
-
-    def at(self, place: int, path: str) -> Callable[..., torch.Tensor]:
-        def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
-            if kwargs or len(args) != 1 or args[0] is not self._values[place] or self.done != place:
-                raise ModelError(f"the network runs its frozen module {path!r} otherwise than when it was cut")
-            self.done += 1
-            return self._values[place + 1]
-
-        return forward
-
-
-@contextmanager
-def _replaced(link: ChainedModule, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Give a module another forward for a while; its hooks and its attributes stay."""
-    own = vars(link.module)
-    before = own.get("forward")
-    own["forward"] = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del own["forward"]
-        else:
-            own["forward"] = before
-
-
-class _Absent(torch.Tensor):
-    """A tensor of which there is only the shape."""
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func not in _ABOUT:
-            name = getattr(func, "__name__", str(func))
-            raise ModelError(f"the network asks for values ({name}) that were skipped: they are not delivered")
-        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-
-
-def _absent(spec: TensorSpec, like: torch.Tensor) -> torch.Tensor:
-    one = torch.zeros((), dtype=getattr(torch, spec.dtype), device=like.device)
-    return one.expand(len(like), *spec.shape).as_subclass(_Absent)
-
-
-_ABOUT = frozenset(
-    {
-        torch.Tensor.__len__,
-        torch.Tensor.dim,
-        torch.Tensor.get_device,
-        torch.Tensor.is_floating_point,
-        torch.Tensor.numel,
-        torch.Tensor.size,
-        *(getattr(torch.Tensor, name).__get__ for name in ("device", "dtype", "is_cuda", "layout", "ndim", "shape")),
-    }
-)
-"""What may be asked of a tensor that is not there."""
 
 
 _RECORDED_ROWS = 2
@@ -234,8 +109,6 @@ def _cut_behind(
     model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
 ) -> tuple[FrozenPart, SkippingHead] | None:
     """The frozen part and the head for this chain, if they hold what they must."""
-    if not _can_be_skipped(model, chain, inputs):
-        return None
     together = _Chain(chain)
     try:
         traced = trace(together, inputs, training=flags)
@@ -244,9 +117,8 @@ def _cut_behind(
         return None
     if isinstance(part, str):
         return None
-    rest = after(part.traced.graph, part.frost_line)
-    head = SkippingHead(model, chain, inputs, rest, named_tensors(together, part.traced, rest))
-    return (part, head) if equals_whole(model, part, head, inputs, flags) else None
+    head = skipping_head(model, part, inputs, flags)
+    return (part, head) if head is not None and equals_whole(model, part, head, inputs, flags, batches=2) else None
 
 
 class _Chain(nn.Module):
@@ -328,17 +200,6 @@ def _spec(value: torch.Tensor) -> TensorSpec | None:
     return TensorSpec(tuple(value.shape[1:]), dtype) if is_batch else None
 
 
-def _can_be_skipped(model: nn.Module, chain: Sequence[ChainedModule], inputs: Sequence[TensorSpec]) -> bool:
-    """Whether the network asks for nothing else that the chain computes: the cheapest of the checks, made first."""
-    batch = fed(model, random(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device_of(model)))
-    try:
-        with modes(model, all_in_eval(model)), computing(), torch.no_grad():
-            replay(model, chain, inputs, _Chain(chain)(batch[0]))
-    except UNFIT:
-        return False
-    return True
-
-
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
@@ -346,6 +207,7 @@ def _first_line(error: BaseException) -> str:
 _MENDS = {
     "by the values of a tensor": "let its code choose by torch.where, or freeze the layer that decides whole",
     "by the size of the batch": "let its code say sizes as -1 or x.shape[0]",
+    "that are not torch's": "let its code draw them by torch, in the head",
     "in output": "let it return tensors alone, as with model.config.use_cache = False",
 }
 _ANOTHER = "freeze up to a layer whose output is a tensor with a row for each sample"
@@ -361,12 +223,16 @@ class CutNetwork:
         head: the trainable rest, which shares the network's tensors.
         fallback: why the network, or a part of what is frozen, is not cut as finely as a traced one would be, or why
             the frost line lies before the layer that ``freeze`` was given; None where there is nothing to say.
+        part: part of the network that never changes, of which ``prefix`` is made; None where there is no prefix.
+        rest: frozen layers that run at the trainer all the same; None where there are none, or nobody can tell.
     """
 
     cuts: tuple[Cut, ...]
     prefix: Prefix | None
     head: Head
     fallback: str | None = None
+    part: FrozenPart | None = None
+    rest: FrozenRest | None = None
 
     @property
     def frost_line(self) -> Cut:
@@ -379,6 +245,10 @@ class CutNetwork:
             names = self.frost_line.tensors
             return Graph(inputs=names, leaves=(), nodes=(), outputs=tuple(map(Ref, names)))
         return after(self.prefix.graph, cut)
+
+
+# What is compared draws random numbers and runs modules with other forwards: another cut meanwhile would see that.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = False) -> CutNetwork:
@@ -399,26 +269,74 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         ModelError: The inputs are of a kind that cannot be carried.
     """
     specs, model = input_specs(inputs), unwrapped(model)
-    flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
+    _refuse_lazy(model)
+    with _ONE_AT_A_TIME, kept_draws():
+        flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
+        return _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    lazy = [path for path, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter)]
+    if lazy:
+        raise ModelError(
+            f"parameter {lazy[0]!r} has no shape yet: run the network once on a batch before the job is made, so that "
+            "its lazy layers have theirs"
+        )
+
+
+def _cut(
+    model: nn.Module, specs: Sequence[TensorSpec], flags: Mapping[str, bool], *, frozen_in_eval: bool
+) -> CutNetwork:
     try:
         traced = trace(model, specs, training=flags)
     except NotTraceable as error:
         return _untraced(model, specs, flags, str(error), frozen_in_eval=frozen_in_eval)
     part = find_frozen(model, traced, specs)
     if isinstance(part, str):
-        return _plain(model, specs, f"{part}: the whole network runs here; {_ANOTHER}")
+        return uncut(model, specs, f"{part}: the whole network runs here; {_ANOTHER}")
     if not frozen_in_eval:
-        refuse_train_mode(model, part.prefix.graph)
+        refuse_train_mode(model, part.prefix.graph, specs)
+    mixed = f"{part.mixing[-1].why}: the frozen layers from there on run here, as in your loop" if part.mixing else ""
+    head = _head_behind(model, part, specs, flags)
+    if head is None:
+        return _untraced(model, specs, flags, _OTHERWISE, frozen_in_eval=frozen_in_eval)
     stopped = (
         f"a node does not run {part.stopped_by}: the frozen layers from there on run here; compute that by other "
         "operators, or freeze up to a layer before it"
     )
+    rest = frozen_rest(model, part, specs)
     return CutNetwork(
         cuts=part.cuts,
         prefix=part.prefix,
-        head=TracedHead(model, part, specs),
-        fallback=stopped if part.stopped_by else part.moved or None,
+        head=head,
+        fallback=_with_rest(mixed or (stopped if part.stopped_by else part.moved), rest) or None,
+        part=part,
+        rest=rest,
     )
+
+
+def _with_rest(reason: str, rest: FrozenRest | None) -> str:
+    """Why the network is not cut as it stands, and what is lost by it."""
+    if rest is None or not rest.is_lost:
+        return reason
+    return f"{reason}; {rest}" if reason else f"{rest}, because {rest.why}"
+
+
+_OTHERWISE = (
+    "behind the frost line the network does more than its trace says, such as a backward or hooks of its own or what "
+    "it reads of Python"
+)
+
+
+def _head_behind(
+    model: nn.Module, part: FrozenPart, specs: Sequence[TensorSpec], flags: Mapping[str, bool]
+) -> Head | None:
+    """The user's own forward, or else its trace, where that gives what the whole network does; None where neither."""
+    own = skipping_head(model, part, specs, flags, after(part.traced.graph, part.frost_line))
+    if own is not None and equals_whole(model, part, own, specs, flags):
+        return own
+    traced = TracedHead(model, part, specs)
+    return traced if equals_whole(model, part, traced, specs, flags) else None
 
 
 def _untraced(
@@ -431,13 +349,14 @@ def _untraced(
         )
     found = _cut_at_a_boundary(model, specs, flags)
     if isinstance(found, str):
-        return _plain(model, specs, f"{why}, and {found}: the whole network runs here; {_mend(why)}")
+        return uncut(model, specs, f"{why}, and {found}: the whole network runs here; {_mend(why)}")
     part, head, path = found
     if not frozen_in_eval:
-        refuse_train_mode(model, part.prefix.graph)
+        refuse_train_mode(model, part.prefix.graph, specs)
     ends = f"its modules up to {path!r} can be traced one behind the other, so the frozen part ends there"
-    reason = f"{why}; {ends}; {_mend(why)}"
-    return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason)
+    mixed = "".join(f"; {mixed.why}" for mixed in part.mixing[-1:])
+    reason = f"{why}; {ends}{mixed}; {_mend(why)}"
+    return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason, part=part)
 
 
 def _mend(why: str) -> str:
@@ -445,7 +364,7 @@ def _mend(why: str) -> str:
     return next((mend for cause, mend in _MENDS.items() if cause in why), _ANOTHER)
 
 
-def _plain(model: nn.Module, specs: Sequence[TensorSpec], reason: str) -> CutNetwork:
+def uncut(model: nn.Module, specs: Sequence[TensorSpec], reason: str) -> CutNetwork:
     """The network as it is: its inputs are delivered, and all of it is the head."""
     return CutNetwork(cuts=input_cuts(specs), prefix=None, head=WholeHead(model), fallback=reason)
 

@@ -6,13 +6,17 @@ Works out ahead what a frozen part makes of its weights alone, where nodes do no
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec, Token
-from frostline.core.errors import FrozenInTrainMode, ModelError, NothingFrozen
+from frostline.core.errors import FrozenInTrainMode, ModelError, NothingFrozen, UnsafeArtifact
 from frostline.engines.graph_runner import ALLOWED, Runner, leaf_values
+from frostline.engines.measure import node_operations
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import DTYPE_BYTES, ended_apart, enumerate_cuts, is_put_back, straightened, transposed
 from frostline.models.freezing import asked_line, before_the_line, frozen_modules, used_parameters
@@ -26,12 +30,17 @@ from frostline.models.graph import (
     reads,
     sources_of_change,
 )
-from frostline.models.tracing import Trace, has_several_parts
+from frostline.models.modules import modes, random
+from frostline.models.row_check import MixedRows, differs, mixed_rows
+from frostline.models.tracing import UNFIT, Trace, device_of, has_several_parts, observed, whole
 
 __all__ = (
     "FrozenPart",
+    "FrozenRest",
     "find_frozen",
     "folded",
+    "frozen_rest",
+    "minds_its_mode",
     "named_tensors",
     "ordered",
     "refuse_train_mode",
@@ -125,6 +134,7 @@ class FrozenPart:
         stopped_by: an operator that nodes do not run, before which the part ends; empty where none ends it.
         moved: why the frost line lies before the layer that ``freeze`` was given, in a sentence; empty where it does
             not.
+        mixing: the operations before which it ends because they mix the samples of a batch, the first one found last.
     """
 
     traced: Trace
@@ -134,6 +144,29 @@ class FrozenPart:
     prefix: Prefix
     stopped_by: str
     moved: str
+    mixing: tuple[MixedRows, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Paths in the network of the parameters and buffers that the frozen part is computed from."""
+        leaves = before(self.traced.graph, self.frost_line).leaves
+        return tuple(path for _, path in leaves if path not in self.traced.constants)
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Paths of the modules that compute it, of those around them alone, and of frozen ones that left no trace."""
+        nodes, line = self.traced.graph.nodes, self.frost_line.after
+        inside, behind = (
+            {node.module.partition("@")[0] for node in part} for part in (nodes[: line + 1], nodes[line + 1 :])
+        )
+        around = {path[:end] for path in inside for end, mark in enumerate(path) if mark == "."}
+        shared = {path[:end] for path in behind for end, mark in enumerate(f"{path}.") if mark == "."}
+        idle = {path for path, trains in self.traced.training.items() if not trains}  # such as dropout in eval mode
+        return frozenset(filter(None, inside | ((around | idle) - shared)))
+
+
+# Of the batch on which modes are compared.
+_ROWS = 2
 
 
 def training_flags(model: nn.Module, inputs: Sequence[TensorSpec], *, frozen_in_eval: bool = False) -> dict[str, bool]:
@@ -168,21 +201,49 @@ def _may_mind_its_mode(module: nn.Module) -> bool:
     """Whether the mode of a module without parameters may matter: torch's own are known, others are not."""
     if next(module.parameters(), None) is not None:
         return False
-    return _minds_its_mode(module) or not type(module).__module__.startswith("torch.nn.")
+    return minds_its_mode(module) or not type(module).__module__.startswith("torch.nn.")
 
 
-def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -> FrozenPart | str:
+def find_frozen(
+    model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec], mixing: tuple[MixedRows, ...] = ()
+) -> FrozenPart | str:
     """The frozen part of a trace; or, where no cut lies in it though nothing is trained there, why.
+
+    It ends before an operation that mixes the samples of a batch, which is found by running it.
 
     Args:
         model: owner of the tensors that the trace names.
         traced: made with ``training_flags``.
         inputs: specifications of the network's inputs.
+        mixing: operations that are known to mix samples.
 
     Raises:
         NothingFrozen: Nothing can be computed before the first trainable layer.
     """
-    graph, changing, trainable = ordered(model, traced.graph, inputs)
+    part = _frozen_before(model, traced, inputs, mixing)
+    if isinstance(part, str):
+        return part
+    try:
+        found = mixed_rows(part.prefix, device_of(model))
+    except ModelError as error:
+        return str(error)
+    if found is None:
+        return part
+    return find_frozen(model, traced, inputs, (*mixing, replace(found, node=_traced_name(traced, found.node))))
+
+
+def _traced_name(traced: Trace, name: str) -> str:
+    """The name of an operation as it was traced, of one that was added to it behind."""
+    names = {node.name for node in traced.graph.nodes}
+    while name not in names and "__" in name:
+        name = name.rpartition("__")[0]
+    return name
+
+
+def _frozen_before(
+    model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec], mixing: tuple[MixedRows, ...]
+) -> FrozenPart | str:
+    graph, changing, trainable = ordered(model, traced.graph, inputs, mixing)
     strange = {node.name: node.op for node in graph.nodes if node.op not in ALLOWED or _reads_other_bits(node)}
     known = _foldable(graph, strange, changing)
     strange = {name: op for name, op in strange.items() if name not in known}
@@ -190,12 +251,16 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
     turned = transposed(graph, inputs, reach=frozen_reach(graph, changing), asked=asked)
     graph = straightened(graph, turned)
     if not _computes(graph, frozen_reach(graph, changing)):
-        raise NothingFrozen(_why_nothing(graph, trainable, frozen_reach(graph, changing)))
+        if mixing:
+            return mixing[-1].why
+        raise NothingFrozen(_why_nothing(model, graph, trainable, frozen_reach(graph, changing)))
     reach = frozen_reach(graph, {*changing, *strange})
-    stopped_by = strange.get(graph.nodes[reach + 1].name, "") if reach + 1 < len(graph.nodes) else ""
+    stopped_by = strange.get(graph.nodes[reach + 1].name, "") if _is_left_out(graph, changing, reach) else ""
     cuts = enumerate_cuts(graph, inputs, reach=reach, asked=_asked_end(model, graph, reach))
     if len(cuts) <= 2:
-        return _why_no_cut(stopped_by)
+        if not (mixing or stopped_by or _has_layers(graph, reach)):
+            raise NothingFrozen(_why_nothing(model, graph, trainable, reach))
+        return mixing[-1].why if mixing else _why_no_cut(stopped_by)
     frozen, constants = folded(before(graph, cuts[-1]), known, partial(named_tensors, model, traced))
     frozen = guard_inputs(frozen)
     tensors = named_tensors(model, replace(traced, constants={**traced.constants, **constants}), frozen)
@@ -208,10 +273,107 @@ def find_frozen(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -
         prefix=Prefix(graph=frozen, cuts=renumbered[1:], tensors=tensors),
         stopped_by=stopped_by,
         moved=_why_moved(model, graph, cuts[-1], changing),
+        mixing=mixing,
     )
 
 
-def ordered(model: nn.Module, graph: Graph, inputs: Sequence[TensorSpec]) -> tuple[Graph, frozenset[str], set[str]]:
+# Less than this is what an adapter leaves of its own layer, and said in ``explain()`` alone; behind what is trained
+# nothing else can be had, and only where most of the work lies there was freezing in vain.
+_MISSED, _IN_VAIN = 0.2, 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenRest:
+    """Frozen layers that run at the trainer, since they lie behind the frost line.
+
+    Attributes:
+        layers: number of modules whose own parameters are frozen.
+        share: part of the frozen work that they do.
+        why: why they lie there.
+        is_lost: most of it, or as much as could have run at the node.
+    """
+
+    layers: int
+    share: float
+    why: str
+    is_lost: bool
+
+    def __str__(self) -> str:
+        many = f"{self.layers} frozen layer{'s run' if self.layers > 1 else ' runs'} at the trainer"
+        return f"{many} ({self.share:.0%} of the frozen work)"
+
+
+def frozen_rest(model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]) -> FrozenRest | None:
+    """The frozen layers behind the frost line; None where there are none.
+
+    Args:
+        model: network that was cut.
+        part: its frozen part.
+        inputs: specifications of its inputs.
+    """
+    graph, line = part.traced.graph, part.frost_line.after
+    named = dict(model.named_parameters(remove_duplicate=False))
+    trained = {name for name, path in graph.leaves if path in named and named[path].requires_grad}
+    changing = sources_of_change(graph, trained)
+    reach, data = frozen_reach(graph, changing), Flow(graph).data
+    layers = _layers_used(graph, {path for path, parameter in named.items() if not parameter.requires_grad})
+    could_go = [place for place in range(line + 1, reach + 1) if graph.nodes[place].name in data]
+    cannot = [place for place in range(max(line, reach) + 1, len(graph.nodes)) if layers[place]]
+    found = frozenset[str]().union(*(layers[place] for place in (*could_go, *cannot)))
+    if not found:
+        return None
+    costs = _costs(model, part, inputs)
+    before_line = sum(costs[: line + 1])
+    lost, behind = (sum(costs[place] for place in places) for places in (could_go, cannot))
+    whole = max(1, before_line + lost + behind)
+    if lost / whole >= _MISSED:
+        where = part.frost_line.name
+        why = f"no place behind {where} is crossed by few enough tensors; freeze up to a layer that gives one"
+    else:
+        why = _why_behind(graph, reach, named)
+    is_lost = lost / whole >= _MISSED or (lost + behind) / whole >= _IN_VAIN
+    return FrozenRest(layers=len(found), share=(lost + behind) / whole, why=why, is_lost=is_lost)
+
+
+def _costs(model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]) -> Sequence[int]:
+    """What each node computes; where that cannot be told without values, how many numbers of weights it reads."""
+    graph = part.traced.graph
+    tensors = named_tensors(model, part.traced, graph)
+    leaves = {name: tensors[path] for name, path in graph.leaves}
+    try:
+        return node_operations(graph, list(leaves.values()), inputs)
+    except UnsafeArtifact:
+        return [sum(leaves[name].numel() for name in reads(node) if name in leaves) for node in graph.nodes]
+
+
+def _layers_used(graph: Graph, frozen: Collection[str]) -> list[frozenset[str]]:
+    """For each node with an input that is a frozen weight, or made of these alone, the modules that own them."""
+    owners = {name: frozenset([path.rpartition(".")[0]]) for name, path in graph.leaves if path in frozen}
+    weights, found = set(owners), []
+    for node in graph.nodes:
+        read = reads(node)
+        found.append(frozenset[str]().union(*(owners[name] for name in read if name in weights)))
+        if read and weights.issuperset(read):
+            weights.add(node.name)
+            owners[node.name] = found[-1]
+    return found
+
+
+def _why_behind(graph: Graph, reach: int, named: Mapping[str, nn.Parameter]) -> str:
+    if reach + 1 >= len(graph.nodes):
+        return "nothing behind them is trained"
+    first, paths = graph.nodes[reach + 1], dict(graph.leaves)
+    together = (node for node in graph.nodes[reach + 1 :] if node.module == first.module)
+    trained = (paths[name] for node in together for name in reads(node) if paths.get(name) in named)
+    path = next((path for path in trained if named[path].requires_grad), None)
+    if path is not None:
+        return f"parameter {path!r} before them is trained"
+    return f"{first.module or 'the network'} before them changes from run to run"
+
+
+def ordered(
+    model: nn.Module, graph: Graph, inputs: Sequence[TensorSpec], mixing: Sequence[MixedRows] = ()
+) -> tuple[Graph, frozenset[str], set[str]]:
     """A traced graph pruned and with its frozen layers first, the nodes that change, and the leaves that are trained.
 
     Nodes that are left to the head though they are frozen count as nodes that change.
@@ -220,11 +382,12 @@ def ordered(model: nn.Module, graph: Graph, inputs: Sequence[TensorSpec]) -> tup
         model: owner of the tensors that the graph names.
         graph: the whole network as it was traced.
         inputs: specifications of the network's inputs.
+        mixing: operations that mix the samples of a batch, which count as nodes that change.
     """
     graph = prune(graph)
     trained = {path for path, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
     trainable = {name for name, path in graph.leaves if path in trained}
-    changing = sources_of_change(graph, trainable)
+    changing = sources_of_change(graph, trainable) | {mixed.node for mixed in mixing}
     graph = frozen_first(graph, changing)
     if has_several_parts(model):
         graph, late = ended_apart(graph, inputs, changing)
@@ -232,19 +395,93 @@ def ordered(model: nn.Module, graph: Graph, inputs: Sequence[TensorSpec]) -> tup
     return graph, changing, trainable
 
 
-def refuse_train_mode(model: nn.Module, frozen: Graph) -> None:
+def refuse_train_mode(model: nn.Module, frozen: Graph, inputs: Sequence[TensorSpec]) -> None:
     """Do nothing if every module that the frozen part runs behaves as in eval mode.
+
+    Those that say so by their class are known; for all others the network is run once in the modes that the frozen
+    modules are in, and once in eval mode.
+
+    Args:
+        model: the network, in its own modes.
+        frozen: graph of the frozen part.
+        inputs: specifications of the network's inputs.
 
     Raises:
         FrozenInTrainMode: A module is in train mode, and behaves otherwise there.
     """
-    paths = {node.module for node in frozen.nodes}
+    paths = {node.module.partition("@")[0] for node in frozen.nodes}
     for path, module in model.named_modules():
-        if path in paths and module.training and _minds_its_mode(module):
-            raise FrozenInTrainMode(
-                f"{type(module).__name__} {path!r} is frozen but in train mode, where its output depends on the batch; "
-                "put it into eval mode, or pass frozen_in_eval=True to have the frozen layers run in eval mode"
-            )
+        if path in paths and module.training and minds_its_mode(module):
+            raise _in_train_mode(path, module, "where its output depends on the batch")
+    inside = [
+        f"{outer}.{path}".strip(".")
+        for outer, module in frozen_modules(model)
+        if any(not outer or _is_in(path, outer) for path in paths)
+        for path, inner in module.named_modules()
+        if inner.training
+    ]
+    path = _first_minding(model, inside, inputs)
+    if path is not None:
+        raise _in_train_mode(path, model.get_submodule(path), "where it computes something else")
+
+
+def _in_train_mode(path: str, module: nn.Module, why: str) -> FrozenInTrainMode:
+    return FrozenInTrainMode(
+        f"{type(module).__name__} {path!r} is frozen but in train mode, {why}; put it into eval mode by .eval() or "
+        "frostline.freeze, or pass frozen_in_eval=True to have the frozen layers run in eval mode"
+    )
+
+
+def _first_minding(model: nn.Module, paths: Sequence[str], inputs: Sequence[TensorSpec]) -> str | None:
+    """The first of some modules that changes what comes out when it is in train mode; None where none does."""
+    if not paths:
+        return None
+    try:
+        if not _changes_in_train_mode(model, paths, inputs):
+            return None
+        fewest, most = 0, len(paths)  # so many are not enough, and so many are
+        while most - fewest > 1:
+            middle = (fewest + most) // 2
+            is_enough = _changes_in_train_mode(model, paths[:middle], inputs)
+            fewest, most = (fewest, middle) if is_enough else (middle, most)
+    except UNFIT:  # whoever traces it has said what is wrong
+        return None
+    return paths[most - 1]
+
+
+def _changes_in_train_mode(model: nn.Module, paths: Sequence[str], inputs: Sequence[TensorSpec]) -> bool:
+    """Whether frozen modules give or draw anything else with some modules in train mode than with all in eval mode."""
+    ours, theirs = (_given_by_frozen(model, some, inputs) for some in (paths, ()))
+    return len(ours) != len(theirs) or any(
+        differs(given, meant, in_place=False) for given, meant in zip(ours, theirs, strict=True)
+    )
+
+
+def _given_by_frozen(model: nn.Module, training: Collection[str], inputs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+    """What the frozen modules give on a random batch, the buffers behind it, and how far random numbers were drawn."""
+    given: list[torch.Tensor] = []
+
+    def ended(_: nn.Module, __: Any, output: Any) -> None:
+        given.extend(leaf.detach().clone() for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
+
+    device = device_of(model)
+    batch = random(inputs, _ROWS, torch.Generator().manual_seed(0), device)
+
+    def run() -> list[torch.Tensor]:
+        with torch.no_grad():
+            whole(model, batch)
+        drawn = torch.tensor(np.random.get_state(legacy=False)["state"]["pos"])
+        states = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+        return [*given, drawn, torch.get_rng_state(), *states]
+
+    flags = {path: path in training for path, _ in model.named_modules()}
+    hooks = [module.register_forward_hook(ended) for _, module in frozen_modules(model)]
+    try:
+        with modes(model, flags):
+            return observed(model, run, 0, gradients=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def named_tensors(model: nn.Module, traced: Trace, graph: Graph) -> dict[str, torch.Tensor]:
@@ -280,22 +517,46 @@ _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-def _minds_its_mode(module: nn.Module) -> bool:
+def minds_its_mode(module: nn.Module) -> bool:
+    """Whether the output of one of torch's modules depends on whether it is in train mode."""
     if isinstance(module, _DROPOUTS):
         return module.p > 0
     return isinstance(module, (*_NORMS, *_INSTANCE_NORMS)) and bool(module.track_running_stats)
 
 
-def _why_nothing(graph: Graph, trainable: set[str], reach: int) -> str:
+def _has_layers(graph: Graph, reach: int) -> bool:
+    """Whether a frozen weight is used on the values of the input; ids and mask of a text are taken apart before."""
+    data, weights = Flow(graph).data, {name for name, _ in graph.leaves}
+    return any(node.name in data and not weights.isdisjoint(reads(node)) for node in graph.nodes[: reach + 1])
+
+
+def _is_left_out(graph: Graph, changing: Collection[str], reach: int) -> bool:
+    """Whether something behind the reach would be frozen, if a node ran what ends it: no trained layer is before it."""
+    flow = Flow(graph)
+    behind = set(changing)
+    for node, needs in zip(graph.nodes, flow.depends, strict=False):
+        if not behind.isdisjoint(needs):
+            behind.add(node.name)
+    return any(node.name in flow.data and node.name not in behind for node in graph.nodes[reach + 1 :])
+
+
+def _why_nothing(model: nn.Module, graph: Graph, trainable: set[str], reach: int) -> str:
     first = graph.nodes[reach + 1] if reach + 1 < len(graph.nodes) else None
     paths = dict(graph.leaves)
     names = [] if first is None else [paths[name] for name in reads(first) if name in trainable]
     where = "the network" if first is None or not first.module else first.module
-    cause = f"parameter {names[0]!r} is trained" if names else f"{where} changes from run to run"
+    cause = f"{_named(model, names[0])} is trained" if names else f"{where} changes from run to run"
     return (
         f"nothing is frozen before the first layer that changes: {cause}; freeze layers with "
         "frostline.freeze(model, until=...), or load data without a model: frostline.loader(data, ...)"
     )
+
+
+def _named(model: nn.Module, path: str) -> str:
+    """A parameter by its path, and by the others at which the network holds it, as where layers are tied."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    others = [repr(name) for name, tensor in parameters.items() if tensor is parameters[path] and name != path]
+    return f"parameter {path!r}" + (f" (the same as {' and '.join(others)})" if others else "")
 
 
 def _why_moved(model: nn.Module, graph: Graph, line: Cut, changing: Collection[str]) -> str:

@@ -3,11 +3,13 @@
 The trainable rest as data: what a head computes in both modes, and its tensors, to be trained by another process.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -23,14 +25,16 @@ from frostline.models.freezing import frozen_modules
 from frostline.models.frozen import FrozenPart, ordered
 from frostline.models.graph import after, before, guard_inputs, is_same, moved
 from frostline.models.modules import all_in_eval, is_split, modes, random
+from frostline.models.skipping import SkipPlan, plan_of, run_behind
 from frostline.models.trace_cache import trace
-from frostline.models.tracing import UNFIT, Trace, are_same, device_of, fed, observed, whole
+from frostline.models.tracing import UNFIT, Trace, are_close, device_of, fed, kept_buffers, kept_draws, observed, whole
 
 __all__ = (
     "Head",
     "HeadGraph",
     "Mode",
     "PortableHead",
+    "SkippingHead",
     "TracedHead",
     "TravelledHead",
     "WholeHead",
@@ -38,11 +42,14 @@ __all__ = (
     "head_from_json",
     "head_to_json",
     "portable",
+    "skipping_head",
     "tensor_paths",
 )
 
 
-_ROWS = 8
+_ROWS = 4  # of a check
+_ROWS_OF_A_PLAN = 2
+_SEED = 1
 
 
 class Head(nn.Module, ABC):
@@ -66,8 +73,29 @@ class Head(nn.Module, ABC):
         self._model = (model,)  # in a tuple, so that the frozen layers do not become the head's
         self._modules_run = dict(modules)
         self._frozen = tuple(inner for _, module in frozen_modules(model) for inner in module.modules())
+        self._shared: tuple[Any, ...] = ()  # what copies have in common
         for path in paths:
             _graft(self, model, path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Head":
+        """A head of its own, with the frozen weights of this one, which nothing changes."""
+        own = {id(tensor) for tensor in (*self.parameters(), *self.buffers())}
+        model = self._model[0]
+        shared = (*model.parameters(), *model.buffers(), *self._shared)
+        memo.update((id(value), value) for value in shared if id(value) not in own)
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        vars(copied).update(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """torch.jit asks for what is to be scripted."""
+        raise ModelError(
+            "a job's head runs your network's own Python code, which torch.jit.script cannot compile as a part: train "
+            "job.head, and script the network itself"
+        )
 
     def forward(self, *features: torch.Tensor | Sequence[torch.Tensor]) -> Any:
         """What the network returns for these activations.
@@ -76,9 +104,12 @@ class Head(nn.Module, ABC):
             features: as a loader's batch gives them: one tensor ``[batch, ...]``, or several as arguments or as
                 one sequence. They are not changed.
         """
-        return self._run(
-            [tensor for given in features for tensor in ((given,) if isinstance(given, torch.Tensor) else given)]
-        )
+        given = [tensor for item in features for tensor in ((item,) if isinstance(item, torch.Tensor) else item)]
+        return self._run_uncompiled(given) if torch.compiler.is_compiling() else self._run(given)
+
+    def _run_uncompiled(self, tensors: list[torch.Tensor]) -> Any:
+        """What ``_run`` gives, of which torch.compile cannot follow the tensors that are not there."""
+        return torch.compiler.disable(self._run)(tensors)  # type: ignore[no-untyped-call]
 
     def train(self, mode: bool = True) -> "Head":
         """Set the mode of the network's layers that the head runs; frozen layers keep theirs."""
@@ -159,9 +190,13 @@ class TracedHead(Head):
         paths = [path for _, path in graph.leaves if not path.startswith("constant:")]
         super().__init__(model, paths, _modules_of(graph, model))
         self._part = part
+        self._shared = (part,)
         self._traced_on = device_of(model)
         self._inputs = tuple(inputs)
         self._ready: dict[tuple[torch.device, tuple[bool, ...]], _Ready] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_ready": {}}  # which hold this network's own tensors
 
     def train(self, mode: bool = True) -> "TracedHead":
         """As ``Head.train``.
@@ -169,11 +204,7 @@ class TracedHead(Head):
         Raises:
             ModelError: Layers of the head were sharded one by one.
         """
-        if any(map(is_split, self.children())):
-            raise ModelError(
-                "the head runs as one graph, so that its layers cannot be sharded one by one: shard it whole, by "
-                "fully_shard(job.head)"
-            )
+        _refuse_sharded_layers(self)
         super().train(mode)
         return self
 
@@ -216,7 +247,8 @@ class TracedHead(Head):
             return _Ready.of(self, model, part.traced, part.frost_line, part.frost_line)
         with torch.enable_grad():  # as the part was traced: elsewhere transformers asks other things of sizes
             traced = trace(model, self._inputs, training=flags)
-        traced = replace(traced, graph=straightened(ordered(model, traced.graph, self._inputs)[0], part.turned))
+        graph, _, _ = ordered(model, traced.graph, self._inputs, part.mixing)
+        traced = replace(traced, graph=straightened(graph, part.turned))
         cut = moved(part.frost_line, part.traced.graph, traced.graph)
         if cut is None or not self._is_made_alike(traced, cut):
             raise NotTraceable("the frozen part of the network computes something else when its head changes mode")
@@ -234,6 +266,141 @@ class TracedHead(Head):
             made = _Bound.to(model, guard_inputs(ours), traced).run(batch)
             meant = _Bound.to(model, guard_inputs(theirs), part.traced).run(batch)
         return all(torch.equal(tensor, other) for tensor, other in zip(made, meant, strict=True))
+
+
+class SkippingHead(Head):
+    """The user's own forward, with what lies before the frost line skipped.
+
+    So custom backwards, hooks, what the code reads of Python, copies and the refusals of PyTorch are the user's own.
+    What is not computed is only a shape; where the code asks such a tensor for more, it is told that there is nothing.
+
+    Args:
+        model: the user's network.
+        part: its frozen part.
+        inputs: specifications of the network's inputs.
+        plan: calls that are skipped (see ``models.skipping.plan_of``).
+        flags: the modes in which it is trained.
+        rest: graph from the frost line on; None where the network was not traced as a whole.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        part: FrozenPart,
+        inputs: Sequence[TensorSpec],
+        plan: SkipPlan,
+        flags: Mapping[str, bool],
+        rest: Graph | None,
+    ) -> None:
+        inside = tuple(f"{path}." for path in plan.idle)
+        modules = {path: module for path, module in model.named_modules() if not f"{path}.".startswith(inside)}
+        super().__init__(model, _own_paths(model, part, rest, inside), modules)
+        self._part = part
+        self._shared = (part, plan)
+        self._inputs = tuple(inputs)
+        self._plan = plan
+        self._flags = dict(flags)
+        self._is_traced = rest is not None
+
+    def train(self, mode: bool = True) -> "SkippingHead":
+        """As ``Head.train``.
+
+        Raises:
+            ModelError: Layers of the head were sharded one by one.
+        """
+        _refuse_sharded_layers(self)
+        super().train(mode)
+        return self
+
+    def traced(self) -> TracedHead | None:
+        """The same head as a graph; None where the network was not traced."""
+        return TracedHead(self._model[0], self._part, self._inputs) if self._is_traced else None
+
+    def equals(self, traced: TracedHead) -> bool:
+        """Whether the head as a graph gives what the user's own code gives, gradients included, in both modes."""
+        with kept_draws():
+            return equals_whole(self._model[0], self._part, traced, self._inputs, self._flags)
+
+    def _run(self, tensors: list[torch.Tensor]) -> Any:
+        with _shared_back(self, self._model[0]):
+            return run_behind(self._model[0], self._plan, self._inputs, tensors)
+
+
+def skipping_head(
+    model: nn.Module,
+    part: FrozenPart,
+    inputs: Sequence[TensorSpec],
+    flags: Mapping[str, bool],
+    rest: Graph | None = None,
+) -> SkippingHead | None:
+    """A head that runs the user's own forward; None where that looks at values before the frost line.
+
+    Args:
+        model: the user's network, left as it was.
+        part: its frozen part.
+        inputs: specifications of its inputs.
+        flags: the modes in which the head is trained.
+        rest: graph from the frost line on; None where the network was not traced as a whole.
+    """
+    device = device_of(model)
+    batch = random(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
+    try:
+        with modes(model, flags), torch.no_grad(), kept_buffers(model):
+            plan = plan_of(model, inputs, fed(model, batch), _features(part, batch, device))
+    except UNFIT:
+        return None
+    return None if plan is None else SkippingHead(model, part, inputs, plan, flags, rest)
+
+
+def _features(part: FrozenPart, batch: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    leaves = [leaf.to(device) for leaf in leaf_values(part.prefix.graph, part.prefix.tensors)]
+    with torch.no_grad():
+        return list(Runner(part.prefix.graph, device=device).run(batch, leaves))
+
+
+def _own_paths(model: nn.Module, part: FrozenPart, rest: Graph | None, inside: tuple[str, ...]) -> list[str]:
+    """Paths of the tensors that are not the frozen part's alone."""
+    used = set() if rest is None else {path for _, path in rest.leaves}
+    frozen = {path for _, path in part.prefix.graph.leaves} - used
+    owners = {path.rpartition(".")[0] for path in frozen} - {path.rpartition(".")[0] for path in used}
+    trained = {path for path, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad}
+    return [
+        path
+        for path in tensor_paths(model)
+        if path in used
+        or path in trained
+        or not (path in frozen or path.rpartition(".")[0] in owners or path.startswith(inside))
+    ]
+
+
+@contextmanager
+def _shared_back(head: nn.Module, model: nn.Module) -> Iterator[None]:
+    """Let the network read the parameters that somebody, such as FSDP, has put into the head in place of its own."""
+    changed = []
+    for path, tensor in head.named_parameters():
+        owner, _, name = path.rpartition(".")
+        own = _parameters(model.get_submodule(owner))
+        if own[name] is not tensor:
+            changed.append((own, name, own[name]))
+            own[name] = tensor
+    try:
+        yield
+    finally:
+        for own, name, tensor in changed:
+            own[name] = tensor
+
+
+def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    own: dict[str, nn.Parameter] = vars(module)["_parameters"]
+    return own
+
+
+def _refuse_sharded_layers(head: Head) -> None:
+    if any(map(is_split, head.children())):
+        raise ModelError(
+            "the head's modules only hold tensors and do not run themselves, so that its layers cannot be sharded one "
+            "by one: shard it whole, by fully_shard(job.head)"
+        )
 
 
 def tensor_paths(model: nn.Module) -> list[str]:
@@ -330,13 +497,16 @@ def _graft(head: nn.Module, model: nn.Module, path: str) -> None:
         place.register_buffer(name, tensor, persistent=path in model.state_dict())
 
 
-_SEEDS = (1, 2)
-
-
 def equals_whole(
-    model: nn.Module, part: FrozenPart, head: Head, inputs: Sequence[TensorSpec], flags: Mapping[str, bool]
+    model: nn.Module,
+    part: FrozenPart,
+    head: Head,
+    inputs: Sequence[TensorSpec],
+    flags: Mapping[str, bool],
+    *,
+    batches: int = 1,
 ) -> bool:
-    """Whether prefix and head together do what the whole network does, to the bit, on two random batches.
+    """Whether prefix and head together do what the whole network does on random batches, but for the order of sums.
 
     Compared are outputs, gradients and buffers, with the modes in which the head is trained and in eval mode. The
     network is left as it was.
@@ -347,22 +517,22 @@ def equals_whole(
         head: head that goes on from there.
         inputs: specifications of the network's inputs.
         flags: the modes in which the head is trained.
+        batches: number of random batches.
     """
     device = device_of(model)
-    runner = Runner(part.prefix.graph, device=device)
-    leaves = [leaf.to(device) for leaf in leaf_values(part.prefix.graph, part.prefix.tensors)]
-    for seed in _SEEDS:
+    for seed in range(1, batches + 1):
         batch = random(inputs, _ROWS, torch.Generator().manual_seed(seed), device)
         for training in (flags, all_in_eval(model)):
             try:
                 with modes(model, training):
-                    with torch.no_grad():
-                        features = list(runner.run(batch, leaves))
-                    ours = observed(model, partial(head, features), seed)
+                    ours = observed(model, partial(head, _features(part, batch, device)), seed)
+                with modes(model, training):
+                    if not isinstance(head, SkippingHead):  # a trace does not know what the network counts
+                        observed(model, partial(whole, model, batch), seed)
                     theirs = observed(model, partial(whole, model, batch), seed)
             except UNFIT:
                 return False
-            if not are_same(ours, theirs):
+            if not are_close(ours, theirs):
                 return False
     return True
 
@@ -411,13 +581,19 @@ def portable(head: nn.Module) -> PortableHead:
     Raises:
         ModelError: It cannot travel; the sentence says why, and what to do instead.
     """
-    if not isinstance(head, TracedHead):
+    traced = head.traced() if isinstance(head, SkippingHead) else head
+    if not isinstance(traced, TracedHead):
         kind = "its own code runs" if isinstance(head, Head) else "it is no head of a job"
         raise ModelError(
             f"the trainable rest of this network was not traced ({kind}), so it cannot travel: {_ELSEWHERE}"
         )
+    if isinstance(head, SkippingHead) and not head.equals(traced):
+        raise ModelError(
+            "the trainable rest of this network does more than its trace says, such as a backward or hooks of its own "
+            f"or what it reads of Python, so it cannot travel: {_ELSEWHERE}"
+        )
     try:
-        modes = head.graphs()
+        modes = traced.graphs()
     except ModelError as error:
         raise ModelError(f"the trainable rest of this network cannot travel, {error}: {_ELSEWHERE}") from error
     strange = sorted({node.op for mode in modes for node in mode.graph.nodes} - ALLOWED)

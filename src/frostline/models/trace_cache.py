@@ -27,11 +27,11 @@ from torch.utils._pytree import treespec_dumps, treespec_loads
 
 from frostline.core import Dim, Graph, GraphNode, TensorSpec
 from frostline.core.config import cache_folder
-from frostline.core.errors import UnsafeArtifact
+from frostline.core.errors import NotTraceable, UnsafeArtifact
 from frostline.core.files import FileCache
 from frostline.core.system import __version__, collector_rests
 from frostline.models.artifact import BROKEN, flattened, graph_from_json, graph_to_json, metadata, restored
-from frostline.models.tracing import Trace, agrees
+from frostline.models.tracing import Trace, agrees, draws_elsewhere
 
 __all__ = (
     "TraceCache",
@@ -313,7 +313,8 @@ def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[s
         training: for each module path whether it is in train mode while traced.
 
     Raises:
-        NotTraceable: torch.export does not follow it, or it holds what a graph cannot say.
+        NotTraceable: torch.export does not follow it, it holds what a graph cannot say, or its code draws random
+            numbers that a trace does not see.
     """
     kept, key = TraceCache(cache_folder() / "traces"), fingerprint(model, inputs, training)
     found = None if key is None else kept.get(key)
@@ -324,6 +325,8 @@ def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[s
         from frostline.models.tracing import export
 
         made = export(model, inputs, training=training)
+    if not agrees(model, made, inputs) and draws_elsewhere(model, inputs, training):
+        raise NotTraceable(f"{type(model).__name__} draws random numbers that are not torch's")
     if key is not None:
         kept.put(key, made)
     return made

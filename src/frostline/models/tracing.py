@@ -15,12 +15,14 @@ import inspect
 import io
 import logging
 import operator
+import random as random_of_python
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
+from random import getstate, setstate
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -31,7 +33,7 @@ from torch.export import Dim as ExportDim
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import TreeSpec, tree_leaves
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure, tree_unflatten
 
 from frostline.core import Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.errors import ModelError, NotTraceable
@@ -46,13 +48,16 @@ __all__ = (
     "UNFIT",
     "Trace",
     "agrees",
+    "are_close",
     "are_same",
     "device_of",
+    "draws_elsewhere",
     "export",
     "fed",
     "fed_specs",
     "has_several_parts",
     "kept_buffers",
+    "kept_draws",
     "observed",
     "takes_parts",
     "takes_rows",
@@ -222,6 +227,15 @@ class Trace:
     constants: Mapping[str, torch.Tensor]
     structure: TreeSpec
     training: Mapping[str, bool]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As data with an example in the place of the structure, which torch makes anew only with a warning."""
+        example = tree_unflatten(range(self.structure.num_leaves), self.structure)
+        return _restored_trace, (self.graph, dict(self.constants), example, dict(self.training))
+
+
+def _restored_trace(graph: Graph, constants: dict[str, torch.Tensor], example: Any, training: dict[str, bool]) -> Trace:
+    return Trace(graph=graph, constants=constants, structure=tree_structure(example), training=training)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -468,7 +482,7 @@ def takes_rows(model: M, names: Sequence[str]) -> M:
         inputs = {name: rows[:, place] for place, name in enumerate(names)}
         return _first_tensor(kind.forward(self, **inputs))
 
-    return _with_another_face(model, ", ".join(names), forward)
+    return _with_another_face(model, ", ".join(names), forward, {"__reduce_ex__": _reduced(takes_rows, names)})
 
 
 def takes_parts(model: M, places: Sequence[InputPlace]) -> M:
@@ -488,12 +502,26 @@ def takes_parts(model: M, places: Sequence[InputPlace]) -> M:
         return output if type(output) in (tuple, list, dict) else _first_tensor(output)
 
     said = ", ".join(f"{place.name} {place.spec.dtype}{list(place.spec.shape)}@{place.start}" for place in places)
-    return _with_another_face(model, said, forward, {_SEVERAL: True})
+    more = {_SEVERAL: True, "__reduce_ex__": _reduced(takes_parts, places)}
+    return _with_another_face(model, said, forward, more)
 
 
 def has_several_parts(model: nn.Module) -> bool:
     """Whether it is the face that ``takes_parts`` makes."""
     return bool(getattr(type(model), _SEVERAL, False))
+
+
+def _reduced(face: Callable[..., Any], given: Sequence[Any]) -> Callable[..., Any]:
+    """How a face is copied and pickled, whose class is made while the process runs: as its network's class."""
+
+    def reduced(self: nn.Module, _: int) -> tuple[Any, ...]:
+        return _faced, (face, type(self).__mro__[1], tuple(given)), vars(self)
+
+    return reduced
+
+
+def _faced(face: Callable[..., Any], kind: type[nn.Module], given: Sequence[Any]) -> Any:
+    return face(kind.__new__(kind), given)
 
 
 def _with_another_face(model: M, said: str, forward: Callable[..., Any], more: Mapping[str, Any] | None = None) -> M:
@@ -540,6 +568,36 @@ def agrees(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -> boo
         return False
 
 
+def draws_elsewhere(model: nn.Module, inputs: Sequence[TensorSpec], training: Mapping[str, bool]) -> bool:
+    """Whether the network draws random numbers that are not torch's, of which a trace would repeat one for ever.
+
+    It is run twice on the same batch, with the same random numbers of torch, and left as it was; so are the states of
+    NumPy's and Python's own random numbers.
+
+    Args:
+        model: the user's network.
+        inputs: specifications of its inputs.
+        training: for each module path whether it is in train mode.
+    """
+    batch = random(inputs, _ROWS, torch.Generator().manual_seed(_SEED), device_of(model))
+    states = np.random.get_state(), getstate()
+    try:
+        with modes(model, training), torch.no_grad(), kept_buffers(model):
+            first, second = (_drawn(model, batch) for _ in range(2))
+    except UNFIT:
+        return False
+    finally:
+        np.random.set_state(states[0])
+        setstate(states[1])
+    return not are_same(first, second)
+
+
+def _drawn(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[Any]:
+    with torch.random.fork_rng(), kept_buffers(model):
+        torch.manual_seed(_SEED)
+        return list(tree_leaves(whole(model, batch)))
+
+
 def _run_whole(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[Any]:
     return observed(model, partial(whole, model, batch), _SEED, gradients=False)
 
@@ -571,15 +629,24 @@ def observed(model: nn.Module, run: Callable[[], Any], seed: int, *, gradients: 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """The random numbers of this seed, also those of NumPy, by which transformers masks parts of sounds."""
-    state = np.random.get_state()
+    """The random numbers of this seed, also those of NumPy and Python, by which transformers masks parts of sounds."""
+    with kept_draws():
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random_of_python.seed(seed)
+        yield
+
+
+@contextmanager
+def kept_draws() -> Iterator[None]:
+    """Put the generators of torch, NumPy and Python back at the end, whatever was drawn of them."""
+    numpys, pythons = np.random.get_state(), random_of_python.getstate()
     try:
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            np.random.seed(seed)
             yield
     finally:
-        np.random.set_state(state)
+        np.random.set_state(numpys)
+        random_of_python.setstate(pythons)
 
 
 @contextmanager
@@ -597,6 +664,31 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 def are_same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
     """Whether two lists of observed values are equal, tensors to the bit."""
     return len(ours) == len(theirs) and all(_is_same(our, other) for our, other in zip(ours, theirs, strict=True))
+
+
+_ERROR, _ERROR_OF_16_BITS = 1e-4, 3e-2  # by which sums of another order differ
+_NOISE = 1e-2  # share of the largest tensor's size below which a tensor is that of rounding
+
+
+def are_close(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Whether two lists of observed values are equal, tensors but for what the order of sums makes of them."""
+    floats = [value for value in theirs if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    least = _NOISE * max((_size(value) for value in floats), default=0.0)
+    pairs = list(zip(ours, theirs, strict=False))
+    return len(ours) == len(theirs) and all(_is_same(*pair) or _is_close(*pair, least) for pair in pairs)
+
+
+def _is_close(one: Any, other: Any, least: float) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or not other.is_floating_point():
+        return False
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    error = _ERROR if other.dtype in (torch.float32, torch.float64) else _ERROR_OF_16_BITS
+    return _size(one.double() - other.double()) <= error * max(_size(other), least)
+
+
+def _size(tensor: torch.Tensor) -> float:
+    return float(tensor.detach().double().square().mean().sqrt()) if tensor.numel() else 0.0
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -17,8 +17,8 @@ from frostline.batching import ROWS, Limit, batch_size, readable_bytes, stretche
 from frostline.cache.keys import Tensors
 from frostline.core import EXACT, Cut, FeatureBatch, Samples, Skipped, TensorSpec
 from frostline.core.errors import OverBudget
-from frostline.core.nouns import array_dtype
-from frostline.engines.protocols import Footprint, levels_of
+from frostline.core.nouns import array_dtype, finite_rows
+from frostline.engines.protocols import Arrays, Footprint, levels_of
 from frostline.node.decode import SampleReader
 from frostline.node.device import HEADROOM, Device, Devices, QueuedRows, RowWork
 from frostline.node.feature_cache import CachedFeatures, Found
@@ -106,7 +106,12 @@ class PrefixRun:
 
         Meanwhile the slab belongs to the device, which may add rows of other requests behind these, to run them
         together. Every tensor has at least these rows, and they come first.
+
+        Raises:
+            UnsafeArtifact: if the prefix mixes rows, which are then not run beside those of others.
         """
+        if (check := self._resident.check_rows) is not None:
+            check(self._cut, self._crossing_values)
         works = self._works(len(slab))
         batch = QueuedRows(
             account=self._account,
@@ -135,6 +140,11 @@ class PrefixRun:
         number = self._devices.in_service()[0]
         return self._devices.alone(number, partial(self._values, number, slab, cuts), self._account, self._scope)
 
+    def _crossing_values(self, inputs: Arrays) -> Sequence[npt.NDArray[np.generic]]:
+        number = self._devices.in_service()[0]
+        call = partial(self._values, number, inputs, [self._cut])
+        return self._devices.alone(number, call, self._account, self._scope)[self._cut.number]
+
     def reference_footprint(self, cut: int) -> Footprint:
         """The memory of one run of the reference up to a cut."""
         return self._resident.reference.footprint(cut)
@@ -154,7 +164,7 @@ class PrefixRun:
         with self._activations(device, len(slab)):
             return reference.cut_seconds(slab, repeats=repeats, clock=time.perf_counter, between=device.between)
 
-    def _values(self, number: int, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
+    def _values(self, number: int, slab: Arrays, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
         device = self._devices.device(number)
         with self._activations(device, ROWS):
             return self._resident.references[number].cut_values(cuts, slab, device.between)
@@ -386,17 +396,29 @@ class Decoded:
     def finish(self, work: PendingBatch, made: Sequence[Made]) -> FeatureBatch:
         """Run the prefix when it is this batch's turn, drop padding and skipped samples, and pack the rest."""
         computed = () if work.slab is None else self._computed(work.slab, len(work.wanted))
-        if self._kept is not None and computed:
-            self._keep(self._kept, work.wanted, made, computed)
+        if computed:
+            self._keep(work.wanted, made, computed)
         return self._packing(self._answer(work, made, computed))
 
     def _computed(self, slab: Slab, rows: int) -> Tensors:
         tensors: Sequence[npt.NDArray[np.generic]] = [slab] if self._run is None else self._run(slab, rows)
         return tuple(tensor[:rows] for tensor in tensors)
 
-    def _keep(self, kept: CachedFeatures, wanted: Sequence[int], made: Sequence[Made], computed: Tensors) -> None:
-        """Cache the rows that could be read and have the version that the request names."""
-        places = [place for place in _kept(made) if self._reader.is_as_listed(wanted[place])]
+    def _keep(self, wanted: Sequence[int], made: Sequence[Made], computed: Tensors) -> None:
+        """Cache the rows that could be read and have the version that the request names; count what is not finite.
+
+        Features with Inf or NaN are delivered, since who trains decides what they are worth, and cached nowhere.
+        """
+        places = _kept(made)
+        if self._run is not None:
+            finite = finite_rows(computed, len(wanted), self._run.crossing[1])
+            if not finite.all():
+                there = [place for place in places if finite[place]]
+                self._packing.counters.add(nonfinite=len(places) - len(there))
+                places = there
+        if (kept := self._kept) is None:
+            return
+        places = [place for place in places if self._reader.is_as_listed(wanted[place])]
         if places:
             some = computed if len(places) == len(wanted) else tuple(tensor[places] for tensor in computed)
             kept.keep([wanted[place] for place in places], some)

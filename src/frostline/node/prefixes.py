@@ -7,9 +7,9 @@ Receives a prefix, whole or without the pieces that the node has, within memory 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from types import TracebackType
@@ -17,10 +17,11 @@ from typing import IO, TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
+from cachetools import LRUCache
 
 from frostline.batching import readable_bytes
 from frostline.core import REFERENCE, Cut, Levels
-from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownPrefix
+from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownPrefix, UnsafeArtifact
 from frostline.engines.protocols import Arrays, Engine, Footprint, Queueing, RunningBatch
 from frostline.node.memory import Cancelled, CancelScope, Lane
 from frostline.node.statistics import Counters
@@ -38,6 +39,7 @@ __all__ = (
     "PieceUpload",
     "Prefixes",
     "Resident",
+    "RowChecks",
     "Upload",
 )
 
@@ -60,6 +62,7 @@ class Resident:
         engines: engine of each device for this request; up to the request's own cut if it is not the reference.
         rows: maximum rows of a run, at which the engine is fastest.
         served: called with the device seconds of each use, divided by its tenant's weight.
+        check_rows: refuses a cut at which the rows of a batch change each other; None where the trainer has looked.
     """
 
     prefix: "Prefix"
@@ -67,6 +70,7 @@ class Resident:
     engines: tuple[Engine, ...]
     rows: int
     served: Callable[[float], None]
+    check_rows: "Callable[[Cut, _Values], None] | None" = None
 
     @property
     def reference(self) -> "TorchEngine":
@@ -90,6 +94,56 @@ class Resident:
         return cuts[number - 1]
 
 
+# Cuts for which it is remembered whether rows mix.
+_REMEMBERED = 4096
+
+_Values = Callable[[Arrays], Sequence[npt.NDArray[np.generic]]]
+
+
+@dataclass(slots=True, eq=False)
+class _RowCheck:
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    is_mixing: bool | None = None
+
+
+class RowChecks:
+    """Refuses prefixes that mix the rows of a batch, which may be those of several tenants. Safe for threads.
+
+    Args:
+        bridge: looks whether one does.
+    """
+
+    def __init__(self, bridge: TorchBridge) -> None:
+        self._bridge = bridge
+        self._lock = threading.Lock()
+        self._found: LRUCache[tuple[str, int], _RowCheck] = LRUCache(_REMEMBERED)
+
+    def check(self, digest: str, prefix: "Prefix", cut: Cut, values: _Values) -> None:
+        """Run a prefix up to a cut on made-up rows in different company, unless that is known already.
+
+        Args:
+            digest: digest of the prefix.
+            prefix: prefix to be run.
+            cut: cut of it.
+            values: runs it up to there, on up to eight rows.
+
+        Raises:
+            UnsafeArtifact: if rows change each other, or it fails on all rows that are made up for it.
+            Cancelled: if ``values`` was cancelled.
+        """
+        with self._lock:
+            found = self._found.setdefault((digest, cut.number), _RowCheck())
+        if found.is_mixing is None:
+            with found.turn:  # the other batches of a request wait for the first
+                if found.is_mixing is None:
+                    found.is_mixing = self._bridge.is_mixing(prefix, values)
+        if found.is_mixing:
+            raise UnsafeArtifact(
+                f"the prefix mixes the samples of a batch before cut {cut.number} ({cut.name[:80]}), which may be "
+                "those of several tenants: end the frozen part before the operation that does"
+            )
+
+
 class Prefixes:
     """Prefixes by digest, and engines by digest, name and cut. Safe for threads.
 
@@ -108,6 +162,7 @@ class Prefixes:
         self._making = threading.Lock()
         self._naming = threading.Lock()
         self._pieces: dict[str, Mapping[str, str]] = {}
+        self._rows = RowChecks(bridge) if bridge.checks_rows else None
 
     def __len__(self) -> int:
         return len(self._weights)
@@ -287,8 +342,14 @@ class Prefixes:
         engines: tuple[Engine, ...],
         rows: int,
     ) -> Resident:
-        served = partial(self._weights.served, digest)
-        return Resident(prefix=prefix, references=references, engines=engines, rows=rows, served=served)
+        return Resident(
+            prefix=prefix,
+            references=references,
+            engines=engines,
+            rows=rows,
+            served=partial(self._weights.served, digest),
+            check_rows=None if self._rows is None else partial(self._rows.check, digest, prefix),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)

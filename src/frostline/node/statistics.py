@@ -55,6 +55,7 @@ class Totals:
         runs: runs of the device.
         rows_run: rows of those runs, padding included.
         rows_merged: rows that filled up runs of other requests; without merging there would be more runs.
+        nonfinite: computed rows with Inf or NaN, which are delivered and not cached.
     """
 
     requests: int = 0
@@ -85,6 +86,7 @@ class Totals:
     runs: int = 0
     rows_run: int = 0
     rows_merged: int = 0
+    nonfinite: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

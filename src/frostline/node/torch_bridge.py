@@ -1,14 +1,19 @@
 """Everything that a node needs from torch, imported with the first network: reading and decoding do not need torch."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from frostline.batching import ROWS
 from frostline.core.config import NodeSettings, cache_folder, devices_of
+from frostline.core.errors import ModelError, UnsafeArtifact
 from frostline.engines.machine import is_accelerator
+from frostline.engines.protocols import Arrays
 from frostline.node.trials.queue import EngineMemory, policy_of
 
 if TYPE_CHECKING:
@@ -121,6 +126,28 @@ class TorchBridge:
             tenant=tenant,
             tokenizer=tokenizer_of(body),
         )
+
+    @property
+    def checks_rows(self) -> bool:
+        """Whether prefixes come from strangers, who need not have looked whether theirs mix the rows of a batch."""
+        return self._inspector is not None
+
+    def is_mixing(self, prefix: "Prefix", values: Callable[[Arrays], Sequence[npt.NDArray[np.generic]]]) -> bool:
+        """Whether the rows of a batch change each other's values; see ``models.row_check``.
+
+        Args:
+            prefix: prefix that is run.
+            values: runs it on up to eight rows.
+
+        Raises:
+            UnsafeArtifact: It fails on all rows that are made up for it.
+        """
+        from frostline.models.row_check import is_mixing
+
+        try:
+            return is_mixing(prefix, values)
+        except ModelError as error:
+            raise UnsafeArtifact(str(error)) from error
 
     def references(self, prefix: "Prefix", inspection: "Inspection | None" = None) -> "tuple[TorchEngine, ...]":
         """Make what runs a prefix as the user's own network does, for each device; see ``TorchEngine`` for the errors.

@@ -1,6 +1,7 @@
 """Builds classifiers of transformers, of images, texts or both, from a folder or the hub, out of safetensors."""
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,16 @@ from frostline.training.pretrained import Built, fetching, import_package, no_ba
 from frostline.training.processors import TOKENIZER_FILES, pad_id_of, processor_of, texts_for, tokenizer_in
 from frostline.training.settings import IMAGES, RANDOM, TEXTS
 
-__all__ = ("PairScores", "Scores", "TextScores", "from_hugging_face", "tokenizer_named")
+__all__ = (
+    "PairScores",
+    "Scores",
+    "TextScores",
+    "as_loaded",
+    "as_saved",
+    "config_of",
+    "from_hugging_face",
+    "tokenizer_named",
+)
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _PROCESSOR, _PROCESSORS = "preprocessor_config.json", "processor_config.json"
@@ -79,6 +89,53 @@ class PairScores(Scores):
         inputs = {"pixel_values": pixel_values, "input_ids": input_ids, "attention_mask": attention_mask}
         scores: torch.Tensor = self.classifier(_embeddings(self.network, inputs))
         return scores
+
+
+_INSIDE = "network."
+
+
+def as_saved(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a network, or of a part of it, under the names that transformers reads where it is one of its own.
+
+    Args:
+        model: whole network.
+        tensors: tensors by the names in it.
+    """
+    if not _is_its_own(model):
+        return dict(tensors)
+    return {name.removeprefix(_INSIDE): tensor for name, tensor in tensors.items()}
+
+
+def as_loaded(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inverse of ``as_saved``; names that are the network's own already stay."""
+    if not _is_its_own(model) or tensors.keys() <= model.state_dict().keys():
+        return dict(tensors)
+    return {f"{_INSIDE}{name}": tensor for name, tensor in tensors.items()}
+
+
+def config_of(model: nn.Module, outputs: int, classes: Sequence[str]) -> str | None:
+    """The ``config.json`` with which transformers loads a network of its own; None for every other.
+
+    Args:
+        model: whole network, as it was trained.
+        outputs: number of scores that it gives.
+        classes: names of the classes, in the order of the scores; empty where numbers are learned.
+    """
+    if not _is_its_own(model):
+        return None
+    network: Any = model.network
+    config = copy.deepcopy(network.config)
+    config.num_labels = outputs
+    if len(classes) == outputs:
+        config.id2label = dict(enumerate(classes))
+        config.label2id = {name: number for number, name in enumerate(classes)}
+    config.architectures = [type(network).__name__]
+    return str(config.to_json_string())
+
+
+def _is_its_own(model: nn.Module) -> bool:
+    """Whether a network is one of transformers, with nothing of ours that has tensors around it."""
+    return isinstance(model, Scores) and not isinstance(model, PairScores)
 
 
 def from_hugging_face(

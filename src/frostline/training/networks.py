@@ -23,7 +23,7 @@ from frostline.preprocess import (
     imagenet,
     named_inputs,
 )
-from frostline.training.hugging_face import from_hugging_face, tokenizer_named
+from frostline.training.hugging_face import as_loaded, from_hugging_face, tokenizer_named
 from frostline.training.pretrained import Built, from_timm, from_torchvision, import_package
 from frostline.training.processors import texts_for
 from frostline.training.settings import RANDOM, TEXTS, preprocess_of
@@ -230,7 +230,7 @@ def _from_factory(name: str) -> Built:
 
 
 def _load_weights(model: nn.Module, path: str, inputs: AnyInputs) -> None:
-    tensors = _read_weights(path)
+    tensors = as_loaded(model, _read_weights(path))
     _fit_to_file(model, tensors, inputs)
     expected = model.state_dict()
     missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())

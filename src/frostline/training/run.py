@@ -28,6 +28,7 @@ from frostline.loaders import Loader
 from frostline.models.freezing import layer_of, unfreeze, used_parameters
 from frostline.models.tracing import kept_buffers
 from frostline.planning import ALL_IN_STORE
+from frostline.training.hugging_face import as_saved, config_of
 from frostline.training.loop import Checkpoint, Loop, Thawed
 from frostline.training.lora import check_thawed, merged_state
 from frostline.training.metrics import file_digest
@@ -577,13 +578,22 @@ def _plain_settings(settings: TrainSettings) -> Mapping[str, Any]:
     return {name: value for name, value in named.items() if name not in ("data", "model")}
 
 
+# Without it transformers does not know whose names the tensors have.
+_MADE_BY = {"format": "pt"}
+
+
 def _save(settings: TrainSettings, model: nn.Module, run: _Run, report: Report) -> None:
     # Its plots bring matplotlib, which takes a second to import: not before the first step.
     from frostline.training.report.page import render_page
 
     out, has_adapters = settings.out, settings.job.lora is not None
     assert out is not None, "there is a folder"
-    write_tensors(out / "head.safetensors", run.head.state_dict())
-    write_tensors(out / "model.safetensors", merged_state(model) if has_adapters else model.state_dict())
+    state = merged_state(model) if has_adapters else model.state_dict()
+    write_tensors(out / "head.safetensors", as_saved(model, run.head.state_dict()), _MADE_BY)
+    write_tensors(out / "model.safetensors", as_saved(model, state), _MADE_BY)
+    begun = RunConfig.read(out)
+    config = config_of(model, begun.outputs, begun.classes)
+    if config is not None:
+        write_text(out / "config.json", config)
     write_text(out / "report.json", json.dumps(report.to_json(), indent=2) + "\n")
     write_text(out / "report.html", render_page(report, run.pictures(report)))

@@ -1,6 +1,6 @@
-"""The config of a run, as ``config.json`` in its folder, written as all its files are: whole or not at all.
+"""The config of a run, as ``frostline.json`` in its folder, written as all its files are: whole or not at all.
 
-The config of a run: its options by name, and digests of what it began with, as ``config.json`` in its folder.
+The config of a run: its options by name, and digests of what it began with. ``config.json`` is transformers' name.
 
 Writes a run's files whole or not at all: a reader never meets half a file, and a full disk leaves nothing behind.
 """
@@ -143,7 +143,7 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-_FILE = "config.json"
+_FILE = "frostline.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

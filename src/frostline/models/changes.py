@@ -1,0 +1,390 @@
+"""Notices what a user changes of a network after its frozen part was cut: weights, modes, what is trained, modules.
+
+A job's features are those of the network as it was when it was cut. Before each pass, and cheaply at each step, the
+network is looked at; the first thing that is another one now is named in one sentence. Where only a version or an
+object is another one, values are compared, so that the same weights loaded again are no change.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from frostline.core.errors import ModelError, NetworkChanged
+from frostline.engines.measure import version_of
+from frostline.models.frozen import FrozenPart, minds_its_mode
+from frostline.models.modules import is_split
+
+__all__ = ("FrozenWatch", "RefreshesItself", "checksum", "quick_sum", "require_whole", "take_over")
+
+_REMEDY = (
+    "the job's features are those of the network as it was: call job.refreeze() to go on with the network as it is "
+    "now, or make another job with offload"
+)
+_EVAL = "put it back into eval mode (job.head.train() leaves frozen layers as they are), or call job.refreeze()"
+_TABLES = ("_parameters", "_buffers")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+# Modules whose hooks note what layers give and change nothing; transformers puts its own there at the first forward.
+_RECORDING = ("transformers.utils.output_capturing",)
+# A tenth of a second of one core, before each pass; of larger networks evenly spaced rows are read, of all tensors.
+_READ_BYTES = 1 << 30
+# A prime number of words, so that what moves by a power of two falls into another column.
+_ROW_WORDS = 1021
+# In eval mode these change nothing; Lightning's callbacks set the second one of what they freeze.
+_IDLE = ("momentum", "track_running_stats", "training")
+_PLAIN = (bool, int, float, str, type(None), tuple)
+
+
+@runtime_checkable
+class RefreshesItself(Protocol):
+    """A head that can take up modules of its network that were replaced."""
+
+    def refresh(self) -> None:
+        """Take up the network's modules as they are now."""
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """CRC-32 of a tensor's values in the order of its dimensions, whatever its device and its strides are.
+
+    Args:
+        tensor: any dense one.
+    """
+    return zlib.crc32(_memory(tensor).data)
+
+
+def quick_sum(tensor: torch.Tensor, *, every: int = 1) -> int:
+    """A checksum of the same that is five times as quick, and sees any change but one made to deceive it.
+
+    The memory is read as rows of words, which are summed column by column.
+
+    Args:
+        tensor: any dense one.
+        every: read one of so many rows, the first among them, and what fills no row.
+    """
+    memory = _memory(tensor)
+    if tensor.dtype == torch.float64:  # the signs of two words of a column would cancel each other
+        return zlib.crc32(memory.data)
+    rows = len(memory) // (8 * _ROW_WORDS)
+    whole, rest = np.split(memory, [rows * 8 * _ROW_WORDS])
+    sums = whole.view(np.uint64).reshape(rows, _ROW_WORDS)[::every].sum(axis=0)
+    return zlib.crc32(rest.data, zlib.crc32(sums.data))
+
+
+def _memory(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu().reshape(-1)
+    found: npt.NDArray[np.uint8] = dense.view(torch.uint8).numpy()
+    return found
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Seen:
+    """A tensor of the frozen part, as it was seen last.
+
+    Attributes:
+        kind: parameter, buffer or tensor.
+        path: path in the network.
+        table: dictionary of its module in which it stands under ``name``.
+        name: name in the table.
+        tensor: the tensor.
+        version: count of writes to it by then; 0 in inference mode, where nobody counts.
+        about: dtype and shape.
+        content: checksum of all values.
+        sample: quick sum of those values that are read before each pass.
+    """
+
+    kind: str
+    path: str
+    table: Mapping[str, Any]
+    name: str
+    tensor: torch.Tensor
+    version: int
+    about: tuple[torch.dtype, torch.Size]
+    content: int
+    sample: int
+
+    @property
+    def here(self) -> torch.Tensor | None:
+        """The tensor that stands in its place now."""
+        found = self.table.get(self.name)
+        return found if isinstance(found, torch.Tensor) else None
+
+
+def _about(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
+    return tensor.dtype, tensor.shape
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    """Whether its values lie in memory as numbers; those of other layouts and wrappers are known by their version."""
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer)
+    return is_plain and tensor.layout == torch.strided and tensor.device.type != "meta" and not tensor.is_quantized
+
+
+def _read(tensor: torch.Tensor) -> int:
+    return checksum(tensor) if _is_readable(tensor) else 0
+
+
+def _read_quickly(tensor: torch.Tensor, every: int) -> int:
+    return quick_sum(tensor, every=every) if _is_readable(tensor) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Module:
+    """A module of the frozen part, as it was.
+
+    Attributes:
+        path: path in the network.
+        module: the module.
+        hooks: identities of what runs around its forward, the forward itself and its class among them.
+        settings: attributes that are plain values, of modules of torch.
+        minds_mode: its output depends on whether it is in train mode.
+    """
+
+    path: str
+    module: nn.Module
+    hooks: tuple[int, ...]
+    settings: Mapping[str, Any]
+    minds_mode: bool
+
+    @classmethod
+    def of(cls, path: str, module: nn.Module) -> "_Module":
+        return cls(
+            path=path,
+            module=module,
+            hooks=_hooks(module),
+            settings=_settings(module),
+            minds_mode=not module.training and (minds_its_mode(module) or _asks_for_its_mode(module)),
+        )
+
+    def change(self, *, minds_modes: bool) -> str | None:
+        """What is another than it was, and what to do; None where nothing is."""
+        name = f"module {self.path!r}"
+        if minds_modes and self.minds_mode and self.module.training:
+            return f"{type(self.module).__name__} {self.path!r} is frozen and was put into train mode: {_EVAL}"
+        if _hooks(self.module) != self.hooks:
+            return f"{name} is frozen, and its forward or a hook of it was changed since the job was made: {_REMEDY}"
+        now = _settings(self.module)
+        changed = next((key for key in {**self.settings, **now} if now.get(key) != self.settings.get(key)), None)
+        if changed is not None:
+            return f"{name} is frozen, and its {changed} was changed since the job was made: {_REMEDY}"
+        return None
+
+
+def _hooks(module: nn.Module) -> tuple[int, ...]:
+    own = vars(module)
+    hooks = (hook for name in _HOOKS for hook in own[name].values())
+    around = [id(hook) for hook in hooks if getattr(hook, "__module__", "") not in _RECORDING]
+    return (id(type(module)), id(own.get("forward")), *around)
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """The plain attributes of one of torch's own modules, which says by them what it computes."""
+    if not type(module).__module__.startswith("torch.nn."):
+        return {}
+    own = vars(module).items()
+    return {name: value for name, value in own if isinstance(value, _PLAIN) and name[0] != "_" and name not in _IDLE}
+
+
+def _asks_for_its_mode(module: nn.Module) -> bool:
+    """Whether a module that is not torch's and has no parameters, such as stochastic depth, looks at its mode."""
+    if type(module).__module__.startswith("torch.nn.") or next(module.parameters(), None) is not None:
+        return False
+    code = getattr(type(module).forward, "__code__", None)
+    return next(module.children(), None) is None and (code is None or "training" in code.co_names)
+
+
+class FrozenWatch:
+    """What a network's frozen part was made of, and whether the network is still that. For one thread at a time.
+
+    Args:
+        model: the network.
+        part: its frozen part; None where it could not be cut, and there is nothing but its head.
+        head: the trainable rest.
+        minds_modes: frozen modules must stay in eval mode; else they run so whatever their mode is.
+    """
+
+    def __init__(self, model: nn.Module, part: FrozenPart | None, head: nn.Module, *, minds_modes: bool) -> None:
+        self._model = model
+        self._head = head
+        self._minds_modes = minds_modes
+        self._is_retired = False
+        self._tree = _tree(model)
+        inside = set() if part is None else part.modules
+        self._modules = [_Module.of(path, module) for path, module in self._tree.items() if path in inside]
+        tensors = [] if part is None else list(_tensors(model, part.tensors, self._modules))
+        self._every = -(-sum(tensor.nbytes for *_, tensor in tensors) // _READ_BYTES) or 1
+        self._seen = [self._see(*found) for found in tensors]
+        own = {id(seen.tensor) for seen in self._seen}
+        self._others = [
+            (path, parameter)
+            for path, parameter in model.named_parameters()
+            if not parameter.requires_grad and id(parameter) not in own
+        ]
+        self._quick = self._counted()
+
+    def retire(self) -> None:
+        """Have the steps of passes that are under way end, since the frozen part is made anew."""
+        self._is_retired = True
+
+    def step(self) -> None:
+        """Look at what costs next to nothing: objects, versions, and what requires gradients.
+
+        Raises:
+            NetworkChanged: The frozen part is another one, or was made anew.
+        """
+        if self._is_retired:
+            raise NetworkChanged("job.refreeze() was called in the middle of a pass: begin another pass behind it")
+        for table, name, tensor, version in self._quick:
+            if table.get(name) is not tensor or tensor._version != version or tensor.requires_grad:  # noqa: SLF001
+                self._look_at_all()
+                return
+
+    def begin(self) -> None:
+        """Look at everything, values among it, as before a pass.
+
+        Raises:
+            NetworkChanged: The frozen part is another one, or a module of the head was replaced.
+        """
+        self._look_at_tree()
+        for module in self._modules:
+            _refuse(module.change(minds_modes=self._minds_modes))
+        self._look_at_all()
+        for seen in self._seen:
+            if _about(seen.tensor) != seen.about or _read_quickly(seen.tensor, self._every) != seen.sample:
+                raise _changed(seen, "was changed in place since the job was made")
+        for path, parameter in self._others:
+            if parameter.requires_grad:
+                raise NetworkChanged(f"parameter {path!r} is trained now: {_REMEDY}")
+
+    def _see(self, kind: str, path: str, table: Mapping[str, Any], name: str, tensor: torch.Tensor) -> _Seen:
+        return _Seen(
+            kind=kind,
+            path=path,
+            table=table,
+            name=name,
+            tensor=tensor,
+            version=version_of(tensor),
+            about=_about(tensor),
+            content=_read(tensor),
+            sample=_read_quickly(tensor, self._every),
+        )
+
+    def _counted(self) -> list[tuple[Mapping[str, Any], str, torch.Tensor, int]]:
+        counted = (seen for seen in self._seen if not seen.tensor.is_inference())
+        return [(seen.table, seen.name, seen.tensor, seen.version) for seen in counted]
+
+    def _look_at_all(self) -> None:
+        for seen in self._seen:
+            _look_at(seen)
+        self._quick = self._counted()
+
+    def _look_at_tree(self) -> None:
+        now = _tree(self._model)
+        if now.keys() == self._tree.keys() and all(now[path] is module for path, module in self._tree.items()):
+            return
+        paths = [path for path in {**self._tree, **now} if now.get(path) is not self._tree.get(path)]
+        frozen = {module.path for module in self._modules}
+        touched = next((path for path in paths if any(_is_around(path, other) for other in frozen)), None)
+        if touched is None and isinstance(self._head, RefreshesItself):
+            self._head.refresh()
+            self._tree = now
+            return
+        path = paths[0] if touched is None else touched
+        done = "replaced" if path in now and path in self._tree else "added" if path in now else "removed"
+        raise NetworkChanged(f"module {path!r} was {done} since the job was made: {_REMEDY}")
+
+
+def _tree(model: nn.Module) -> dict[str, nn.Module]:
+    return {path: module for path, module in model.named_modules(remove_duplicate=False) if path}
+
+
+def _is_around(path: str, other: str) -> bool:
+    """Whether one of two paths is that of the other module or of one around it."""
+    return f"{other}.".startswith(f"{path}.") or f"{path}.".startswith(f"{other}.")
+
+
+def _tensors(
+    model: nn.Module, paths: Iterable[str], modules: Sequence[_Module]
+) -> Iterator[tuple[str, str, Mapping[str, Any], str, torch.Tensor]]:
+    """Kind, path, table, name and tensor of all that frozen modules compute with."""
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    places = {name: place for place, (name, _) in enumerate(named)}
+    for path in sorted(paths, key=lambda path: places.get(path, -1)):
+        owner, _, name = path.rpartition(".")
+        own = vars(model.get_submodule(owner))
+        for kind, table in zip(("parameter", "buffer"), (own[key] for key in _TABLES), strict=True):
+            if isinstance(tensor := table.get(name), torch.Tensor):
+                yield kind, path, table, name, tensor
+    for module in modules:
+        own = vars(module.module)
+        # Tensors that a module keeps as plain attributes; a trace has them as constants.
+        yield from (
+            ("tensor", f"{module.path}.{name}", own, name, value)
+            for name, value in own.items()
+            if isinstance(value, torch.Tensor) and not value.requires_grad
+        )
+
+
+def _look_at(seen: _Seen) -> None:
+    """See a tensor again, where no value of it changed.
+
+    Raises:
+        NetworkChanged: It is gone, trained, or has other values.
+    """
+    here = seen.here
+    if here is None:
+        raise _changed(seen, "is no longer there")
+    if here.requires_grad:
+        raise _changed(seen, "is trained now")
+    version = version_of(here)
+    has_kind = _about(here) == seen.about
+    if here is seen.tensor and version == seen.version and has_kind:
+        return
+    is_same = has_kind and _is_readable(here) and _read(here) == seen.content
+    if not is_same:
+        done = "was changed in place" if here is seen.tensor else "was replaced"
+        raise _changed(seen, f"{done} since the job was made")
+    seen.tensor, seen.version = here, version
+
+
+def _changed(seen: _Seen, done: str) -> NetworkChanged:
+    return NetworkChanged(f"{seen.kind} {seen.path!r} {done}: {_REMEDY}")
+
+
+def _refuse(reason: str | None) -> None:
+    if reason is not None:
+        raise NetworkChanged(reason)
+
+
+_KEPT = ("training", "_backward_pre_hooks", "_backward_hooks", *_HOOKS)
+
+
+def require_whole(head: nn.Module) -> None:
+    """Do nothing if a head can become another one.
+
+    Raises:
+        ModelError: Its parameters are split over processes.
+    """
+    if is_split(head):
+        raise ModelError(
+            "fully_shard has split the head's parameters over processes, and another frost line has other parameters: "
+            "make another job with offload, and then call fully_shard(job.head)"
+        )
+
+
+def take_over(head: nn.Module, other: nn.Module) -> None:
+    """Let a head become another one, so that whoever holds it has that; its mode and its hooks stay.
+
+    Args:
+        head: head that loops, optimisers and trainers hold.
+        other: head of the same network with another frost line; not to be used afterwards.
+    """
+    own: MutableMapping[str, Any] = vars(head)
+    kept = {name: own[name] for name in _KEPT}
+    head.__class__ = type(other)
+    own.clear()
+    own.update({**vars(other), **kept})

@@ -1,0 +1,679 @@
+"""Runs a network's own forward from the frost line on: what lies before it is skipped, or runs on shapes alone.
+
+Where tensors at the frost line come from is found out by their values: the network runs once on a few rows, and each
+operation's result is compared with what the frozen part gives. Later runs count operations up to those, and put
+activations in their places.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from frostline.core import TensorSpec
+from frostline.core.errors import ModelError
+from frostline.engines.machine import computing
+from frostline.engines.measure import version_of
+from frostline.models.tracing import fed_specs
+
+__all__ = (
+    "SkipPlan",
+    "plan_of",
+    "run_behind",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placement:
+    """Where a tensor at the frost line takes the place of what the network's own code makes.
+
+    Attributes:
+        operation: number of operations on absent tensors before the one that makes it; below 0 for the inputs.
+        result: which of the operation's results it is.
+        name: the operation.
+        tensor: which of the tensors that cross the frost line.
+        order: dimensions of the network's tensor, from the outermost in memory to the innermost.
+    """
+
+    operation: int
+    result: int
+    name: str
+    tensor: int
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Absence:
+    """What is known of a tensor that is not computed.
+
+    Attributes:
+        shape: size of each dimension without rows, and its growth with each row.
+        order: dimensions from the outermost in memory to the innermost.
+        dtype: type of its numbers.
+    """
+
+    shape: tuple[tuple[int, int], ...]
+    order: tuple[int, ...]
+    dtype: torch.dtype
+
+    def of(self, rows: int) -> torch.Tensor:
+        """The shape alone, for so many rows."""
+        sizes = [fixed + rows * grows for fixed, grows in self.shape]
+        laid = torch.empty([sizes[dim] for dim in self.order], dtype=self.dtype, device="meta")
+        return laid.permute(_inverse(self.order))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Crossing:
+    """A tensor at the frost line that a skipped call gives.
+
+    Attributes:
+        placement: where it comes from.
+        shape: its shape, a sample.
+    """
+
+    placement: _Placement
+    shape: tuple[int, ...]
+
+    def of(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The activation in its place."""
+        feature = features[self.placement.tensor]
+        laid = _laid(feature, (len(feature), *self.shape), self.placement.order)
+        if laid is None:
+            raise ModelError(f"activations of shape {list(feature.shape)} are not those at the frost line")
+        return laid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SkippedCall:
+    """One call of a module that nothing behind the frost line needs.
+
+    Attributes:
+        path: path of the module.
+        call: number of its calls before this one.
+        starts: number of operations on absent tensors before it.
+        ends: number of those when it is done.
+        gives: result of the call, with an ``_Absence`` or a ``_Crossing`` in the place of each tensor.
+    """
+
+    path: str
+    call: int
+    starts: int
+    ends: int
+    gives: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipPlan:
+    """What of a network's own forward is skipped, and where activations come in; data alone.
+
+    Attributes:
+        placements: where activations come in, in order.
+        skipped: calls that are skipped, in order.
+        idle: paths of the modules that run before the frost line alone.
+    """
+
+    placements: tuple[_Placement, ...]
+    skipped: tuple[_SkippedCall, ...] = ()
+    idle: frozenset[str] = frozenset()
+
+
+class _Absent(torch.Tensor):
+    """A tensor of which only the shape is there; while a plan is made, it has values that the network may not see."""
+
+    known: torch.Tensor
+    run: "_Run"
+
+    @staticmethod
+    def __new__(cls: type["_Absent"], inner: torch.Tensor, run: "_Run") -> "_Absent":
+        made: _Absent = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
+            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=run.device
+        )
+        made.known, made.run = inner, run
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found: list[_Absent] = []
+        _each((args, kwargs), found.append)
+        return found[0].run.operate(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        raise ModelError(_asked(getattr(func, "__name__", str(func))))
+
+
+def _asked(name: str) -> str:
+    return f"the network asks for values ({name}) that were skipped: they are not delivered"
+
+
+def _each(value: Any, tell: Callable[["_Absent"], None]) -> None:
+    """Tell of all absent tensors in an operation's arguments."""
+    if isinstance(value, _Absent):
+        tell(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _each(item, tell)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _each(item, tell)
+
+
+def _replaced(value: Any, other: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """An operation's arguments with other tensors."""
+    if isinstance(value, torch.Tensor):
+        return other(value)
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(item, other) for item in value)
+    if type(value) is dict:
+        return {name: _replaced(item, other) for name, item in value.items()}
+    return value
+
+
+_ABOUT = frozenset(
+    (
+        *("shape", "size", "dim", "ndim", "dim_order", "dtype", "layout", "numel", "nelement", "stride", "itemsize"),
+        *("is_contiguous", "is_floating_point", "is_complex", "is_signed", "requires_grad", "element_size", "nbytes"),
+        *("is_sparse", "is_quantized", "is_mkldnn", "is_nested", "is_inference", "is_leaf", "grad_fn", "grad"),
+        *("_version", "storage_offset", "names", "has_names", "__len__", "__hash__", "__repr__", "__format__"),
+    )
+)
+"""What may be asked of a tensor that is not there, by the names of functions, methods and attributes."""
+_WHERE = frozenset(("device", "is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu", "get_device", "type"))
+"""What may be asked of the device that it would be on."""
+_MADE_LIKE = frozenset(
+    (
+        *("zeros_like", "ones_like", "full_like", "empty_like"),
+        *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"),
+    )
+)
+"""What makes a tensor of the same kind, whose values are its own."""
+_WRITING = frozenset({"__setitem__", "copy_", "set_", "__iadd__", "__isub__", "__imul__", "__itruediv__"})
+
+
+class _Run:
+    """One pass of the network's own forward, with absent tensors in it.
+
+    Args:
+        device: where the tensors would be.
+        rows: size of the batch.
+        is_real: whether absent tensors have values, as while a plan is made.
+        placed: gives the tensor that takes a result's place, where one does.
+        last: number of operations behind which nothing is absent; None where that is not known yet.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        rows: int,
+        placed: Callable[[int, int, str, torch.Tensor], torch.Tensor | None],
+        *,
+        is_real: bool = False,
+        last: int | None = None,
+    ) -> None:
+        self.device = device
+        self.rows = rows
+        self.count = 0
+        self._is_real = is_real
+        self._placed = placed
+        self._last = last
+
+    def given(self, place: int, inner: torch.Tensor) -> torch.Tensor:
+        """An input of the network."""
+        return self._made(place - _INPUTS, 0, "input", inner)
+
+    def absent(self, inner: torch.Tensor) -> torch.Tensor:
+        return _Absent(inner, self)
+
+    def operate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation of which some tensors are absent gives."""
+        name = _name_of(func)
+        if name in _ABOUT:
+            return func(*_replaced(args, _bare), **kwargs)
+        if name in _WHERE:
+            return func(*_replaced(args, self._there), **kwargs)
+        if self._last is not None and self.count > self._last:
+            raise ModelError(_asked(name))
+        place, self.count = self.count, self.count + 1
+        if name in _MADE_LIKE:
+            return func(*_replaced(args, self._there_shaped), **_replaced(kwargs, self._there_shaped))
+        output = self._computed(func, name, args, kwargs)
+        taken: list[_Absent] = []
+        _each((args, kwargs), taken.append)
+        owners = {id(absent.known): absent for absent in taken}
+        leaves, structure = tree_flatten(output)
+        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves) and output is not None:
+            raise ModelError(_asked(name))
+        wrapped = [self._wrapped(place, number, name, leaf, owners) for number, leaf in enumerate(leaves)]
+        return tree_unflatten(wrapped, structure)
+
+    def _computed(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target = kwargs.get("out", args[0] if args else None)
+        if (name in _WRITING or "out" in kwargs or _is_in_place(name)) and not isinstance(target, _Absent):
+            raise ModelError(f"the network writes values ({name}) that were skipped into a tensor of its own")
+        if self._is_real:
+            return func(*_replaced(args, _bare), **_replaced(kwargs, _bare))
+        if name in ("to", "cuda", "cpu"):
+            args, kwargs = _staying(name, args, kwargs)
+        try:
+            return func(*_replaced(args, _shape_of), **_replaced(kwargs, _shape_of))
+        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelError(f"{_asked(name)} ({str(error).partition(chr(10))[0]})") from error
+
+    def _wrapped(self, place: int, number: int, name: str, leaf: Any, owners: Mapping[int, _Absent]) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        placed = self._placed(place, number, name, leaf)
+        if placed is not None:
+            return placed
+        return owners[id(leaf)] if id(leaf) in owners else self.absent(leaf)
+
+    def _made(self, place: int, number: int, name: str, inner: torch.Tensor) -> torch.Tensor:
+        placed = self._placed(place, number, name, inner)
+        return self.absent(inner) if placed is None else placed
+
+    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, _Absent):
+            return tensor
+        return torch.empty((0,), dtype=tensor.known.dtype, device=self.device)
+
+    def _there_shaped(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, _Absent):
+            return tensor
+        return torch.empty((), dtype=tensor.known.dtype, device=self.device).expand(tensor.known.shape)
+
+
+_INPUTS = 1 << 20  # inputs are told from operations by numbers below zero
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    """The name of a function or method, or of the attribute that is read."""
+    name = getattr(func, "__name__", str(func))
+    return getattr(func.__self__, "__name__", name) if name == "__get__" else name  # type: ignore[attr-defined]
+
+
+def _is_in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name[3:4] not in "n")
+
+
+def _bare(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.known if isinstance(tensor, _Absent) else tensor
+
+
+def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.known if isinstance(tensor, _Absent) else torch.empty_like(tensor, device="meta")
+
+
+def _staying(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of ``Tensor.to`` and its like without a device: what is absent moves nowhere."""
+    kept = [arg for arg in args[1:] if (name == "to" and not isinstance(arg, str | torch.device | int)) or arg is True]
+    kwargs = {key: value for key, value in kwargs.items() if key != "device"} if name == "to" else {}
+    return (args[0], *(kept or ([] if kwargs else [args[0].known.dtype]))), kwargs
+
+
+def _order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions from the outermost in memory to the innermost."""
+    strides = tensor.stride()
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True)):
+        return tuple(range(tensor.dim()))
+    return tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
+
+
+def _inverse(order: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _laid(feature: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> torch.Tensor | None:
+    """A copy of an activation in the shape and memory order of the network's own tensor; None where it does not fit.
+
+    What crosses is contiguous: it shows the network's tensor in the order of its memory, or in that of its dimensions.
+    """
+    across = [shape[dim] for dim in order]
+    if tuple(order) != tuple(range(len(order))) and order[0] == 0 and list(feature.shape) == across:
+        return feature.clone(memory_format=torch.contiguous_format).permute(_inverse(order))
+    if feature.numel() != torch.Size(shape).numel() or feature.shape[:1] != torch.Size(shape)[:1]:
+        return None
+    own = feature.reshape(tuple(shape))
+    return own.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(_inverse(order))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """A call of a module while a plan is made."""
+
+    path: str
+    call: int
+    starts: int
+    parent: "_Call | None"
+    ends: int = -1
+    leaves: list[Any] = field(default_factory=list)
+    structure: TreeSpec | None = None
+
+
+@contextmanager
+def _forwards(modules: Mapping[str, nn.Module], forward: Callable[..., Callable[..., Any]]) -> Iterator[None]:
+    """Give modules other forwards for a while; their hooks and attributes stay.
+
+    Args:
+        modules: modules by their paths.
+        forward: makes the other forward, of the path and the own one.
+    """
+    with ExitStack() as stack:
+        for path, module in modules.items():
+            own = vars(module)
+            if "forward" in own:
+                stack.callback(own.__setitem__, "forward", own["forward"])
+            else:
+                stack.callback(own.pop, "forward", None)
+            own["forward"] = forward(path, module.forward)
+        yield
+
+
+class _Recorder:
+    """Notes the calls of modules, in order."""
+
+    def __init__(self, run: _Run) -> None:
+        self.calls: list[_Call] = []
+        self._run = run
+        self._open: list[_Call] = []
+        self._counts: dict[str, int] = {}
+
+    def forward(self, path: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            parent = self._open[-1] if self._open else None
+            number = self._counts.get(path, 0)
+            self._counts[path] = number + 1
+            call = _Call(path=path, call=number, starts=self._run.count, parent=parent)
+            self.calls.append(call)
+            self._open.append(call)
+            output = own(*args, **kwargs)
+            self._open.pop()
+            call.ends = self._run.count
+            call.leaves, call.structure = tree_flatten(output)
+            return output
+
+        return forward
+
+
+class _Reached(BaseException):
+    """The last activation has come in; no error, so that no network's own code takes it for one."""
+
+
+def plan_of(
+    model: nn.Module, inputs: Sequence[TensorSpec], batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]
+) -> SkipPlan | None:
+    """Find out where the tensors at the frost line come from, and what need not run before it.
+
+    It is the caller who sets modes, and puts buffers back.
+
+    Args:
+        model: the user's network.
+        inputs: specifications of its inputs.
+        batch: a few rows, as the network takes them.
+        features: tensors that its frozen part gives for them.
+
+    Returns:
+        None where the network's code does not make such tensors, or looks at values before the frost line.
+
+    Raises:
+        Exception: Whatever the network raises.
+    """
+    found: list[tuple[_Placement, torch.Tensor]] = []
+    run = _Run(batch[0].device, len(batch[0]), partial(_recognised, features, found), is_real=True)
+    calls = _recorded(model, run, [run.given(place, tensor.clone()) for place, tensor in enumerate(batch)])
+    if not found:
+        return None
+    plan = SkipPlan(placements=tuple(placement for placement, _ in found))
+    others = _calls_on(model, plan, inputs, features, len(batch[0]) + 1)
+    placed = {id(value): placement for placement, value in found}
+    skipped = tuple(_skippable(model, calls, others, plan, placed))
+    return replace(plan, skipped=skipped, idle=_idle(model, calls, placed))
+
+
+def _recognised(
+    features: Sequence[torch.Tensor],
+    found: list[tuple[_Placement, torch.Tensor]],
+    place: int,
+    number: int,
+    name: str,
+    value: torch.Tensor,
+) -> torch.Tensor | None:
+    """The value itself, where it is one of those at the frost line."""
+    if name in _MADE_LIKE or value.dim() == 0 or type(value) is not torch.Tensor:
+        return None
+    order = _order(value)
+    for tensor, feature in enumerate(features):
+        if feature.dtype == value.dtype and feature.numel() == value.numel():
+            laid = _laid(feature, value.shape, order)
+            if laid is not None and _is_close(laid, value):
+                placement = _Placement(operation=place, result=number, name=name, tensor=tensor, order=order)
+                found.append((placement, value.clone()))
+                return found[-1][1]
+    return None
+
+
+_ERROR = 1e-5  # of values that two kernels of torch give for the same; others differ by much more
+
+
+def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    if not one.is_floating_point():
+        return False
+    off, size = (one - other).float().norm(), other.float().norm()
+    return bool(off <= _ERROR * size)
+
+
+def _recorded(model: nn.Module, run: _Run, inputs: Sequence[torch.Tensor]) -> list[_Call]:
+    recorder = _Recorder(run)
+    modules = {path: module for path, module in model.named_modules() if path}
+    with torch.no_grad(), computing(), _forwards(modules, recorder.forward), suppress(_Reached):
+        model(*inputs)
+    return recorder.calls
+
+
+def _calls_on(
+    model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], features: Sequence[torch.Tensor], rows: int
+) -> list[_Call]:
+    """The calls of modules up to the frost line on another number of rows, of which there are only the shapes."""
+    last = plan.placements[-1]
+    some = [torch.cat([feature, feature[:1]])[:rows] for feature in features]
+    given = _placing(plan, some)
+
+    def placed(place: int, number: int, name: str, value: torch.Tensor) -> torch.Tensor | None:
+        tensor = given(place, number, name, value)
+        if (place, number) == (last.operation, last.result):
+            raise _Reached
+        return tensor
+
+    run = _Run(features[0].device, rows, placed)
+    if last.operation < 0:
+        return []
+    shapes = fed_specs(model, inputs)
+    return _recorded(model, run, [run.given(place, _meta(spec, rows)) for place, spec in enumerate(shapes)])
+
+
+def _meta(spec: TensorSpec, rows: int) -> torch.Tensor:
+    return torch.empty((rows, *spec.shape), dtype=getattr(torch, spec.dtype), device="meta")
+
+
+def _placing(
+    plan: SkipPlan, features: Sequence[torch.Tensor]
+) -> Callable[[int, int, str, torch.Tensor], torch.Tensor | None]:
+    """Puts activations in the places of what the network's code would make."""
+    places = {(placement.operation, placement.result): placement for placement in plan.placements}
+
+    def placed(place: int, number: int, name: str, value: torch.Tensor) -> torch.Tensor | None:
+        placement = places.get((place, number))
+        if placement is None:
+            return None
+        laid = None
+        if placement.name == name and value.dim() == len(placement.order):
+            laid = _laid(features[placement.tensor], value.shape, placement.order)
+        if laid is None:
+            raise ModelError(
+                f"the network computes {name} of shape {list(value.shape)} where it computed {placement.name} at the "
+                "frost line when it was cut: its code before the frost line has changed; make the job again"
+            )
+        return laid
+
+    return placed
+
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _skippable(
+    model: nn.Module, calls: Sequence[_Call], others: Sequence[_Call], plan: SkipPlan, placed: Mapping[int, _Placement]
+) -> Iterator[_SkippedCall]:
+    """The outermost calls that may be skipped."""
+    alike = {(call.path, call.call): call for call in others}
+    taken: list[int] = []
+    for call in calls:
+        if _is_within(call, taken) or call.structure is None or call.ends <= call.starts:
+            continue
+        if any(parameter.requires_grad for parameter in model.get_submodule(call.path).parameters()):
+            continue
+        other = alike.get((call.path, call.call))
+        leaves = _crossing(call, plan, placed) if _is_at_line(call, plan, placed) else _absences(call, other, plan)
+        if leaves is not None:
+            taken.append(id(call))
+            gives = tree_unflatten(leaves, call.structure)
+            yield _SkippedCall(path=call.path, call=call.call, starts=call.starts, ends=call.ends, gives=gives)
+
+
+def _is_within(call: _Call, taken: Sequence[int]) -> bool:
+    parent = call.parent
+    while parent is not None:
+        if id(parent) in taken:
+            return True
+        parent = parent.parent
+    return False
+
+
+def _is_at_line(call: _Call, plan: SkipPlan, placed: Mapping[int, _Placement]) -> bool:
+    """Whether a call gives tensors at the frost line as they came in, and all that came in within it."""
+    inside = {placement for placement in plan.placements if call.starts <= placement.operation < call.ends}
+    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
+    given = {placed.get(id(tensor)) for tensor in tensors if version_of(tensor) == 0}
+    return bool(inside) and len(tensors) == len(inside) and given == inside
+
+
+def _crossing(call: _Call, plan: SkipPlan, placed: Mapping[int, _Placement]) -> list[Any] | None:
+    """The leaves of what such a call gives; None where they are of an unknown kind."""
+    found = [
+        _Crossing(placement=placed[id(leaf)], shape=tuple(leaf.shape[1:])) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in call.leaves
+    ]
+    is_over = call.ends <= plan.placements[-1].operation + 1
+    return found if is_over and all(isinstance(leaf, _Crossing) or type(leaf) in _PLAIN for leaf in found) else None
+
+
+def _absences(call: _Call, other: _Call | None, plan: SkipPlan) -> list[Any] | None:
+    """The leaves of what a call gives of which nothing is there, from its like on one more row; None where some is."""
+    if other is None or (call.starts, call.ends) != (other.starts, other.ends) or call.structure != other.structure:
+        return None
+    if not _is_idle(call, plan):
+        return None
+    return [_absence(*pair) for pair in zip(call.leaves, other.leaves, strict=True)]
+
+
+def _is_idle(call: _Call, plan: SkipPlan) -> bool:
+    """Whether a call ended before the frost line, and gave nothing that is there."""
+    if call.ends < 0 or call.ends > plan.placements[-1].operation:
+        return False
+    if any(call.starts <= placement.operation < call.ends for placement in plan.placements):
+        return False
+    kinds = [isinstance(leaf, _Absent) or type(leaf) in _PLAIN for leaf in call.leaves]
+    return all(kinds) and any(isinstance(leaf, _Absent) for leaf in call.leaves)
+
+
+def _idle(model: nn.Module, calls: Sequence[_Call], placed: Collection[int]) -> frozenset[str]:
+    """Paths of the modules that give nothing but what is absent or crosses the frost line, in all their calls."""
+    busy = {call.path for call in calls if not _gives_nothing(call, placed)}
+    frozen = {
+        path
+        for path in {call.path for call in calls} - busy
+        if not any(parameter.requires_grad for parameter in model.get_submodule(path).parameters())
+    }
+    return frozenset(frozen)
+
+
+def _gives_nothing(call: _Call, placed: Collection[int]) -> bool:
+    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
+    return bool(tensors) and all(isinstance(leaf, _Absent) or id(leaf) in placed for leaf in tensors)
+
+
+def _absence(leaf: Any, other: Any) -> Any:
+    """A leaf of what a skipped call returns, from what it was on a few rows and on one more."""
+    if not isinstance(leaf, _Absent):
+        return leaf
+    rows = leaf.run.rows
+    pairs = zip(leaf.known.shape, other.known.shape, strict=True)
+    shape = tuple((size - (more - size) * rows, more - size) for size, more in pairs)
+    return _Absence(shape=shape, order=_order(leaf.known), dtype=leaf.known.dtype)
+
+
+def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], features: Sequence[torch.Tensor]) -> Any:
+    """What the network's own forward returns for activations at the frost line, which stay as they are.
+
+    Args:
+        model: the user's network.
+        plan: calls that are skipped, and where activations come in.
+        inputs: specifications of its inputs.
+        features: tensors that cross the frost line, of ``[batch, ...]`` each.
+
+    Raises:
+        ModelError: The network asks for something that was skipped, or its code before the frost line has changed.
+        Exception: Whatever the network raises.
+    """
+    rows = len(features[0])
+    run = _Run(features[0].device, rows, _placing(plan, features), last=max(-1, plan.placements[-1].operation))
+    skipper = _Skipper(run, plan, features)
+    modules = {path: model.get_submodule(path) for path in skipper.paths}
+    with computing(), _forwards(modules, skipper.forward):
+        given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(fed_specs(model, inputs))]
+        output = model(*given)
+    if any(isinstance(leaf, _Absent) for leaf in tree_leaves(output)):
+        raise ModelError(_asked("returned"))
+    return output
+
+
+class _Skipper:
+    """Gives what skipped calls gave, as far as anything is known of it."""
+
+    def __init__(self, run: _Run, plan: SkipPlan, features: Sequence[torch.Tensor]) -> None:
+        self._run = run
+        self._features = features
+        self._counts: dict[str, int] = {}
+        self._skipped = {(call.path, call.call): call for call in plan.skipped}
+        self.paths = list(dict.fromkeys(call.path for call in plan.skipped))
+
+    def forward(self, path: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            number = self._counts.get(path, 0)
+            self._counts[path] = number + 1
+            call = self._skipped.get((path, number))
+            return own(*args, **kwargs) if call is None else self._skip(call)
+
+        return forward
+
+    def _skip(self, call: _SkippedCall) -> Any:
+        if self._run.count != call.starts:
+            raise ModelError(f"the network runs its frozen module {call.path!r} otherwise than when it was cut")
+        self._run.count = call.ends
+        return tree_map(self._leaf, call.gives)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, _Crossing):
+            return leaf.of(self._features)
+        return self._run.absent(leaf.of(self._run.rows)) if isinstance(leaf, _Absence) else leaf

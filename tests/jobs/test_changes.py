@@ -1,0 +1,455 @@
+"""What a user changes of a network after its job was made: told in one sentence, or equal to a plain loop behind it."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import frostline as fl
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import NetworkChanged, SettingError
+from frostline.core.events import SetupWarning
+from frostline.models import freeze
+from frostline.models.changes import checksum, quick_sum
+from frostline.models.modules import unwrapped
+from support import plain
+from support.images import image_folder, tiny_preprocess
+
+SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=3, device_batch=8)
+BATCH = 8
+
+
+class Net(nn.Module):
+    """Three frozen stages with BatchNorm, dropout and a buffer, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2))
+        self.last = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
+        self.fc = nn.Linear(6, 3)
+        self.register_buffer("scale", torch.ones(4, 1, 1))
+
+    def forward(self, pixels):
+        found = self.last(self.body(self.stem(pixels) * self.scale))
+        return self.fc(found.mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=8)
+
+
+def network(until="last"):
+    torch.manual_seed(1)
+    return freeze(Net().train(), until, input_shape=(3, 32, 32))
+
+
+def job_for(folder, model, **options):
+    options = {"settings": SETTINGS, "node": NodeSettings(memory_bytes=1 << 28, device_batch=8), **options}
+    return fl.offload(model, fl.Dataset(folder), preprocess=tiny_preprocess(), **options)
+
+
+def trained(network, parameters, batches):
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    return [plain.step(network, optimizer, inputs, labels) for inputs, labels in batches]
+
+
+def features_of(loader):
+    return ((batch.features, batch.labels) for batch in loader)
+
+
+def pixels_of(folder, epoch=0):
+    return plain.batches(folder, fl.Dataset(folder), tiny_preprocess(), batch_size=BATCH, seed=0, epoch=epoch)
+
+
+def other_state(model, prefix=""):
+    torch.manual_seed(9)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return {name: value for name, value in other.state_dict().items() if name.startswith(prefix)}
+
+
+def pruned(model):
+    from torch.nn.utils import prune
+
+    prune.l1_unstructured(model.stem[0], "weight", amount=0.5)
+
+
+CHANGES = {
+    "unfrozen": (lambda m: m.last.requires_grad_(True), "parameter 'last.0.weight' is trained now"),
+    "bias alone unfrozen": (lambda m: m.stem[0].bias.requires_grad_(True), "parameter 'stem.0.bias' is trained now"),
+    "checkpoint": (
+        lambda m: m.load_state_dict(other_state(m)),
+        "parameter 'stem.0.weight' was changed in place",
+    ),
+    "checkpoint, assigned": (
+        lambda m: m.load_state_dict(other_state(m), assign=True),
+        "parameter 'stem.0.weight' was replaced",
+    ),
+    "behind the back of autograd": (
+        lambda m: m.body[0].weight.data.copy_(torch.ones_like(m.body[0].weight)),
+        "parameter 'body.0.weight' was changed in place",
+    ),
+    "one element": (
+        lambda m: m.body[0].bias.data[1:2].add_(1e-4),
+        "parameter 'body.0.bias' was changed in place",
+    ),
+    "by NumPy": (
+        lambda m: m.stem[0].bias.detach().numpy().__setitem__(0, 7),
+        "parameter 'stem.0.bias' was changed in place",
+    ),
+    "under no_grad": (
+        lambda m: torch.no_grad()(m.stem[1].weight.mul_)(2),
+        "parameter 'stem.1.weight' was changed in place",
+    ),
+    "by a function of nn.utils": (
+        lambda m: nn.utils.vector_to_parameters(torch.zeros(456), [m.last[0].weight, m.last[0].bias, m.last[1].weight]),
+        "parameter 'last.0.weight' was changed in place",
+    ),
+    "by data": (
+        lambda m: setattr(m.stem[0].bias, "data", torch.zeros(4)),
+        "parameter 'stem.0.bias' was changed in place",
+    ),
+    "in half precision": (
+        lambda m: m.stem.to(torch.float64),
+        "parameter 'stem.0.weight' was changed in place",
+    ),
+    "parameter replaced": (
+        lambda m: setattr(m.stem[0], "weight", nn.Parameter(torch.zeros(4, 3, 3, 3), requires_grad=False)),
+        "parameter 'stem.0.weight' was replaced",
+    ),
+    "trained parameter in its place": (
+        lambda m: setattr(m.stem[0], "weight", nn.Parameter(torch.zeros(4, 3, 3, 3))),
+        "parameter 'stem.0.weight' is trained now",
+    ),
+    "pruned": (pruned, "module 'stem.0' is frozen, and its forward or a hook"),
+    "parametrized": (
+        lambda m: nn.utils.parametrizations.weight_norm(m.stem[0]),
+        "module 'stem.0.parametrizations' was added",
+    ),
+    "head replaced": (lambda m: setattr(m, "fc", nn.Linear(6, 3)), "module 'fc' was replaced"),
+    "frozen module replaced": (
+        lambda m: m.stem.__setitem__(2, nn.GELU()),
+        "module 'stem.2' was replaced",
+    ),
+    "frozen module appended": (lambda m: m.last.append(nn.Tanh()), "module 'last.3' was added"),
+    "frozen module taken out": (lambda m: m.last.__delitem__(2), "module 'last.2' was removed"),
+    "train mode": (lambda m: m.train(), "BatchNorm2d 'stem.1' is frozen and was put into train mode"),
+    "dropout in train mode": (lambda m: m.body[3].train(), "Dropout 'body.3' is frozen and was put into train mode"),
+    "statistics of a frozen norm": (
+        lambda m: m.last[1].running_mean.add_(1),
+        "buffer 'last.1.running_mean' was changed in place",
+    ),
+    "buffer": (lambda m: m.scale.fill_(2), "buffer 'scale' was changed in place"),
+    "buffer replaced": (lambda m: setattr(m, "scale", torch.zeros(4, 1, 1)), "buffer 'scale' was replaced"),
+    "buffer taken away": (lambda m: setattr(m, "scale", None), "buffer 'scale' is no longer there"),
+    "a setting of a layer": (lambda m: setattr(m.stem[1], "eps", 0.1), "module 'stem.1' is frozen, and its eps"),
+    "another forward": (
+        lambda m: setattr(m.stem[2], "forward", torch.tanh),
+        "module 'stem.2' is frozen, and its forward or a hook",
+    ),
+    "a hook": (
+        lambda m: m.body.register_forward_hook(lambda *a: a[-1] * 2),
+        "module 'body' is frozen, and its forward or a hook",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_of_the_network_stops_the_next_pass(folder, change):
+    model = network()
+    with job_for(folder, model) as job:
+        loader = job.loader(BATCH)
+        assert len(list(loader)) == 3
+        does, says = CHANGES[change]
+        does(model)
+        with pytest.raises(NetworkChanged, match=re.escape(says)) as told:
+            next(iter(loader))
+        assert "job.refreeze()" in str(told.value)
+
+
+SAME = {
+    "the same checkpoint": lambda m: m.load_state_dict({k: v.clone() for k, v in m.state_dict().items()}),
+    "assigned": lambda m: m.load_state_dict({k: v.clone() for k, v in m.state_dict().items()}, assign=True),
+    "another memory": lambda m: setattr(m.stem[0].weight, "data", m.stem[0].weight.data.clone()),
+    "another layout": lambda m: m.to(memory_format=torch.channels_last),
+    "there and back": lambda m: m.double().float(),
+    "an evaluation": lambda m: m(torch.zeros(2, 3, 32, 32)),
+    "trained layers": lambda m: torch.no_grad()(m.fc.weight.mul_)(2),
+    "the mode of the head": lambda m: m.fc.eval(),
+}
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_what_is_the_same_after_all_stops_nothing(folder, change):
+    model = network()
+    with job_for(folder, model) as job:
+        before = [batch.features for batch in job.loader(BATCH)]
+        SAME[change](model)
+        after = [batch.features for batch in job.loader(BATCH)]
+    assert all(torch.equal(mine, other) for mine, other in zip(before, after, strict=True))
+
+
+def test_a_change_in_the_middle_of_a_pass_stops_it(folder):
+    model = network()
+    with job_for(folder, model) as job:
+        batches = iter(job.loader(BATCH))
+        next(batches)
+        model.last.requires_grad_(True)
+        with pytest.raises(NetworkChanged, match="is trained now"):
+            next(batches)
+
+
+def test_a_run_of_epochs_is_stopped_too(folder):
+    model = network()
+    with job_for(folder, model) as job:
+        for loader in job.epochs(BATCH, range(3)):
+            if loader.epoch == 1:
+                model.stem[0].weight.data.zero_()
+                with pytest.raises(NetworkChanged, match=re.escape("'stem.0.weight'")):
+                    list(loader)
+                return
+            list(loader)
+
+
+@pytest.mark.parametrize("until", ["body", "stem", ""])
+def test_layers_that_are_unfrozen_are_trained_as_in_a_plain_loop(folder, until):
+    model = network()
+    twin = copy.deepcopy(model)
+    later = {"body": ["last"], "stem": ["body", "last"], "": ["stem", "body", "last"]}[until]
+    with job_for(folder, model, observe=lambda _: None) as job:
+        head, loader = job.head, job.loader(BATCH, shuffle=True)
+        ours = trained(head, head.parameters(), features_of(loader))
+        for name in later:
+            model.get_submodule(name).requires_grad_(True)
+        job.refreeze()
+        assert job.head is head
+        torch.manual_seed(3)
+        ours += trained(head, head.parameters(), features_of(loader.in_epoch(1)))
+    theirs = trained(twin, twin.fc.parameters(), pixels_of(folder))
+    for name in later:
+        twin.get_submodule(name).requires_grad_(True)
+    torch.manual_seed(3)
+    asked = [parameter for parameter in twin.parameters() if parameter.requires_grad]
+    theirs += trained(twin, asked, pixels_of(folder, 1))
+    assert ours == pytest.approx(theirs, abs=1e-6)
+    assert all(torch.allclose(value, twin.state_dict()[key], atol=1e-6) for key, value in model.state_dict().items())
+
+
+REFROZEN = {
+    name: CHANGES[name][0]
+    for name in (
+        "checkpoint",
+        "behind the back of autograd",
+        "parameter replaced",
+        "head replaced",
+        "frozen module replaced",
+        "frozen module appended",
+        "buffer replaced",
+        "a setting of a layer",
+        "parametrized",
+    )
+}
+
+
+@pytest.mark.parametrize("change", REFROZEN)
+def test_a_network_that_was_frozen_anew_has_the_losses_of_a_plain_loop(folder, change):
+    model = network()
+    twin = copy.deepcopy(model)
+    with job_for(folder, model, observe=lambda _: None) as job:
+        loader = job.loader(BATCH, shuffle=True)
+        list(loader)
+        torch.manual_seed(4)
+        REFROZEN[change](model)
+        for module in (model.stem, model.body, model.last):
+            module.requires_grad_(False)
+        job.refreeze()
+        ours = trained(job.head, job.head.parameters(), features_of(loader))
+    torch.manual_seed(4)
+    REFROZEN[change](twin)
+    theirs = trained(twin, twin.fc.parameters(), pixels_of(folder))
+    assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+def test_epochs_that_were_asked_for_early_are_asked_for_again_behind_a_change(folder):
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=3, device_batch=8, cache_bytes=0)
+    model = network()
+    twin = copy.deepcopy(model)
+    with job_for(folder, model, settings=settings) as job:
+        ours = []
+        for loader in job.epochs(BATCH, range(3), shuffle=True):
+            if loader.epoch:
+                torch.no_grad()(model.stem[0].weight.mul_)(1.5)
+                job.refreeze()
+            ours += trained(job.head, job.head.parameters(), features_of(loader))
+    theirs = []
+    for epoch in range(3):
+        if epoch:
+            torch.no_grad()(twin.stem[0].weight.mul_)(1.5)
+        theirs += trained(twin, twin.fc.parameters(), pixels_of(folder, epoch))
+    assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+def test_a_pass_that_is_under_way_ends_where_the_frozen_part_is_made_anew(folder):
+    model = network()
+    with job_for(folder, model) as job:
+        batches = iter(job.loader(BATCH))
+        next(batches)
+        job.refreeze()
+        with pytest.raises(NetworkChanged, match="in the middle of a pass"):
+            next(batches)
+
+
+def test_what_is_kept_stays_where_the_frozen_part_is_the_same_again(folder):
+    model = network()
+    with job_for(folder, model) as job:
+        list(job.loader(BATCH))
+        job.refreeze()
+        list(job.loader(BATCH))
+        assert job.statistics().from_cache == len(job.data)
+
+
+def test_features_of_the_part_before_stay_on_the_disk(folder, tmp_path):
+    settings = LoaderSettings(samples_per_request=8, device_batch=8, cache_bytes=0, cache_folder=str(tmp_path))
+    model = network()
+    with job_for(folder, model, settings=settings, observe=lambda _: None) as job:
+        list(job.loader(BATCH))
+        model.last.requires_grad_(True)
+        job.refreeze()
+        list(job.loader(BATCH))
+        assert job.statistics().from_cache == 0
+        model.last.requires_grad_(False)
+        job.refreeze()
+        list(job.loader(BATCH))
+        assert job.statistics().from_cache == len(job.data)
+
+
+def test_frozen_layers_that_run_in_eval_mode_anyway_may_be_put_into_train_mode(folder):
+    model = network()
+    with job_for(folder, model, frozen_in_eval=True) as job:
+        model.train()
+        assert len(list(job.loader(BATCH))) == 3
+
+
+def test_a_wrapped_network_is_looked_at_inside(folder):
+    model = nn.DataParallel(network())
+    with job_for(folder, model) as job:
+        list(job.loader(BATCH))
+        unwrapped(model).stem.requires_grad_(True)
+        with pytest.raises(NetworkChanged, match=re.escape("parameter 'stem.0.weight' is trained now")):
+            list(job.loader(BATCH))
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_are_not_started_over_a_network_that_changed(folder, start):
+    model = network()
+    with job_for(folder, model) as job:
+        loader = job.loader(BATCH)
+        model.last.requires_grad_(True)
+        with pytest.raises(NetworkChanged, match="is trained now"):
+            list(torch.utils.data.DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context=start))
+
+
+def test_a_job_without_a_network_has_nothing_to_freeze_anew(folder):
+    with job_for(folder, None) as job, pytest.raises(SettingError, match="no network to freeze"):
+        job.refreeze()
+
+
+def test_a_closed_job_freezes_nothing_anew(folder):
+    job = job_for(folder, network())
+    job.close()
+    with pytest.raises(SettingError, match="closed"):
+        job.refreeze()
+
+
+@pytest.mark.parametrize("summed", [checksum, quick_sum])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("shape", [(2, 3, 2, 2), (64, 8, 6, 6)])
+def test_checksums_follow_values_and_their_places_alone(summed, dtype, shape):
+    torch.manual_seed(0)
+    values = (torch.randn(shape) * 9).to(dtype)
+    assert summed(values) == summed(values.to(memory_format=torch.channels_last)) == summed(values.clone())
+    others = [values.flip(0), values.neg(), values.roll(1), values.roll(1, 0), values * 2]
+    one = values.clone()
+    one.view(-1)[-1] += 1
+    assert summed(values) not in [summed(other) for other in (*others, one)]
+
+
+@pytest.mark.parametrize("summed", [checksum, quick_sum])
+def test_checksums_are_there_for_tensors_of_any_size_and_place(summed):
+    assert summed(torch.ones(3, dtype=torch.bool)[1:]) == summed(torch.ones(2, dtype=torch.bool))
+    assert summed(torch.arange(20_001, dtype=torch.uint8)[1:]) == summed(torch.arange(1, 20_001, dtype=torch.uint8))
+    assert summed(torch.zeros(0)) == summed(torch.zeros(0))
+
+
+def test_of_large_tensors_evenly_spaced_rows_are_read():
+    values = torch.zeros(8 * 2042)  # eight rows
+    before = quick_sum(values, every=2)
+    values[2042] = 1
+    assert quick_sum(values, every=2) == before
+    values[4084] = 1
+    assert quick_sum(values, every=2) != before
+
+
+class Weighted(nn.Module):
+    """An encoder of four frozen blocks, all outputs of which are summed with weights that are trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, 8, stride=8)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(4))
+        self.weights = nn.Parameter(torch.zeros(5))
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, pixels):
+        states = [self.embed(pixels).flatten(2).transpose(1, 2)]
+        for block in self.blocks:
+            states.append(block(states[-1]))
+        mixed = (torch.stack(states) * self.weights.softmax(0)[:, None, None, None]).sum(0)
+        return self.fc(mixed.mean(1))
+
+
+def weighted():
+    torch.manual_seed(2)
+    model = Weighted().train()
+    for module in (model.embed, model.blocks):
+        module.requires_grad_(False).eval()
+    return model
+
+
+def test_frozen_work_that_runs_at_the_trainer_is_said_with_its_share(folder):
+    said = []
+    with job_for(folder, weighted(), observe=said.append) as job:
+        warnings = [event.reason for event in said if isinstance(event, SetupWarning)]
+        [sentence] = warnings
+        found = re.fullmatch(
+            r"(\d+) frozen layers run at the trainer \((\d+)% of the frozen work\), because .*", sentence
+        )
+        assert found is not None
+        assert int(found[1]) >= 16
+        assert int(found[2]) > 60
+        assert job.fallback == sentence
+        assert f"{found[1]} frozen layers behind that ({found[2]}% of the frozen work): trainer" in str(job.explain())
+
+
+def test_frozen_layers_behind_trained_ones_are_said_where_they_are_most_of_the_work(folder):
+    torch.manual_seed(1)
+    model = Net().requires_grad_(False).eval()
+    model.fc.requires_grad_(True)
+    model.stem[1].requires_grad_(True)
+    with job_for(folder, model, observe=lambda _: None) as job:
+        assert re.match(
+            r"\d frozen layers run at the trainer \(\d+% of the frozen work\), because parameter 'stem.1.weight'",
+            job.fallback,
+        )
+
+
+def test_nothing_is_said_where_all_frozen_work_runs_at_the_node(folder):
+    with job_for(folder, network()) as job:
+        assert job.fallback is None
+        assert "behind that" not in str(job.explain())

@@ -1,0 +1,446 @@
+"""The head runs the user's own code: it trains as a plain PyTorch loop does, whatever that code does in Python."""
+
+import copy
+import pickle
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from frostline.core.errors import ModelError
+from frostline.engines.graph_runner import Runner, leaf_values
+from frostline.models import cut_network, freeze
+from frostline.models.head import SkippingHead, TracedHead, portable
+from support.networks import Small
+
+SHAPE = (3, 32, 32)
+STEPS, ROWS = 4, 6
+
+
+class Reversal(torch.autograd.Function):
+    """Gradient reversal, as domain adaptation (DANN) has it."""
+
+    @staticmethod
+    def forward(_, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_, gradient):
+        return -0.5 * gradient
+
+
+class Rounding(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(_, x):
+        return (x * 8).round() / 8
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient
+
+
+class Scaling(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, by):
+        context.by = by
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * context.by, None
+
+
+class Between(Small):
+    """Something happens behind the body, where all is trained."""
+
+    def __init__(self):
+        torch.manual_seed(3)
+        super().__init__()
+        self.drop.p = 0.0
+        self.hidden = nn.Linear(16, 16)
+        self.temperature, self.steps = 1.0, 0
+
+    def between(self, x):
+        return x
+
+    def forward(self, x):
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        return self.fc(self.drop(self.between(self.hidden(hidden))))
+
+
+class Reversed(Between):
+    def between(self, x):
+        return Reversal.apply(x)
+
+
+class Rounded(Between):
+    def between(self, x):
+        return Rounding.apply(x)
+
+
+class Scaled(Between):
+    def between(self, x):
+        return Scaling.apply(x, 0.1)
+
+
+class Counting(Between):
+    def between(self, x):
+        self.steps += 1
+        return x / (self.temperature * self.steps)
+
+
+class Drawing(Between):
+    def between(self, x):
+        return x * (1 + random.random())
+
+
+class Functional(Small):
+    """The frost line is the output of a function behind several others, as in DenseNet."""
+
+    def forward(self, x):
+        hidden = nn.functional.relu(self.body[0](self.stem(x)) + 0.1, inplace=True)
+        pooled = nn.functional.adaptive_avg_pool2d(hidden, 2).mean(dim=(2, 3))
+        return self.fc(Reversal.apply(pooled).tanh())
+
+
+def batches(rows=ROWS):
+    draw = torch.Generator().manual_seed(9)
+    return [
+        (torch.randn(rows, *SHAPE, generator=draw), torch.randint(0, 3, (rows,), generator=draw)) for _ in range(STEPS)
+    ]
+
+
+def trained(model, run, change=lambda _, __: None, given=None):
+    """Losses of a few steps with the network, or with what stands for it."""
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], 0.2)
+    torch.manual_seed(1)
+    random.seed(1)
+    losses = []
+    for step, (pixels, labels) in enumerate(given or batches()):
+        change(model, step)
+        loss = nn.functional.cross_entropy(run(pixels), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def through(network, head=None):
+    """The prefix and the head, as a function of pixels."""
+    graph = network.prefix.graph
+
+    def run(pixels):
+        with torch.no_grad():
+            features = Runner(graph).run([pixels], leaf_values(graph, network.prefix.tensors))
+        return (network.head if head is None else head)(*features)
+
+    return run
+
+
+def cut(model, until="stem"):
+    """The network, one like it for a plain loop, and the parts of the first."""
+    freeze(model.train(), until, input_shape=SHAPE)
+    plain = copy.deepcopy(model)
+    return model, plain, cut_network(model, SHAPE)
+
+
+def same_training(build, change=lambda _, __: None, until="stem"):
+    model, plain, network = cut(build(), until)
+    assert isinstance(network.head, SkippingHead)
+    assert trained(model, through(network), change) == trained(plain, plain, change)
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in model.state_dict().items())
+    return network
+
+
+@pytest.mark.parametrize("kind", [Reversed, Rounded, Scaled])
+def test_a_backward_of_the_users_own_is_run(kind):
+    network = same_training(kind)
+    with pytest.raises(ModelError, match=r"does more than its trace says.*another policy"):
+        portable(network.head)
+
+
+def test_a_line_inside_functional_code_is_the_users_own_code_too():
+    network = same_training(Functional, until="body.0")
+    assert network.frost_line.name.startswith("mean")
+
+
+def set_dropout(model, step):
+    model.drop.p = 0.2 * step
+
+
+def set_temperature(model, step):
+    model.temperature = 1.0 + step
+
+
+@pytest.mark.parametrize(("kind", "change"), [(Between, set_dropout), (Counting, set_temperature)])
+def test_attributes_are_read_and_written_in_each_step(kind, change):
+    same_training(kind, change)
+
+
+def test_draws_of_python_are_the_users_own_and_none_are_taken_before():
+    random.seed(5)
+    before = random.getstate()
+    network = same_training(Drawing)
+    random.setstate(before)
+    model = freeze(Drawing().train(), "stem", input_shape=SHAPE)
+    random.seed(5)
+    cut_network(model, SHAPE)
+    assert random.getstate() == before
+    assert isinstance(network.head, SkippingHead)
+
+
+def test_counts_that_forward_keeps_are_not_changed_by_the_cut():
+    model, _, _ = cut(Counting())
+    assert model.steps == 0
+
+
+class TestCopies:
+    def test_a_copy_computes_and_learns_with_its_own_weights(self):
+        model, plain, network = cut(Reversed())
+        first = trained(model, through(network))
+        copied = copy.deepcopy(network.head)
+        kept = {name: tensor.clone() for name, tensor in network.head.state_dict().items()}
+        again = trained(copied, through(network, copied))
+        assert all(torch.equal(tensor, kept[name]) for name, tensor in network.head.state_dict().items())
+        assert all(parameter.grad is not None for parameter in copied.parameters())
+        assert [*first, *again] == [*trained(plain, plain), *trained(plain, plain)]
+
+    def test_a_copy_shares_frozen_weights_and_nothing_else(self):
+        model, _, network = cut(Between())
+        copied = copy.deepcopy(network.head)
+        own = {parameter.data_ptr() for parameter in model.parameters()}
+        assert own.isdisjoint(parameter.data_ptr() for parameter in copied.parameters())
+
+    def test_averaged_weights_are_those_of_the_averaged_network(self):
+        _, plain, network = cut(Between())
+        averages = []
+        for trained_one, run in ((network.head, through(network)), (plain, plain)):
+            trained(trained_one, run)
+            averaged = AveragedModel(trained_one)
+            trained(trained_one, run)
+            averaged.update_parameters(trained_one)
+            averages.append(averaged.eval())
+        network.head.eval()
+        plain.eval()
+        pixels = batches()[0][0]
+        with torch.no_grad():
+            assert torch.equal(through(network, averages[0])(pixels), averages[1](pixels))
+
+    def test_a_head_is_pickled_and_saved_whole(self, tmp_path):
+        model, _, network = cut(Reversed())
+        trained(model, through(network))
+        pixels = batches()[0][0]
+        torch.save(network.head, tmp_path / "head.pt")
+        loaded = [pickle.loads(pickle.dumps(network.head)), torch.load(tmp_path / "head.pt", weights_only=False)]
+        meant = through(network)(pixels)
+        for head in loaded:
+            assert list(head.state_dict()) == list(network.head.state_dict())
+            assert torch.equal(through(network, head)(pixels), meant)
+
+    def test_a_traced_head_is_copied_and_pickled_too(self):
+        model, _, network = cut(Between())
+        head = network.head.traced()
+        assert isinstance(head, TracedHead)
+        through(network, head)(batches()[0][0])
+        for copied in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
+            plain = copy.deepcopy(model)
+            assert trained(copied, through(network, copied)) == trained(plain, plain)
+
+
+def test_a_last_batch_of_one_row_is_refused_by_batch_norm_itself():
+    class Norm(Between):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(16)
+
+        def between(self, x):
+            return self.norm(x)
+
+    model, _, network = cut(Norm())
+    before = model.norm.running_mean.clone()
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+        through(network)(torch.randn(1, *SHAPE))
+    assert torch.equal(model.norm.running_mean, before)
+
+
+class TestHooks:
+    def test_hooks_of_all_kinds_run_and_stop_when_they_are_removed(self):
+        model, _, network = cut(Between())
+        seen = []
+        handles = [
+            model.hidden.register_forward_pre_hook(lambda *_: seen.append("before")),
+            model.hidden.register_forward_hook(lambda *_: seen.append("after")),
+            model.hidden.register_full_backward_hook(lambda *_: seen.append("back")),
+        ]
+        pixels = batches()[0][0]
+        through(network)(pixels).sum().backward()
+        assert seen == ["before", "after", "back"]
+        for handle in handles:
+            handle.remove()
+        through(network)(pixels).sum().backward()
+        assert len(seen) == 3
+
+    @pytest.mark.parametrize("early", [True, False])
+    def test_a_hook_changes_what_is_learned_as_in_the_plain_loop(self, early):
+        model = Between()
+        if early:
+            model.hidden.register_forward_hook(lambda _, __, output: output * 2)
+        model, plain, network = cut(model)
+        if not early:
+            for net in (model, plain):
+                net.hidden.register_forward_hook(lambda _, __, output: output * 2)
+        assert trained(model, through(network)) == trained(plain, plain)
+
+    def test_activations_and_their_gradients_are_there_for_maps_of_attention(self):
+        model, plain, network = cut(Between())
+        found = []
+        for net, run in ((model, through(network)), (plain, plain)):
+            kept = []
+            handle = net.body.register_forward_hook(lambda _, __, output, kept=kept: kept.append(output))
+            scores = run(batches()[0][0])
+            handle.remove()
+            [gradient] = torch.autograd.grad(scores[:, 0].sum(), kept)
+            found.append((kept[0] * gradient.mean((2, 3), keepdim=True)).sum(1))
+        assert torch.equal(*found)
+
+    def test_a_penalty_on_activations_is_part_of_the_loss(self):
+        model, plain, network = cut(Between())
+        losses = []
+        for net, run in ((model, through(network)), (plain, plain)):
+            kept = []
+            net.hidden.register_forward_hook(lambda _, __, output, kept=kept: kept.append(output))
+            scores = run(batches()[0][0])
+            loss = scores.square().sum() + kept[0].abs().sum()
+            loss.backward()
+            losses.append((loss.item(), net.hidden.weight.grad.clone()))
+        assert losses[0][0] == losses[1][0]
+        assert torch.equal(losses[0][1], losses[1][1])
+
+
+class TestAdapters:
+    @pytest.fixture
+    def adapted(self):
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(0)
+        tuned = get_peft_model(Between(), LoraConfig(target_modules=["hidden"], modules_to_save=["fc"], r=4))
+        tuned.add_adapter("second", LoraConfig(target_modules=["hidden"], modules_to_save=["fc"], r=2))
+        for name, parameter in tuned.named_parameters():
+            if "lora_" in name:
+                nn.init.normal_(parameter, std=0.3)
+        return tuned.train()
+
+    def parts(self, tuned):
+        tuned.base_model.model.body.eval()
+        tuned.base_model.model.stem.eval()
+        plain = copy.deepcopy(tuned)
+        return plain, cut_network(tuned, SHAPE)
+
+    def test_a_disabled_adapter_is_disabled(self, adapted):
+        plain, network = self.parts(adapted)
+        pixels = batches()[0][0]
+        enabled = through(network)(pixels)
+        with adapted.disable_adapter(), plain.disable_adapter():
+            assert torch.equal(through(network)(pixels), plain(pixels))
+            assert not torch.equal(through(network)(pixels), enabled)
+        assert torch.equal(through(network)(pixels), plain(pixels))
+
+    def test_another_adapter_is_the_one_that_learns(self, adapted):
+        plain, network = self.parts(adapted)
+        for tuned in (adapted, plain):
+            tuned.set_adapter("second")
+        assert trained(adapted, through(network)) == trained(plain, plain)
+        names = [name for name, parameter in network.head.named_parameters() if parameter.requires_grad]
+        assert names
+        assert all("second" in name for name in names)
+
+
+class TestAround:
+    def test_autocast_around_the_head_casts_its_layers(self):
+        _, plain, network = cut(Between())
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = through(network)(batches()[0][0])
+        assert scores.dtype == torch.bfloat16
+        assert torch.allclose(scores.float(), plain(batches()[0][0]), atol=0.05)
+
+    def test_checkpoints_of_activations_in_the_head_give_the_same_gradients(self):
+        from torch.utils.checkpoint import checkpoint
+
+        class Checkpointed(Between):
+            def between(self, x):
+                return checkpoint(self.hidden, x.relu(), use_reentrant=False)
+
+        same_training(Checkpointed)
+
+    # PyTorch hides this one where it asks, but not from a filter that makes errors of warnings.
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+    def test_a_compiled_head_learns_the_same(self):
+        _, plain, network = cut(Reversed())
+        model, compiled = network.head, torch.compile(network.head, backend="eager")
+        assert trained(model, through(network, compiled)) == trained(plain, plain)
+
+    def test_a_compiled_layer_of_the_head_is_run_compiled(self):
+        model, plain, network = cut(Between())
+        model.hidden.compile(backend="eager")
+        assert trained(model, through(network)) == trained(plain, plain)
+
+    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+    def test_scripting_the_head_is_refused_in_a_sentence(self):
+        _, _, network = cut(Between())
+        with pytest.raises(ModelError, match=r"torch\.jit\.script"):
+            torch.jit.script(network.head)
+
+    def test_a_layer_without_a_shape_is_named(self):
+        model = Between()
+        model.fc = nn.LazyLinear(3)
+        for layer in (model.stem, model.body):
+            layer.requires_grad_(False).eval()
+        with pytest.raises(ModelError, match=r"'fc\.weight' has no shape yet: run the network once"):
+            cut_network(model, SHAPE)
+
+
+class Peeking(Between):
+    """Looks at a value before its frost line that a trace holds for good, and goes on from a place within functions."""
+
+    def forward(self, x):
+        first = self.stem(x) * 1.0
+        if type(first) is not torch.Tensor and not torch.compiler.is_exporting():
+            first.numpy()
+        return self.fc(self.between(self.hidden(torch.flatten(self.pool(self.body(first)), 1))))
+
+
+class PeekingReversed(Peeking):
+    def between(self, x):
+        return Reversal.apply(x)
+
+
+def test_a_trace_stands_in_where_code_looks_at_what_was_skipped():
+    model, plain, network = cut(Peeking(), "body")
+    assert isinstance(network.head, TracedHead)
+    assert trained(model, through(network)) == trained(plain, plain)
+
+
+def test_a_trace_of_other_gradients_is_not_used_and_said():
+    model, plain, network = cut(PeekingReversed(), "body")
+    assert not isinstance(network.head, TracedHead)
+    assert "does more than its trace says" in network.fallback
+    run = network.head if network.prefix is None else through(network)
+    assert trained(model, run) == trained(plain, plain)
+
+
+def test_code_before_the_line_that_has_changed_is_told():
+    class Changing(Functional):
+        more = False
+
+        def forward(self, x):
+            return super().forward(x + 1 if self.more else x)
+
+    model, _, network = cut(Changing(), "body.0")
+    model.more = True
+    with pytest.raises(ModelError, match=r"otherwise than when it was cut|has changed; make the job again"):
+        through(network)(batches()[0][0])
