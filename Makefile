@@ -71,10 +71,12 @@ test-long: test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m long
 	@$(MAKE) --no-print-directory fuzz
 
-# Graphs that strangers could upload, made at random, for SECONDS; the tests try a few of them.
+# Graphs that strangers could upload, and networks that users could train, made at random, for SECONDS each; the tests
+# try a few of them.
 SECONDS ?= 600
 fuzz: install-test
 	$(BIN)/python tests/support/graph_fuzz.py --seconds $(SECONDS)
+	$(BIN)/python tests/support/random_training.py --seconds $(SECONDS)
 
 # How many small changes of what decides its tests notice, of SAMPLE tried in each.
 SAMPLE ?= 40

@@ -199,6 +199,87 @@ def test_counts_that_forward_keeps_are_not_changed_by_the_cut():
     assert model.steps == 0
 
 
+def test_a_layer_that_does_almost_nothing_is_not_taken_for_the_line():
+    class NearlyIdle(Small):
+        """A BatchNorm as it begins divides by the root of 1.00001."""
+
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm2d(8)
+            self.fc = nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.fc(torch.flatten(self.pool(self.norm(self.stem(x))), 1))
+
+    same_training(NearlyIdle, until="norm")
+
+
+LATE = 12  # steps, more than a network is run when it is cut
+
+
+class CountingStem(nn.Module):
+    """Changes with each batch, by a count or by a list of what it saw."""
+
+    def __init__(self, layer, keep):
+        super().__init__()
+        self.layer, self.keep, self.steps, self.seen = layer, keep, 0, []
+
+    def forward(self, x):
+        if self.keep == "count":
+            self.steps += 1
+        elif self.keep == "count late":
+            self.steps += 1
+            return self.layer(x) * (2 if self.steps > LATE else 1)
+        self.seen.append(len(x))
+        return self.layer(x) * (1 + self.steps + (len(self.seen) if self.keep == "list" else 0))
+
+
+@pytest.mark.parametrize("keep", ["count", "count late", "list"])
+def test_a_frozen_layer_that_counts_runs_in_the_users_loop(keep):
+    model = Between()
+    model.body = CountingStem(model.body, keep)
+    model, plain, network = cut(model, "body")
+    given = [batch for _ in range(LATE) for batch in batches()]
+    assert trained(model, through(network), given=given) == trained(plain, plain, given=given)
+
+
+class Layers(nn.Module):
+    """An encoder of which every layer is used, as sums of hidden states are in SUPERB and ELMo."""
+
+    def __init__(self, use):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+        self.embed = nn.Conv2d(3, 16, 8, stride=8)
+        self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(12))
+        self.weights = nn.Parameter(torch.randn(13))
+        self.fc = nn.Linear(16, 3)
+        self.use = use
+        self.requires_grad_(False).eval()
+        self.weights.requires_grad_(True)
+        self.fc.requires_grad_(True)
+
+    def forward(self, x):
+        states = [self.embed(x).flatten(2).transpose(1, 2)]
+        for layer in self.layers:
+            states.append(layer(states[-1]))
+        if self.use == "class tokens":
+            return self.fc((torch.stack([state[:, 0] for state in states]) * self.weights[:, None, None]).sum(0))
+        if self.use == "two":
+            return self.fc(states[4].mean(1) * self.weights[0] + states[-1].mean(1))
+        return self.fc((torch.stack(states) * self.weights.softmax(0)[:, None, None, None]).sum(0).mean(1))
+
+
+@pytest.mark.parametrize(("use", "tensors"), [("class tokens", 13), ("hidden states", 13), ("two", 2)])
+def test_several_outputs_of_an_encoder_cross_together(use, tensors):
+    model = Layers(use)
+    plain, network = copy.deepcopy(model), cut_network(model, SHAPE)
+    assert network.fallback is None
+    assert network.rest is None
+    assert len(network.frost_line.tensors) == tensors
+    assert trained(model, through(network)) == pytest.approx(trained(plain, plain), rel=1e-6)
+
+
 class TestCopies:
     def test_a_copy_computes_and_learns_with_its_own_weights(self):
         model, plain, network = cut(Reversed())

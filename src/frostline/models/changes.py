@@ -210,6 +210,7 @@ class FrozenWatch:
     def __init__(self, model: nn.Module, part: FrozenPart | None, head: nn.Module, *, minds_modes: bool) -> None:
         self._model = model
         self._head = head
+        self._reads = [(vars(model.get_submodule(path)), path, name, value) for path, name, value in _reads(head)]
         self._minds_modes = minds_modes
         self._is_retired = False
         self._tree = _tree(model)
@@ -238,6 +239,7 @@ class FrozenWatch:
         """
         if self._is_retired:
             raise NetworkChanged("job.refreeze() was called in the middle of a pass: begin another pass behind it")
+        self._look_at_reads()
         for table, name, tensor, version in self._quick:
             if table.get(name) is not tensor or tensor._version != version or tensor.requires_grad:  # noqa: SLF001
                 self._look_at_all()
@@ -252,6 +254,7 @@ class FrozenWatch:
         self._look_at_tree()
         for module in self._modules:
             _refuse(module.change(minds_modes=self._minds_modes))
+        self._look_at_reads()
         self._look_at_all()
         for seen in self._seen:
             if _about(seen.tensor) != seen.about or _read_quickly(seen.tensor, self._every) != seen.sample:
@@ -277,6 +280,16 @@ class FrozenWatch:
         counted = (seen for seen in self._seen if not seen.tensor.is_inference())
         return [(seen.table, seen.name, seen.tensor, seen.version) for seen in counted]
 
+    def _look_at_reads(self) -> None:
+        for attributes, path, name, value in self._reads:
+            now = attributes.get(name, _GONE)
+            if now is not value and now != value:
+                whose = f"module {path!r}" if path else "the network"
+                raise NetworkChanged(
+                    f"attribute {name!r} of {whose}, which its frozen layers read, was changed since the job was made: "
+                    f"{_REMEDY}"
+                )
+
     def _look_at_all(self) -> None:
         for seen in self._seen:
             _look_at(seen)
@@ -296,6 +309,14 @@ class FrozenWatch:
         path = paths[0] if touched is None else touched
         done = "replaced" if path in now and path in self._tree else "added" if path in now else "removed"
         raise NetworkChanged(f"module {path!r} was {done} since the job was made: {_REMEDY}")
+
+
+_GONE = object()
+
+
+def _reads(head: nn.Module) -> Iterable[tuple[str, str, Any]]:
+    """What the frozen part read of the modules' attributes when it was made; those that only say modes are left out."""
+    return [read for read in getattr(head, "reads", ()) if read[1] not in _IDLE]
 
 
 def _tree(model: nn.Module) -> dict[str, nn.Module]:

@@ -45,8 +45,9 @@ masked_fill mul ne neg new_ones new_zeros ones_like pad rsub sub to to_copy type
 """
 _CHEAP = MOVING | frozenset(_POINTWISE.split())
 _MAX_TENSORS = 2
-# At the place that the user named: the feature maps that a segmentation head takes, or a pyramid of them.
-_MAX_TENSORS_AS_ASKED = 8
+# At the place that the user named: the feature maps that a segmentation head takes, or what every layer of an encoder
+# gives for a sum of them.
+_MAX_TENSORS_AS_ASKED = 32
 _BATCH = Dim(0, 1)
 
 
@@ -84,7 +85,7 @@ def _frontiers(
     of them. Of two, one that is made cheaply from a value that is no larger (an attention mask
     for every row, from one for the whole text) does not cross: that value does, and the other is made again. Where the
     user named the last frozen layer and none of these stands behind it, the place there that the fewest bytes cross is
-    one too, and up to eight tensors may cross it.
+    one too, and up to 32 tensors may cross it.
 
     Args:
         graph: the whole network.
@@ -104,7 +105,7 @@ def _frontiers(
 def narrowest(
     graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[GraphNode], bool], *, among: range
 ) -> Frontier | None:
-    """The place that the fewest tensors cross, of equals the last; None where more than eight cross every one.
+    """The place that the fewest tensors cross, of equals the last; None where more than 32 cross every one.
 
     Args:
         graph: the whole network.

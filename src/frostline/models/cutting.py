@@ -43,6 +43,7 @@ from frostline.models.modules import (
     unwrapped,
     zeros,
 )
+from frostline.models.skipping import Unsteady
 from frostline.models.trace_cache import trace
 from frostline.models.tracing import UNFIT, device_of, fed, kept_buffers, kept_draws, whole
 
@@ -113,11 +114,11 @@ def _cut_behind(
     try:
         traced = trace(together, inputs, training=flags)
         part = find_frozen(together, traced, inputs)
-    except (NotTraceable, NothingFrozen):
+        head = None if isinstance(part, str) else skipping_head(model, part, inputs, flags)
+    except (NotTraceable, NothingFrozen, Unsteady):
         return None
     if isinstance(part, str):
         return None
-    head = skipping_head(model, part, inputs, flags)
     return (part, head) if head is not None and equals_whole(model, part, head, inputs, flags, batches=2) else None
 
 
@@ -208,6 +209,8 @@ _MENDS = {
     "by the values of a tensor": "let its code choose by torch.where, or freeze the layer that decides whole",
     "by the size of the batch": "let its code say sizes as -1 or x.shape[0]",
     "that are not torch's": "let its code draw them by torch, in the head",
+    "by what their code keeps in Python": "let its code give the same for the same input, or train that layer too",
+    "as it runs": "let its code count elsewhere, or train that layer too",
     "in output": "let it return tensors alone, as with model.config.use_cache = False",
 }
 _ANOTHER = "freeze up to a layer whose output is a tensor with a row for each sample"
@@ -297,7 +300,10 @@ def _cut(
     if not frozen_in_eval:
         refuse_train_mode(model, part.prefix.graph, specs)
     mixed = f"{part.mixing[-1].why}: the frozen layers from there on run here, as in your loop" if part.mixing else ""
-    head = _head_behind(model, part, specs, flags)
+    try:
+        head = _head_behind(model, part, specs, flags)
+    except Unsteady as error:
+        return _untraced(model, specs, flags, str(error), frozen_in_eval=frozen_in_eval)
     if head is None:
         return _untraced(model, specs, flags, _OTHERWISE, frozen_in_eval=frozen_in_eval)
     stopped = (

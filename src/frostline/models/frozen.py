@@ -243,11 +243,30 @@ def _traced_name(traced: Trace, name: str) -> str:
 def _frozen_before(
     model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec], mixing: tuple[MixedRows, ...]
 ) -> FrozenPart | str:
+    """The frozen part up to the last place that few tensors cross, or, where that loses much of it, to its end."""
+    found = _frozen_upto(model, traced, inputs, mixing, several=False)
+    if not isinstance(found, str) and _work(model, found, inputs).missed < _MISSED:
+        return found
+    wider = _frozen_upto(model, traced, inputs, mixing, several=True)
+    if isinstance(wider, str):
+        return found
+    return wider if isinstance(found, str) or wider.frost_line.after > found.frost_line.after else found
+
+
+def _frozen_upto(
+    model: nn.Module,
+    traced: Trace,
+    inputs: Sequence[TensorSpec],
+    mixing: tuple[MixedRows, ...],
+    *,
+    several: bool,
+) -> FrozenPart | str:
+    """The same; with ``several`` as many tensors may cross at its end as at a layer that the user named."""
     graph, changing, trainable = ordered(model, traced.graph, inputs, mixing)
     strange = {node.name: node.op for node in graph.nodes if node.op not in ALLOWED or _reads_other_bits(node)}
     known = _foldable(graph, strange, changing)
     strange = {name: op for name, op in strange.items() if name not in known}
-    asked = _asked_end(model, graph, frozen_reach(graph, changing))
+    asked = _asked_end(model, graph, frozen_reach(graph, changing), several=several)
     turned = transposed(graph, inputs, reach=frozen_reach(graph, changing), asked=asked)
     graph = straightened(graph, turned)
     if not _computes(graph, frozen_reach(graph, changing)):
@@ -256,7 +275,7 @@ def _frozen_before(
         raise NothingFrozen(_why_nothing(model, graph, trainable, frozen_reach(graph, changing)))
     reach = frozen_reach(graph, {*changing, *strange})
     stopped_by = strange.get(graph.nodes[reach + 1].name, "") if _is_left_out(graph, changing, reach) else ""
-    cuts = enumerate_cuts(graph, inputs, reach=reach, asked=_asked_end(model, graph, reach))
+    cuts = enumerate_cuts(graph, inputs, reach=reach, asked=_asked_end(model, graph, reach, several=several))
     if len(cuts) <= 2:
         if not (mixing or stopped_by or _has_layers(graph, reach)):
             raise NothingFrozen(_why_nothing(model, graph, trainable, reach))
@@ -311,28 +330,52 @@ def frozen_rest(model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]
         part: its frozen part.
         inputs: specifications of its inputs.
     """
+    graph = part.traced.graph
+    named = dict(model.named_parameters(remove_duplicate=False))
+    work = _work(model, part, inputs)
+    if not work.layers:
+        return None
+    if work.missed >= _MISSED:
+        where = part.frost_line.name
+        why = f"no place behind {where} is crossed by few enough tensors; freeze up to a layer that gives one"
+    else:
+        why = _why_behind(graph, work.reach, named)
+    is_lost = work.missed >= _MISSED or work.share >= _IN_VAIN
+    return FrozenRest(layers=len(work.layers), share=work.share, why=why, is_lost=is_lost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """The frozen work behind the frost line.
+
+    Attributes:
+        reach: index of the last node before which nothing changes.
+        layers: paths of the modules whose frozen parameters it uses.
+        missed: part of all frozen work that could have been done before the line.
+        share: part of all frozen work that it is.
+    """
+
+    reach: int
+    layers: frozenset[str]
+    missed: float
+    share: float
+
+
+def _work(model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]) -> _Work:
     graph, line = part.traced.graph, part.frost_line.after
     named = dict(model.named_parameters(remove_duplicate=False))
     trained = {name for name, path in graph.leaves if path in named and named[path].requires_grad}
-    changing = sources_of_change(graph, trained)
-    reach, data = frozen_reach(graph, changing), Flow(graph).data
+    reach, data = frozen_reach(graph, sources_of_change(graph, trained)), Flow(graph).data
     layers = _layers_used(graph, {path for path, parameter in named.items() if not parameter.requires_grad})
     could_go = [place for place in range(line + 1, reach + 1) if graph.nodes[place].name in data]
     cannot = [place for place in range(max(line, reach) + 1, len(graph.nodes)) if layers[place]]
     found = frozenset[str]().union(*(layers[place] for place in (*could_go, *cannot)))
     if not found:
-        return None
+        return _Work(reach=reach, layers=found, missed=0.0, share=0.0)
     costs = _costs(model, part, inputs)
-    before_line = sum(costs[: line + 1])
     lost, behind = (sum(costs[place] for place in places) for places in (could_go, cannot))
-    whole = max(1, before_line + lost + behind)
-    if lost / whole >= _MISSED:
-        where = part.frost_line.name
-        why = f"no place behind {where} is crossed by few enough tensors; freeze up to a layer that gives one"
-    else:
-        why = _why_behind(graph, reach, named)
-    is_lost = lost / whole >= _MISSED or (lost + behind) / whole >= _IN_VAIN
-    return FrozenRest(layers=len(found), share=(lost + behind) / whole, why=why, is_lost=is_lost)
+    whole = max(1, sum(costs[: line + 1]) + lost + behind)
+    return _Work(reach=reach, layers=found, missed=lost / whole, share=(lost + behind) / whole)
 
 
 def _costs(model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]) -> Sequence[int]:
@@ -578,7 +621,7 @@ def _why_moved(model: nn.Module, graph: Graph, line: Cut, changing: Collection[s
     return f"the frost line is at {line.name}, not behind {asked_line(model)} as asked: {why}"
 
 
-def _asked_end(model: nn.Module, graph: Graph, reach: int = -1) -> int:
+def _asked_end(model: nn.Module, graph: Graph, reach: int = -1, *, several: bool = False) -> int:
     """Index of the last node of the layer that was asked for that does anything with the input; else all nodes.
 
     Of a network whose encoders take a part of the sample each, all of which may cross, it is the last frozen layer.
@@ -587,9 +630,10 @@ def _asked_end(model: nn.Module, graph: Graph, reach: int = -1) -> int:
         model: owner of the graph.
         graph: whole network.
         reach: index of the last node that is frozen; -1 where only a layer that was asked for counts.
+        several: it is the last frozen layer where none was asked for.
     """
     asked, data = asked_line(model), Flow(graph).data
-    if asked is None and has_several_parts(model):
+    if asked is None and (several or has_several_parts(model)):
         weights = {name for name, _ in graph.leaves}
         before = [node.name in data and not weights.isdisjoint(reads(node)) for node in graph.nodes[: reach + 1]]
         return reach - before[::-1].index(True) if any(before) else len(graph.nodes)
@@ -609,4 +653,4 @@ def _is_in(path: str, module: str) -> bool:
 def _why_no_cut(stopped_by: str) -> str:
     if stopped_by:
         return f"the frozen part begins with {stopped_by}, which a node does not run"
-    return "there is no place in the frozen part that only one or two tensors cross, sample by sample"
+    return "there is no place in the frozen part that few tensors cross, sample by sample"

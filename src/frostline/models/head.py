@@ -312,6 +312,11 @@ class SkippingHead(Head):
         super().train(mode)
         return self
 
+    @property
+    def reads(self) -> tuple[tuple[str, str, Any], ...]:
+        """What of its modules' attributes the frozen part was made by; see ``SkipPlan``."""
+        return self._plan.reads
+
     def traced(self) -> TracedHead | None:
         """The same head as a graph; None where the network was not traced."""
         return TracedHead(self._model[0], self._part, self._inputs) if self._is_traced else None
@@ -341,6 +346,9 @@ def skipping_head(
         inputs: specifications of its inputs.
         flags: the modes in which the head is trained.
         rest: graph from the frost line on; None where the network was not traced as a whole.
+
+    Raises:
+        Unsteady: The frozen part is another one in each run.
     """
     device = device_of(model)
     batch = random(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)

@@ -8,7 +8,7 @@ Records a forward pass: which modules it runs, one in another and in order, and 
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = (
     "modes",
     "not_averaged",
     "random",
+    "reads_told",
     "record",
     "resolved_path",
     "unwrapped",
@@ -147,6 +148,46 @@ def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
             for name in attributes.keys() - {name for name, _, _ in before}:
                 del attributes[name]
             attributes.update((name, _restored(value, content)) for name, value, content in before)
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_OWN = frozenset(vars(nn.Module()))
+
+
+@contextmanager
+def reads_told(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -> Iterator[None]:
+    """Have it told which plain attributes of the modules are read meanwhile; those of every module are left out.
+
+    Args:
+        model: any network.
+        tell: told the module, the name and the value.
+    """
+    changed = []
+    try:
+        for module in model.modules():
+            kind = type(module)
+            with suppress(TypeError):  # it has a layout of its own, as what is written in C
+                module.__class__ = _telling(kind, tell)
+                changed.append((module, kind))
+        yield
+    finally:
+        for module, kind in changed:
+            module.__class__ = kind
+
+
+def _telling(kind: type[nn.Module], tell: Callable[[nn.Module, str, Any], None]) -> type[nn.Module]:
+    def read(self: nn.Module, name: str) -> Any:
+        value = kind.__getattribute__(self, name)
+        if name not in _OWN and name in object.__getattribute__(self, "__dict__") and _is_plain(value):
+            tell(self, name, value)
+        return value
+
+    about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__getattribute__": read}
+    return type(kind.__name__, (kind,), about)
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN)
 
 
 def all_in_eval(model: nn.Module) -> dict[str, bool]:

@@ -19,10 +19,12 @@ from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.machine import computing
 from frostline.engines.measure import version_of
+from frostline.models.modules import reads_told
 from frostline.models.tracing import fed_specs
 
 __all__ = (
     "SkipPlan",
+    "Unsteady",
     "plan_of",
     "run_behind",
 )
@@ -116,11 +118,18 @@ class SkipPlan:
         placements: where activations come in, in order.
         skipped: calls that are skipped, in order.
         idle: paths of the modules that run before the frost line alone.
+        reads: path of a module, name and value of each of its attributes that is read before the frost line and is
+            not changed by a run.
     """
 
     placements: tuple[_Placement, ...]
     skipped: tuple[_SkippedCall, ...] = ()
     idle: frozenset[str] = frozenset()
+    reads: tuple[tuple[str, str, Any], ...] = ()
+
+
+class Unsteady(Exception):
+    """The frozen part does something else in each run, by what its code keeps in Python."""
 
 
 class _Absent(torch.Tensor):
@@ -425,22 +434,77 @@ def plan_of(
         None where the network's code does not make such tensors, or looks at values before the frost line.
 
     Raises:
+        Unsteady: What the frozen part gives, or what it is made by, is another one in the next run.
         Exception: Whatever the network raises.
     """
     found: list[tuple[_Placement, torch.Tensor]] = []
-    run = _Run(batch[0].device, len(batch[0]), partial(_recognised, features, found), is_real=True)
-    calls = _recorded(model, run, [run.given(place, tensor.clone()) for place, tensor in enumerate(batch)])
+    calls: list[_Call] = []
+    for error in _ERRORS:  # what is equal first: a layer that does almost nothing gives almost the same
+        found.clear()
+        calls = _run_on(model, batch, partial(_recognised, features, error, found))
+        if {placement.tensor for placement, _ in found} == set(range(len(features))):
+            break
     if not found:
         return None
     plan = SkipPlan(placements=tuple(placement for placement, _ in found))
-    others = _calls_on(model, plan, inputs, features, len(batch[0]) + 1)
     placed = {id(value): placement for placement, value in found}
-    skipped = tuple(_skippable(model, calls, others, plan, placed))
-    return replace(plan, skipped=skipped, idle=_idle(model, calls, placed))
+    plan = replace(plan, idle=_idle(model, calls, placed))
+    plan = replace(plan, reads=_reads_again(model, plan, batch, features))
+    others = _calls_on(model, plan, inputs, features, len(batch[0]) + 1)
+    return replace(plan, skipped=tuple(_skippable(model, calls, others, plan, placed)))
+
+
+def _run_on(
+    model: nn.Module,
+    batch: Sequence[torch.Tensor],
+    placed: Callable[[int, int, str, torch.Tensor], torch.Tensor | None],
+) -> list[_Call]:
+    run = _Run(batch[0].device, len(batch[0]), placed, is_real=True)
+    return _recorded(model, run, [run.given(place, tensor.clone()) for place, tensor in enumerate(batch)])
+
+
+def _reads_again(
+    model: nn.Module, plan: SkipPlan, batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]
+) -> tuple[tuple[str, str, Any], ...]:
+    """What the network reads of its modules' attributes before the frost line, in one run more.
+
+    Raises:
+        Unsteady: It does not give the same, or a frozen module has counted.
+    """
+    if plan.placements[-1].operation < 0:
+        return ()
+    places = {(placement.operation, placement.result): placement for placement in plan.placements}
+    paths = {id(module): path for path, module in model.named_modules()}
+    first: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
+
+    def placed(place: int, number: int, _: str, value: torch.Tensor) -> torch.Tensor | None:
+        placement = places.pop((place, number), None)
+        if placement is None:
+            return None
+        laid = _laid(features[placement.tensor], value.shape, placement.order)
+        if laid is None or not _is_close(laid, value, _ERRORS[-1]):
+            raise Unsteady("its frozen layers give something else in the next run, by what their code keeps in Python")
+        if not places:
+            raise _Reached
+        return value.clone()
+
+    def read(module: nn.Module, name: str, value: Any) -> None:
+        first.setdefault((id(module), name), (module, value))
+
+    with reads_told(model, read):
+        _run_on(model, batch, placed)
+    kept = []
+    for (key, name), (module, value) in first.items():
+        if vars(module).get(name) == value:
+            kept.append((paths[key], name, value))
+        elif paths[key] in plan.idle:
+            raise Unsteady(f"its frozen layer {paths[key]!r} counts in its attribute {name!r} as it runs")
+    return tuple(kept)
 
 
 def _recognised(
     features: Sequence[torch.Tensor],
+    error: float,
     found: list[tuple[_Placement, torch.Tensor]],
     place: int,
     number: int,
@@ -454,23 +518,23 @@ def _recognised(
     for tensor, feature in enumerate(features):
         if feature.dtype == value.dtype and feature.numel() == value.numel():
             laid = _laid(feature, value.shape, order)
-            if laid is not None and _is_close(laid, value):
+            if laid is not None and _is_close(laid, value, error):
                 placement = _Placement(operation=place, result=number, name=name, tensor=tensor, order=order)
                 found.append((placement, value.clone()))
                 return found[-1][1]
     return None
 
 
-_ERROR = 1e-5  # of values that two kernels of torch give for the same; others differ by much more
+_ERRORS = (0.0, 1e-7, 1e-5)  # of values that two kernels of torch give for the same
 
 
-def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_close(one: torch.Tensor, other: torch.Tensor, error: float) -> bool:
     if torch.equal(one, other):
         return True
     if not one.is_floating_point():
         return False
     off, size = (one - other).float().norm(), other.float().norm()
-    return bool(off <= _ERROR * size)
+    return bool(off <= error * size)
 
 
 def _recorded(model: nn.Module, run: _Run, inputs: Sequence[torch.Tensor]) -> list[_Call]:
