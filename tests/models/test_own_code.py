@@ -485,6 +485,16 @@ class TestAround:
             cut_network(model, SHAPE)
 
 
+    def test_layers_whose_weights_are_elsewhere_are_named(self):
+        from accelerate import cpu_offload
+
+        model = Between()
+        for layer in (model.stem, model.body):
+            layer.requires_grad_(False).eval()
+        with pytest.raises(ModelError, match=r"'stem\.0\.weight' has a shape and no values, as accelerate's cpu_offload"):
+            cut_network(cpu_offload(model, torch.device("cpu")), SHAPE)
+
+
 class Peeking(Between):
     """Looks at a value before its frost line that a trace holds for good, and goes on from a place within functions."""
 

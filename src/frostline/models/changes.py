@@ -8,7 +8,7 @@ object is another one, values are compared, so that the same weights loaded agai
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from frostline.engines.measure import version_of
 from frostline.models.frozen import FrozenPart, minds_its_mode
 from frostline.models.modules import is_split
 
-__all__ = ("FrozenWatch", "RefreshesItself", "checksum", "quick_sum", "require_whole", "take_over")
+__all__ = ("FrozenWatch", "checksum", "quick_sum", "require_whole", "take_over")
 
 _REMEDY = (
     "the job's features are those of the network as it was: call job.refreeze() to go on with the network as it is "
@@ -38,14 +38,6 @@ _ROW_WORDS = 1021
 # In eval mode these change nothing; Lightning's callbacks set the second one of what they freeze.
 _IDLE = ("momentum", "track_running_stats", "training")
 _PLAIN = (bool, int, float, str, type(None), tuple)
-
-
-@runtime_checkable
-class RefreshesItself(Protocol):
-    """A head that can take up modules of its network that were replaced."""
-
-    def refresh(self) -> None:
-        """Take up the network's modules as they are now."""
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -209,7 +201,6 @@ class FrozenWatch:
 
     def __init__(self, model: nn.Module, part: FrozenPart | None, head: nn.Module, *, minds_modes: bool) -> None:
         self._model = model
-        self._head = head
         self._reads = [(vars(model.get_submodule(path)), path, name, value) for path, name, value in _reads(head)]
         self._minds_modes = minds_modes
         self._is_retired = False
@@ -301,12 +292,7 @@ class FrozenWatch:
             return
         paths = [path for path in {**self._tree, **now} if now.get(path) is not self._tree.get(path)]
         frozen = {module.path for module in self._modules}
-        touched = next((path for path in paths if any(_is_around(path, other) for other in frozen)), None)
-        if touched is None and isinstance(self._head, RefreshesItself):
-            self._head.refresh()
-            self._tree = now
-            return
-        path = paths[0] if touched is None else touched
+        path = next((path for path in paths if any(_is_around(path, other) for other in frozen)), paths[0])
         done = "replaced" if path in now and path in self._tree else "added" if path in now else "removed"
         raise NetworkChanged(f"module {path!r} was {done} since the job was made: {_REMEDY}")
 

@@ -272,19 +272,24 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         ModelError: The inputs are of a kind that cannot be carried.
     """
     specs, model = input_specs(inputs), unwrapped(model)
-    _refuse_lazy(model)
+    _refuse_without_values(model)
     with _ONE_AT_A_TIME, kept_draws():
         flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
         return _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
 
 
-def _refuse_lazy(model: nn.Module) -> None:
-    lazy = [path for path, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter)]
-    if lazy:
-        raise ModelError(
-            f"parameter {lazy[0]!r} has no shape yet: run the network once on a batch before the job is made, so that "
-            "its lazy layers have theirs"
-        )
+def _refuse_without_values(model: nn.Module) -> None:
+    for path, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ModelError(
+                f"parameter {path!r} has no shape yet: run the network once on a batch before the job is made, so that "
+                "its lazy layers have theirs"
+            )
+        if parameter.is_meta:
+            raise ModelError(
+                f"parameter {path!r} has a shape and no values, as accelerate's cpu_offload and device_map leave it: "
+                "load the network whole, since a node runs its frozen layers and takes their weights"
+            )
 
 
 def _cut(
