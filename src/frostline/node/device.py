@@ -186,11 +186,14 @@ class ExclusiveCall:
         future: resolves to the result of the call.
         has_begun: whether it runs, so that the future cannot be cancelled any more.
         left: 1 until the call has run.
+        nbytes: memory that is taken for it; it may then run between two operations of another tenant's run. None where
+            it takes its own, and measures time, so that nothing else may be under way.
     """
 
     account: Account
     is_abandoned: Callable[[], bool]
     call: Callable[[], Any]
+    nbytes: int | None = None
     future: "Future[Any]" = field(default_factory=Future)
     has_begun: bool = False
     left: int = 1
@@ -324,7 +327,11 @@ class Device:
         mine = {entry.account.name for entry in run.entries}
         tag = min(map(self._fair_shares.tag, mine))
         with self._lock:
-            free = {number: entry for number, entry in self._queue.items() if isinstance(entry, QueuedRows)}
+            free = {
+                number: entry
+                for number, entry in self._queue.items()
+                if isinstance(entry, QueuedRows) or entry.nbytes is not None
+            }
             waiting = [
                 entry.waiting(number)
                 for number, entry in free.items()
@@ -515,8 +522,13 @@ class _Run:
 
     def fits(self, memory: Pool) -> bool:
         """Reserve memory for it; False if there is not enough now."""
-        self._room = memory.take(self.work.nbytes(self.turn.rows))
+        self._room = memory.take(self._nbytes)
         return self._room is not None
+
+    @property
+    def _nbytes(self) -> int:
+        lead = self.entries[0]
+        return (lead.nbytes or 0) if isinstance(lead, ExclusiveCall) else self.work.nbytes(self.turn.rows)
 
     def give_up(self) -> None:
         """Release the memory that ``fits`` has reserved; the run does not begin."""
@@ -526,10 +538,10 @@ class _Run:
     def begin(self, memory: Pool) -> None:
         self.began_at = self.charged_at = time.perf_counter()
         lead = self.entries[0]
+        self._room = self._room or memory.take(self._nbytes)
+        assert self._room is not None, "one run always fits, and no other runs"
         if isinstance(lead, ExclusiveCall):
             return
-        self._room = self._room or memory.take(self.work.nbytes(self.turn.rows))
-        assert self._room is not None, "one run always fits, and no other runs"
         with ExitStack() as failing:
             failing.enter_context(self._room)
             (first, _), *others = self.pairs
@@ -548,12 +560,12 @@ class _Run:
 
     def compute(self, between: Between) -> Outputs:
         lead = self.entries[0]
-        if isinstance(lead, ExclusiveCall):
-            lead.run()
-            return []
         assert self._room is not None, "it has begun"
-        assert self._slab is not None, "it has begun"
         with self._room:
+            if isinstance(lead, ExclusiveCall):
+                lead.run()
+                return []
+            assert self._slab is not None, "it has begun"
             return list(self._begun.outputs() if self._begun else self._computed(self._slab, between))
 
     def _computed(self, slab: Slab, between: Between) -> Sequence[npt.NDArray[np.generic]]:
@@ -695,12 +707,27 @@ class Devices:
                 raise next(iter(failures.values()))
             batch.begin_again()
 
-    def alone(self, number: int, call: Callable[[], T], account: Account, scope: CancelScope) -> T:
-        """Run a call that has one device to itself, and return its result."""
-        return self.all_alone({number: call}, account, scope)[number]
+    def alone(
+        self, number: int, call: Callable[[], T], account: Account, scope: CancelScope, *, nbytes: int | None = None
+    ) -> T:
+        """Run a call that has one device to itself, and return its result; see ``all_alone``."""
+        return self.all_alone({number: call}, account, scope, nbytes=nbytes)[number]
 
-    def all_alone(self, calls: Mapping[int, Callable[[], T]], account: Account, scope: CancelScope) -> dict[int, T]:
+    def all_alone(
+        self,
+        calls: Mapping[int, Callable[[], T]],
+        account: Account,
+        scope: CancelScope,
+        *,
+        nbytes: int | None = None,
+    ) -> dict[int, T]:
         """Run a call on each of some devices at the same time; a device whose call fails is taken out.
+
+        Args:
+            calls: calls by the numbers of the devices.
+            account: account of the tenant that asks.
+            scope: cancels them.
+            nbytes: memory that each takes; see ``ExclusiveCall``.
 
         Returns:
             The result of each device that has one.
@@ -709,7 +736,7 @@ class Devices:
             Exception: what a call raised, if all of them failed.
         """
         entries = {
-            number: ExclusiveCall(account=account, is_abandoned=scope.is_cancelled, call=call)
+            number: ExclusiveCall(account=account, is_abandoned=scope.is_cancelled, call=call, nbytes=nbytes)
             for number, call in calls.items()
         }
         for number, entry in entries.items():

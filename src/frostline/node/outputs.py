@@ -142,8 +142,10 @@ class PrefixRun:
 
     def _crossing_values(self, inputs: Arrays) -> Sequence[npt.NDArray[np.generic]]:
         number = self._devices.in_service()[0]
-        call = partial(self._values, number, inputs, [self._cut])
-        return self._devices.alone(number, call, self._account, self._scope)[self._cut.number]
+        between = self._devices.device(number).between
+        call = partial(self._resident.references[number].cut_values, [self._cut], inputs, between)
+        made = self._devices.alone(number, call, self._account, self._scope, nbytes=self._bytes(ROWS))
+        return made[self._cut.number]
 
     def reference_footprint(self, cut: int) -> Footprint:
         """The memory of one run of the reference up to a cut."""
@@ -164,7 +166,7 @@ class PrefixRun:
         with self._activations(device, len(slab)):
             return reference.cut_seconds(slab, repeats=repeats, clock=time.perf_counter, between=device.between)
 
-    def _values(self, number: int, slab: Arrays, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
+    def _values(self, number: int, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
         device = self._devices.device(number)
         with self._activations(device, ROWS):
             return self._resident.references[number].cut_values(cuts, slab, device.between)
