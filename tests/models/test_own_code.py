@@ -484,14 +484,13 @@ class TestAround:
         with pytest.raises(ModelError, match=r"'fc\.weight' has no shape yet: run the network once"):
             cut_network(model, SHAPE)
 
-
     def test_layers_whose_weights_are_elsewhere_are_named(self):
         from accelerate import cpu_offload
 
         model = Between()
         for layer in (model.stem, model.body):
             layer.requires_grad_(False).eval()
-        with pytest.raises(ModelError, match=r"'stem\.0\.weight' has a shape and no values, as accelerate's cpu_offload"):
+        with pytest.raises(ModelError, match=r"'stem\.0\.weight' has a shape and no values, as accelerate's"):
             cut_network(cpu_offload(model, torch.device("cpu")), SHAPE)
 
 

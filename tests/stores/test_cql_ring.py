@@ -37,8 +37,9 @@ def ring(tmp_path_factory, folder):
 
 
 def put(ring, folder):
+    columns = "id uuid PRIMARY KEY, label text, name text, data blob"
+    ring.make_table(f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.waste ({columns})")
     with ring.session() as session:
-        session.execute(f"CREATE TABLE {KEYSPACE}.waste (id uuid PRIMARY KEY, label text, name text, data blob)")
         insert = session.prepare(f"INSERT INTO {KEYSPACE}.waste (id, label, name, data) VALUES (?, ?, ?, ?)")
         insert.consistency_level = ConsistencyLevel.ALL
         for path in sorted(folder.rglob("*.jpg")):

@@ -22,6 +22,7 @@ __all__ = ("KEYSPACE", "PASSWORD", "USER", "Cassandra", "cassandra", "decay", "w
 
 HOME = Path(__file__).resolve().parents[2] / "build" / "cassandra"
 KEYSPACE = "photos"
+_AGAIN_S = 10
 USER, PASSWORD = "cassandra", "cassandra"
 """The superuser that a new server with passwords makes by itself."""
 
@@ -81,6 +82,16 @@ class Cassandra:
         with self.session() as session:
             for statement in statements:
                 session.execute(statement)
+
+    def make_table(self, statement: str) -> None:
+        """Make a table that may be there, in a session of its own; asked again where a server of a ring was too busy."""
+        for last in (False, False, True):
+            try:
+                return self.execute(statement)
+            except (NoHostAvailable, DriverException, ErrorMessage):
+                if last:
+                    raise
+                time.sleep(_AGAIN_S)
 
     def kill(self, host: str) -> None:
         """Take a server away, as a machine that breaks would be."""
