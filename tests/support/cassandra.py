@@ -5,6 +5,7 @@ import json
 import shutil
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,14 +85,16 @@ class Cassandra:
                 session.execute(statement)
 
     def make_table(self, statement: str) -> None:
-        """Make a table that may be there, in a session of its own; asked again where a server of a ring was too busy."""
-        for last in (False, False, True):
+        """Make a table that may be there already; asked again where a server of a ring was too busy."""
+        for left in (2, 1, 0):
             try:
-                return self.execute(statement)
+                self.execute(statement)
             except (NoHostAvailable, DriverException, ErrorMessage):
-                if last:
+                if not left:
                     raise
                 time.sleep(_AGAIN_S)
+            else:
+                return
 
     def kill(self, host: str) -> None:
         """Take a server away, as a machine that breaks would be."""
