@@ -66,9 +66,10 @@ layers:
 site:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# What is too long for every change: the rest of the matrices of which `make check` runs a sample, and graphs at random.
+# What is too long for every change: all of the matrices of which `make check` runs a sample, ten times the examples of
+# each property, and graphs and networks at random.
 test-long: test
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m long
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --hypothesis-profile long -m 'long or not long'
 	@$(MAKE) --no-print-directory fuzz
 
 # Graphs that strangers could upload, and networks that users could train, made at random, for SECONDS each; the tests

@@ -15,8 +15,9 @@ from support.torchvision_cpu import sitecustomize
 settings.register_profile("here", deadline=None, max_examples=50)
 # A shared machine may stall anywhere: only the tests' own timeout judges time there. The same examples each run.
 settings.register_profile(
-    "ci", deadline=None, max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "ci", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("long", deadline=None, max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 # Networks run for minutes in these tests, and on a virtual machine page faults take most of it (docs/decisions/0007).

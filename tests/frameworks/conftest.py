@@ -1,6 +1,8 @@
 """Which of these tests are for this process: those of its framework; without one, the test that runs them all."""
 
 import os
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,17 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from support.frameworks import FILES
 from support.images import image_folder, tiny_preprocess
 
-_HERE = FILES.get(os.environ.get("FROSTLINE_FRAMEWORK", ""), ("test_frameworks.py",))
+_FRAMEWORK = os.environ.get("FROSTLINE_FRAMEWORK", "")
+_HERE = FILES.get(_FRAMEWORK, ("test_frameworks.py",))
+# Before a test imports PyTorch, which a process for another framework does without.
+_BROUGHT = bool(_FRAMEWORK) and import_module(f"frostline.loaders.adapters.{_FRAMEWORK}") and "torch" in sys.modules
 collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py") if path.name not in _HERE]
+
+
+@pytest.fixture(scope="session")
+def torch_was_brought():
+    """Whether the loader of this framework has imported PyTorch."""
+    return _BROUGHT
 
 
 @pytest.fixture(scope="session")

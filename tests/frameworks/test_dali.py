@@ -31,6 +31,10 @@ def read(source, pipeline):
     return found, positions
 
 
+def test_the_loader_brings_no_torch(torch_was_brought):
+    assert not torch_was_brought
+
+
 def test_dali_decodes_encoded_samples_of_the_store(job):
     source = DaliSource(job.arrays(8, shuffle=True, encoded=True), columns=("features", "labels", "ids"))
     found, positions = read(source, made(source, decode="cpu"))

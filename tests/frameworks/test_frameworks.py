@@ -5,16 +5,6 @@ import pytest
 from support.frameworks import FILES, ROOT, start, why_no_frameworks
 
 
-@pytest.mark.parametrize("framework", sorted(FILES))
-def test_the_loader_of_a_framework_brings_no_torch(framework):
-    if (why := why_no_frameworks()) is not None:
-        pytest.skip(why)
-    code = f"import sys, frostline.loaders.adapters.{framework}; print('torch:', 'torch' in sys.modules)"
-    with start(framework, "-c", code) as process:
-        said, _ = process.communicate()
-    assert said.endswith("torch: False\n"), said
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("framework", sorted(FILES))
 def test_the_loader_of_a_framework_passes_its_tests_beside_it(framework, record_property):

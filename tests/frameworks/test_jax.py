@@ -26,6 +26,10 @@ def ids_of(batches):
     return [batch["ids"].tolist() for batch in batches]
 
 
+def test_the_loader_brings_no_torch(torch_was_brought):
+    assert not torch_was_brought
+
+
 def test_batches_are_those_of_the_arrays(job):
     columns = ("features", "labels", "ids")
     loader = JaxLoader(job.arrays(8, shuffle=True), columns=columns)

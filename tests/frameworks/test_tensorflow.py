@@ -15,11 +15,16 @@ from frostline.loaders.adapters.tensorflow import TensorFlowLoader
 from frostline.testing.loaders import BreakTests, FailureTests, OrderTests, StateRefusalTests, StateTests, TargetTests
 from support.frameworks import start
 from support.images import image_folder, tiny_preprocess
+from support.matrices import mostly_long
 from support.servers import free_ports
 
 
 def ids_of(elements):
     return [ids.numpy().tolist() for (ids,) in elements]
+
+
+def test_the_loader_brings_no_torch(torch_was_brought):
+    assert not torch_was_brought
 
 
 def test_elements_are_the_batches_of_the_arrays(job):
@@ -239,6 +244,13 @@ class TestTensorFlowLoaders(OrderTests, StateTests, BreakTests, StateRefusalTest
         return batch[1].numpy().tolist()
 
 
+@mostly_long(
+    "test_a_loader_that_went_further_goes_back_to_a_state",
+    "test_after_a_pass_that_was_left_the_next_one_is_whole",
+    "test_batches_before_a_failure_are_in_order_and_another_run_goes_on_after_them",
+    "test_every_pass_over_a_loader_is_its_epoch",
+    "test_from_the_state_after_any_batch_a_run_goes_on_with_the_next",
+)
 class TestPrefetchingTensorFlowLoaders(TestTensorFlowLoaders):
     """The same where TensorFlow holds batches that the loop does not have yet."""
 

@@ -118,6 +118,7 @@ class Workers(InDataLoader, StateTests):
     test_an_end_that_is_dropped_stays_so_where_a_run_goes_on = None
 
 
+@mostly_long(*ALIKE, "test_data_that_cannot_be_read_ends_a_pass_with_a_sentence")
 class TestOneForkedWorker(Workers, FailureTests):
     workers, start = 1, "fork"
 

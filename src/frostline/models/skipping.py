@@ -437,6 +437,7 @@ def plan_of(
         Unsteady: What the frozen part gives, or what it is made by, is another one in the next run.
         Exception: Whatever the network raises.
     """
+    before = {id(module): dict(vars(module)) for module in model.modules()}
     found: list[tuple[_Placement, torch.Tensor]] = []
     calls: list[_Call] = []
     for error in _ERRORS:  # what is equal first: a layer that does almost nothing gives almost the same
@@ -449,7 +450,7 @@ def plan_of(
     plan = SkipPlan(placements=tuple(placement for placement, _ in found))
     placed = {id(value): placement for placement, value in found}
     plan = replace(plan, idle=_idle(model, calls, placed))
-    plan = replace(plan, reads=_reads_again(model, plan, batch, features))
+    plan = replace(plan, reads=_reads_again(model, plan, batch, features, before))
     others = _calls_on(model, plan, inputs, features, len(batch[0]) + 1)
     return replace(plan, skipped=tuple(_skippable(model, calls, others, plan, placed)))
 
@@ -463,10 +464,19 @@ def _run_on(
     return _recorded(model, run, [run.given(place, tensor.clone()) for place, tensor in enumerate(batch)])
 
 
+_UNKNOWN = object()
+
+
 def _reads_again(
-    model: nn.Module, plan: SkipPlan, batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]
+    model: nn.Module,
+    plan: SkipPlan,
+    batch: Sequence[torch.Tensor],
+    features: Sequence[torch.Tensor],
+    before: Mapping[int, Mapping[str, Any]],
 ) -> tuple[tuple[str, str, Any], ...]:
     """What the network reads of its modules' attributes before the frost line, in one run more.
+
+    What the first run has set, as transformers notes that its hooks are there, is the network's own and left out.
 
     Raises:
         Unsteady: It does not give the same, or a frozen module has counted.
@@ -493,13 +503,22 @@ def _reads_again(
 
     with reads_told(model, read):
         _run_on(model, batch, placed)
-    kept = []
+    return tuple(_steady(first, paths, before, plan.idle))
+
+
+def _steady(
+    first: Mapping[tuple[int, str], tuple[nn.Module, Any]],
+    paths: Mapping[int, str],
+    before: Mapping[int, Mapping[str, Any]],
+    idle: Collection[str],
+) -> Iterator[tuple[str, str, Any]]:
+    """What was read and stays as it is, and as it was before the first run."""
     for (key, name), (module, value) in first.items():
-        if vars(module).get(name) == value:
-            kept.append((paths[key], name, value))
-        elif paths[key] in plan.idle:
-            raise Unsteady(f"its frozen layer {paths[key]!r} counts in its attribute {name!r} as it runs")
-    return tuple(kept)
+        if vars(module).get(name) != value:
+            if paths[key] in idle:
+                raise Unsteady(f"its frozen layer {paths[key]!r} counts in its attribute {name!r} as it runs")
+        elif before[key].get(name, _UNKNOWN) == value:
+            yield paths[key], name, value
 
 
 def _recognised(
