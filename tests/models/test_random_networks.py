@@ -1,5 +1,8 @@
-"""Whatever a network does with its tensors, in place and through views too: every cut of it gives its answer."""
+"""Networks at random: every cut gives their answer, and they train as a plain loop does, whole, cut or refused."""
 
+from collections import Counter
+
+import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -7,6 +10,7 @@ from torch import nn
 
 from frostline.models import cut_network
 from support.cutting import crossed, finished, shipped_engine
+from support.random_training import outcome_of
 
 SHAPE = (4, 6, 6)
 
@@ -96,3 +100,14 @@ def test_every_cut_of_a_random_network_gives_its_answer(program, channels_last):
     engine = shipped_engine(network)
     for cut in network.cuts[1:]:
         assert torch.equal(network.head(finished(network, cut, crossed(engine, [batch], cut))), expected), cut.name
+
+
+EACH, NETWORKS = 20, 200
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", range(0, NETWORKS, EACH))
+def test_networks_at_random_learn_what_they_learn_in_a_plain_loop_or_are_refused(first):
+    outcomes = Counter(outcome_of(seed)[0].partition(",")[0] for seed in range(first, first + EACH))
+    assert outcomes["cut"] >= EACH // 2, outcomes
+    assert outcomes["cut"] + outcomes["all at the trainer"] + outcomes["refused: FrozenInTrainMode"] == EACH, outcomes

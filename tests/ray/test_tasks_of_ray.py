@@ -70,6 +70,7 @@ def observe(event):
 folder, out, part_bytes = sys.argv[1:]
 asked = small_extraction(folder, Path(out), "ray://frostline", part_bytes=int(part_bytes), on_ray=True)
 extract(asked, observe)
+print("not broken off", flush=True)
 """
 
 KILLED = """
@@ -108,7 +109,12 @@ def test_an_extraction_whose_tasks_are_killed_and_that_is_broken_off_goes_on_to_
     extract(small_extraction(folder, whole, here.node(0)["url"]), lambda _: None)
     expected = pq.read_table(whole)
     size = 7 * expected["features"].combine_chunks().to_numpy_ndarray()[0].nbytes
-    killed = here.script(BROKEN_OFF, folder, out, size).splitlines()[-1]
+    killed = "not broken off"
+    for _ in range(3):  # where the machine is busy all progress may come at once, behind the last part
+        out.unlink(missing_ok=True)
+        killed = here.script(BROKEN_OFF, folder, out, size).splitlines()[-1]
+        if killed != "not broken off":
+            break
     assert int(killed) > 0
     assert not out.exists()
     verb = ["extract", "--data", folder, "--model", "support.networks:Small", "--until", "stem", "--json"]

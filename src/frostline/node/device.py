@@ -714,12 +714,7 @@ class Devices:
         return self.all_alone({number: call}, account, scope, nbytes=nbytes)[number]
 
     def all_alone(
-        self,
-        calls: Mapping[int, Callable[[], T]],
-        account: Account,
-        scope: CancelScope,
-        *,
-        nbytes: int | None = None,
+        self, calls: Mapping[int, Callable[[], T]], account: Account, scope: CancelScope, *, nbytes: int | None = None
     ) -> dict[int, T]:
         """Run a call on each of some devices at the same time; a device whose call fails is taken out.
 
