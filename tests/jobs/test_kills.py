@@ -128,7 +128,7 @@ def kill(killed, service, trainers, gone):
 
 STARTS = ("fork", "spawn", "forkserver")
 EVERYBODY = ("a worker", "the service", "a trainer")
-OFTEN = {*zip(STARTS, EVERYBODY, strict=True)}
+OFTEN = {("fork", "a worker"), ("spawn", "the service")}
 CASES = sampled((*itertools.product(STARTS, EVERYBODY), ("fork", "both trainers")), OFTEN, name=lambda case: case)
 
 

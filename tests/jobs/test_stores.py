@@ -305,6 +305,7 @@ def test_a_trainer_without_credentials_trains_on_a_bucket(s3, tmp_path, format):
         check_trains(tmp_path / "trainer", url, node.url, 36)
 
 
+@pytest.mark.long
 def test_a_trainer_without_a_password_trains_on_a_table(cql, tmp_path):
     url = f"cql://{USER}@{cql.place}/{KEYSPACE}/listed?protocol=3"
     cql.execute(f"CREATE TABLE {KEYSPACE}.listed (id text PRIMARY KEY, label text, bytes bigint, data blob)")

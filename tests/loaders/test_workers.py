@@ -213,7 +213,7 @@ def broken_folder(place):
     return folder, set(names)
 
 
-@pytest.mark.parametrize("start", sampled(["fork", "spawn", "forkserver"], usual=("fork", "forkserver")))
+@pytest.mark.parametrize("start", sampled(["fork", "spawn", "forkserver"], usual=("forkserver",)))
 def test_workers_of_a_job_share_one_limit_of_unreadable_samples(tmp_path, start):
     folder, _ = broken_folder(tmp_path)
     settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.04)
@@ -643,7 +643,7 @@ def test_a_kept_pass_goes_on_until_it_is_closed(folder_of_errors_in_workers):
         assert next(batches, None) is None
 
 
-@pytest.mark.parametrize("start", sampled(["fork", "spawn", "forkserver"], usual=("fork", "forkserver")))
+@pytest.mark.parametrize("start", sampled(["fork", "spawn", "forkserver"], usual=("forkserver",)))
 def test_a_process_that_an_error_of_its_loop_ends_leaves_no_worker(folder_of_errors_in_workers, start):
     memory = shared_memory()
     with python(TRAINER, folder_of_errors_in_workers, start) as process:

@@ -17,6 +17,7 @@ from frostline.models.modules import not_averaged, unwrapped
 from frostline.preprocess import imagenet
 from support.cutting import crossed, finished, sent, shipped_engine
 from support.images import image_folder
+from support.matrices import sampled
 from support.networks import Small
 
 # PEFT asks networks of transformers by a name that these are about to leave.
@@ -99,7 +100,7 @@ def equal_to_the_whole(model, network, batch):
     assert all(torch.equal(own[name], expected[name]) for name in own)
 
 
-@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.parametrize("name", sampled(TUNED, usual=("transformers' ViT",)))
 def test_adapters_on_the_last_two_of_twelve_blocks_leave_the_cuts_of_the_plain_network(name):
     build, where, classifier, blocks, inputs, batch = TUNED[name]
     tuned = with_lora(build, where, classifier)

@@ -126,6 +126,7 @@ def test_an_extraction_whose_tasks_are_killed_and_that_is_broken_off_goes_on_to_
     assert pq.read_table(out).equals(expected)
 
 
+@pytest.mark.long
 def test_a_table_has_every_object_once_after_tasks_that_fill_it_were_killed(here, cql, tmp_path):
     images = fl.Dataset(image_folder(tmp_path / "many", per_class=160, size=(96, 80)))
     url = f"cql://{USER}@{cql.place}/{KEYSPACE}/by_tasks?protocol=3"

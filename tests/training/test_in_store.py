@@ -134,6 +134,7 @@ def test_losses_scores_and_tensors_are_those_of_a_training_at_the_trainer(folder
     assert not [name for name in changed if name.startswith("stem")]
 
 
+@pytest.mark.long
 def test_on_photographs_the_head_of_a_pretrained_network_learns_the_same(photographs):
     data = fl.Dataset(photographs)
     data = data.take(np.linspace(0, len(data) - 1, 24).astype(np.int64))
