@@ -26,7 +26,7 @@ def names(offers):
 
 
 def every(offers):
-    """Compiled torch takes half a minute for each graph and precision; one small graph of it is always compiled below."""
+    """Compiled torch takes half a minute for each graph and precision; one small graph is always compiled below."""
     usual = [name for name in names(offers) if "compiled" not in name]
     return sampled(offers, usual, name=lambda offer: offer.name)
 
