@@ -36,7 +36,8 @@ from frostline.core.events import (
     RequestFinished,
 )
 from frostline.jobs import beginning
-from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring
+from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring, Stage
+from frostline.jobs.partition import PartitionedModel
 from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey, measure_link
 from frostline.loaders.fetch import EngineChoice, NodeEngine, RetryPolicy
 from frostline.models import freeze
@@ -230,7 +231,8 @@ def batch(samples=8, from_cache=0):
 
 def measuring(measure, *, samples=100, is_worth=lambda *_: True, clock=lambda: 0.0):
     ticks = iter(range(1000))
-    return Measuring(samples=samples, is_worth=is_worth, measure=measure, clock=lambda: float(next(ticks)))
+    stages = [Stage(is_worth=is_worth, measure=measure)]
+    return Measuring(samples=samples, stages=stages, clock=lambda: float(next(ticks)))
 
 
 def test_measuring_begins_once_with_the_number_of_samples_left():
@@ -252,6 +254,44 @@ def test_measuring_begins_once_with_the_number_of_samples_left():
     found.close()
     assert found.found() == Measurements()
     assert found.found() is None
+
+
+def test_a_loop_that_goes_on_behind_what_it_said_is_expected_to_go_on_for_as_long_again():
+    judged = []
+    found = measuring(lambda *_: None, samples=16, is_worth=lambda left, _: judged.append(left))
+    for epoch in range(3):
+        found.observe(EpochStarted(epoch=epoch, samples=16))
+        found.observe(batch())
+        found.observe(batch())
+    assert judged == [8, 8, 24, 16]
+    found.close()
+
+
+def test_stages_begin_one_after_another_each_when_it_pays():
+    order, go_on = [], threading.Event()
+
+    def stage(name, least):
+        def measure(*_):
+            order.append(name)
+            return Measurements(choice=EngineChoice(engine=name)) if go_on.wait(60) else None
+
+        return Stage(is_worth=lambda _, __: least <= len(judged), measure=measure)
+
+    judged, ticks = [], iter(range(1000))
+    stages = [stage("engine", 1), stage("plan", 3)]
+    found = Measuring(samples=1000, stages=stages, clock=lambda: float(next(ticks)))
+    found.observe(EpochStarted(epoch=0, samples=1000))
+    judged.append(1)
+    found.observe(batch())
+    until(lambda: order == ["engine"])
+    judged += [1, 1]
+    found.observe(batch())  # the first is under way
+    assert order == ["engine"]
+    go_on.set()
+    until(lambda: found.found() == Measurements(choice=EngineChoice(engine="engine")))
+    until(lambda: found.observe(batch()) or order == ["engine", "plan"])
+    found.close()
+    assert found.found() == Measurements(choice=EngineChoice(engine="plan"))
 
 
 def test_measuring_may_begin_before_the_first_batch_and_is_waited_for_a_while():
@@ -279,6 +319,52 @@ def test_an_engine_that_is_found_soon_serves_the_first_batch_too(folder, monkeyp
     with job_on(folder, events, accuracy="float32") as job:
         assert job.engine == found
     assert [event.name for event in events if isinstance(event, PhaseStarted)][-1] == "trying an engine"
+
+
+def test_a_node_elsewhere_has_its_engine_tried_first_and_both_sides_are_measured_when_that_pays(folder, monkeypatch):
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr(beginning, "shares_cores", lambda *_: False)
+    order, pays = [], threading.Event()
+    found = EngineChoice(engine=REFERENCE, error=0.0, trials=(Trial(engine=REFERENCE, precision="fp32", cut=2),))
+    whole = PartitionedModel.measurements
+
+    def engine(*_):
+        order.append("engine")
+        return Measurements(choice=found)
+
+    def measurements(*arguments):
+        order.append("both sides")
+        return whole(*arguments)
+
+    monkeypatch.setattr(PartitionedModel, "engine", engine)
+    monkeypatch.setattr(PartitionedModel, "measurements", measurements)
+    monkeypatch.setattr(beginning, "is_worth_measuring", lambda **_: pays.is_set())
+    with job_on(folder, accuracy="float32", settings={"cache_bytes": 0}) as job:
+        assert job.engine == found
+        rows_of(job)
+        assert order == ["engine"]
+        pays.set()
+        epoch = 1
+        while job.plan is None:
+            rows_of(job, epoch)
+            epoch += 1
+        assert order == ["engine", "both sides"]
+    with job_on(folder, accuracy="float32") as job:  # both were kept
+        assert job.plan is not None
+        assert len(order) == 2
+
+
+def test_an_engine_alone_that_was_kept_leaves_the_plan_to_be_measured(folder, monkeypatch):
+    monkeypatch.setattr(beginning, "shares_cores", lambda *_: False)
+    monkeypatch.setattr(beginning, "is_worth_measuring", lambda **_: True)
+    kept = Measurements(choice=EngineChoice(engine=REFERENCE, error=0.0))
+    monkeypatch.setattr(MeasurementCache, "get", lambda _: kept)
+    monkeypatch.setattr(PartitionedModel, "engine", lambda *_: pytest.fail("it is known"))
+    with job_on(folder, accuracy="float32", settings={"cache_bytes": 0}) as job:
+        epoch = 0
+        while job.plan is None:
+            rows_of(job, epoch)
+            epoch += 1
 
 
 def test_reports_an_engine_whose_trial_fails_and_begins(folder, monkeypatch):

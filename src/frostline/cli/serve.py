@@ -1,5 +1,6 @@
 """The verbs ``serve`` and ``control``: run a node beside the data, and divide a store between jobs."""
 
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -203,6 +204,7 @@ def serve(
     ):
         torch.set_num_threads(node.compute_threads)
         server = Server(running, listening, routes=routes)
+        threading.Thread(target=running.warm, daemon=True).start()
         url = server.url
         server.run(
             on_ready=lambda: _say(url, running.health().roots, as_json=as_json),

@@ -1,6 +1,5 @@
 """Runs a node and its control plane in a process of their own until its parent closes its stdin."""
 
-import gc
 import json
 import os
 import sys
@@ -14,7 +13,6 @@ from frostline.control.reporter import ControlLink, keeping_to
 from frostline.control.settings import NO_CONTROL
 from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.core.errors import UserError
-from frostline.core.system import collector_rests
 from frostline.node.http.server import Server, listen
 from frostline.node.inspection import Inspector, kept_inspections
 from frostline.node.service import Node
@@ -52,7 +50,7 @@ def _serve(wanted: dict[str, Any], settings: NodeSettings, inspector: Inspector)
         routes = control_routes(embedded_settings(settings, control=wanted["control"]))
         server = Server(node, listening, routes=routes)
         threading.Thread(target=_stop_with_parent, args=(server,), daemon=True).start()
-        threading.Thread(target=_warm, args=(node,), daemon=True).start()
+        threading.Thread(target=node.warm, daemon=True).start()
         server.run(on_ready=lambda: _say({"url": server.url}))
     return 0
 
@@ -62,12 +60,6 @@ def _link(wanted: dict[str, Any]) -> ControlLink | None:
     environment = LoaderSettings()
     url = wanted["control"] or environment.control
     return None if not wanted["reports"] or url in (None, NO_CONTROL) else ControlLink(url, environment.token)
-
-
-def _warm(node: Node) -> None:
-    with collector_rests():
-        node.warm()
-    gc.freeze()  # imported modules stay alive, so the collector need not look at them again
 
 
 def _settings(value: dict[str, Any]) -> NodeSettings:

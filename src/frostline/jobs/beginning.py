@@ -8,7 +8,7 @@ from frostline.core import EXACT
 from frostline.core.config import cache_folder
 from frostline.core.events import MeasurementFailed, PhaseStarted, SetupWarning
 from frostline.jobs.context import JobContext, asked_of, computed_in_all, keeps_features, shares_cores
-from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring
+from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring, Stage
 from frostline.loaders.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, fixed, make_plan
 from frostline.planning.replanning import is_worth_measuring, is_worth_trying
@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
 __all__ = ("Beginning", "begin")
 
 _MEASURING = "measuring the cuts"
-# A trial in the node's own process takes one to two seconds on two cores (``benchmarks/first_step.py``); a job of
-# fewer samples does not win that back with any network.
-_SOON_S = 3.0
+# A trial in the node's own process takes two to five seconds on one core, three times as long beside a job's work; a
+# job of fewer samples does not win that back with any network (``benchmarks/near.py``).
+_SOON_S = 10.0
 _MIN_TO_TRY = 200
 _TRYING = "measuring the cuts, and trying engines where the node has not (some minutes)"
 
@@ -84,17 +84,21 @@ def begin(
         return Beginning(engine=engine, refused=refused)
     health = context.asking(context.transport.health)
     kept = MeasurementCache(cache_folder() / "measurements", asked_of(context, health, len(nodes)))
-    found, measuring = kept.get(), None
-    if found is None:
-        only_engine = len(nodes) < 2 and shares_cores(health, context.device)
-        measuring = _later(context, network, nodes, lacking, kept, only_engine=only_engine)
-        if only_engine and context.accuracy != EXACT and computed_in_all(context) >= _MIN_TO_TRY:
-            found = _soon(context, measuring)
+    found = kept.get()
+    shared = len(nodes) < 2 and shares_cores(health, context.device)
+    stages = []
+    if found is None and context.accuracy != EXACT:
+        stages.append(_engine(context, network, kept))
+    if not shared and (found is None or found.situation is None):
+        stages.append(_plan(context, network, nodes, lacking, kept))
+    measuring = Measuring(samples=computed_in_all(context), stages=stages) if stages else None
+    if measuring is not None and found is None and context.accuracy != EXACT:
+        found = _soon(context, measuring) if computed_in_all(context) >= _MIN_TO_TRY else None
     if found is None:
         return Beginning(engine=engine, measuring=measuring)
     engine.choice = found.choice
     if found.situation is None:
-        return Beginning(engine=engine)
+        return Beginning(engine=engine, measuring=measuring)
     known = replace(found.situation, epochs=context.epochs, keeps_features=keeps_features(context))
     return Beginning(engine=engine, situation=known, plan=make_plan(known))
 
@@ -110,28 +114,35 @@ def _soon(context: JobContext, measuring: Measuring) -> Measurements | None:
     return None
 
 
-def _later(
+def _engine(context: JobContext, network: "PartitionedModel", kept: MeasurementCache) -> Stage:
+    """The engine of the node, which is worth little time."""
+
+    def measure(cancellation: Cancellation, samples_left: int) -> Measurements:
+        made = network.engine(context, cancellation, samples_left)
+        kept.put(made)
+        return made
+
+    def is_worth(samples_left: int, samples_per_s: float) -> bool:
+        return is_worth_trying(samples_left=samples_left, samples_per_s=samples_per_s)
+
+    return Stage(is_worth=is_worth, measure=measure)
+
+
+def _plan(
     context: JobContext,
     network: "PartitionedModel",
     nodes: Sequence[str],
     lacking: set[str],
     kept: MeasurementCache,
-    *,
-    only_engine: bool,
-) -> Measuring:
-    """What measures while the job runs: the engine alone where both sides share their cores, else all."""
+) -> Stage:
+    """All that a plan needs, where the sides do not share their cores."""
 
-    def measure(cancellation: Cancellation, samples_left: int) -> Measurements:
-        if only_engine:
-            made = network.engine(context, cancellation, samples_left)
-        else:
-            made = network.measurements(context, nodes, lacking)
+    def measure(*_: object) -> Measurements:
+        made = network.measurements(context, nodes, lacking)
         kept.put(made)
         return made
 
     def is_worth(samples_left: int, samples_per_s: float) -> bool:
-        if only_engine:
-            return context.accuracy != EXACT and is_worth_trying(samples_left=samples_left, samples_per_s=samples_per_s)
         return is_worth_measuring(samples_left=samples_left, samples_per_s=samples_per_s)
 
-    return Measuring(samples=computed_in_all(context), is_worth=is_worth, measure=measure)
+    return Stage(is_worth=is_worth, measure=measure)

@@ -4,8 +4,10 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from frostline.planning import Situation, make_plan
 from frostline.profiles import Trial
 from frostline.transport import Cancellation
 
-__all__ = ("Measure", "MeasurementCache", "Measurements", "Measuring")
+__all__ = ("Measure", "MeasurementCache", "Measurements", "Measuring", "Stage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +30,8 @@ class Measurements:
 
     Attributes:
         choice: the node's engine.
-        situation: situation that a plan is made from; None where both sides share their cores, so that no plan gains
-            anything.
+        situation: situation that a plan is made from; None where the engine alone was looked for, as where both sides
+            share their cores, so that no plan gains anything.
     """
 
     choice: EngineChoice = field(default_factory=EngineChoice)
@@ -77,42 +79,47 @@ Measure = Callable[[Cancellation, int], Measurements | None]
 _END_S = 10.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Something that is measured once.
+
+    Attributes:
+        is_worth: whether that pays, by the samples that are left and the samples a second until now.
+        measure: does it.
+    """
+
+    is_worth: Callable[[int, float], bool]
+    measure: Measure
+
+
 class Measuring:
-    """Begins when batches arrive and what is left of the job is worth it; then it is done once.
+    """Stages, one after another, each begun when batches arrive and what is left of the job is worth it.
 
     Args:
-        samples: number of samples that the job computes in all, as far as it is known.
-        is_worth: whether measuring pays, by the samples that are left and the samples a second until now.
-        measure: does it.
+        samples: number of samples that the job computes in all, as far as it is known. A job that goes on behind these
+            is expected to compute as many again as it has.
+        stages: what is measured, in order.
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        samples: int,
-        is_worth: Callable[[int, float], bool],
-        measure: Measure,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, *, samples: int, stages: Sequence[Stage], clock: Callable[[], float] = time.monotonic) -> None:
         self._samples_left = samples
-        self._is_worth = is_worth
-        self._measure = measure
+        self._stages = deque(stages)
         self._clock = clock
         self._began: float | None = None
-        self._computed = 0
+        self._computed = self._computed_in_all = 0
         self._cancellation = Cancellation()
         self._thread: threading.Thread | None = None
         self._found: Measurements | None = None
         self._failed: MeasurementFailed | None = None
 
     def begin(self, *, wait_s: float) -> Measurements | MeasurementFailed | None:
-        """Begin now, and give what is found if that comes soon; the rest is told later, as by ``found``.
+        """Begin the first stage now, and give what it finds if that comes soon; the rest is told later, by ``found``.
 
         Args:
             wait_s: The longest to wait.
         """
-        self._start().join(wait_s)
+        self._start(self._stages.popleft()).join(wait_s)
         return self.found()
 
     def observe(self, event: Event) -> None:
@@ -120,11 +127,15 @@ class Measuring:
         match event:
             case EpochStarted():
                 self._began, self._computed = self._clock(), 0
-            case BatchDelivered() if self._thread is None and self._began is not None:
+                if self._samples_left <= 0:
+                    self._samples_left = self._computed_in_all
+            case BatchDelivered() if self._stages and self._began is not None:
                 computed = event.samples - event.from_cache
                 self._computed += computed
+                self._computed_in_all += computed
                 self._samples_left -= computed
-                self._consider(self._clock() - self._began)
+                if self._thread is None or not self._thread.is_alive():
+                    self._consider(self._clock() - self._began)
             case _:
                 pass
 
@@ -160,19 +171,18 @@ class Measuring:
         if not self._computed or elapsed_s <= 0 or self._samples_left <= 0:
             return
         samples_per_s = self._computed / elapsed_s
-        if self._is_worth(self._samples_left, samples_per_s):
-            self._start()
+        if self._stages[0].is_worth(self._samples_left, samples_per_s):
+            self._start(self._stages.popleft())
 
-    def _start(self) -> threading.Thread:
-        left = self._samples_left
-        thread = threading.Thread(target=self._run, args=(left,), name="frostline-measuring", daemon=True)
-        self._thread = thread
-        thread.start()
-        return thread
+    def _start(self, stage: Stage) -> threading.Thread:
+        run = partial(self._run, stage, self._samples_left)
+        self._thread = threading.Thread(target=run, name="frostline-measuring", daemon=True)
+        self._thread.start()
+        return self._thread
 
-    def _run(self, samples_left: int) -> None:
+    def _run(self, stage: Stage, samples_left: int) -> None:
         try:
-            self._found = self._measure(self._cancellation, samples_left)
+            self._found = stage.measure(self._cancellation, samples_left)
         except FrostlineError as error:  # the job goes on as it is
             self._failed = MeasurementFailed(reason=str(error))
 

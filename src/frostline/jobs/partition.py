@@ -222,7 +222,7 @@ class PartitionedModel:
         return None
 
     def engine(self, context: JobContext, cancellation: Cancellation, samples_left: int) -> Measurements:
-        """Find the node's engine while the job runs, where both sides share their cores: no plan gains anything there.
+        """Find the node's engine at the frost line while the job runs, and measure nothing else.
 
         Args:
             context: context of the job.

@@ -5,6 +5,7 @@ Answers requests for encoded samples that come from this process: the store is r
 A job alone on its node needs no admission, fair shares or memory pools, since its window bounds what is under way.
 """
 
+import gc
 import threading
 import time
 import weakref
@@ -18,7 +19,7 @@ from typing import Self
 from frostline.batching import ROWS, readable_bytes
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.core.config import NodeSettings, TenantSettings
-from frostline.core.system import __version__, usable_cores
+from frostline.core.system import __version__, collector_rests, usable_cores
 from frostline.engines.machine import hardware_name, host_digest
 from frostline.node.decode import StoredSamples
 from frostline.node.device import HEADROOM
@@ -402,8 +403,10 @@ class Node:
             return self._profiler.profile(wanted, account, scope, held)
 
     def warm(self) -> None:
-        """Import what the first network needs; requests are served meanwhile."""
-        self._bridge.warm()
+        """Import what the first network and its usual engine need; requests are served meanwhile."""
+        with collector_rests():
+            self._bridge.warm()
+        gc.freeze()  # imported modules stay alive, so the collector need not look at them again
 
     def close(self) -> None:
         """Cancel every answer and stop the threads. Calling it again does nothing."""

@@ -1,0 +1,215 @@
+"""A whole fine-tuning job across a link, at its defaults, beside the two scripts that people would write instead.
+
+    python benchmarks/near.py --data DIR [--mbit 5,20,100,1000] [--photographs N] [--rounds 3] [--out FILE]
+
+Store and trainer have a network namespace and one core each, joined by a link that tc shapes. Whole processes are
+timed, by turns, from the command to its end:
+
+- first job: ``frostline train --near`` on a node that has just been started, with empty caches on both sides;
+- second job: the same command once more, with what both sides have kept;
+- script here: fetch photographs over HTTP by 16 threads, extract features once with PyTorch, keep them, train a head;
+- script there: extract on the store's machine, copy the features over the link, train a head.
+
+A ratio is the seconds of the better script over ours. Needs root.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from harness import ROOT, ShapedLink, Skipped, doing, markdown, median, namespaces, run, spread, torchvision_path
+
+WAYS = ("first job", "second job", "script here", "script there")
+SCRIPTS = WAYS[2:]
+SCRIPT = ROOT / "benchmarks" / "parts" / "extract_once.py"
+FROSTLINE = Path(sys.executable).with_name("frostline")
+QUICK = {"mbit": "100", "epochs": "2", "ways": "first job,script here"}
+READY_S = 60
+# One thread for a core, and memory that is kept: a script that is tuned as well as a script may be.
+TUNED = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+SERVES = """
+import functools, http.server, sys
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=sys.argv[2])
+handler.func.log_message = lambda *_: None
+http.server.ThreadingHTTPServer((sys.argv[1], 8000), handler).serve_forever()
+"""
+
+
+def options(parser):
+    parser.add_argument("--mbit", default="5,20,100,1000")
+    parser.add_argument("--photographs", type=int, help="so many, drawn by the seed; all of them by default")
+    parser.add_argument("--model", default="demo:efficientnet_lite0")
+    parser.add_argument("--until", default="features")
+    parser.add_argument("--weights", help="as of `frostline train`; random ones must travel")
+    parser.add_argument("--epochs", default="16", help="epochs of the scripts, and of ours where --extra has none")
+    parser.add_argument("--extra", default="", help="more options of `frostline train`")
+    parser.add_argument("--ways", default=",".join(WAYS))
+
+
+def measure(wanted):
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, ShapedLink(1000) as link:
+        data = chosen(wanted, Path(folder))
+        for mbit in map(float, wanted.mbit.split(",")):
+            link.rate(mbit)
+            for number in range(wanted.rounds):
+                with laid_out(link, data, Path(folder) / f"{mbit:g}-{number}") as world:
+                    for way in wanted.ways.split(","):
+                        doing(f"{way}, {mbit:g} Mbit/s, round {number + 1}")
+                        rows.append({"mbit": mbit, "round": number, "way": way, **RUNS[way](world, wanted)})
+                        yield {"photographs": len(world.names), "rows": rows}
+
+
+def chosen(wanted, folder):
+    """The photographs as a folder of their own, with names of their classes."""
+    paths = sorted(path for path in Path(wanted.data).glob("*/*") if path.is_file())
+    if wanted.photographs is not None:
+        import numpy as np
+
+        drawn = np.random.default_rng(wanted.seed).permutation(len(paths))[: wanted.photographs]
+        paths = [paths[place] for place in sorted(drawn)]
+    for path in paths:
+        place = folder / "data" / path.parent.name / path.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+    return folder / "data"
+
+
+class World:
+    """One round: the photographs on a web server beside the store, and a folder for what it leaves."""
+
+    def __init__(self, link, data, folder):
+        self.link, self.data, self.folder = link, data, folder
+        self.names = [f"{path.parent.name}/{path.name}" for path in sorted(data.glob("*/*"))]
+        self.listed = folder / "names.json"
+        self.listed.write_text(json.dumps(self.names))
+        self.web = f"http://{link.address}:8000"
+
+    def start(self, side, *words, **options):
+        """A program on the store's core, or on the trainer's."""
+        namespace, core = (self.link.store, "0") if side == "store" else (self.link.trainer, "1")
+        return subprocess.Popen(["ip", "netns", "exec", namespace, "taskset", "-c", core, *map(str, words)], **options)
+
+    def script(self, side, *words):
+        """What an extraction script prints, and its seconds."""
+        began, environment = time.perf_counter(), {**os.environ, **TUNED, "PYTHONPATH": torchvision_path()}
+        done = self.start(side, sys.executable, SCRIPT, *words, env=environment, stdout=subprocess.PIPE, text=True)
+        said = done.communicate()[0]
+        if done.returncode:
+            raise SystemExit(f"the script failed: {said}")
+        return said.strip().rpartition("\n")[2], time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def laid_out(link, data, folder):
+    """A round's web server and node; both caches are empty."""
+    folder.mkdir()
+    world = World(link, data, folder)
+    web = world.start("store", sys.executable, "-c", SERVES, link.address, data, stderr=subprocess.DEVNULL)
+    words = ["serve", "--listen", f"{link.address}:7070", "--data-root", data, "--open"]
+    with (folder / "node.log").open("w") as log:
+        node = world.start("store", FROSTLINE, *words, env=ours(folder, "node"), stdout=log, stderr=log)
+    try:
+        until_ready(world)
+        yield world
+    finally:
+        for process in (node, web):
+            process.terminate()
+            process.wait()
+
+
+def ours(folder, side):
+    """The environment of a side of ours; its cache folder is its own."""
+    path = os.pathsep.join(filter(None, (torchvision_path(), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "XDG_CACHE_HOME": str(folder / f"cache-{side}"), "PYTHONPATH": path}
+
+
+def until_ready(world):
+    code = f"import urllib.request; urllib.request.urlopen('http://{world.link.address}:7070/v1/health', timeout=2)"
+    until = time.monotonic() + READY_S
+    while world.start("trainer", sys.executable, "-c", code, stderr=subprocess.DEVNULL).wait():
+        if time.monotonic() > until:
+            raise Skipped(f"the node was not ready: {(world.folder / 'node.log').read_text()[-500:]}")
+        time.sleep(0.2)
+
+
+def job(world, wanted):
+    """One `frostline train --near`, as its report has it."""
+    out = Path(tempfile.mkdtemp(dir=world.folder))
+    words = ["train", "--near", f"http://{world.link.address}:7070", "--data", world.data, "--out", out / "run"]
+    words += ["--model", wanted.model, "--until", wanted.until, "--json", *wanted.extra.split()]
+    if wanted.weights:
+        words += ["--weights", wanted.weights]
+    if wanted.quick:
+        words += ["--epochs", wanted.epochs]
+    began = time.perf_counter()
+    with (out / "report.json").open("w") as report, (out / "log.txt").open("w") as log:
+        environment = ours(world.folder, "trainer")
+        code = world.start("trainer", FROSTLINE, *words, env=environment, stdout=report, stderr=log).wait()
+    seconds = time.perf_counter() - began
+    if code:
+        raise SystemExit(f"the job failed: {(out / 'log.txt').read_text()[-2000:]}")
+    said = json.loads((out / "report.json").read_text())
+    kept = ("setup_s", "first_step_s", "epochs", "wire_bytes", "ways", "engine")
+    diagnosis = said.get("diagnosis") or {}
+    return {
+        "seconds": seconds,
+        "accuracy": said.get("val_accuracy"),
+        **{name: said.get(name) for name in kept},
+        "diagnosis": diagnosis.get("says"),
+    }
+
+
+def script_here(world, wanted):
+    said, seconds = world.script("trainer", "here", world.listed, wanted.model, wanted.epochs, world.web)
+    return {"seconds": seconds, **json.loads(said)}
+
+
+def script_there(world, wanted):
+    _, before = world.script("store", "there", world.listed, wanted.model, world.data / "features.npy", world.data)
+    said, seconds = world.script("trainer", "train", world.listed, wanted.model, wanted.epochs, world.web)
+    (world.data / "features.npy").unlink()
+    return {"seconds": before + seconds, **json.loads(said)}
+
+
+RUNS = {"first job": job, "second job": job, "script here": script_here, "script there": script_there}
+
+
+def table(found):
+    lines = []
+    for mbit in dict.fromkeys(row["mbit"] for row in found["rows"]):
+        here = [row for row in found["rows"] if row["mbit"] == mbit]
+        scripts = [median([row for row in here if row["way"] == way], "seconds") for way in SCRIPTS]
+        best = min((seconds for seconds in scripts if seconds is not None), default=None)
+        for way in dict.fromkeys(row["way"] for row in here):
+            rows = [row for row in here if row["way"] == way]
+            seconds = median(rows, "seconds")
+            ratio = None if way in SCRIPTS or best is None else best / seconds
+            lines.append(
+                [
+                    f"{mbit:g}",
+                    way,
+                    spread([row["seconds"] for row in rows]),
+                    median(rows, "first_step_s"),
+                    median(rows, "accuracy"),
+                    "-" if ratio is None else f"{ratio:.2f}",
+                    rows[-1].get("engine") or "-",
+                ]
+            )
+    head = ["Mbit/s", "", "seconds", "first step, s", "accuracy", "ratio", "engine"]
+    return f"{found['photographs']} photographs.\n\n{markdown(head, lines)}"
+
+
+if __name__ == "__main__":
+    run(__doc__, measure, quick=QUICK, options=options, table=table, needs=(namespaces,), pictures=12)
