@@ -98,7 +98,7 @@ class Measuring:
     Args:
         samples: number of samples that the job computes in all, as far as it is known. A job that goes on behind these
             is expected to compute as many again as it has.
-        stages: what is measured, in order.
+        stages: measurements, in order.
         clock: monotonic seconds.
     """
 
