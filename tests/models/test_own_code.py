@@ -280,6 +280,40 @@ def test_several_outputs_of_an_encoder_cross_together(use, tensors):
     assert trained(model, through(network)) == pytest.approx(trained(plain, plain), rel=1e-6)
 
 
+class Writing(Small):
+    """Works in place on what crosses the frost line."""
+
+    is_late = False
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((16,), 2.0))
+
+    def forward(self, x):
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        return self.fc(hidden * self.scale if self.is_late else hidden.mul_(self.scale))
+
+
+def test_code_that_works_in_place_leaves_the_batch_as_it_was():
+    _, _, network = cut(Writing(), "body")
+    features = [torch.rand(5, *shape) for shape in network.frost_line.shapes]
+    before = [feature.clone() for feature in features]
+    first, second = network.head(*features), network.head(*features)
+    assert torch.equal(first, second)
+    assert all(torch.equal(feature, kept) for feature, kept in zip(features, before, strict=True))
+
+
+def test_code_that_begins_to_write_into_activations_is_told():
+    model = Writing()
+    model.is_late = True
+    model, _, network = cut(model, "body")
+    features = [torch.rand(5, *shape) for shape in network.frost_line.shapes]
+    network.head(*features)
+    model.is_late = False
+    with pytest.raises(ModelError, match="writes into its activations at the frost line, which it did not when"):
+        network.head(*features)
+
+
 class TestCopies:
     def test_a_copy_computes_and_learns_with_its_own_weights(self):
         model, plain, network = cut(Reversed())

@@ -25,7 +25,7 @@ from frostline.models.freezing import frozen_modules
 from frostline.models.frozen import FrozenPart, ordered
 from frostline.models.graph import after, before, guard_inputs, is_same, moved
 from frostline.models.modules import all_in_eval, is_split, modes, random
-from frostline.models.skipping import SkipPlan, plan_of, run_behind
+from frostline.models.skipping import SkipPlan, plan_of, run_behind, written_by
 from frostline.models.trace_cache import trace
 from frostline.models.tracing import UNFIT, Trace, are_close, device_of, fed, kept_buffers, kept_draws, observed, whole
 
@@ -354,10 +354,17 @@ def skipping_head(
     batch = random(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
     try:
         with modes(model, flags), torch.no_grad(), kept_buffers(model):
-            plan = plan_of(model, inputs, fed(model, batch), _features(part, batch, device))
+            features = _features(part, batch, device)
+            plan = plan_of(model, inputs, fed(model, batch), features)
+        if plan is None:
+            return None
+        for training in (flags, all_in_eval(model)):
+            with modes(model, training), kept_buffers(model):
+                written = written_by(model, plan, inputs, features)
+            plan = replace(plan, written=plan.written | written)
     except UNFIT:
         return None
-    return None if plan is None else SkippingHead(model, part, inputs, plan, flags, rest)
+    return SkippingHead(model, part, inputs, plan, flags, rest)
 
 
 def _features(part: FrozenPart, batch: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -27,6 +27,7 @@ __all__ = (
     "Unsteady",
     "plan_of",
     "run_behind",
+    "written_by",
 )
 
 
@@ -82,10 +83,10 @@ class _Crossing:
     placement: _Placement
     shape: tuple[int, ...]
 
-    def of(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
+    def of(self, plan: "SkipPlan", features: Sequence[torch.Tensor]) -> torch.Tensor:
         """The activation in its place."""
         feature = features[self.placement.tensor]
-        laid = _laid(feature, (len(feature), *self.shape), self.placement.order)
+        laid = _given(plan, self.placement, features, (len(feature), *self.shape))
         if laid is None:
             raise ModelError(f"activations of shape {list(feature.shape)} are not those at the frost line")
         return laid
@@ -120,12 +121,14 @@ class SkipPlan:
         idle: paths of the modules that run before the frost line alone.
         reads: path of a module, name and value of each of its attributes that is read before the frost line and is
             not changed by a run.
+        written: numbers of the activations into which the network writes, so that it is given copies of these.
     """
 
     placements: tuple[_Placement, ...]
     skipped: tuple[_SkippedCall, ...] = ()
     idle: frozenset[str] = frozenset()
     reads: tuple[tuple[str, str, Any], ...] = ()
+    written: frozenset[int] = frozenset()
 
 
 class Unsteady(Exception):
@@ -355,6 +358,19 @@ def _laid(feature: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> 
     return own.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(_inverse(order))
 
 
+def _given(
+    plan: SkipPlan, placement: _Placement, features: Sequence[torch.Tensor], shape: Sequence[int]
+) -> torch.Tensor | None:
+    """An activation as the network takes it: itself where nobody writes into it and it lies as it must, else a copy."""
+    feature, order = features[placement.tensor], placement.order
+    lies = tuple(order) == tuple(range(len(order))) and feature.is_contiguous()
+    fits = feature.shape[:1] == torch.Size(shape)[:1] and feature.numel() == torch.Size(shape).numel()
+    # Of an inference tensor nobody would see that something is written.
+    if not (lies and fits) or feature.is_inference() or placement.tensor in plan.written:
+        return _laid(feature, shape, order)
+    return feature.detach().view(tuple(shape))
+
+
 @dataclass(slots=True, kw_only=True)
 class _Call:
     """A call of a module while a plan is made."""
@@ -370,12 +386,7 @@ class _Call:
 
 @contextmanager
 def _forwards(modules: Mapping[str, nn.Module], forward: Callable[..., Callable[..., Any]]) -> Iterator[None]:
-    """Give modules other forwards for a while; their hooks and attributes stay.
-
-    Args:
-        modules: modules by their paths.
-        forward: makes the other forward, of the path and the own one.
-    """
+    """Give modules other forwards for a while, made of their path and their own one; hooks and attributes stay."""
     with ExitStack() as stack:
         for path, module in modules.items():
             own = vars(module)
@@ -601,7 +612,7 @@ def _placing(
             return None
         laid = None
         if placement.name == name and value.dim() == len(placement.order):
-            laid = _laid(features[placement.tensor], value.shape, placement.order)
+            laid = _given(plan, placement, features, value.shape)
         if laid is None:
             raise ModelError(
                 f"the network computes {name} of shape {list(value.shape)} where it computed {placement.name} at the "
@@ -725,10 +736,34 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
     modules = {path: model.get_submodule(path) for path in skipper.paths}
     with computing(), _forwards(modules, skipper.forward):
         given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(fed_specs(model, inputs))]
+        versions = _versions(features)
         output = model(*given)
     if any(isinstance(leaf, _Absent) for leaf in tree_leaves(output)):
         raise ModelError(_asked("returned"))
+    if versions != _versions(features):
+        raise ModelError(
+            "the network writes into its activations at the frost line, which it did not when it was cut, so that the "
+            "batch is changed: make the job again, or call job.refreeze()"
+        )
     return output
+
+
+def written_by(
+    model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], features: Sequence[torch.Tensor]
+) -> frozenset[int]:
+    """Numbers of the activations into which a network writes, by one run in the modes that it is in.
+
+    Raises:
+        Exception: Whatever ``run_behind`` raises.
+    """
+    copies = [feature.clone() for feature in features]
+    with torch.no_grad(), suppress(ModelError):
+        run_behind(model, plan, inputs, copies)
+    return frozenset(number for number, version in enumerate(_versions(copies)) if version)
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors]
 
 
 class _Skipper:
@@ -736,6 +771,7 @@ class _Skipper:
 
     def __init__(self, run: _Run, plan: SkipPlan, features: Sequence[torch.Tensor]) -> None:
         self._run = run
+        self._plan = plan
         self._features = features
         self._counts: dict[str, int] = {}
         self._skipped = {(call.path, call.call): call for call in plan.skipped}
@@ -758,5 +794,5 @@ class _Skipper:
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, _Crossing):
-            return leaf.of(self._features)
+            return leaf.of(self._plan, self._features)
         return self._run.absent(leaf.of(self._run.rows)) if isinstance(leaf, _Absence) else leaf
