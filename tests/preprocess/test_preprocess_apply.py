@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from frostline.core import View
-from frostline.core.errors import BadRequest, SampleError
+from frostline.core.errors import BadRequest, SampleError, SettingError
 from frostline.datasets.copy.layout import scaled
 from frostline.preprocess import (
     CenterCrop,
+    ColorJitter,
     Decode,
     Normalize,
     Preprocess,
@@ -55,6 +56,37 @@ def decoded(preprocess, data, *, id=1, view=None, max_pixels=10_000_000):
 
 def pixels(shorter, crop, filter="bilinear"):
     return Preprocess(steps=(Decode(), Resize(shorter, filter), CenterCrop(crop), PIXELS))
+
+
+FOUR = Normalize(mean=(120.0, 110.0, 100.0, 90.0), std=(60.0, 61.0, 62.0, 63.0))
+
+
+def test_images_of_four_channels_are_those_of_torchvision_and_normalised_each_by_its_own():
+    image = picture(300, 200).convert("RGBA")
+    image.putalpha(picture(300, 200, "L"))
+    preprocess = Preprocess(steps=(Decode(mode="RGBA"), Resize(100), CenterCrop(64), FOUR))
+    found = decoded(preprocess, encoded(image, "PNG"))
+    assert found.shape == (4, 64, 64)
+    expected = by_torchvision(image, 100, 64)
+    means, deviations = (np.array(values, np.float32)[:, None, None] for values in (FOUR.mean, FOUR.std))
+    np.testing.assert_allclose(found, (expected - means) / deviations, atol=1e-5)
+
+
+def test_alpha_stays_as_it_is_where_colours_are_changed():
+    image = picture(40, 40).convert("RGBA")
+    image.putalpha(picture(40, 40, "L"))
+    step = ColorJitter(brightness=0.5, contrast=0.5, saturation=0.5, hue=0.3)
+    steps = (Decode(mode="RGBA"), CenterCrop(40), step, Normalize(mean=(0.0,) * 4, std=(1.0,) * 4))
+    found = decoded(Preprocess(steps=steps), encoded(image, "PNG"), view=View(seed=1, epoch=0))
+    assert (found[3] == np.asarray(image.getchannel("A"))).all()
+    assert not (found[:3] == np.asarray(image.convert("RGB")).transpose(2, 0, 1)).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_as_many_numbers_as_channels_are_asked_for(channels):
+    few = Normalize(mean=(0.0,) * channels, std=(1.0,) * channels)
+    with pytest.raises(SettingError, match="4 numbers each for RGBA"):
+        Preprocess(steps=(Decode(mode="RGBA"), Resize(8), CenterCrop(8), few))
 
 
 def by_hand(image, shorter, crop):

@@ -145,8 +145,7 @@ class Applied:
     def stored(self) -> Stored:
         """The step that stands for these in a job's preprocessing."""
         whole = self.whole
-        mode: Literal["RGB", "L"] = "RGB" if whole.mode == "RGB" else "L"
-        return Stored(side=whole.shape[1], mode=mode, dtype=self.dtype, applied=self.digest)
+        return Stored(side=whole.shape[1], mode=whole.mode, dtype=self.dtype, applied=self.digest)
 
     def rest(self, declared: Preprocess) -> Preprocess:
         """What is left to do of a preprocessing, so that its pixels are the same to the bit.
@@ -445,7 +444,7 @@ def _pixels(
         pixels = unpacked(stored, encoded).astype(np.uint8, copy=False)
         if not between:
             return pixels
-        image = Image.fromarray(pixels if stored.mode == "RGB" else pixels[:, :, 0])
+        image = Image.fromarray(pixels if CHANNELS[stored.mode] > 1 else pixels[:, :, 0])
     for step in between:
         image = _applied(step, image, draw, max_pixels)
     found = np.asarray(image)

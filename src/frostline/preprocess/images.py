@@ -358,7 +358,7 @@ def jittered(step: ColorJitter, image: Image.Image, draw: Callable[[], float]) -
 
     Args:
         step: the amounts.
-        image: image of mode RGB or L; it is left as it is.
+        image: image of mode RGB, L or RGBA; it is left as it is, and keeps its alpha.
         draw: gives the next number from 0 to below 1.
     """
     order = _drawn_order(draw)
@@ -389,7 +389,10 @@ def _factor(amount: float, drawn: float) -> float:
 def _turned(image: Image.Image, turn: float) -> Image.Image:
     if image.mode == "L":
         return image
-    hue, saturation, value = image.convert("HSV").split()
+    hue, saturation, value = image.convert("RGB").convert("HSV").split()
     steps = int(turn * 255)  # towards 0, as torchvision does
     hue = hue.point([(level + steps) % 256 for level in range(256)])
-    return Image.merge("HSV", (hue, saturation, value)).convert(image.mode)
+    found = Image.merge("HSV", (hue, saturation, value)).convert(image.mode)
+    if image.mode == "RGBA":
+        found.putalpha(image.getchannel("A"))
+    return found

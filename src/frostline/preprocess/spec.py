@@ -20,6 +20,7 @@ from frostline.preprocess.steps import (
     Decode,
     DecodeAudio,
     InputPlace,
+    Mode,
     NamedInputs,
     Normalize,
     RandomHorizontalFlip,
@@ -176,7 +177,7 @@ class Preprocess:
         return Levels(mean=last.mean, std=last.std) if isinstance(last, Normalize) else None
 
     @cached_property
-    def mode(self) -> str:
+    def mode(self) -> Mode:
         """The mode of the decoded pixels."""
         first = self.steps[0]
         assert isinstance(first, Decode | Stored)
@@ -345,7 +346,7 @@ def _check_stored(first: Stored, rest: tuple[Step, ...]) -> None:
     _check_rest(rest[:-1], rest[-1], first.mode)
 
 
-def _check_rest(between: Sequence[Step], last: Normalize, mode: str) -> None:
+def _check_rest(between: Sequence[Step], last: Normalize, mode: Mode) -> None:
     if any(isinstance(step, Decode | Stored | Normalize | _ALONE) for step in between):
         raise SettingError("Decode and Normalize stand once in a preprocessing; Tokenize, ReadArray, DecodeAudio alone")
     if not len(last.mean) == len(last.std) == CHANNELS[mode]:

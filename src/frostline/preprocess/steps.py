@@ -7,7 +7,7 @@ Several inputs of a network by name: their parts as one record where they are st
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -27,6 +27,7 @@ __all__ = (
     "Decode",
     "DecodeAudio",
     "InputPlace",
+    "Mode",
     "NamedInputs",
     "Normalize",
     "RandomHorizontalFlip",
@@ -172,7 +173,8 @@ def unframed(record: bytes | memoryview, parts: int) -> list[memoryview]:
 Filter = Literal["bilinear", "bicubic"]
 
 _MAX_SIDE = 4096
-CHANNELS = {"RGB": 3, "L": 1}
+Mode = Literal["RGB", "L", "RGBA"]
+CHANNELS: Mapping[Mode, int] = {"RGB": 3, "L": 1, "RGBA": 4}
 """The number of channels of each mode that pixels are decoded to."""
 _DTYPES = ("uint8", "fp16")
 _MAX_TOKENS = 8192
@@ -194,17 +196,18 @@ class Decode:
     """Decode the image to pixels of one mode; always the first step.
 
     Attributes:
-        mode: ``RGB`` or ``L`` (grey); other images are converted to it as Pillow does.
+        mode: ``RGB``, ``L`` (grey) or ``RGBA`` (with a fourth channel, of how opaque a pixel is, or of near infrared);
+            other images are converted to it as Pillow does.
         reduced: decode JPEGs at a half, a quarter or an eighth of their scale, by their own cosine transform, where
             what is left is still as large as the ``Resize`` that follows asks for. Several times less work, and
             slightly other pixels. Other formats are decoded whole.
     """
 
-    mode: Literal["RGB", "L"] = "RGB"
+    mode: Mode = "RGB"
     reduced: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("mode", self.mode, ("RGB", "L"))
+        _one_of("mode", self.mode, tuple(CHANNELS))
         _flag("reduced", self.reduced)
 
 
@@ -335,19 +338,19 @@ class Stored:
 
     Attributes:
         side: side of the square, in pixels.
-        mode: ``RGB`` or ``L``, what was decoded to.
+        mode: what was decoded to, as of ``Decode``.
         dtype: ``uint8``, pixels before ``Normalize``; or ``fp16``, what comes out of it, so that no step is left.
         applied: digest of the steps that were applied, and of the decoder.
     """
 
     side: int
-    mode: Literal["RGB", "L"]
+    mode: Mode
     dtype: Literal["uint8", "fp16"]
     applied: str
 
     def __post_init__(self) -> None:
         _side("side", self.side)
-        _one_of("mode", self.mode, ("RGB", "L"))
+        _one_of("mode", self.mode, tuple(CHANNELS))
         _one_of("dtype", self.dtype, _DTYPES)
         if not _DIGEST.fullmatch(str(self.applied)):  # a list from JSON is none either
             raise SettingError("applied must be a SHA-256 in hexadecimal digits")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from frostline.core.errors import ModelError, SettingError, WeightsMissing
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, Squeeze, Step, text
+from frostline.preprocess.steps import CHANNELS, Mode
 from frostline.preprocess.tokens import TextTokenizer
 from frostline.training.pretrained import import_package, reading
 
@@ -38,6 +39,9 @@ class Processor:
     otherwise: tuple[str, ...] = ()
 
 
+_MODES: Mapping[int, Mode] = {CHANNELS[mode]: mode for mode in CHANNELS}
+
+
 def processor_of(file: Path) -> Processor:
     """Read the file of an image processor.
 
@@ -59,7 +63,7 @@ def _processor(says: Mapping[str, Any]) -> Processor:
         otherwise.append(f"its images are resized by filter {kernel} of Pillow where it was made, and here by bicubic")
     levels = _levels(says)
     scaled = _scaled(says, _FILTERS.get(kernel, "bicubic"))
-    steps = (Decode(mode="L" if len(levels.mean) == 1 else "RGB"), *scaled, levels)
+    steps = (Decode(mode=_MODES.get(len(levels.mean), "RGB")), *scaled, levels)
     return Processor(preprocess=Preprocess(steps=steps), otherwise=tuple(otherwise))
 
 
