@@ -465,6 +465,25 @@ class TestAdapters:
             assert not torch.equal(through(network)(pixels), enabled)
         assert torch.equal(through(network)(pixels), plain(pixels))
 
+    def test_an_adapter_before_the_line_that_is_disabled_is_told(self):
+        from peft import LoraConfig, get_peft_model
+
+        tuned = get_peft_model(Between(), LoraConfig(target_modules=["body.0", "hidden"], r=2)).train()
+        for name, parameter in tuned.named_parameters():
+            if "lora_" in name:
+                nn.init.normal_(parameter, std=0.3)
+            if "body" in name:
+                parameter.requires_grad_(False)
+        _, network = self.parts(tuned)
+        assert network.frost_line.name.startswith("base_model.model.pool") or "flatten" in network.frost_line.name
+        features = [torch.rand(4, *shape) for shape in network.frost_line.shapes]
+        network.head(*features)
+        with (
+            tuned.disable_adapter(),
+            pytest.raises(ModelError, match=r"'_adapters_disabled' of the network.*refreeze"),
+        ):
+            network.head(*features)
+
     def test_another_adapter_is_the_one_that_learns(self, adapted):
         plain, network = self.parts(adapted)
         for tuned in (adapted, plain):

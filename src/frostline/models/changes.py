@@ -8,7 +8,7 @@ object is another one, values are compared, so that the same weights loaded agai
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,18 @@ _ROW_WORDS = 1021
 # In eval mode these change nothing; Lightning's callbacks set the second one of what they freeze.
 _IDLE = ("momentum", "track_running_stats", "training")
 _PLAIN = (bool, int, float, str, type(None), tuple)
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """A head that knows what the network's code reads of its modules before the frost line."""
+
+    @property
+    def reads(self) -> tuple[tuple[str, str, Any], ...]:
+        """Path of a module, name and value of each attribute."""
+
+    def changed_read(self) -> str | None:
+        """One of these that changes what lies before the frost line by its value now, in words."""
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -201,7 +213,9 @@ class FrozenWatch:
 
     def __init__(self, model: nn.Module, part: FrozenPart | None, head: nn.Module, *, minds_modes: bool) -> None:
         self._model = model
-        self._reads = [(vars(model.get_submodule(path)), path, name, value) for path, name, value in _reads(head)]
+        self._head = head
+        reads = head.reads if isinstance(head, Reads) else ()
+        self._reads = [(vars(model.get_submodule(path)), name, value) for path, name, value in reads]
         self._minds_modes = minds_modes
         self._is_retired = False
         self._tree = _tree(model)
@@ -272,14 +286,11 @@ class FrozenWatch:
         return [(seen.table, seen.name, seen.tensor, seen.version) for seen in counted]
 
     def _look_at_reads(self) -> None:
-        for attributes, path, name, value in self._reads:
-            now = attributes.get(name, _GONE)
-            if now is not value and now != value:
-                whose = f"module {path!r}" if path else "the network"
-                raise NetworkChanged(
-                    f"attribute {name!r} of {whose}, which its frozen layers read, was changed since the job was made: "
-                    f"{_REMEDY}"
-                )
+        if all(attributes.get(name) is value for attributes, name, value in self._reads):
+            return
+        assert isinstance(self._head, Reads), "it has told what it reads"
+        if (changed := self._head.changed_read()) is not None:
+            raise NetworkChanged(f"{changed}: {_REMEDY}")
 
     def _look_at_all(self) -> None:
         for seen in self._seen:
@@ -295,14 +306,6 @@ class FrozenWatch:
         path = next((path for path in paths if any(_is_around(path, other) for other in frozen)), paths[0])
         done = "replaced" if path in now and path in self._tree else "added" if path in now else "removed"
         raise NetworkChanged(f"module {path!r} was {done} since the job was made: {_REMEDY}")
-
-
-_GONE = object()
-
-
-def _reads(head: nn.Module) -> Iterable[tuple[str, str, Any]]:
-    """What the frozen part read of the modules' attributes when it was made; those that only say modes are left out."""
-    return [read for read in getattr(head, "reads", ()) if read[1] not in _IDLE]
 
 
 def _tree(model: nn.Module) -> dict[str, nn.Module]:

@@ -25,7 +25,7 @@ from frostline.models.freezing import frozen_modules
 from frostline.models.frozen import FrozenPart, ordered
 from frostline.models.graph import after, before, guard_inputs, is_same, moved
 from frostline.models.modules import all_in_eval, is_split, modes, random
-from frostline.models.skipping import SkipPlan, plan_of, run_behind, written_by
+from frostline.models.skipping import SkipPlan, plan_of, run_behind, still_makes, written_by
 from frostline.models.trace_cache import trace
 from frostline.models.tracing import UNFIT, Trace, are_close, device_of, fed, kept_buffers, kept_draws, observed, whole
 
@@ -268,6 +268,10 @@ class TracedHead(Head):
         return all(torch.equal(tensor, other) for tensor, other in zip(made, meant, strict=True))
 
 
+# An attribute that has had so many values without an effect before the frost line is none that the frozen part minds.
+_MANY_VALUES = 3
+
+
 class SkippingHead(Head):
     """The user's own forward, with what lies before the frost line skipped.
 
@@ -301,6 +305,7 @@ class SkippingHead(Head):
         self._plan = plan
         self._flags = dict(flags)
         self._is_traced = rest is not None
+        self._harmless: dict[tuple[str, str], tuple[Any, ...]] = {}
 
     def train(self, mode: bool = True) -> "SkippingHead":
         """As ``Head.train``.
@@ -314,8 +319,44 @@ class SkippingHead(Head):
 
     @property
     def reads(self) -> tuple[tuple[str, str, Any], ...]:
-        """What of its modules' attributes the frozen part was made by; see ``SkipPlan``."""
+        """What of its modules' attributes is read before the frost line; see ``SkipPlan``."""
         return self._plan.reads
+
+    def changed_read(self, *, theirs_alone: bool = False) -> str | None:
+        """An attribute that changes what lies before the frost line by its value now, in words; None where none does.
+
+        A value that differs from that of the cut is tried once: the network runs on two rows. So one that only the head
+        minds, as an adapter that is switched off there, is the user's own.
+
+        Args:
+            theirs_alone: leave out PyTorch's own modules, which have more attributes than all others.
+        """
+        for path, name, value in self._plan.reads:
+            module = self._model[0].get_submodule(path)
+            if theirs_alone and type(module).__module__.startswith("torch.nn."):
+                continue
+            now = vars(module).get(name)
+            harmless = self._harmless.get((path, name), ())
+            if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
+                continue
+            if not self._makes_the_same():
+                whose = f"module {path!r}" if path else "the network"
+                return (
+                    f"attribute {name!r} of {whose}, which its frozen layers read, was changed since the job was made"
+                )
+            self._harmless[path, name] = (*harmless, now)
+        return None
+
+    def _makes_the_same(self) -> bool:
+        """Whether the network still makes what the frozen part makes, in the modes in which it is trained."""
+        model = self._model[0]
+        device = device_of(model)
+        batch = random(self._inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
+        try:
+            with kept_draws(), modes(model, self._flags), torch.no_grad(), kept_buffers(model):
+                return still_makes(model, self._plan, fed(model, batch), _features(self._part, batch, device))
+        except UNFIT:
+            return False
 
     def traced(self) -> TracedHead | None:
         """The same head as a graph; None where the network was not traced."""
@@ -328,6 +369,8 @@ class SkippingHead(Head):
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
         with _shared_back(self, self._model[0]):
+            if (changed := self.changed_read(theirs_alone=True)) is not None:
+                raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
             return run_behind(self._model[0], self._plan, self._inputs, tensors)
 
 

@@ -27,6 +27,7 @@ __all__ = (
     "Unsteady",
     "plan_of",
     "run_behind",
+    "still_makes",
     "written_by",
 )
 
@@ -169,7 +170,6 @@ def _asked(name: str) -> str:
 
 
 def _each(value: Any, tell: Callable[["_Absent"], None]) -> None:
-    """Tell of all absent tensors in an operation's arguments."""
     if isinstance(value, _Absent):
         tell(value)
     elif isinstance(value, list | tuple):
@@ -181,7 +181,6 @@ def _each(value: Any, tell: Callable[["_Absent"], None]) -> None:
 
 
 def _replaced(value: Any, other: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """An operation's arguments with other tensors."""
     if isinstance(value, torch.Tensor):
         return other(value)
     if type(value) in (list, tuple):
@@ -446,7 +445,6 @@ def plan_of(
 
     Raises:
         Unsteady: What the frozen part gives, or what it is made by, is another one in the next run.
-        Exception: Whatever the network raises.
     """
     before = {id(module): dict(vars(module)) for module in model.modules()}
     found: list[tuple[_Placement, torch.Tensor]] = []
@@ -475,6 +473,17 @@ def _run_on(
     return _recorded(model, run, [run.given(place, tensor.clone()) for place, tensor in enumerate(batch)])
 
 
+def still_makes(
+    model: nn.Module, plan: SkipPlan, batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]
+) -> bool:
+    """Whether a network makes these features at the frost line; see ``plan_of``."""
+    with suppress(Unsteady):
+        _reads_again(model, plan, batch, features, {})
+        return True
+    return False
+
+
+_OTHER = "its frozen layers give something else in the next run, by what their code keeps in Python"
 _UNKNOWN = object()
 
 
@@ -488,9 +497,6 @@ def _reads_again(
     """What the network reads of its modules' attributes before the frost line, in one run more.
 
     What the first run has set, as transformers notes that its hooks are there, is the network's own and left out.
-
-    Raises:
-        Unsteady: It does not give the same, or a frozen module has counted.
     """
     if plan.placements[-1].operation < 0:
         return ()
@@ -504,7 +510,7 @@ def _reads_again(
             return None
         laid = _laid(features[placement.tensor], value.shape, placement.order)
         if laid is None or not _is_close(laid, value, _ERRORS[-1]):
-            raise Unsteady("its frozen layers give something else in the next run, by what their code keeps in Python")
+            raise Unsteady(_OTHER)
         if not places:
             raise _Reached
         return value.clone()
@@ -514,6 +520,8 @@ def _reads_again(
 
     with reads_told(model, read):
         _run_on(model, batch, placed)
+    if places:
+        raise Unsteady(_OTHER)
     return tuple(_steady(first, paths, before, plan.idle))
 
 
@@ -528,7 +536,7 @@ def _steady(
         if vars(module).get(name) != value:
             if paths[key] in idle:
                 raise Unsteady(f"its frozen layer {paths[key]!r} counts in its attribute {name!r} as it runs")
-        elif before[key].get(name, _UNKNOWN) == value:
+        elif before.get(key, {}).get(name, _UNKNOWN) == value:
             yield paths[key], name, value
 
 
@@ -682,7 +690,6 @@ def _absences(call: _Call, other: _Call | None, plan: SkipPlan) -> list[Any] | N
 
 
 def _is_idle(call: _Call, plan: SkipPlan) -> bool:
-    """Whether a call ended before the frost line, and gave nothing that is there."""
     if call.ends < 0 or call.ends > plan.placements[-1].operation:
         return False
     if any(call.starts <= placement.operation < call.ends for placement in plan.placements):
@@ -728,7 +735,6 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
 
     Raises:
         ModelError: The network asks for something that was skipped, or its code before the frost line has changed.
-        Exception: Whatever the network raises.
     """
     rows = len(features[0])
     run = _Run(features[0].device, rows, _placing(plan, features), last=max(-1, plan.placements[-1].operation))
@@ -751,11 +757,7 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
 def written_by(
     model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], features: Sequence[torch.Tensor]
 ) -> frozenset[int]:
-    """Numbers of the activations into which a network writes, by one run in the modes that it is in.
-
-    Raises:
-        Exception: Whatever ``run_behind`` raises.
-    """
+    """Numbers of the activations into which a network writes, by one run in the modes that it is in."""
     copies = [feature.clone() for feature in features]
     with torch.no_grad(), suppress(ModelError):
         run_behind(model, plan, inputs, copies)
