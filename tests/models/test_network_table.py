@@ -42,7 +42,7 @@ def tools():
 @pytest.fixture(scope="module")
 def results():
     [*_, latest] = sorted((BENCHMARKS / "results").glob("*-networks.json"))
-    return json.loads(latest.read_text(encoding="utf-8"))["networks"]
+    return json.loads(latest.read_text(encoding="utf-8"))["figures"]["networks"]
 
 
 @pytest.mark.parametrize(("title", "dtype"), sampled(sorted(SOME), USUAL))

@@ -338,7 +338,7 @@ class Stored:
 
     Attributes:
         side: side of the square, in pixels.
-        mode: what was decoded to, as of ``Decode``.
+        mode: mode of the decoded pixels, as of ``Decode``.
         dtype: ``uint8``, pixels before ``Normalize``; or ``fp16``, what comes out of it, so that no step is left.
         applied: digest of the steps that were applied, and of the decoder.
     """
