@@ -12,7 +12,7 @@ import pytest
 
 from frostline.cli import logs
 from frostline.cli.logs import EventLog
-from frostline.core.events import BatchDelivered, EpochStarted, NodeLeft, SampleSkipped, StepFinished
+from frostline.core.events import BatchDelivered, EpochStarted, NodeLeft, SampleSkipped, StepFinished, WaitingForRows
 from support.commands import run
 
 SECRET = "hunter2"
@@ -76,6 +76,23 @@ def test_what_happens_for_each_batch_is_summed_and_logged_every_ten_seconds(line
         "stall_share": 0.25,
     }
     assert second["step"] == 19
+
+
+def test_a_wait_is_logged_while_it_lasts_and_counted_once(lines):
+    now = [0.0]
+    observe = EventLog(clock=lambda: now[0])
+    observe(EpochStarted(epoch=0, samples=64))
+    lines()
+    for second in range(1, 13):
+        now[0] = float(second)
+        observe(WaitingForRows(requests_in_flight=2))
+    now[0] = 12.5
+    observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=12.5))
+    now[0] = 20.0
+    observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.5))
+    first, second = (about(line) for line in lines())
+    assert (first["stall_share"], first["samples_per_s"]) == (1.0, 0.0)
+    assert second["stall_share"] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ __all__ = (
 _LOG_FORMATS = ("text", "json")
 _LOG = logging.getLogger("frostline")
 _EVERY_S = 10.0
+_WAITING_S = 1.0  # between two ``WaitingForRows``
 _TRACE = "frostline.trace"
 _WARNINGS = (
     MeasurementFailed,
@@ -107,6 +108,7 @@ class EventLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._waits_s = self._told_s = 0.0  # of the wait that is under way: not logged yet, and logged
         self._begin()
         self._step: dict[str, object] = {}
 
@@ -115,12 +117,15 @@ class EventLog:
         match event:
             case BatchDelivered():
                 self._samples += event.samples
-                self._stall_s += event.stall_s
+                self._stall_s += max(0.0, event.stall_s - self._told_s)
+                self._waits_s = self._told_s = 0.0
             case StepFinished():
                 self._step = _fields(event)
             case ProgressMade():
                 self._step = {**self._step, **_fields(event)}
-            case RequestFinished() | WaitingForRows():
+            case WaitingForRows():
+                self._waits_s += _WAITING_S
+            case RequestFinished():
                 pass
             case _:
                 log(_snake(event), level=_level(event), **_fields(event))
@@ -129,10 +134,12 @@ class EventLog:
 
     def _progress(self) -> None:
         seconds = self._clock() - self._since_s
+        self._stall_s += self._waits_s
+        self._waits_s, self._told_s = 0.0, self._told_s + self._waits_s
         done: dict[str, Any] = {
             **self._step,
             "samples_per_s": self._samples / seconds,
-            "stall_share": self._stall_s / seconds,
+            "stall_share": min(1.0, self._stall_s / seconds),
         }
         log("progress", **done)
         self._begin()
