@@ -229,7 +229,7 @@ def batch(samples=8, from_cache=0):
     return BatchDelivered(epoch=0, samples=samples, from_cache=from_cache, stall_s=0.0)
 
 
-def measuring(measure, *, samples=100, is_worth=lambda *_: True, clock=lambda: 0.0):
+def measuring(measure, *, samples=100, is_worth=lambda **_: True, clock=lambda: 0.0):
     ticks = iter(range(1000))
     stages = [Stage(is_worth=is_worth, measure=measure)]
     return Measuring(samples=samples, stages=stages, clock=lambda: float(next(ticks)))
@@ -244,7 +244,7 @@ def test_measuring_begins_once_with_the_number_of_samples_left():
         return Measurements()
 
     judged = []
-    found = measuring(measure, is_worth=lambda *known: judged.append(known) or len(judged) > 1)
+    found = measuring(measure, is_worth=lambda **known: judged.append((*known.values(),)) or len(judged) > 1)
     found.observe(EpochStarted(epoch=0, samples=100))
     for _ in range(4):
         found.observe(batch())
@@ -258,7 +258,7 @@ def test_measuring_begins_once_with_the_number_of_samples_left():
 
 def test_a_loop_that_goes_on_behind_what_it_said_is_expected_to_go_on_for_as_long_again():
     judged = []
-    found = measuring(lambda *_: None, samples=16, is_worth=lambda left, _: judged.append(left))
+    found = measuring(lambda *_: None, samples=16, is_worth=lambda samples_left, **_: judged.append(samples_left))
     for epoch in range(3):
         found.observe(EpochStarted(epoch=epoch, samples=16))
         found.observe(batch())
@@ -275,7 +275,7 @@ def test_stages_begin_one_after_another_each_when_it_pays():
             order.append(name)
             return Measurements(choice=EngineChoice(engine=name)) if go_on.wait(60) else None
 
-        return Stage(is_worth=lambda _, __: least <= len(judged), measure=measure)
+        return Stage(is_worth=lambda **_: least <= len(judged), measure=measure)
 
     judged, ticks = [], iter(range(1000))
     stages = [stage("engine", 1), stage("plan", 3)]

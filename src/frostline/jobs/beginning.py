@@ -122,10 +122,7 @@ def _engine(context: JobContext, network: "PartitionedModel", kept: MeasurementC
         kept.put(made)
         return made
 
-    def is_worth(samples_left: int, samples_per_s: float) -> bool:
-        return is_worth_trying(samples_left=samples_left, samples_per_s=samples_per_s)
-
-    return Stage(is_worth=is_worth, measure=measure)
+    return Stage(is_worth=is_worth_trying, measure=measure)
 
 
 def _plan(
@@ -142,7 +139,4 @@ def _plan(
         kept.put(made)
         return made
 
-    def is_worth(samples_left: int, samples_per_s: float) -> bool:
-        return is_worth_measuring(samples_left=samples_left, samples_per_s=samples_per_s)
-
-    return Stage(is_worth=is_worth, measure=measure)
+    return Stage(is_worth=is_worth_measuring, measure=measure)

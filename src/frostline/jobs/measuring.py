@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from frostline.core.errors import FrostlineError
 from frostline.core.events import BatchDelivered, EngineChanged, EpochStarted, Event, MeasurementFailed
@@ -79,6 +79,13 @@ Measure = Callable[[Cancellation, int], Measurements | None]
 _END_S = 10.0
 
 
+class IsWorth(Protocol):
+    """Whether measuring pays."""
+
+    def __call__(self, *, samples_left: int, samples_per_s: float) -> bool:
+        """By the samples that are still to be computed, and those a second until now."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Something that is measured once.
@@ -88,7 +95,7 @@ class Stage:
         measure: does it.
     """
 
-    is_worth: Callable[[int, float], bool]
+    is_worth: IsWorth
     measure: Measure
 
 
@@ -171,7 +178,7 @@ class Measuring:
         if not self._computed or elapsed_s <= 0 or self._samples_left <= 0:
             return
         samples_per_s = self._computed / elapsed_s
-        if self._stages[0].is_worth(self._samples_left, samples_per_s):
+        if self._stages[0].is_worth(samples_left=self._samples_left, samples_per_s=samples_per_s):
             self._start(self._stages.popleft())
 
     def _start(self, stage: Stage) -> threading.Thread:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
@@ -111,8 +111,13 @@ class Head(nn.Module, ABC):
         """What ``_run`` gives, of which torch.compile cannot follow the tensors that are not there."""
         return torch.compiler.disable(self._run)(tensors)  # type: ignore[no-untyped-call]
 
-    def train(self, mode: bool = True) -> "Head":
-        """Set the mode of the network's layers that the head runs; frozen layers keep theirs."""
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the network's layers that the head runs; frozen layers keep theirs.
+
+        Raises:
+            ModelError: The head was sharded in a way in which it cannot run.
+        """
+        self._refuse_shards()
         kept = [(module, module.training) for module in self._frozen]
         super().train(mode)
         for module in self._modules_run.values():
@@ -120,6 +125,13 @@ class Head(nn.Module, ABC):
         for module, own in kept:
             module.training = own
         return self
+
+    def _refuse_shards(self) -> None:
+        if any(map(is_split, self.children())):
+            raise ModelError(
+                "the head's modules only hold tensors and do not run themselves, so that its layers cannot be sharded "
+                "one by one: shard it whole, by fully_shard(job.head)"
+            )
 
     def prepare(self) -> None:
         """Get ready for the present modes now, rather than at the first batch."""
@@ -140,19 +152,12 @@ class WholeHead(Head):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, tensor_paths(model), dict(model.named_modules()))
 
-    def train(self, mode: bool = True) -> "WholeHead":
-        """As ``Head.train``.
-
-        Raises:
-            ModelError: The head was sharded.
-        """
+    def _refuse_shards(self) -> None:
         if is_split(self):
             raise ModelError(
                 "the whole network runs at the trainer, since it was not cut, and such a head cannot be sharded: wrap "
                 "job.head in DistributedDataParallel, or mend what the job says about the cut"
             )
-        super().train(mode)
-        return self
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
         with computing():
@@ -197,16 +202,6 @@ class TracedHead(Head):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_ready": {}}  # which hold this network's own tensors
-
-    def train(self, mode: bool = True) -> "TracedHead":
-        """As ``Head.train``.
-
-        Raises:
-            ModelError: Layers of the head were sharded one by one.
-        """
-        _refuse_sharded_layers(self)
-        super().train(mode)
-        return self
 
     def prepare(self) -> None:
         """Trace for the present modes now, rather than at the first batch."""
@@ -306,16 +301,6 @@ class SkippingHead(Head):
         self._flags = dict(flags)
         self._is_traced = rest is not None
         self._harmless: dict[tuple[str, str], tuple[Any, ...]] = {}
-
-    def train(self, mode: bool = True) -> "SkippingHead":
-        """As ``Head.train``.
-
-        Raises:
-            ModelError: Layers of the head were sharded one by one.
-        """
-        _refuse_sharded_layers(self)
-        super().train(mode)
-        return self
 
     @property
     def reads(self) -> tuple[tuple[str, str, Any], ...]:
@@ -451,14 +436,6 @@ def _shared_back(head: nn.Module, model: nn.Module) -> Iterator[None]:
 def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     own: dict[str, nn.Parameter] = vars(module)["_parameters"]
     return own
-
-
-def _refuse_sharded_layers(head: Head) -> None:
-    if any(map(is_split, head.children())):
-        raise ModelError(
-            "the head's modules only hold tensors and do not run themselves, so that its layers cannot be sharded one "
-            "by one: shard it whole, by fully_shard(job.head)"
-        )
 
 
 def tensor_paths(model: nn.Module) -> list[str]:
