@@ -20,7 +20,8 @@ static=$?
 echo
 cat "$said"
 if [ "$tests" -ne 0 ]; then
-	echo "FAILED: the tests, whose output stands above the checks'" >&2
+	echo "FAILED: the tests, whose output stands above the checks':" >&2
+	sed -n 's/^  "\(.*\)": true,*$/    \1/p' .pytest_cache/v/cache/lastfailed >&2
 fi
 if [ "$static" -ne 0 ]; then
 	echo "FAILED: the checks beside the tests, whose output stands above; \`make static\` runs them alone" >&2

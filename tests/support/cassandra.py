@@ -13,7 +13,7 @@ from pathlib import Path
 from cassandra import ConsistencyLevel, DriverException
 from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
-from cassandra.policies import RoundRobinPolicy
+from cassandra.policies import RetryPolicy, RoundRobinPolicy
 from cassandra.protocol import ErrorMessage
 from cassandra.query import SimpleStatement
 
@@ -64,7 +64,7 @@ class Cassandra:
     def session(self) -> Iterator[Session]:
         """Statements in the superuser's name, to prepare data with."""
         auth = PlainTextAuthProvider(USER, PASSWORD) if self.secured else None
-        profile = ExecutionProfile(RoundRobinPolicy(), request_timeout=60)
+        profile = ExecutionProfile(RoundRobinPolicy(), request_timeout=200, retry_policy=_Patient())
         cluster = Cluster(
             self.hosts,
             port=self.port,
@@ -107,6 +107,21 @@ def why_no_cassandra() -> str | None:
     if shutil.which("java") is None:
         return "there is no java program"
     return None if (HOME / "opens.args").exists() else "there is no Cassandra: scripts/cassandra.sh fetches it"
+
+
+class _Patient(RetryPolicy):
+    """Asks again where a replica of a young ring, on a busy machine, did not answer in time: all that is asked of
+    `Cassandra.session` may be asked twice.
+    """
+
+    def on_read_timeout(self, query, consistency, required_responses, received_responses, data_retrieved, retry_num):
+        return self._again(consistency, retry_num)
+
+    def on_write_timeout(self, query, consistency, write_type, required_responses, received_responses, retry_num):
+        return self._again(consistency, retry_num)
+
+    def _again(self, consistency, retry_num):
+        return (self.RETRY if retry_num < 5 else self.RETHROW), consistency
 
 
 @contextlib.contextmanager
