@@ -5,6 +5,8 @@ The search for one job's engine, without running any engine.
 
 import json
 import math
+import signal
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -125,6 +127,57 @@ def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp
     assert not list(tmp_path.rglob("*.tried-here"))
     with closing(Trials(tmp_path, TERMS, ROOM, longest_s=0, engines=(OTHER,))) as shared:
         assert shared.ready(DIGEST, OTHER, LAST) is None  # a node of many tries it anew, alone in a process
+
+
+def started(monkeypatch):
+    """Numbers of the processes that are started for trials from now on."""
+    pids, make = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *said, **more: pids.append(make(*said, **more)) or pids[-1])
+    return pids
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_first_trial_takes_the_process_that_was_warmed_unless_it_has_died(dies, tmp_path, monkeypatch):
+    processes = started(monkeypatch)
+    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+        trials.warm()
+        assert len(processes) == 1
+        if dies:
+            processes[0].kill()
+            processes[0].wait()
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+    assert len(processes) == 1 + dies
+    assert any(trial.engine == OTHER and trial.samples_per_s for trial in choice.trials)
+    assert all(process.returncode is not None for process in processes)
+
+
+def test_a_node_ends_a_process_that_waits_for_a_trial_and_warms_none_where_nothing_is_tried_apart(
+    tmp_path, monkeypatch
+):
+    processes = started(monkeypatch)
+    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+        trials.warm()
+    assert [process.returncode for process in processes] == [-signal.SIGKILL]
+    for policy, longest_s, engines in ((HERE, 100, (OTHER,)), (TERMS, 0, (OTHER,)), (TERMS, 100, ())):
+        with closing(Trials(tmp_path, policy, ROOM, longest_s=longest_s, engines=engines)) as trials:
+            trials.warm()
+    assert len(processes) == 1
+
+
+@pytest.mark.parametrize(("samples", "is_brief"), [(None, False), (10_000, True), (10_000_000, False)])
+def test_a_short_job_has_an_engine_tried_at_one_setting(samples, is_brief, tmp_path, monkeypatch):
+    said, run = [], TrialProcess.run
+    monkeypatch.setattr(TrialProcess, "run", lambda *words: said.append(json.loads(words[1])) or run(*words))
+    monkeypatch.setattr("frostline.node.trials.selection.Search._why_not", lambda *_: None)
+    slow = Reference(NETWORK.prefix)
+    monkeypatch.setattr(slow, "seconds", lambda _: 0.01, raising=False)
+    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", slow, samples=samples)
+    assert [one["is_brief"] for one in said] == [is_brief]
+    (found,) = [trial for trial in choice.trials if trial.engine == OTHER]
+    assert found.samples_per_s > 0
+    assert found.error < 1e-5
+    assert not is_brief or (found.rows, found.threads) == (TERMS.rows[0], TERMS.threads[0])
 
 
 def test_tries_an_engine_that_crashed_a_process_in_a_process_of_its_own(tmp_path, monkeypatch):

@@ -164,6 +164,8 @@ _SHARE = 0.05
 _ROWS, _ROWS_HERE = 200, 128
 # A process of its own imports PyTorch and loads the weights.
 _PROCESS_S = 4.0
+# What the other settings of an engine take to be tried, and its memory to be seen.
+_SETTINGS_S = 6.0
 # Engines that are ready in as many seconds are tried in the node's own process, where it serves one job alone.
 _PROMPT_S = 2.0
 
@@ -318,6 +320,16 @@ def not_worth(
         return None
     saved = in_seconds(max(0.0, saved_s))
     return f"was not tried: that takes about {in_seconds(cost_s)}, and it would save this job {saved}"
+
+
+def is_short(*, reference_s: float, samples: int) -> bool:
+    """Whether a job is so short that to try several settings of an engine costs it more than the best one gains.
+
+    Args:
+        reference_s: seconds of the reference, a sample.
+        samples: number of samples that the job has still to compute.
+    """
+    return reference_s * samples * _NOISE < _SETTINGS_S
 
 
 def _speed_up(engine: str, abilities: Collection[str]) -> float | None:

@@ -137,9 +137,13 @@ def try_engine(
 
 
 def try_briefly(
-    subject: Subject, name: str, cut: int, reference: Arrays, alone: Callable[[Callable[[], Trial]], Trial]
+    subject: Subject,
+    name: str,
+    cut: int,
+    reference: Arrays,
+    alone: Callable[[Callable[[], Trial]], Trial] | None = None,
 ) -> Trial:
-    """Make an engine ready up to a cut and measure it at one setting, in a process that does other work too.
+    """Make an engine ready up to a cut and measure it at one setting, as for a job that waits.
 
     Its memory is by what the process has grown while it was made, and by what the reference takes in a run.
 
@@ -148,14 +152,17 @@ def try_briefly(
         name: name of the engine.
         cut: number of the cut.
         reference: the reference's features of the samples that judge.
-        alone: runs what it is given while no network is run.
+        alone: runs what it is given while no network is run, in a process that does other work too; None where this
+            process does nothing else.
     """
     trial = replace(_empty(name, cut), rows=subject.rows[0], threads=subject.threads[0])
     pixels = subject.inputs(name)
     before = resident_bytes() if can_measure() else 0
     try:
         engine = subject.made(name, cut, trial.threads, pixels)
-        trial = alone(partial(_brief, engine, pixels, trial, reference))
+        tick = time.perf_counter if alone else _clock(subject.device, trial.threads)
+        brief = partial(_brief, engine, pixels, trial, reference, tick)
+        trial = alone(brief) if alone else brief()
     except (EngineUnsupported, UnsafeArtifact) as error:
         return replace(trial, why_not=str(error))
     grown = resident_bytes() - before if can_measure() else 0
@@ -169,11 +176,11 @@ def try_briefly(
     )
 
 
-def _brief(engine: Engine, pixels: Pixels, trial: Trial, reference: Arrays) -> Trial:
+def _brief(engine: Engine, pixels: Pixels, trial: Trial, reference: Arrays, clock: Callable[[], float]) -> Trial:
     error = _error(features(engine, judging(pixels), trial.cut), reference)
     if not np.isfinite(error):
         return replace(trial, why_not=_NOT_FINITE)
-    runs = _seconds(engine, _batch(pixels, trial.rows), trial.cut, time.perf_counter, _FEW_RUNS, _FEW_RUNS_S)
+    runs = _seconds(engine, _batch(pixels, trial.rows), trial.cut, clock, _FEW_RUNS, _FEW_RUNS_S)
     return replace(_timed(trial, runs).trial, error=error)
 
 

@@ -443,7 +443,8 @@ class Profiler:
         shape = _shape_of_tried(wanted, preprocess, lane.total_bytes // _PART)
         some = np.zeros((ROWS, *preprocess.shape), np.float32)
         is_wanted = shape[0] and wanted.accuracy != EXACT and _can_be_tried(preprocess)
-        network = NetworkProfile(seconds=run.seconds(some, repeats=_REPEATS)) if is_wanted else None
+        # A job waits, and an engine that is worth it differs by more than two runs do.
+        network = NetworkProfile(seconds=run.seconds(some, repeats=1)) if is_wanted else None
         if network is None:
             return self._profile_of(_NOTHING, (), (), choice)
         reference = MeasuredReference(run, network, resident.prefix.cuts)

@@ -83,6 +83,7 @@ class TorchBridge:
             import_module(module)
         if not is_accelerator(self._settings.device) and find_spec("openvino"):
             import_module("frostline.engines.openvino").warm()
+            self.trials.warm()
 
     def digest_of(self, body: bytes) -> str:
         """See ``models.artifact``."""

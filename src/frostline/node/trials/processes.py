@@ -25,7 +25,6 @@ from frostline.core.system import STARTED
 from frostline.core.units import in_bytes, in_seconds
 from frostline.engines.catalog import offered
 from frostline.engines.choice import is_prompt
-from frostline.engines.machine import ENVIRONMENT
 from frostline.engines.protocols import Footprint, Pixels, judging, offer_name
 from frostline.engines.trials import Subject, compare_engine, try_briefly
 from frostline.models.artifact import Prefix, save_prefix
@@ -59,80 +58,130 @@ class Reference(Protocol):
         """Run a call that has the node's device to itself, and return its result."""
 
 
+class _Child:
+    """A trial's process, which has said nothing yet of what it is to try.
+
+    Args:
+        environment: variables that it has beside the user's, which go first.
+        niceness: niceness added to it.
+    """
+
+    def __init__(self, environment: Mapping[str, str], niceness: int) -> None:
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (``last_words`` closes it)
+        # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away, and
+        # lets compilers that the trial starts end with it.
+        self._process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
+            [sys.executable, "-P", "-m", STARTED["trial"]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._words,
+            env={**environment, **os.environ},
+            start_new_session=True,
+        )
+        _step_back(self._process.pid, niceness)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still be told what to try."""
+        return self._process.poll() is None
+
+    def wait(self, argument: str, longest_s: float) -> int | None:
+        """Tell it what to try, and return its status; None if it took too long."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended by itself, and its status says so
+            self._process.stdin.write(argument.encode() + b"\n")
+            self._process.stdin.flush()
+        try:
+            return self._process.wait(longest_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self) -> None:
+        """Kill it and its children, unless it has ended: then its id may have been reused."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def last_words(self) -> str:
+        """The end of what it has written, once it has ended; its files are closed by this."""
+        with self._words as words, contextlib.suppress(OSError):
+            words.seek(0)
+            said = words.read()[-_LAST_WORDS:].decode(errors="replace").strip()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        return said
+
+
 class TrialProcess:
     """The process of the current trial, which any thread can cancel.
 
     Args:
+        environment: variables that it has beside the user's, which go first.
         niceness: niceness added to it, so that serving goes first.
     """
 
-    def __init__(self, niceness: int) -> None:
-        self._niceness = niceness
+    def __init__(self, environment: Mapping[str, str], niceness: int) -> None:
+        self._make = partial(_Child, environment, niceness)
         self._lock = threading.Lock()
         self._is_abandoned: Callable[[], bool] | None = None
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: _Child | None = None
+        self._spare: _Child | None = None
         self._is_closed = False
 
-    def run(
-        self,
-        argument: str,
-        environment: Mapping[str, str],
-        stderr: Path,
-        longest_s: float,
-        is_abandoned: Callable[[], bool],
-    ) -> int | None:
-        """Run a process to its end and return its status; None if it took too long.
+    def warm(self) -> None:
+        """Start the process of the next trial now: it imports for seconds what every trial needs, and waits."""
+        with self._lock:
+            if not self._is_closed and self._spare is None:
+                self._spare = self._make()
+
+    def run(self, argument: str, longest_s: float, is_abandoned: Callable[[], bool]) -> tuple[int | None, str]:
+        """Run a trial to its end. Returns its status, None if it took too long, and its last words.
 
         Raises:
             Cancelled: if the request was cancelled.
             Unavailable: if the node is stopping.
         """
-        with stderr.open("wb") as words, self._started(argument, environment, words.fileno(), is_abandoned) as child:
-            try:
-                child.wait(longest_s)
-            except subprocess.TimeoutExpired:
-                return None
-            finally:
-                _end(child)
+        child = self._started(is_abandoned)
+        try:
+            status = child.wait(argument, longest_s)
+        finally:
+            child.end()
+            words = child.last_words()
         if self._is_closed:
             raise Unavailable("the node is stopping")
         if is_abandoned():
             raise Cancelled
-        return child.returncode
+        return status, words
 
     def wake(self) -> None:
         """Kill the process if its request was cancelled."""
         with self._lock:
             if self._child is not None and self._is_abandoned is not None and self._is_abandoned():
-                _end(self._child)
+                self._child.end()
 
     def close(self) -> None:
         """Kill the process, and start no other."""
         with self._lock:
             self._is_closed = True
             if self._child is not None:
-                _end(self._child)
+                self._child.end()
+            if self._spare is not None:
+                self._spare.end()
+                self._spare.last_words()
 
-    def _started(
-        self, argument: str, environment: Mapping[str, str], words: int, is_abandoned: Callable[[], bool]
-    ) -> "subprocess.Popen[bytes]":
+    def _started(self, is_abandoned: Callable[[], bool]) -> _Child:
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the node is stopping")
             if is_abandoned():  # later cancellations are seen by ``wake``
                 raise Cancelled
             self._is_abandoned = is_abandoned
-            # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away, and
-            # lets compilers that the trial starts end with it.
-            self._child = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-                [sys.executable, "-P", "-m", STARTED["trial"], argument],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=words,
-                env={**environment, **os.environ},
-                start_new_session=True,
-            )
-            _step_back(self._child.pid, self._niceness)
+            spare, self._spare = self._spare, None
+            if spare is not None and not spare.is_alive:
+                spare.last_words()
+                spare = None
+            self._child = spare or self._make()
             return self._child
 
 
@@ -148,6 +197,7 @@ class TrialRunner:
         converted: folder for converted files of this prefix.
         process: runs the processes.
         longest_s: maximum seconds for all trials together, without waiting.
+        is_brief: whether engines are tried at one setting only, for a job that waits.
         requester: tenant and request for which engines are tried.
         clock: returns monotonic seconds.
 
@@ -168,6 +218,7 @@ class TrialRunner:
         converted: Path,
         process: TrialProcess,
         longest_s: float,
+        is_brief: bool = False,
         requester: Requester = NOBODY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -179,6 +230,7 @@ class TrialRunner:
         self._converted = converted
         self._process = process
         self._left_s = longest_s
+        self._is_brief = is_brief
         self.requester = requester
         self._clock = clock
         self.has_begun = False
@@ -289,12 +341,10 @@ class TrialRunner:
         """Try an engine in a process of its own."""
         folder = self._opened()
         self._refer(cuts)
-        words, out = folder / "stderr.txt", folder / "trials.jsonl"
+        out = folder / "trials.jsonl"
         out.unlink(missing_ok=True)
-        argument = json.dumps({**self._wanted(engine, cuts, folder), "only_error": only_error})
-        # Its environment is that with which the node was started; variables that the user has set are passed on too.
-        environment = ENVIRONMENT if self._policy.keeps_freed else {}
-        status = self._process.run(argument, environment, words, longest_s, self.requester.is_abandoned)
+        wanted = {**self._wanted(engine, cuts, folder), "only_error": only_error, "is_brief": self._is_brief}
+        status, words = self._process.run(json.dumps(wanted), longest_s, self.requester.is_abandoned)
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
         found = {trial.cut: trial for trial in (Trial(**json.loads(line)) for line in lines)}
         if status is None:
@@ -341,8 +391,7 @@ class TrialRunner:
             np.save(folder / "pixels.npy", self._pixels)
         return Path(self._folder.name)
 
-    def _failure(self, status: int, words: Path) -> str:
-        last = words.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip()
+    def _failure(self, status: int, last: str) -> str:
         if any(word in last for word in _MEMORY):
             return f"takes more than {in_bytes(self._policy.max_bytes)} to be made ready"
         if status < 0:
@@ -360,11 +409,3 @@ def _step_back(pid: int, niceness: int) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
         # If sessions are scheduled as groups, only the niceness of the group counts between them.
         Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """Kill a process and its children, unless it has ended: then its id may have been reused."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-    child.wait()

@@ -20,13 +20,14 @@ from frostline.engines.choice import (
     choose,
     compared,
     inexact,
+    is_short,
     may_use,
     not_worth,
     prospects,
     too_coarse,
     unequipped,
 )
-from frostline.engines.machine import abilities
+from frostline.engines.machine import ENVIRONMENT, abilities
 from frostline.engines.protocols import Engine, Footprint, Pixels, identity, judged_on, levels_of, offer_name
 from frostline.models.artifact import Prefix
 from frostline.node.trials.processes import Reference, TrialProcess, TrialRunner
@@ -274,7 +275,8 @@ class Trials:
         self._room = room
         self._longest_s = longest_s
         self._offers = tuple(offer for offer in OFFERS if engines is None or offer.name in (REFERENCE, *engines))
-        self._process = TrialProcess(policy.niceness)
+        # Its environment is that with which the node was started; variables that the user has set are passed on too.
+        self._process = TrialProcess(ENVIRONMENT if policy.keeps_freed else {}, policy.niceness)
         self._queue = TrialQueue()
 
     def wanted(
@@ -393,7 +395,11 @@ class Trials:
         empty = {other.name: _empty_trial(other, cut, pixels, levels) for other in others}
         own = Trial(engine=REFERENCE, precision="fp32", cut=cut, seconds=reference.seconds(cut))
         search = self._search(digest, empty, own, accuracy, samples, requester)
-        with self._accuracy_check(digest, prefix, pixels, reference, requester, levels, max_s) as accuracy_check:
+        is_brief = samples is not None and is_short(reference_s=own.seconds, samples=samples)
+        check = self._accuracy_check(
+            digest, prefix, pixels, reference, requester, levels, max_s=max_s, is_brief=is_brief
+        )
+        with check as accuracy_check:
             return search.run(accuracy_check, lambda name: self._tried(digest, [empty[name]], accuracy_check)[0])
 
     def prepare(
@@ -442,7 +448,7 @@ class Trials:
         here = identity(offer.name, offer.precision, pixels, levels, takes_pixels=bool(levels_of(engine)))
         if engine != here and self._store.known(digest, wanted) is None:
             return replace(wanted, why_not=f"was calibrated on other samples: on these its name would be {here}")
-        with self._accuracy_check(digest, prefix, pixels, reference, requester, levels, None) as accuracy_check:
+        with self._accuracy_check(digest, prefix, pixels, reference, requester, levels) as accuracy_check:
             trial = self._tried(digest, [wanted], accuracy_check)[0]
             return trial if accuracy == EXACT else accuracy_check.allowed(trial, accuracy)
 
@@ -487,6 +493,11 @@ class Trials:
             checked=checked,
         )
 
+    def warm(self) -> None:
+        """Start the process of the first trial, so that a job does not wait for what it imports."""
+        if self._longest_s > 0 and not self._policy.here and len(self._offers) > 1:
+            self._process.warm()
+
     def tidy(self) -> None:
         """Remove unfinished conversions of a node that was killed."""
         self._store.tidy()
@@ -509,7 +520,9 @@ class Trials:
         reference: Reference,
         requester: Requester,
         levels: Levels | None,
-        max_s: float | None,
+        *,
+        max_s: float | None = None,
+        is_brief: bool = False,
     ) -> Iterator[AccuracyCheck]:
         with TrialRunner(
             prefix,
@@ -520,6 +533,7 @@ class Trials:
             converted=self._store.place(digest),
             process=self._process,
             longest_s=self._longest_s if max_s is None else min(max_s, self._longest_s),
+            is_brief=is_brief,
             requester=requester,
         ) as runner:
             yield AccuracyCheck(self._store, digest, judged_on(pixels, levels), runner, lambda: self._turn(runner))

@@ -5,6 +5,8 @@ import os
 import sys
 import threading
 from dataclasses import asdict
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +14,29 @@ import numpy as np
 import torch
 
 from frostline.core import Levels
-from frostline.engines.machine import end_at_once, limit_memory
+from frostline.engines.machine import end_at_once, imported, limit_memory
 from frostline.engines.protocols import Footprint
-from frostline.engines.trials import Arrays, Subject, compare_engine, try_engine
+from frostline.engines.trials import Arrays, Subject, compare_engine, try_briefly, try_engine
 from frostline.models.artifact import read_prefix
 from frostline.profiles import Trial
 
 __all__ = ("main",)
 
 
-def main(argument: str) -> int:
-    """Try an engine as described by a JSON object.
+def main() -> int:
+    """Try an engine as described by a JSON object, which is read from standard input once all is imported.
 
     Its fields are: ``folder`` with ``prefix.safetensors``, ``pixels.npy`` and the reference's features, to which
     trials are written, one per line of ``trials.jsonl``; ``levels``, the ``mean`` and ``std`` of the pixels, or null;
     ``engine``; ``cuts`` to try it at; ``device``, ``rows``, ``threads`` and ``converted`` as in
     ``engines.trials.Subject``; ``footprints`` of the reference, each the cut and its two numbers;
-    ``max_bytes``, its memory limit; and ``only_error``, whether its speed and memory are known.
+    ``max_bytes``, its memory limit; ``only_error``, whether its speed and memory are known; and ``is_brief``, whether
+    it is tried at one setting only.
     """
+    _import_usual()
+    argument = sys.stdin.buffer.readline()
+    if not argument:  # nobody needed it
+        return 0
     threading.Thread(target=_end_with_parent, daemon=True).start()
     wanted = json.loads(argument)
     if wanted["device"] == "cpu":  # an accelerator's driver maps far more memory than it uses
@@ -45,8 +52,15 @@ def main(argument: str) -> int:
 
 
 def _trial(wanted: dict[str, Any], subject: Subject, cut: int, folder: Path) -> Trial:
-    look = compare_engine if wanted["only_error"] else try_engine
+    look = compare_engine if wanted["only_error"] else try_briefly if wanted["is_brief"] else try_engine
     return look(subject, wanted["engine"], cut, _reference(folder, cut))
+
+
+def _import_usual() -> None:
+    """What the usual engine needs, which takes seconds."""
+    if find_spec("openvino"):
+        import_module("frostline.engines.openvino")
+        imported("openvino")
 
 
 def _subject(wanted: dict[str, Any], folder: Path) -> Subject:
@@ -86,4 +100,4 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     end_at_once()
-    raise SystemExit(main(sys.argv[1]))
+    raise SystemExit(main())
