@@ -132,7 +132,15 @@ def hardware_name(device: str) -> str:
     """
     if is_accelerator(device):
         return " and ".join(dict.fromkeys(map(_accelerator_name, device.split(","))))
-    return f"{_processor()}, {len(usable_cores())} threads"
+    return f"{_processor()}, {len(usable_cores())}{_THREADS}"
+
+
+_THREADS = " threads"
+
+
+def names_processor(hardware: str) -> bool:
+    """Whether ``hardware_name`` has named a processor so, and no accelerator."""
+    return hardware.endswith(_THREADS)
 
 
 def abilities(device: str) -> frozenset[str]:

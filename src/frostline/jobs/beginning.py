@@ -12,9 +12,11 @@ from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring, 
 from frostline.loaders.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, fixed, make_plan
 from frostline.planning.replanning import is_worth_measuring, is_worth_trying
+from frostline.prefetch import ShortestWait
 from frostline.transport import Cancellation
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
+    from frostline.jobs.both_sides import TrainerEngine
     from frostline.jobs.partition import PartitionedModel
 
 __all__ = ("Beginning", "begin")
@@ -37,6 +39,8 @@ class Beginning:
         plan: None where nothing is known yet.
         measuring: measures later.
         refused: why the node does not run the network, so that encoded samples come instead; None where it does.
+        both_sides: deals to both sides as each is free; None where the plan or the node alone counts.
+        trainer: runs the whole frozen part at the trainer; None where eager torch does.
     """
 
     engine: NodeEngine
@@ -44,6 +48,8 @@ class Beginning:
     plan: Plan | None = None
     measuring: Measuring | None = None
     refused: str | None = None
+    both_sides: ShortestWait | None = None
+    trainer: "TrainerEngine | None" = None
 
 
 def begin(
@@ -82,7 +88,20 @@ def begin(
         if context.shipment.refused is None:
             context.asking.observe(SetupWarning(reason=f"the node does not run the network: {refused}"))
         return Beginning(engine=engine, refused=refused)
+    return _known(context, network, nodes, lacking, engine)
+
+
+def _known(
+    context: JobContext, network: "PartitionedModel", nodes: Sequence[str], lacking: set[str], engine: NodeEngine
+) -> Beginning:
+    """Begin with what an earlier job found, and with engines of both sides, which are tried if need be."""
     health = context.asking(context.transport.health)
+    # With it come the engines, for which a plain loader has no use.
+    from frostline.jobs.both_sides import TrainerEngine, can_be_tried, dealer_of
+
+    both_sides = dealer_of(context, health, len(nodes))
+    is_tried = both_sides is not None and can_be_tried(context) and computed_in_all(context) >= _MIN_TO_TRY
+    trainer = TrainerEngine(context) if is_tried else None
     kept = MeasurementCache(cache_folder() / "measurements", asked_of(context, health, len(nodes)))
     found = kept.get()
     shared = len(nodes) < 2 and shares_cores(health, context.device)
@@ -90,17 +109,21 @@ def begin(
     if found is None and context.accuracy != EXACT:
         stages.append(_engine(context, network, kept))
     if not shared and (found is None or found.situation is None):
-        stages.append(_plan(context, network, nodes, lacking, kept))
+        stages.append(_plan(context, network, nodes, lacking, kept, both_sides))
     measuring = Measuring(samples=computed_in_all(context), stages=stages) if stages else None
     if measuring is not None and found is None and context.accuracy != EXACT:
         found = _soon(context, measuring) if computed_in_all(context) >= _MIN_TO_TRY else None
+    begun = Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
     if found is None:
-        return Beginning(engine=engine, measuring=measuring)
+        return begun
     engine.choice = found.choice
     if found.situation is None:
-        return Beginning(engine=engine, measuring=measuring)
+        return begun
     known = replace(found.situation, epochs=context.epochs, keeps_features=keeps_features(context))
-    return Beginning(engine=engine, situation=known, plan=make_plan(known))
+    plan = make_plan(known)
+    if both_sides is not None and both_sides.takes(part.route for part in plan.mixture):
+        return begun
+    return replace(begun, situation=known, plan=plan)
 
 
 def _soon(context: JobContext, measuring: Measuring) -> Measurements | None:
@@ -131,12 +154,20 @@ def _plan(
     nodes: Sequence[str],
     lacking: set[str],
     kept: MeasurementCache,
+    both_sides: ShortestWait | None,
 ) -> Stage:
-    """All that a plan needs, where the sides do not share their cores."""
+    """All that a plan needs, where the sides do not share their cores.
+
+    As long as no link keeps work from a side, both are busy, and no plan gives more than they do.
+    """
 
     def measure(*_: object) -> Measurements:
         made = network.measurements(context, nodes, lacking)
         kept.put(made)
         return made
 
-    return Stage(is_worth=is_worth_measuring, measure=measure)
+    def is_worth(*, samples_left: int, samples_per_s: float) -> bool:
+        gains = both_sides is None or both_sides.is_bound
+        return gains and is_worth_measuring(samples_left=samples_left, samples_per_s=samples_per_s)
+
+    return Stage(is_worth=is_worth, measure=measure)

@@ -333,7 +333,7 @@ class Job(JobTable):
             NetworkChanged: The network is another one than the job's features are of.
         """
         self._require_unchanged()
-        return RowReader(worker_setup=self._worker_setup, shares=self._router.shares, batch_size=batch_size)
+        return RowReader(worker_setup=self._worker_setup, shares=self._router.fixed_shares, batch_size=batch_size)
 
     def train(
         self,
@@ -482,7 +482,7 @@ class Job(JobTable):
 
     def _unguarded(self, batch_size: int, options: Mapping[str, Any]) -> ArrayLoader:
         arrays = self._maker.arrays(batch_size, **options)
-        return arrays.made_by(JobLoaderSpec.of(self._worker_setup, self._router.shares, batch_size, options))
+        return arrays.made_by(JobLoaderSpec.of(self._worker_setup, self._router.fixed_shares, batch_size, options))
 
     def _require_unchanged(self) -> Callable[[], None]:
         if self._watch is None:

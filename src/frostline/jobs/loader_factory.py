@@ -130,7 +130,11 @@ def fetch_from(
 
 
 def finite_check(
-    cuts: Sequence[Cut], engine: NodeEngine, collector: StatisticsCollector, settings: LoaderSettings
+    cuts: Sequence[Cut],
+    engine: NodeEngine,
+    collector: StatisticsCollector,
+    settings: LoaderSettings,
+    here: Callable[[], str] = lambda: "torch",
 ) -> FiniteCheck:
     """What looks at rows that a network made.
 
@@ -139,8 +143,14 @@ def finite_check(
         engine: engine that runs the frozen layers at the node.
         collector: counts rows that are not finite.
         settings: say whether there may be any.
+        here: gives the name of the engine that runs all of them at the trainer.
     """
-    return FiniteCheck(cuts, lambda: engine.name, collector.not_finite, is_allowed=settings.allow_nonfinite)
+    return FiniteCheck(
+        cuts,
+        lambda cut: engine.name if cut > 1 else f"{here()} here",
+        collector.not_finite,
+        is_allowed=settings.allow_nonfinite,
+    )
 
 
 def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> bool:

@@ -31,7 +31,7 @@ from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.workers import WorkerSetup
 from frostline.loaders.arguments import shows_options
-from frostline.loaders.fetch import Fetcher, NodeEngine, RetryPolicy
+from frostline.loaders.fetch import Fetcher, RetryPolicy
 from frostline.loaders.forked_workers import serve_forked
 from frostline.loaders.local_stage import LocalStage
 from frostline.models.cuts import input_cuts
@@ -283,7 +283,9 @@ def _parts(
     settings, line = context.settings, 0 if begun.refused else context.cuts[-1].number
     cut = _plain_cut(setup.keywords["nodes"], context.preprocess) if context.shipment is None else line
     router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
-    fetcher, scope = _fetcher(context, network, router, collector, begun.engine, closed), _scope(context, network)
+    if begun.trainer is not None:
+        begun.trainer.when_ready(partial(router.begin_again, Route(0)))
+    fetcher, scope = _fetcher(context, network, router, collector, begun, closed), _scope(context, network)
     return JobParts(
         fetcher=fetcher,
         scope=scope,
@@ -374,6 +376,7 @@ def _router(context: JobContext, begun: Beginning, *, follows: bool, cut: int) -
     return Router(
         cuts=context.cuts,
         shares={Route(cut): 1.0},
+        both_sides=begun.both_sides if follows else None,
         plan=begun.plan,
         situation=begun.situation,
         follows=follows,
@@ -389,9 +392,18 @@ def _fetcher(
     network: "PartitionedModel | None",
     router: Router,
     collector: StatisticsCollector,
-    engine: NodeEngine,
+    begun: Beginning,
     closed: Event,
 ) -> Fetcher:
+    trainer, check = begun.trainer, None
+    if context.shipment is not None:
+        check = finite_check(
+            context.cuts,
+            begun.engine,
+            collector,
+            context.settings,
+            here=lambda: "torch" if trainer is None else trainer.name,
+        )
     return Fetcher(
         transport=context.transport,
         url=context.data.url,
@@ -400,13 +412,15 @@ def _fetcher(
         shipment=context.shipment,
         local_stage=LocalStage(
             cuts=context.cuts,
-            rest=None if network is None else network.rest,
+            rest=None if network is None else network.rest if trainer is None else network.rest_by(trainer),
             device=context.device,
             device_batch=context.settings.device_batch,
-            check=None if context.shipment is None else finite_check(context.cuts, engine, collector, context.settings),
+            check=check,
         ),
-        engine=engine,
+        engine=begun.engine,
         arrived=(router.arrived, collector.arrived),
+        done=router.done,
+        dropped=router.dropped,
         tried=tried(context),
         closed=closed,
     )

@@ -174,6 +174,12 @@ class PartitionedModel:
         """See ``rest_of``; None where nothing was shipped."""
         return None if self.parts.prefix is None else rest_of(self.parts.prefix, self.device)
 
+    def rest_by(self, whole: LocalPrefix) -> Callable[[Cut], LocalPrefix | None]:
+        """See ``rest_of``; the whole frozen part is run by what is given."""
+        assert self.parts.prefix is not None, "something was shipped"
+        others = rest_of(self.parts.prefix, self.device)
+        return lambda cut: whole if cut.number <= 1 else others(cut)
+
     def ship(self, transport: Transport, asking: RetryPolicy, observe: Observer) -> Shipment | None:
         """Bring the frozen part to the node; None where there is none to ship.
 

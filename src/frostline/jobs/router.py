@@ -30,7 +30,7 @@ from frostline.planning.replanning import (
     mixture_in_words,
     probe,
 )
-from frostline.prefetch import Deal, WeightedRoutes
+from frostline.prefetch import Deal, ShortestWait, WeightedRoutes
 from frostline.transport import Transport, TransportStatistics
 
 __all__ = ("Clocks", "PlanFollower", "Router")
@@ -39,6 +39,8 @@ __all__ = ("Clocks", "PlanFollower", "Router")
 _LOOK_S = 1.0
 # Seconds between two batches at which it is measured how busy each part is.
 _MEASURE_S = 5.0
+# A plan must promise so many times what both sides do without one: predictions are off by as much.
+_BETTER = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class Router:
         transport: transport whose connections are measured.
         cores: number of cores that this process may use.
         clocks: clocks to read.
+        both_sides: deals to both sides as each is free, as long as there is no plan; None where ``shares`` count.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Router:
         *,
         cuts: Sequence[Cut],
         shares: Mapping[Route, float] | None = None,
+        both_sides: ShortestWait | None = None,
         plan: Plan | None = None,
         situation: Situation | None = None,
         follows: bool = False,
@@ -95,9 +99,10 @@ class Router:
         self._cores = cores
         self._clocks = clocks
         self._lock = threading.Lock()
-        self._mixer = WeightedRoutes(
-            self._shares, samples_per_request=samples_per_request, bytes_per_sample=self._bytes_per_sample
-        )
+        self._samples_per_request = samples_per_request
+        self._mixer: WeightedRoutes | ShortestWait = self._by_shares()
+        if plan is None and both_sides is not None:
+            self._mixer = both_sides
         self._rates = Rates()
         self._judged: Rates | None = None
         self._next_probe = 0.0
@@ -123,9 +128,35 @@ class Router:
         return self._situation
 
     @property
-    def shares(self) -> Mapping[Route, float]:
-        """Of the samples, by way."""
+    def fixed_shares(self) -> Mapping[Route, float]:
+        """Of the samples, by way, as another process deals them, which does not see how fast each side is."""
         return dict(self._shares)
+
+    @property
+    def shares(self) -> Mapping[Route, float]:
+        """Of the samples, by way; of those that were dealt, where each goes where it is done first."""
+        if isinstance(self._mixer, ShortestWait):
+            with self._lock:
+                return self._mixer.shares
+        return dict(self._shares)
+
+    def begin_again(self, route: Route) -> None:
+        """Something else computes on a way from now on: what is known of its speed holds no more."""
+        with self._lock:
+            if isinstance(self._mixer, ShortestWait):
+                self._mixer.begin_again(route)
+
+    def done(self, route: Route, rows: int) -> None:
+        """Rows of a way are where the loop can have them."""
+        with self._lock:
+            if isinstance(self._mixer, ShortestWait):
+                self._mixer.done(route, rows)
+
+    def dropped(self, route: Route, rows: int) -> None:
+        """Rows of a way come no more."""
+        with self._lock:
+            if isinstance(self._mixer, ShortestWait):
+                self._mixer.dropped(route, rows)
 
     def count_on(self, allowed_bytes_per_s: Callable[[], float]) -> None:
         """Plan with the bytes a second that this says from now on, where the link gives more."""
@@ -152,7 +183,7 @@ class Router:
             self._follows = follow and self._profiled is not None
             self._judged = None
             self._shares = dict(shares)
-            self._mixer.change(self._shares)
+            self._deal_by_shares()
 
     def measured(self, situation: Situation, plan: Plan) -> Replanned | None:
         """Deal by a plan from now on that is made from the first measurement of a job that has begun without one.
@@ -160,8 +191,11 @@ class Router:
         Shares that somebody gave meanwhile, and that are to stay, do.
         """
         with self._lock:
+            self._situation = situation
+            if isinstance(self._mixer, ShortestWait) and plan.samples_per_s < _BETTER * self._mixer.samples_per_s:
+                return None
             self.first_plan = self._plan = plan
-            self._profiled = self._situation = situation
+            self._profiled = situation
             self._rates, self._judged = Rates(), None
             self._follows = self._may_follow
             self._begin()
@@ -225,7 +259,9 @@ class Router:
 
     def _changed(self, shares: dict[Route, float], reason: str) -> Replanned:
         before, self._shares = self._shares, shares
-        self._mixer.change(shares)
+        if isinstance(self._mixer, ShortestWait):
+            before = self._mixer.shares
+        self._deal_by_shares()
         return Replanned(
             at_s=self.age_s,
             samples=self._mixer.dealt,
@@ -245,6 +281,7 @@ class Router:
         self._next_probe = now + SILENCE_S
         if found is not None:
             self._link_seen = now
+            assert isinstance(self._mixer, WeightedRoutes), "a plan is followed"
             self._mixer.probe(found.route, found.rows)
 
     def _observed(self) -> Observed:
@@ -260,6 +297,17 @@ class Router:
             busy_s=(self._clocks.busy() - since.busy_s) / self._cores,
             allowed_bytes_per_s=self._allowed_bytes_per_s(),
         )
+
+    def _by_shares(self) -> WeightedRoutes:
+        return WeightedRoutes(
+            self._shares, samples_per_request=self._samples_per_request, bytes_per_sample=self._bytes_per_sample
+        )
+
+    def _deal_by_shares(self) -> None:
+        if isinstance(self._mixer, WeightedRoutes):
+            self._mixer.change(self._shares)
+        else:
+            self._mixer = self._by_shares()
 
     def _bytes_per_sample(self, route: Route) -> int:
         """What one row takes at most, on its way and at its end."""

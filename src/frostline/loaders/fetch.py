@@ -94,6 +94,7 @@ FetchRows = Callable[[Samples, Route], Iterator[FeatureBatch]]
 """Makes one request for samples on a way, no one twice, and yields their rows at the frost line."""
 
 Arrived = Callable[[Route, FeatureBatch], None]
+Counted = Callable[[Route, int], None]
 Pace = Callable[[Callable[[], Iterator[FeatureBatch]]], Iterator[FeatureBatch]]
 
 # Samples on which an engine is tried that the node has not ready.
@@ -130,6 +131,8 @@ class Fetcher:
         local_stage: computes the rest of the frozen part.
         engine: engine that runs the prefix at the node, and may be another one in the next request.
         arrived: functions called with the way and the content of every batch, as it came.
+        done: called with the way and the number of rows that are at the frost line, or could not be read.
+        dropped: called with the way and the number of rows that come no more.
         tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
         unfit: numbers of the cuts at which the engine cannot be used, which has been tried up to the plan's own.
         closed: set when the job is, for this and all that were made of it: nobody answers any more.
@@ -144,6 +147,8 @@ class Fetcher:
     local_stage: LocalStage
     engine: NodeEngine
     arrived: Sequence[Arrived]
+    done: Counted = lambda *_: None
+    dropped: Counted = lambda *_: None
     tried: FeatureRequest | None = None
     unfit: set[int] = field(default_factory=set)
     closed: threading.Event = field(default_factory=threading.Event)
@@ -209,12 +214,24 @@ class RowStream:
         self._request = fetcher.request(samples, route, view)
         self._batches: Iterator[FeatureBatch] = fetcher.features(self._request)
         self._begun = False
+        self._left = len(samples)
         self._stays_encoded = route.cut == 0 and not decodes
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> FeatureBatch:
+        try:
+            batch = self._rows()
+        except BaseException:
+            self._drop()
+            raise
+        rows = len(batch) + len(batch.skipped)
+        self._left -= rows
+        self._fetcher.done(self._route, rows)
+        return batch
+
+    def _rows(self) -> FeatureBatch:
         if self._stays_encoded:
             batch = self._next()
             # A view would keep the whole answer in memory for as long as one sample waits.
@@ -234,9 +251,15 @@ class RowStream:
 
     def close(self) -> None:
         """Abandon the rest of the answer."""
+        self._drop()
         close = getattr(self._batches, "close", None)
         if close is not None:
             close()
+
+    def _drop(self) -> None:
+        left, self._left = self._left, 0
+        if left > 0:
+            self._fetcher.dropped(self._route, left)
 
     def _next(self) -> FeatureBatch:
         """The next rows as they come, unpacked."""

@@ -216,13 +216,13 @@ class FiniteCheck:
 
     Args:
         cuts: every cut by number; the last is the frost line.
-        engine: gives the name of the engine that runs the frozen layers at the node.
+        engine: gives the name of the engine that ran the frozen layers, by the cut where the store side stopped.
         is_allowed: count them.
         count: told of how many there were, and in words of the first.
     """
 
     def __init__(
-        self, cuts: Sequence[Cut], engine: Callable[[], str], count: Callable[[int, str], None], *, is_allowed: bool
+        self, cuts: Sequence[Cut], engine: Callable[[int], str], count: Callable[[int, str], None], *, is_allowed: bool
     ) -> None:
         self._cuts = tuple(cuts)
         self._engine = engine
@@ -258,7 +258,7 @@ class FiniteCheck:
         tensor = next(tensor[row] for tensor in batch.tensors if not is_finite(tensor[row]))
         dtype = "bfloat16" if tensor.dtype == array_dtype("bfloat16") else tensor.dtype.name
         line = f" at {self._cuts[-1].name} (cut {self._cuts[-1].number})" if self._cuts else ""
-        by = self._engine() if cut > 1 else "torch here"
+        by = self._engine(cut)
         return f"the frozen layers gave Inf or NaN for sample {object} (id {id}){line}, in {dtype} by {by}"
 
 

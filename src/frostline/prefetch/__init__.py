@@ -11,6 +11,7 @@ from frostline.prefetch.requests import (
     Gathered,
     PlannedRequest,
     RowRange,
+    ShortestWait,
     WeightedRoutes,
     plan_requests,
 )
@@ -29,6 +30,7 @@ __all__ = (
     "Prefetcher",
     "RowOwners",
     "RowRange",
+    "ShortestWait",
     "Tuner",
     "WeightedRoutes",
     "Window",

@@ -7,7 +7,8 @@ Turns rows that come in runs into batches of an exact size: each row is copied o
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -32,6 +33,7 @@ __all__ = (
     "RampLengths",
     "RampUp",
     "RowRange",
+    "ShortestWait",
     "Slabs",
     "WeightedRoutes",
     "plan_requests",
@@ -271,6 +273,148 @@ class WeightedRoutes:
     def _max_owed(self, left: int) -> Route:
         rows = min(self._samples_per_request, left)
         return max(self._shares, key=lambda route: self._owed[route] + self._shares[route] * rows)
+
+
+# A rate is what a way did with its last rows, and says something from so few on.
+_REMEMBERED_ROWS, _TELLING_ROWS = 128, 16
+# A way that had nothing to do is believed to be faster by as much again after so long, until it is tried.
+_FORGOTTEN_S = 5.0
+# Rows of which nothing was heard for so long were abandoned.
+_LOST_S = 60.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Way:
+    """What is known of a way.
+
+    Attributes:
+        prior: rows a second that were believed at first.
+        waiting: rows that were asked for there and are not done.
+        rows: rows done, of which the oldest fade.
+        busy_s: seconds in which these were.
+        since: until when its time is counted.
+    """
+
+    prior: float
+    waiting: int = 0
+    rows: float = 0.0
+    busy_s: float = 0.0
+    since: float = 0.0
+
+    @property
+    def observed(self) -> float | None:
+        """Rows a second while it had something to do; None where too few were done."""
+        return self.rows / self.busy_s if self.rows >= _TELLING_ROWS and self.busy_s > 0 else None
+
+
+class ShortestWait:
+    """Deals each request to the way on which it is expected to be done first. Not for several threads.
+
+    What was asked of a way and is not done comes before the next request there, at the rate that the way had while it
+    had something to do. So no way is idle that would be done with a request sooner than the others ("join the shortest
+    expected delay", Banawan and Zahorjan, 1989), and nothing is computed to be measured. Before a way has done anything
+    its prior counts, in proportion to what the others turned out to do.
+
+    Args:
+        priors: rates that are believed before anything was done, by way; their proportions count alone.
+        samples_per_request: most samples in one request.
+        bytes_per_sample: payload of a sample that takes a way; 0 where the encoded sample itself travels.
+        clock: monotonic seconds.
+        bound: most rows a second that a way may be believed to have; infinity where nothing bounds it.
+    """
+
+    def __init__(
+        self,
+        priors: Mapping[Route, float],
+        *,
+        samples_per_request: int,
+        bytes_per_sample: Callable[[Route], int],
+        clock: Callable[[], float],
+        bound: Callable[[Route], float] = lambda _: math.inf,
+    ) -> None:
+        assert min(priors.values()) > 0, "every way may be taken"
+        self._ways = {route: _Way(prior=prior, since=clock()) for route, prior in priors.items()}
+        self._samples_per_request = samples_per_request
+        self._bytes_per_sample = bytes_per_sample
+        self._clock = clock
+        self._bound = bound
+        self._dealt: Counter[Route] = Counter()
+        self._are_bound: dict[Route, bool] = {}
+
+    @property
+    def dealt(self) -> int:
+        """Samples dealt so far."""
+        return self._dealt.total()
+
+    @property
+    def samples_per_s(self) -> float:
+        """By all ways together, as far as is known."""
+        return sum(min(way.observed or 0.0, self._bound(route)) for route, way in self._ways.items())
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a way could do more than its bound allowed when a request was dealt last."""
+        return any(self._are_bound.values())
+
+    @property
+    def shares(self) -> dict[Route, float]:
+        """Of the samples dealt so far; of what is believed, before any was."""
+        counts = self._dealt if self._dealt else Counter({route: way.prior for route, way in self._ways.items()})
+        whole = sum(counts.values())
+        return {route: count / whole for route, count in counts.items()}
+
+    def takes(self, routes: Iterable[Route]) -> bool:
+        """Whether it deals to all of these ways."""
+        return all(route in self._ways for route in routes)
+
+    def begin_again(self, route: Route) -> None:
+        """Forget how fast a way was: something else computes there from now on."""
+        way = self._ways.get(route)
+        if way is not None:
+            way.rows, way.busy_s, way.since = 0.0, 0.0, self._clock()
+
+    def deal(self, left: int) -> Deal:
+        """See ``Dealer``."""
+        now, rows = self._clock(), min(self._samples_per_request, left)
+        route = min(self._ways, key=lambda route: self._wait_s(route, rows, now))
+        way = self._ways[route]
+        if not way.waiting:
+            way.since = now
+        way.waiting += rows
+        self._dealt[route] += rows
+        return Deal(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
+
+    def done(self, route: Route, rows: int) -> None:
+        """Rows of a way are where the loop can have them."""
+        way, now = self._ways.get(route), self._clock()
+        if way is None:
+            return
+        way.rows += rows
+        way.busy_s += now - way.since
+        fading = min(1.0, _REMEMBERED_ROWS / way.rows) if way.rows else 1.0
+        way.rows, way.busy_s = way.rows * fading, way.busy_s * fading
+        way.waiting, way.since = max(0, way.waiting - rows), now
+
+    def dropped(self, route: Route, rows: int) -> None:
+        """Rows of a way come no more, as of a pass that was left."""
+        way = self._ways.get(route)
+        if way is not None:
+            way.waiting = max(0, way.waiting - rows)
+
+    def _wait_s(self, route: Route, rows: int, now: float) -> float:
+        way = self._ways[route]
+        if way.waiting and now - way.since > _LOST_S:
+            way.waiting = 0
+        idle_s = 0.0 if way.waiting else now - way.since
+        rate, bound = self._rate(way) * (1 + idle_s / _FORGOTTEN_S), self._bound(route)
+        self._are_bound[route] = bound < rate
+        return (way.waiting + rows) / min(rate, bound)
+
+    def _rate(self, way: _Way) -> float:
+        if way.observed is not None:
+            return way.observed
+        known = [other.observed / other.prior for other in self._ways.values() if other.observed is not None]
+        return way.prior * (sum(known) / len(known) if known else 1.0)
 
 
 # What is smaller comes from the C library without a page fault.

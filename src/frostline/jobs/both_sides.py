@@ -1,0 +1,236 @@
+"""Has both sides of a job compute from the first request on, each sample where it is expected to be done first.
+
+The trainer runs the frozen layers of its share by the fastest engine that the job's accuracy allows. It is tried while
+the job is made, on a few of its samples, in a thread of this process: a node tries its own meanwhile, and the link and
+this processor would idle else. What was found is kept in the user's cache.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.batching import ROWS, padded
+from frostline.core import EXACT, REFERENCE, Route
+from frostline.core.config import cache_folder
+from frostline.core.errors import FrostlineError
+from frostline.core.system import usable_cores, usable_memory_bytes
+from frostline.engines.catalog import OFFERS
+from frostline.engines.choice import Choice, is_prompt
+from frostline.engines.machine import host_digest, keeps_freed_memory, names_processor
+from frostline.engines.protocols import Engine, Footprint
+from frostline.engines.torch import TorchEngine
+from frostline.jobs.context import JobContext, computed_in_all, request_of, some_of
+from frostline.jobs.partition import TorchLocalPrefix
+from frostline.loaders.fetch import joined
+from frostline.loaders.local_stage import decode
+from frostline.models.artifact import Prefix
+from frostline.node.trials.queue import EngineMemory, TrialPolicy
+from frostline.node.trials.selection import Trials
+from frostline.prefetch import ShortestWait
+from frostline.prefetch.requests import Slabs
+from frostline.wire.messages import Health
+
+__all__ = ("TrainerEngine", "can_be_tried", "dealer_of")
+
+T = TypeVar("T")
+_Arrays = Sequence[npt.NDArray[np.generic]]
+
+# Every third of them judges an engine; their bytes cross the link before the job's own.
+_SAMPLES = 24
+# Of this machine's memory: the trainer's own network and batches have the rest.
+_PART = 4
+_TRIAL_S = 30.0
+# Times as much as a core does; where that is wrong, the first samples say so.
+_ACCELERATED = 20.0
+# Of a link: what encoded samples may take of it, and from how many bytes on its rate is known.
+_LINK_SHARE, _TELLING_BYTES = 0.5, 256 << 10
+
+
+def dealer_of(context: JobContext, health: Health, nodes: int) -> ShortestWait | None:
+    """What deals a job's samples to both sides; None where the trainer cannot do what the node does, or need not.
+
+    Args:
+        context: context of the job.
+        health: health of its node, or of one of its nodes.
+        nodes: number of nodes.
+    """
+    if not context.preprocess.are_images or context.preprocess.stored is not None or _shares_a_core(health, context):
+        return None
+    line, node, trainer = context.cuts[-1], max(1, len(health.cores)), len(usable_cores())
+    encoded_bytes = context.data.samples.encoded_bytes / max(1, len(context.data))
+
+    def bound(route: Route) -> float:
+        """Encoded samples may take half of a link: what the node computes is not behind them in its queue then."""
+        seen = context.transport.statistics()
+        if route.cut or seen.transfer_bytes < _TELLING_BYTES or not encoded_bytes:
+            return math.inf
+        return _LINK_SHARE * seen.transfer_bytes / seen.transfer_s / encoded_bytes
+
+    return ShortestWait(
+        {
+            Route(line.number): max(1, nodes) * node * (1.0 if names_processor(health.hardware) else _ACCELERATED),
+            Route(0): trainer * (1.0 if context.device == "cpu" else _ACCELERATED),
+        },
+        samples_per_request=context.settings.samples_per_request,
+        bytes_per_sample=lambda route: max(context.cuts[route.cut].bytes_per_sample, line.bytes_per_sample),
+        clock=time.monotonic,
+        bound=bound,
+    )
+
+
+def _shares_a_core(health: Health, context: JobContext) -> bool:
+    """Whether a node and a trainer without an accelerator would take each other's cores."""
+    return health.host == host_digest() and context.device == "cpu" and bool(set(health.cores) & set(usable_cores()))
+
+
+def can_be_tried(context: JobContext) -> bool:
+    """Whether any engine but eager torch may run the frozen layers of a job at its trainer."""
+    prefix, preprocess = context.prefix, context.preprocess
+    return (
+        prefix is not None
+        and prefix.lengths is None
+        and context.device == "cpu"
+        and context.accuracy != EXACT
+        and preprocess.are_images
+        and preprocess.stored is None
+        and preprocess.dtype == "float32"
+        and len(context.data) >= _SAMPLES
+    )
+
+
+class TrainerEngine:
+    """The whole frozen part, run at the trainer; a ``LocalPrefix`` from cut 1. Safe for threads.
+
+    Args:
+        context: context of the job, for which ``can_be_tried`` holds.
+    """
+
+    def __init__(self, context: JobContext) -> None:
+        assert context.prefix is not None, "there is something to run"
+        self._context = context
+        self._prefix = context.prefix
+        self._cut = context.cuts[-1].number
+        self._engine: Engine | None = None
+        self._told: Callable[[], None] | None = None
+        self._eager = TorchLocalPrefix(self._prefix.graph, self._prefix.tensors, context.device)
+        self.choice = Choice(engine=REFERENCE, trials=())
+        self._thread = threading.Thread(target=self._find, name="frostline-engine", daemon=True)
+        self._thread.start()
+
+    def when_ready(self, tell: Callable[[], None]) -> None:
+        """Have a function called when an engine was found, on the thread that tries it, if that is still to come."""
+        self._told = tell
+
+    @property
+    def name(self) -> str:
+        """Of the engine that runs, once it was found."""
+        return REFERENCE if self._engine is None else self.choice.engine
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Of the engine by its trial; None as long as nothing was found."""
+        mine = [trial for trial in self.choice.trials if trial.engine == self.choice.engine]
+        return mine[0].samples_per_s if mine else None
+
+    def run(self, arrays: _Arrays, size: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """See ``loaders.local_stage.LocalPrefix``; waits until an engine was found."""
+        self._thread.join()
+        engine = self._engine
+        if engine is None:
+            return self._eager.run(arrays, size)
+        [pixels] = arrays
+        parts = [self._run(engine, pixels[start : start + size]) for start in range(0, len(pixels), size)]
+        return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+    def _run(self, engine: Engine, pixels: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], ...]:
+        rows = padded(len(pixels))
+        batch = np.zeros((rows, *pixels.shape[1:]), pixels.dtype) if rows != len(pixels) else pixels
+        batch[: len(pixels)] = pixels
+        return tuple(tensor[: len(pixels)] for tensor in engine.run(batch, self._cut))
+
+    def _find(self) -> None:
+        try:
+            self._engine = self._found()
+        except FrostlineError:  # the job's own requests meet it too, and say it
+            self._engine = None
+        if self._told is not None:
+            self._told()
+
+    def _found(self) -> Engine | None:
+        context, digest = self._context, self._context.shipment.digest if self._context.shipment else ""
+        reference = _Eager(self._prefix, context.settings.device_batch)
+        with closing(_trials(context)) as trials:
+            self.choice = choice = trials.choose(
+                digest,
+                self._prefix,
+                _pixels(context),
+                context.accuracy,
+                reference,
+                max_s=_TRIAL_S if context.settings.trial_s is None else context.settings.trial_s,
+                samples=computed_in_all(context) // 2,  # the node has the others
+            )
+            if choice.engine == REFERENCE:
+                return None
+            trial = next(trial for trial in choice.trials if trial.engine == choice.engine)
+            return trials.made(digest, self._prefix, trial, None, reference.footprint(self._cut), context.device)
+
+
+def _trials(context: JobContext) -> Trials:
+    room_bytes = usable_memory_bytes() // _PART
+    policy = TrialPolicy(
+        device=context.device,
+        rows=(context.settings.device_batch,),
+        threads=(len(usable_cores()),),
+        keeps_freed=keeps_freed_memory(),
+        max_bytes=room_bytes,
+        here=True,
+    )
+    prompt = [offer.name for offer in OFFERS if offer.name != REFERENCE and is_prompt(offer.name)]
+    room = EngineMemory(weights_bytes=room_bytes, run_bytes=room_bytes)
+    return Trials(cache_folder() / "engines", policy, room, longest_s=_TRIAL_S, engines=prompt)
+
+
+def _pixels(context: JobContext) -> npt.NDArray[np.float32]:
+    """A few of the job's samples as the network takes them."""
+    some = some_of(context, _SAMPLES)
+    answers = context.asking(lambda: list(context.transport.features(request_of(context, some, cut=0))))
+    batch = decode(context.preprocess, joined(answers), some, context.view, Slabs())
+    return np.asarray(batch.tensors[0], np.float32)
+
+
+class _Eager:
+    """The frozen part in eager torch, with which engines are compared; see ``node.trials.processes.Reference``."""
+
+    def __init__(self, prefix: Prefix, rows: int) -> None:
+        self._cuts = prefix.cuts
+        self._engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, max_rows=padded(rows))
+
+    def seconds(self, cut: int) -> float:
+        """See ``Reference``."""
+        shape = self._cuts[0].shapes[0]
+        batch = np.zeros((ROWS, *shape), np.float32)
+        self._engine.run(batch, cut)
+        started = time.perf_counter()
+        self._engine.run(batch, cut)
+        return (time.perf_counter() - started) / ROWS
+
+    def footprint(self, cut: int) -> Footprint:
+        """See ``Reference``."""
+        return self._engine.footprint(cut)
+
+    def alone(self, call: Callable[[], T]) -> T:
+        """See ``Reference``."""
+        return call()
+
+    def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """See ``Reference``."""
+        starts = range(0, len(samples), ROWS)
+        whole = (np.resize(samples[start : start + ROWS], (ROWS, *samples.shape[1:])) for start in starts)
+        parts = [self._engine.run(some, cut) for some in whole]
+        return tuple(np.concatenate(columns)[: len(samples)] for columns in zip(*parts, strict=True))
