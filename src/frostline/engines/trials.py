@@ -180,8 +180,10 @@ def _brief(engine: Engine, pixels: Pixels, trial: Trial, reference: Arrays, cloc
     error = _error(features(engine, judging(pixels), trial.cut), reference)
     if not np.isfinite(error):
         return replace(trial, why_not=_NOT_FINITE)
-    runs = _seconds(engine, _batch(pixels, trial.rows), trial.cut, clock, _FEW_RUNS, _FEW_RUNS_S)
-    return replace(_timed(trial, runs).trial, error=error)
+    # Of the fewest rows, which take little longer a sample than a whole batch.
+    runs = _seconds(engine, _batch(pixels, _MIN_ROWS), trial.cut, clock, _FEW_RUNS, _FEW_RUNS_S)
+    timed = _timed(replace(trial, rows=_MIN_ROWS), runs).trial
+    return replace(timed, rows=trial.rows, error=error)
 
 
 def compare_engine(subject: Subject, name: str, cut: int, reference: Arrays) -> Trial:

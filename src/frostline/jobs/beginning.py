@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from frostline.core import EXACT
+from frostline.core import EXACT, Route
 from frostline.core.config import cache_folder
+from frostline.core.errors import FrostlineError
 from frostline.core.events import MeasurementFailed, PhaseStarted, SetupWarning
 from frostline.jobs.context import JobContext, asked_of, computed_in_all, keeps_features, shares_cores
 from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring, Stage
+from frostline.jobs.router import BothSides
 from frostline.loaders.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, fixed, make_plan
 from frostline.planning.replanning import is_worth_measuring, is_worth_trying
-from frostline.prefetch import ShortestWait
 from frostline.transport import Cancellation
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
@@ -48,7 +50,7 @@ class Beginning:
     plan: Plan | None = None
     measuring: Measuring | None = None
     refused: str | None = None
-    both_sides: ShortestWait | None = None
+    both_sides: BothSides | None = None
     trainer: "TrainerEngine | None" = None
 
 
@@ -78,52 +80,94 @@ def begin(
     if network is None or context.shipment is None:
         return Beginning(engine=engine)
     if context.settings.measure_first or policy != "best" or context.cut is not None:
+        refused = network.ship(context)
         context.asking.observe(PhaseStarted(name=_MEASURING if context.accuracy == EXACT else _TRYING))
-        situation = network.situate(context, nodes, lacking)
+        situation = network.situate(context, nodes, lacking, refused)
         engine.choice = EngineChoice.of(situation.store)
         plan = make_plan(situation, policy) if context.cut is None else fixed(situation, context.cut, codec)
         return Beginning(engine=engine, situation=situation, plan=plan)
+    # With it come the engines, for which a plain loader has no use.
+    from frostline.jobs.both_sides import dealer_of
+
+    health = context.asking(context.transport.health)
+    kept = MeasurementCache(cache_folder() / "measurements", asked_of(context, health, len(nodes)))
+    both_sides = dealer_of(context, health, len(nodes))
+    found = kept.get()
+    planned = _planned(context, found, both_sides)
+    later = None
+    if not (len(nodes) < 2 and shares_cores(health, context.device)) and (found is None or found.situation is None):
+        later = _plan(context, network, nodes, lacking, kept, both_sides)
+    if both_sides is not None and planned is None:
+        return _at_once(context, network, engine, both_sides, found, kept, later)
     refused = network.refusal(context)
     if refused is not None:
-        if context.shipment.refused is None:
-            context.asking.observe(SetupWarning(reason=f"the node does not run the network: {refused}"))
         return Beginning(engine=engine, refused=refused)
-    return _known(context, network, nodes, lacking, engine)
-
-
-def _known(
-    context: JobContext, network: "PartitionedModel", nodes: Sequence[str], lacking: set[str], engine: NodeEngine
-) -> Beginning:
-    """Begin with what an earlier job found, and with engines of both sides, which are tried if need be."""
-    health = context.asking(context.transport.health)
-    # With it come the engines, for which a plain loader has no use.
-    from frostline.jobs.both_sides import TrainerEngine, can_be_tried, dealer_of
-
-    both_sides = dealer_of(context, health, len(nodes))
-    is_tried = both_sides is not None and can_be_tried(context) and computed_in_all(context) >= _MIN_TO_TRY
-    trainer = TrainerEngine(context) if is_tried else None
-    kept = MeasurementCache(cache_folder() / "measurements", asked_of(context, health, len(nodes)))
-    found = kept.get()
-    shared = len(nodes) < 2 and shares_cores(health, context.device)
-    stages = []
-    if found is None and context.accuracy != EXACT:
-        stages.append(_engine(context, network, kept))
-    if not shared and (found is None or found.situation is None):
-        stages.append(_plan(context, network, nodes, lacking, kept, both_sides))
+    tries = found is None and context.accuracy != EXACT
+    stages = ([_engine(context, network, kept)] if tries else []) + ([later] if later else [])
     measuring = Measuring(samples=computed_in_all(context), stages=stages) if stages else None
-    if measuring is not None and found is None and context.accuracy != EXACT:
-        found = _soon(context, measuring) if computed_in_all(context) >= _MIN_TO_TRY else None
-    begun = Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
-    if found is None:
-        return begun
-    engine.choice = found.choice
-    if found.situation is None:
-        return begun
+    if measuring is not None and tries and computed_in_all(context) >= _MIN_TO_TRY:
+        found = _soon(context, measuring)
+    if found is not None:
+        engine.choice = found.choice
+    return replace(planned or Beginning(engine=engine), engine=engine, measuring=measuring)
+
+
+def _planned(context: JobContext, found: Measurements | None, both_sides: BothSides | None) -> Beginning | None:
+    """What an earlier job found, as a plan; None where it was not measured, or both sides do as well without one."""
+    if found is None or found.situation is None:
+        return None
     known = replace(found.situation, epochs=context.epochs, keeps_features=keeps_features(context))
     plan = make_plan(known)
     if both_sides is not None and both_sides.takes(part.route for part in plan.mixture):
-        return begun
-    return replace(begun, situation=known, plan=plan)
+        return None
+    return Beginning(engine=NodeEngine(context.accuracy), situation=known, plan=plan)
+
+
+def _at_once(
+    context: JobContext,
+    network: "PartitionedModel",
+    engine: NodeEngine,
+    both_sides: BothSides,
+    found: Measurements | None,
+    kept: MeasurementCache,
+    later: Stage | None,
+) -> Beginning:
+    """Begin at the trainer, while the frozen part is on its way to the node and the node tries an engine."""
+    from frostline.jobs.both_sides import TrainerEngine, can_be_tried
+
+    line, samples = Route(context.cuts[-1].number), computed_in_all(context)
+    tries = found is None and context.accuracy != EXACT and samples >= _MIN_TO_TRY
+    if found is not None:
+        engine.choice = found.choice
+
+    def measure(cancellation: Cancellation, samples_left: int) -> Measurements | None:
+        try:
+            refused = network.refusal(context)
+        except FrostlineError as error:
+            context.asking.observe(SetupWarning(reason=f"the frozen layers run here: {error}"))
+            return None
+        if refused is not None:
+            return None
+        try:
+            return trial(cancellation, samples_left) if tries else None
+        finally:
+            both_sides.open(line)
+
+    def trial(cancellation: Cancellation, samples_left: int) -> Measurements:
+        context.asking.observe(PhaseStarted(name="trying an engine"))
+        made = network.engine(context, cancellation, samples_left)
+        kept.put(made)
+        engine.choice = made.choice
+        return made
+
+    both_sides.close(line)
+    stages = [Stage(is_worth=is_worth_trying, measure=measure), *filter(None, (later,))]
+    measuring = Measuring(samples=samples, stages=stages)
+    trainer = TrainerEngine(context) if samples >= _MIN_TO_TRY and can_be_tried(context) else None
+    if trainer is not None:
+        trainer.when_ready(partial(both_sides.begin_again, Route(0)))
+    measuring.begin(wait_s=0)
+    return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
 
 
 def _soon(context: JobContext, measuring: Measuring) -> Measurements | None:
@@ -154,7 +198,7 @@ def _plan(
     nodes: Sequence[str],
     lacking: set[str],
     kept: MeasurementCache,
-    both_sides: ShortestWait | None,
+    both_sides: BothSides | None,
 ) -> Stage:
     """All that a plan needs, where the sides do not share their cores.
 

@@ -27,6 +27,7 @@ from frostline.engines.protocols import Engine, Footprint
 from frostline.engines.torch import TorchEngine
 from frostline.jobs.context import JobContext, computed_in_all, request_of, some_of
 from frostline.jobs.partition import TorchLocalPrefix
+from frostline.jobs.router import BothSides
 from frostline.loaders.fetch import joined
 from frostline.loaders.local_stage import decode
 from frostline.models.artifact import Prefix
@@ -52,7 +53,7 @@ _ACCELERATED = 20.0
 _LINK_SHARE, _TELLING_BYTES = 0.5, 256 << 10
 
 
-def dealer_of(context: JobContext, health: Health, nodes: int) -> ShortestWait | None:
+def dealer_of(context: JobContext, health: Health, nodes: int) -> BothSides | None:
     """What deals a job's samples to both sides; None where the trainer cannot do what the node does, or need not.
 
     Args:
@@ -72,7 +73,7 @@ def dealer_of(context: JobContext, health: Health, nodes: int) -> ShortestWait |
             return math.inf
         return _LINK_SHARE * seen.transfer_bytes / seen.transfer_s / encoded_bytes
 
-    return ShortestWait(
+    ways = ShortestWait(
         {
             Route(line.number): max(1, nodes) * node * (1.0 if names_processor(health.hardware) else _ACCELERATED),
             Route(0): trainer * (1.0 if context.device == "cpu" else _ACCELERATED),
@@ -82,6 +83,7 @@ def dealer_of(context: JobContext, health: Health, nodes: int) -> ShortestWait |
         clock=time.monotonic,
         bound=bound,
     )
+    return BothSides(ways)
 
 
 def _shares_a_core(health: Health, context: JobContext) -> bool:

@@ -143,7 +143,7 @@ def offload(
             asking=asking,
             cuts=input_cuts([preprocess.sample]) if network is None else network.parts.cuts,
             prefix=None if network is None else network.parts.prefix,
-            shipment=None if network is None else network.ship(transport, asking, observe),
+            shipment=None if network is None else network.packed(),
             device="cpu" if network is None else network.device,
             settings=settings,
             accuracy=accuracy,
@@ -226,9 +226,7 @@ def _made(
     first = parts(context, network, stack=stack)
     cache_policy = _cache_policy(context, first.scope, stack)
     rest = stack.pop_all()
-    anew = (
-        None if partitioned is None else partial(_parts_anew, context, partitioned, partial(parts, stack=rest), observe)
-    )
+    anew = None if partitioned is None else partial(_parts_anew, context, partitioned, partial(parts, stack=rest))
     return Job(
         data=data,
         parts=first,
@@ -247,7 +245,6 @@ def _parts_anew(
     context: JobContext,
     partitioned: "Callable[[], PartitionedModel]",
     parts: "Callable[[JobContext, PartitionedModel], JobParts]",
-    observe: Observer,
     before: JobParts,
 ) -> JobParts:
     """The parts of a job whose network is another one now; what measured the one before ends."""
@@ -256,7 +253,7 @@ def _parts_anew(
         context,
         cuts=network.parts.cuts,
         prefix=network.parts.prefix,
-        shipment=network.ship(context.transport, context.asking, observe),
+        shipment=network.packed(),
         device=network.device,
     )
     made = parts(context, network)
@@ -283,8 +280,6 @@ def _parts(
     settings, line = context.settings, 0 if begun.refused else context.cuts[-1].number
     cut = _plain_cut(setup.keywords["nodes"], context.preprocess) if context.shipment is None else line
     router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
-    if begun.trainer is not None:
-        begun.trainer.when_ready(partial(router.begin_again, Route(0)))
     fetcher, scope = _fetcher(context, network, router, collector, begun, closed), _scope(context, network)
     return JobParts(
         fetcher=fetcher,

@@ -1,5 +1,6 @@
 """What a network adds to a job: it is cut and shipped, both sides are measured with it, and its rest runs here."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,12 +12,12 @@ from torch import nn
 
 from frostline.core import Cut, Graph
 from frostline.core.errors import NothingFrozen, OverBudget
-from frostline.core.events import Observer, PhaseStarted, SetupWarning
+from frostline.core.events import PhaseStarted, SetupWarning
 from frostline.engines.graph_runner import LengthRunner, Runner, as_array, as_tensor, leaf_values
 from frostline.jobs.context import JobContext, request_of, some_of, tried
 from frostline.jobs.measuring import Measurements
 from frostline.jobs.profiling import agreed, situate
-from frostline.loaders.fetch import EngineChoice, RetryPolicy, Shipment
+from frostline.loaders.fetch import EngineChoice, Shipment
 from frostline.loaders.local_stage import LocalPrefix
 from frostline.models.artifact import Prefix, digest_of, read_prefix, write_prefix
 from frostline.models.changes import FrozenWatch
@@ -26,7 +27,7 @@ from frostline.models.modules import not_averaged, unwrapped
 from frostline.models.tracing import takes_parts, takes_rows
 from frostline.planning import Situation
 from frostline.preprocess import Preprocess
-from frostline.transport import Cancellation, Transport
+from frostline.transport import Cancellation
 from frostline.wire.messages import ProfileRequest
 
 # A frozen norm in a trained part is none.
@@ -180,32 +181,42 @@ class PartitionedModel:
         others = rest_of(self.parts.prefix, self.device)
         return lambda cut: whole if cut.number <= 1 else others(cut)
 
-    def ship(self, transport: Transport, asking: RetryPolicy, observe: Observer) -> Shipment | None:
-        """Bring the frozen part to the node; None where there is none to ship.
-
-        A node that has no room for it is no reason to end the job: the frozen layers then run here.
-        """
+    def packed(self) -> Shipment | None:
+        """The frozen part as it is to travel; None where there is none."""
         if self.parts.prefix is None:
             return None
-        observe(PhaseStarted(name="shipping the frozen layers"))
         artifact = write_prefix(replace(self.parts.prefix, tokenizer=self.tokenizer))
-        shipment = Shipment(digest=digest_of(artifact), artifact=artifact)
-        try:
-            asking(lambda: transport.put_prefix(shipment.digest, shipment.artifact))
-        except OverBudget as error:
-            observe(SetupWarning(reason=f"the frozen layers run here: {error}"))
-            return replace(shipment, refused=str(error))
-        return shipment
+        return Shipment(digest=digest_of(artifact), artifact=artifact, sent=threading.Event())
 
-    def situate(self, context: JobContext, nodes: Sequence[str], lacking: set[str]) -> Situation:
+    def ship(self, context: JobContext) -> str | None:
+        """Bring the frozen part to the nodes. Returns why they have no room for it, in their words; None if they do.
+
+        That is told, and is no reason to end the job: the frozen layers then run here.
+        """
+        shipment = context.shipment
+        assert shipment is not None, "there is a prefix"
+        context.asking.observe(PhaseStarted(name="shipping the frozen layers"))
+        try:
+            context.asking(lambda: context.transport.put_prefix(shipment.digest, shipment.artifact))
+        except OverBudget as error:
+            context.asking.observe(SetupWarning(reason=f"the frozen layers run here: {error}"))
+            return str(error)
+        finally:
+            shipment.sent.set()
+        return None
+
+    def situate(
+        self, context: JobContext, nodes: Sequence[str], lacking: set[str], refused: str | None = None
+    ) -> Situation:
         """Measure both sides and the link.
 
         Args:
             context: context of the job.
             nodes: URLs of its nodes; none for one in this process.
             lacking: told of by the transport meanwhile: those that cannot run the engine that was chosen.
+            refused: why the nodes have no room for the frozen part; None where they do.
         """
-        situation = situate(context)
+        situation = situate(context, refused)
         if len(nodes) > 1 or (context.cut or 0) > 1:
             line = context.cuts[-1].number
             store = agreed(context, situation.store, min(context.cut or line, line))
@@ -213,17 +224,18 @@ class PartitionedModel:
         return situation
 
     def refusal(self, context: JobContext) -> str | None:
-        """Why the nodes do not run the network up to the frost line, in their words; None where they do.
+        """Ship the network, and find out why the nodes do not run it up to the frost line; None where they do.
 
-        Nothing is measured: a node says so by its weights and by what a run would take.
+        Nothing is measured: a node says so by its weights and by what a run would take. The reason, in its words, is
+        told.
         """
-        assert context.shipment is not None, "there is a prefix"
-        if context.shipment.refused is not None:
-            return context.shipment.refused
+        if (refused := self.ship(context)) is not None:
+            return refused
         one = request_of(context, some_of(context, 1), cut=context.cuts[-1].number)
         try:
             context.asking(lambda: context.transport.profile(ProfileRequest(features=one, only_engine=True)))
         except OverBudget as error:
+            context.asking.observe(SetupWarning(reason=f"the node does not run the network: {error}"))
             return str(error)
         return None
 

@@ -285,11 +285,15 @@ _MIN, _MAX = 8, 256
 _DECODED = 8
 
 
-def situate(context: JobContext) -> Situation:
+def situate(context: JobContext, refused: str | None = None) -> Situation:
     """Measure both sides and the link on a few real samples.
 
     Where both sides use the same cores and the same engine one profile serves both. Where they use other cores they
     are measured at the same time, as they will work at the same time: neighbours on one machine slow each other.
+
+    Args:
+        context: context of the job.
+        refused: why the node has no room for the frozen part; None where it has.
 
     Raises:
         Refused: The node will not serve the data, or not run the network for another reason than its memory.
@@ -320,7 +324,7 @@ def situate(context: JobContext) -> Situation:
     with ThreadPoolExecutor(1, "frostline-profile") as apart:
         alike = same_host and is_alike(health, context.device)
         ours = None if alike else apart.submit(profile_trainer)
-        theirs, refused = _profile_node(context)
+        theirs, refused = (None, refused) if refused is not None else _profile_node(context)
         trainer = theirs if ours is None else ours.result()
         # The trainer's own part is the reference's, whatever the node takes.
         trainer = profile_trainer() if trainer is None or trainer.engine != REFERENCE else trainer
@@ -376,8 +380,6 @@ def agreed(context: JobContext, store: Profile, cut: int) -> Profile:
 
 def _profile_node(context: JobContext) -> tuple[Profile | None, str | None]:
     """The node's own measurement, or why it will not run the network in its memory: encoded samples always go."""
-    if context.shipment is not None and context.shipment.refused is not None:
-        return None, context.shipment.refused
     request, only_here = tried(context), 1 < (context.cut or 0) <= context.cuts[-1].number
     if only_here and context.cut is not None:  # engines are tried for some seconds at each cut that a plan may want
         request = replace(request, cut=context.cut)

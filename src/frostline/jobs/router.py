@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from frostline.core import Cut, FeatureBatch, Route
@@ -33,7 +33,7 @@ from frostline.planning.replanning import (
 from frostline.prefetch import Deal, ShortestWait, WeightedRoutes
 from frostline.transport import Transport, TransportStatistics
 
-__all__ = ("Clocks", "PlanFollower", "Router")
+__all__ = ("BothSides", "Clocks", "PlanFollower", "Router")
 
 # A look costs a linear programme of milliseconds, and a second holds enough to measure on.
 _LOOK_S = 1.0
@@ -54,6 +54,75 @@ class Clocks:
 
     wall: Callable[[], float]
     busy: Callable[[], float]
+
+
+class BothSides:
+    """A ``Dealer`` of samples to both sides of a job, each where it is expected to be done first. Safe for threads.
+
+    Args:
+        ways: deals them; used through this alone.
+    """
+
+    def __init__(self, ways: ShortestWait) -> None:
+        self._ways = ways
+        self._lock = threading.Lock()
+
+    @property
+    def dealt(self) -> int:
+        """See ``ShortestWait``."""
+        return self._ways.dealt
+
+    @property
+    def samples_per_s(self) -> float:
+        """See ``ShortestWait``."""
+        with self._lock:
+            return self._ways.samples_per_s
+
+    @property
+    def is_bound(self) -> bool:
+        """See ``ShortestWait``."""
+        with self._lock:
+            return self._ways.is_bound
+
+    @property
+    def shares(self) -> dict[Route, float]:
+        """See ``ShortestWait``."""
+        with self._lock:
+            return self._ways.shares
+
+    def deal(self, left: int) -> Deal:
+        """See ``Dealer``."""
+        with self._lock:
+            return self._ways.deal(left)
+
+    def takes(self, routes: Iterable[Route]) -> bool:
+        """See ``ShortestWait``."""
+        return self._ways.takes(routes)
+
+    def close(self, route: Route) -> None:
+        """See ``ShortestWait``."""
+        with self._lock:
+            self._ways.close(route)
+
+    def open(self, route: Route) -> None:
+        """See ``ShortestWait``."""
+        with self._lock:
+            self._ways.open(route)
+
+    def begin_again(self, route: Route) -> None:
+        """See ``ShortestWait``."""
+        with self._lock:
+            self._ways.begin_again(route)
+
+    def done(self, route: Route, rows: int) -> None:
+        """See ``ShortestWait``."""
+        with self._lock:
+            self._ways.done(route, rows)
+
+    def dropped(self, route: Route, rows: int) -> None:
+        """See ``ShortestWait``."""
+        with self._lock:
+            self._ways.dropped(route, rows)
 
 
 class Router:
@@ -77,7 +146,7 @@ class Router:
         *,
         cuts: Sequence[Cut],
         shares: Mapping[Route, float] | None = None,
-        both_sides: ShortestWait | None = None,
+        both_sides: BothSides | None = None,
         plan: Plan | None = None,
         situation: Situation | None = None,
         follows: bool = False,
@@ -100,7 +169,7 @@ class Router:
         self._clocks = clocks
         self._lock = threading.Lock()
         self._samples_per_request = samples_per_request
-        self._mixer: WeightedRoutes | ShortestWait = self._by_shares()
+        self._mixer: WeightedRoutes | BothSides = self._by_shares()
         if plan is None and both_sides is not None:
             self._mixer = both_sides
         self._rates = Rates()
@@ -135,27 +204,21 @@ class Router:
     @property
     def shares(self) -> Mapping[Route, float]:
         """Of the samples, by way; of those that were dealt, where each goes where it is done first."""
-        if isinstance(self._mixer, ShortestWait):
+        if isinstance(self._mixer, BothSides):
             with self._lock:
                 return self._mixer.shares
         return dict(self._shares)
 
-    def begin_again(self, route: Route) -> None:
-        """Something else computes on a way from now on: what is known of its speed holds no more."""
-        with self._lock:
-            if isinstance(self._mixer, ShortestWait):
-                self._mixer.begin_again(route)
-
     def done(self, route: Route, rows: int) -> None:
         """Rows of a way are where the loop can have them."""
         with self._lock:
-            if isinstance(self._mixer, ShortestWait):
+            if isinstance(self._mixer, BothSides):
                 self._mixer.done(route, rows)
 
     def dropped(self, route: Route, rows: int) -> None:
         """Rows of a way come no more."""
         with self._lock:
-            if isinstance(self._mixer, ShortestWait):
+            if isinstance(self._mixer, BothSides):
                 self._mixer.dropped(route, rows)
 
     def count_on(self, allowed_bytes_per_s: Callable[[], float]) -> None:
@@ -192,7 +255,7 @@ class Router:
         """
         with self._lock:
             self._situation = situation
-            if isinstance(self._mixer, ShortestWait) and plan.samples_per_s < _BETTER * self._mixer.samples_per_s:
+            if isinstance(self._mixer, BothSides) and plan.samples_per_s < _BETTER * self._mixer.samples_per_s:
                 return None
             self.first_plan = self._plan = plan
             self._profiled = situation
@@ -259,7 +322,7 @@ class Router:
 
     def _changed(self, shares: dict[Route, float], reason: str) -> Replanned:
         before, self._shares = self._shares, shares
-        if isinstance(self._mixer, ShortestWait):
+        if isinstance(self._mixer, BothSides):
             before = self._mixer.shares
         self._deal_by_shares()
         return Replanned(

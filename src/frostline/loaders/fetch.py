@@ -103,6 +103,12 @@ _TRIED = 96
 _AGAIN_S = 1.0
 
 
+def _sent() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shipment:
     """A prefix as it travels.
@@ -110,12 +116,17 @@ class Shipment:
     Attributes:
         digest: its name.
         artifact: its file, to upload again where a node was restarted.
-        refused: why the node has no room for it, so that it runs at the trainer alone; None where the node took it.
+        sent: set once it was sent, whatever the node said. Another process gets the shipment after that, since it would
+            send it again.
     """
 
     digest: str
     artifact: bytes
-    refused: str | None = None
+    sent: threading.Event = field(default_factory=_sent)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        self.sent.wait()
+        return partial(Shipment, digest=self.digest, artifact=self.artifact), ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -340,6 +340,7 @@ class ShortestWait:
         self._bound = bound
         self._dealt: Counter[Route] = Counter()
         self._are_bound: dict[Route, bool] = {}
+        self._closed: set[Route] = set()
 
     @property
     def dealt(self) -> int:
@@ -367,6 +368,15 @@ class ShortestWait:
         """Whether it deals to all of these ways."""
         return all(route in self._ways for route in routes)
 
+    def close(self, route: Route) -> None:
+        """Deal nothing to a way from now on, as to a node that is not ready."""
+        assert len(self._closed) + 1 < len(self._ways), "one way is left"
+        self._closed.add(route)
+
+    def open(self, route: Route) -> None:
+        """Deal to a way from now on."""
+        self._closed.discard(route)
+
     def begin_again(self, route: Route) -> None:
         """Forget how fast a way was: something else computes there from now on."""
         way = self._ways.get(route)
@@ -376,7 +386,8 @@ class ShortestWait:
     def deal(self, left: int) -> Deal:
         """See ``Dealer``."""
         now, rows = self._clock(), min(self._samples_per_request, left)
-        route = min(self._ways, key=lambda route: self._wait_s(route, rows, now))
+        ways = (route for route in self._ways if route not in self._closed)
+        route = min(ways, key=lambda route: self._wait_s(route, rows, now))
         way = self._ways[route]
         if not way.waiting:
             way.since = now
