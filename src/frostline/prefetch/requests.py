@@ -279,6 +279,8 @@ class WeightedRoutes:
 _REMEMBERED_ROWS, _TELLING_ROWS = 128, 16
 # A way that had nothing to do is believed to be faster by as much again after so long, until it is tried.
 _FORGOTTEN_S = 5.0
+# Rows of a request while not all ways are open.
+_FEW = 8
 # Rows of which nothing was heard for so long were abandoned.
 _LOST_S = 60.0
 
@@ -385,7 +387,9 @@ class ShortestWait:
 
     def deal(self, left: int) -> Deal:
         """See ``Dealer``."""
-        now, rows = self._clock(), min(self._samples_per_request, left)
+        # What waits for one way while another is closed cannot be dealt to that when it opens.
+        maximum = min(_FEW, self._samples_per_request) if self._closed else self._samples_per_request
+        now, rows = self._clock(), min(maximum, left)
         ways = (route for route in self._ways if route not in self._closed)
         route = min(ways, key=lambda route: self._wait_s(route, rows, now))
         way = self._ways[route]
