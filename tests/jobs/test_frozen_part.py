@@ -129,7 +129,7 @@ def test_losses_are_the_plain_loops_where_a_frozen_layer_mixes_the_samples_of_a_
 @pytest.mark.parametrize("cut", [None, 0, 1])
 def test_the_first_sample_that_is_not_finite_ends_the_job_and_is_named(pictures, dtype, cut):
     with fl.offload(NETWORKS[dtype](), fl.Dataset(pictures), preprocess=PREPROCESS, settings=settings_for()) as job:
-        by = "torch-eager" if cut is None else "torch here"
+        by = "torch-eager" if cut is None else "torch-eager here"
         if cut is not None:
             job.use({fl.core.Route(cut): 1.0})
         with pytest.raises(NotFinite) as refused:

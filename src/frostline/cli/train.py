@@ -225,7 +225,7 @@ def _print_report(report: Report, out: Path | None) -> None:
         ("waiting for data", in_percent(report.stall_share)),
         *((f"{place.part}", place.where) for place in report.where),
     ]
-    rows += [(f"samples by {_way(way)}", f"{way.samples}") for way in report.ways]
+    rows += [(f"samples computed {_way(way)}", f"{way.samples}") for way in report.ways]
     rows += _rates(report)
     if report.engine_error:
         rows.append(("engine's relative error", f"{report.engine_error:.1g} at most, allowed: {report.accuracy}"))
@@ -252,7 +252,9 @@ def _epochs(report: Report) -> str:
 
 
 def _way(one: RouteUsage) -> str:
-    return f"cut {one.cut} ({one.name}{'' if one.codec == EXACT else f', {one.codec}'})"
+    if not one.cut:
+        return "here (they came encoded)"
+    return f"at the node up to cut {one.cut} ({one.name}{'' if one.codec == EXACT else f', {one.codec}'})"
 
 
 def _rates(report: Report) -> list[tuple[str, str]]:

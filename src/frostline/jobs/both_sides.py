@@ -50,7 +50,7 @@ _TRIAL_S = 30.0
 # Times as much as a core does; where that is wrong, the first samples say so.
 _ACCELERATED = 20.0
 # Of a link: what encoded samples may take of it, and from how many bytes on its rate is known.
-_LINK_SHARE, _TELLING_BYTES = 0.5, 256 << 10
+_LINK_SHARE, _TELLING_BYTES = 0.8, 256 << 10
 
 
 def dealer_of(context: JobContext, health: Health, nodes: int) -> BothSides | None:
@@ -67,7 +67,7 @@ def dealer_of(context: JobContext, health: Health, nodes: int) -> BothSides | No
     encoded_bytes = context.data.samples.encoded_bytes / max(1, len(context.data))
 
     def bound(route: Route) -> float:
-        """Encoded samples may take half of a link: what the node computes is not behind them in its queue then."""
+        """Encoded samples may take most of a link, and never all: what the node computes crosses it too."""
         seen = context.transport.statistics()
         if route.cut or seen.transfer_bytes < _TELLING_BYTES or not encoded_bytes:
             return math.inf

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import numpy as np
 
 from frostline.cache import Scope
-from frostline.core import Cut, Route, Samples, TensorSpec
+from frostline.core import REFERENCE, Cut, Route, Samples, TensorSpec
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import NetworkChanged, SettingError
 from frostline.core.events import SetupWarning
@@ -60,6 +60,7 @@ class JobParts:
         fallback: why the network was not cut as it stands; None where it was.
         watch: makes what notices changes of the network, given the head; None where there is no model.
         behind: frozen layers behind the frost line, in words; empty where there are none.
+        here: gives the name of the engine that runs all frozen layers at the trainer, for its share.
     """
 
     fetcher: Fetcher
@@ -72,6 +73,7 @@ class JobParts:
     fallback: str | None
     watch: "Callable[[nn.Module], FrozenWatch] | None" = None
     behind: str = ""
+    here: Callable[[], str] = lambda: REFERENCE
 
 
 class Job(JobTable):
@@ -197,7 +199,13 @@ class Job(JobTable):
         has_head, engine = self._head is not None, self.engine.engine
         behind = self._parts.behind
         parts = whereabouts(
-            self._router.shares, self._cuts, near=self._near, has_head=has_head, engine=engine, behind=behind
+            self._router.shares,
+            self._cuts,
+            near=self._near,
+            has_head=has_head,
+            engine=engine,
+            here=self._parts.here(),
+            behind=behind,
         )
         if not self._trains_in_store:
             return parts
@@ -417,6 +425,7 @@ class Job(JobTable):
             engine=self.engine,
             fallback=self.fallback,
             diagnosis=self.diagnosis(),
+            are_both_sides=self._router.are_both_sides,
         )
 
     def diagnosis(self) -> Diagnosis:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.cache import DiskCache, FeatureCache, FeatureStore, RowNames, Scope, TieredCache
-from frostline.core import Cut, SampleTable, TensorSpec, View
+from frostline.core import REFERENCE, Cut, SampleTable, TensorSpec, View
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import SettingError
 from frostline.core.events import Event
@@ -134,7 +134,7 @@ def finite_check(
     engine: NodeEngine,
     collector: StatisticsCollector,
     settings: LoaderSettings,
-    here: Callable[[], str] = lambda: "torch",
+    here: Callable[[], str] = lambda: REFERENCE,
 ) -> FiniteCheck:
     """What looks at rows that a network made.
 

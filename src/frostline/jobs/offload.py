@@ -14,7 +14,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from frostline.cache import FeatureStore, Scope
-from frostline.core import EXACT, FLOAT32, Route, read_as
+from frostline.core import EXACT, FLOAT32, REFERENCE, Route, read_as
 from frostline.core.config import LoaderSettings, NodeSettings, check_type
 from frostline.core.errors import EngineNotReady, SettingError
 from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
@@ -299,7 +299,12 @@ def _parts(
         fallback=_fallback(network, begun),
         watch=None if network is None else network.watch,
         behind="" if network is None else network.behind,
+        here=partial(_engine_here, begun),
     )
+
+
+def _engine_here(begun: Beginning) -> str:
+    return REFERENCE if begun.trainer is None else begun.trainer.name
 
 
 def _fallback(network: "PartitionedModel | None", begun: Beginning) -> str | None:
@@ -392,13 +397,8 @@ def _fetcher(
 ) -> Fetcher:
     trainer, check = begun.trainer, None
     if context.shipment is not None:
-        check = finite_check(
-            context.cuts,
-            begun.engine,
-            collector,
-            context.settings,
-            here=lambda: "torch" if trainer is None else trainer.name,
-        )
+        here = partial(_engine_here, begun)
+        check = finite_check(context.cuts, begun.engine, collector, context.settings, here=here)
     return Fetcher(
         transport=context.transport,
         url=context.data.url,

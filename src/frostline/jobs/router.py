@@ -197,6 +197,11 @@ class Router:
         return self._situation
 
     @property
+    def are_both_sides(self) -> bool:
+        """Whether requests go to node and trainer as each is free."""
+        return isinstance(self._mixer, BothSides)
+
+    @property
     def fixed_shares(self) -> Mapping[Route, float]:
         """Of the samples, by way, as another process deals them, which does not see how fast each side is."""
         return dict(self._shares)

@@ -414,6 +414,10 @@ _UNPLANNED = (
     "no plan was measured: there is no model, or the job began with all frozen layers at the node and is too short for "
     "measuring to pay (LoaderSettings.measure_first measures before it begins)"
 )
+_BOTH_SIDES = (
+    "node and trainer both ran the frozen layers: each request went to the side that was expected to be done with it "
+    "first, by what both had done so far"
+)
 
 
 class JobTable(ShownInNotebooks):
@@ -441,6 +445,7 @@ class Explanation(ShownInNotebooks):
         engine: engine that runs the frozen layers at the node now.
         fallback: why the network was not cut as it stands; None where it was.
         diagnosis: the part that holds the job back.
+        are_both_sides: whether requests go to node and trainer as each is free, whatever was planned.
     """
 
     plan: Plan | None
@@ -451,6 +456,7 @@ class Explanation(ShownInNotebooks):
     engine: EngineChoice = field(default_factory=EngineChoice)
     fallback: str | None = None
     diagnosis: Diagnosis = field(default_factory=lambda: diagnose(None))
+    are_both_sides: bool = False
 
     def __repr__(self) -> str:
         return f"Explanation({self.diagnosis.says}; {self.plan!r})"
@@ -463,7 +469,8 @@ class Explanation(ShownInNotebooks):
         yield "measured", "; ".join(self._measured()).removeprefix("measured: ")
 
     def __str__(self) -> str:
-        lines = [str(self.diagnosis), _UNPLANNED if self.plan is None else explain(self.plan)]
+        unplanned = _BOTH_SIDES if self.are_both_sides else _UNPLANNED
+        lines = [str(self.diagnosis), unplanned if self.plan is None else explain(self.plan)]
         lines += [f"not cut as it stands: {self.fallback}"] if self.fallback else []
         lines += [f"{part}: {where}" for part, where in self.where]
         lines += [
@@ -546,6 +553,7 @@ def whereabouts(
     near: str | None,
     has_head: bool,
     engine: str = REFERENCE,
+    here: str = REFERENCE,
     behind: str = "",
 ) -> tuple[tuple[str, str], ...]:
     """Pairs of a part of the work and where it runs.
@@ -556,18 +564,19 @@ def whereabouts(
         near: URL of the node; None for the one in this process.
         has_head: there is a model.
         engine: engine that runs the frozen layers at the node.
+        here: engine that runs all of them at the trainer, for samples that come encoded.
         behind: frozen layers behind the frost line, in words; empty where there are none.
     """
     node = "node in this process" if near is None else f"node at {near}"
     parts = [("reading", node)]
     for route, share in sorted(shares.items(), key=lambda item: -item[1]):
         of = "" if len(shares) == 1 else f" of {share:.0%} of the samples"
-        parts += [(f"{part}{of}", where) for part, where in _one_way(route, cuts, node, engine)]
+        parts += [(f"{part}{of}", where) for part, where in _one_way(route, cuts, node, engine, here)]
     parts += [(behind, "trainer")] if behind else []
     return (*parts, ("head", "trainer")) if has_head else tuple(parts)
 
 
-def _one_way(route: Route, cuts: Sequence[Cut], node: str, engine: str) -> list[tuple[str, str]]:
+def _one_way(route: Route, cuts: Sequence[Cut], node: str, engine: str, here: str) -> list[tuple[str, str]]:
     cut, frost_line = cuts[route.cut], cuts[-1]
     parts = [("decoding", "trainer" if cut.number == 0 else node)]
     if cut.number > 1:
@@ -580,5 +589,6 @@ def _one_way(route: Route, cuts: Sequence[Cut], node: str, engine: str) -> list[
     if route.codec != EXACT:
         parts.append((f"packing as {route.codec}", node))
     if max(1, cut.number) < frost_line.number:
-        parts.append((f"frozen layers up to {frost_line.name}", "trainer"))
+        by = "" if cut.number or here == REFERENCE else f", by {here}"
+        parts.append((f"frozen layers up to {frost_line.name}", f"trainer{by}"))
     return parts

@@ -306,6 +306,7 @@ class LocalStage:
         self._made: dict[int, LocalPrefix | None] = {}
         # One run at a time: several at once would only take each other's cores.
         self._running = threading.Lock()
+        self._making = threading.Lock()
         self._counting = threading.Lock()
         self._decode_s = 0.0
         self._compute_s = 0.0
@@ -318,9 +319,7 @@ class LocalStage:
 
     def wants(self, cut: int) -> int:
         """Rows that make full use of a run from this cut; answers with fewer are better put together first."""
-        with self._running:
-            rest = self._rest_from(max(1, cut))
-        return 1 if rest is None else self._device_batch
+        return 1 if self._rest_from(max(1, cut)) is None else self._device_batch
 
     def finish(
         self, batch: FeatureBatch, samples: Samples, *, cut: int, preprocess: Preprocess, view: View | None
@@ -351,10 +350,10 @@ class LocalStage:
             self._count(decode_s=time.perf_counter() - started)
         if len(batch) == 0:
             return batch
+        rest = self._rest_from(max(1, cut))
+        if rest is None:
+            return batch
         with self._running:
-            rest = self._rest_from(max(1, cut))
-            if rest is None:
-                return batch
             started = time.perf_counter()
             tensors = rest.run(batch.tensors, self._device_batch)
             self._count(compute_s=time.perf_counter() - started)
@@ -364,9 +363,10 @@ class LocalStage:
         """What is left from a cut, made when it is first needed; None where nothing is."""
         if self._rest is None or cut == self._cuts[-1].number:
             return None
-        if cut not in self._made:
-            self._made[cut] = self._rest(self._cuts[cut])
-        return self._made[cut]
+        with self._making:
+            if cut not in self._made:
+                self._made[cut] = self._rest(self._cuts[cut])
+            return self._made[cut]
 
     def _count(self, *, decode_s: float = 0.0, compute_s: float = 0.0) -> None:
         with self._counting:

@@ -276,11 +276,13 @@ class WeightedRoutes:
 
 
 # A rate is what a way did with its last rows, and says something from so few on.
-_REMEMBERED_ROWS, _TELLING_ROWS = 128, 16
+_REMEMBERED_ROWS, _TELLING_ROWS = 128, 4
 # A way that had nothing to do is believed to be faster by as much again after so long, until it is tried.
 _FORGOTTEN_S = 5.0
-# Rows of a request while not all ways are open.
-_FEW = 8
+# Rows of a request while not all ways are open, and of the first one to a way that is believed to be slow.
+_FEW, _FIRST = 8, 4
+# Seconds of work that may wait for a way that something bounds.
+_QUEUE_S = 1.5
 # Rows of which nothing was heard for so long were abandoned.
 _LOST_S = 60.0
 
@@ -295,6 +297,7 @@ class _Way:
         rows: rows done, of which the oldest fade.
         busy_s: seconds in which these were.
         since: until when its time is counted.
+        bounded_until: when it will have done what was dealt to it, at the most that its bound allows.
     """
 
     prior: float
@@ -302,6 +305,7 @@ class _Way:
     rows: float = 0.0
     busy_s: float = 0.0
     since: float = 0.0
+    bounded_until: float = 0.0
 
     @property
     def observed(self) -> float | None:
@@ -315,7 +319,8 @@ class ShortestWait:
     What was asked of a way and is not done comes before the next request there, at the rate that the way had while it
     had something to do. So no way is idle that would be done with a request sooner than the others ("join the shortest
     expected delay", Banawan and Zahorjan, 1989), and nothing is computed to be measured. Before a way has done anything
-    its prior counts, in proportion to what the others turned out to do.
+    its prior counts, in proportion to what the others turned out to do; one that would get nothing by that gets a few
+    samples all the same, for a prior may be wrong by any factor.
 
     Args:
         priors: rates that are believed before anything was done, by way; their proportions count alone.
@@ -390,12 +395,15 @@ class ShortestWait:
         # What waits for one way while another is closed cannot be dealt to that when it opens.
         maximum = min(_FEW, self._samples_per_request) if self._closed else self._samples_per_request
         now, rows = self._clock(), min(maximum, left)
-        ways = (route for route in self._ways if route not in self._closed)
+        ways = self._open_ways(left, rows, now)
         route = min(ways, key=lambda route: self._wait_s(route, rows, now))
+        if self._ways[route].waiting:
+            route, rows = self._idle_way(route, ways, rows, now)
         way = self._ways[route]
         if not way.waiting:
             way.since = now
         way.waiting += rows
+        way.bounded_until = max(now, way.bounded_until) + rows / self._bound(route)
         self._dealt[route] += rows
         return Deal(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
 
@@ -416,6 +424,34 @@ class ShortestWait:
         if way is not None:
             way.waiting = max(0, way.waiting - rows)
 
+    def _open_ways(self, left: int, rows: int, now: float) -> list[Route]:
+        """Ways to which the next request may go.
+
+        What waits for a way that something bounds, such as a link, takes from all that crosses it: a queue there is
+        kept short, until the last requests, which end together.
+        """
+        found = [route for route in self._ways if route not in self._closed]
+        if left <= max(self._ways[route].waiting for route in found):
+            return found
+        short = (math.isinf(self._bound(route)) or self._wait_s(route, rows, now) <= _QUEUE_S for route in found)
+        return [route for route, is_short in zip(found, short, strict=True) if is_short] or found
+
+    def _idle_way(self, chosen: Route, ways: Sequence[Route], rows: int, now: float) -> tuple[Route, int]:
+        """A way with nothing to do, and the rows that it would be done with before the chosen one; else that, and all.
+
+        A prior may be wrong by any factor: a way that has done nothing yet gets a few samples in any case.
+        """
+        wait_s = self._wait_s(chosen, rows, now)
+        for route in ways:
+            way = self._ways[route]
+            if not way.waiting and route != chosen:
+                bounded_s = wait_s - max(0.0, way.bounded_until - now)
+                fitting = max(0.0, min(self._rate(way) * wait_s, self._bound(route) * bounded_s, rows))
+                few = max(int(fitting), 0 if way.rows else min(_FIRST, rows))
+                if few:
+                    return route, few
+        return chosen, rows
+
     def _wait_s(self, route: Route, rows: int, now: float) -> float:
         way = self._ways[route]
         if way.waiting and now - way.since > _LOST_S:
@@ -423,7 +459,7 @@ class ShortestWait:
         idle_s = 0.0 if way.waiting else now - way.since
         rate, bound = self._rate(way) * (1 + idle_s / _FORGOTTEN_S), self._bound(route)
         self._are_bound[route] = bound < rate
-        return (way.waiting + rows) / min(rate, bound)
+        return max((way.waiting + rows) / rate, max(0.0, way.bounded_until - now) + rows / bound)
 
     def _rate(self, way: _Way) -> float:
         if way.observed is not None:

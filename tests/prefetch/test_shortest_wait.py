@@ -1,0 +1,178 @@
+"""Dealing each request to the way on which it is done first: nothing idles, and wrong beliefs are soon corrected.
+
+Ways are simulated as queues in virtual time, behind a window of a few requests.
+"""
+
+import heapq
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.core import Route
+from frostline.prefetch import ShortestWait
+
+NODE, TRAINER = Route(9), Route(0)
+REQUEST = 8
+
+
+class World:
+    """Ways that do their requests one after another, each at a rate of its own, which may change with time."""
+
+    def __init__(self, rates, priors, *, bound=None, window=8):
+        self.now = 0.0
+        self.rates = rates
+        self.window = window
+        self.dealer = ShortestWait(
+            priors,
+            samples_per_request=REQUEST,
+            bytes_per_sample=lambda route: 10,
+            clock=lambda: self.now,
+            **({} if bound is None else {"bound": bound}),
+        )
+        self.free_at = dict.fromkeys(priors, 0.0)
+        self.done_at = []
+        self.dealt = []
+
+    def rate(self, route):
+        rate = self.rates[route]
+        return rate(self.now) if callable(rate) else rate
+
+    def run(self, samples, until=math.inf):
+        """Do so many samples; what was dealt after a moment is in ``dealt``, as (time, route, rows)."""
+        ends, left, under_way = [], samples, 0
+        while (left or ends) and self.now < until:
+            while left and under_way < self.window:
+                deal = self.dealer.deal(left)
+                assert 1 <= deal.rows <= min(left, REQUEST)
+                left -= deal.rows
+                under_way += 1
+                self.dealt.append((self.now, deal.route, deal.rows))
+                begin = max(self.now, self.free_at[deal.route])
+                self.free_at[deal.route] = begin + deal.rows / self.rate(deal.route)
+                heapq.heappush(ends, (self.free_at[deal.route], len(self.dealt), deal.route, deal.rows))
+            self.now, _, route, rows = heapq.heappop(ends)
+            under_way -= 1
+            self.dealer.done(route, rows)
+            self.done_at.append((self.now, rows))
+        return self.now
+
+    def share(self, route, after=0.0):
+        counts = Counter()
+        for at, way, rows in self.dealt:
+            counts[way] += rows if at >= after else 0
+        return counts[route] / counts.total()
+
+
+speeds = st.floats(1.0, 300.0)
+
+
+@given(speeds, speeds, speeds, speeds, st.integers(1, 3000))
+def test_every_sample_is_dealt_once_and_no_way_idles_for_long(node, trainer, prior_node, prior_trainer, samples):
+    world = World({NODE: node, TRAINER: trainer}, {NODE: prior_node, TRAINER: prior_trainer})
+    seconds = world.run(samples)
+    assert sum(rows for _, _, rows in world.dealt) == samples == world.dealer.dealt
+    # At worst a window of requests goes to the slower way before anything is known of it, or the last one does.
+    slack = (world.window + 1) * REQUEST / min(node, trainer)
+    assert seconds <= samples / (node + trainer) + slack
+    assert math.isclose(sum(world.dealer.shares.values()), 1.0)
+
+
+@pytest.mark.parametrize("wrong", [0.1, 10.0])
+@pytest.mark.parametrize(("node", "trainer"), [(60, 60), (200, 20), (20, 200)])
+def test_a_prior_that_is_wrong_by_ten_times_is_corrected_within_the_first_hundred_samples(wrong, node, trainer):
+    world = World({NODE: node, TRAINER: trainer}, {NODE: node * wrong, TRAINER: trainer})
+    world.run(4000)
+    dealt, corrected_at = 0, None
+    for at, _, rows in world.dealt:
+        dealt += rows
+        if corrected_at is None and dealt > 100 + world.window * REQUEST:
+            corrected_at = at
+    fair = node / (node + trainer)
+    assert world.share(NODE, after=corrected_at) == pytest.approx(fair, abs=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_a_node_that_becomes_ten_times_slower_or_faster_gets_what_it_can_do(factor):
+    world = World({NODE: lambda now: 60 * (factor if now > 5 else 1), TRAINER: 60}, {NODE: 1, TRAINER: 1})
+    world.run(6000)
+    fair = factor / (factor + 1)
+    assert world.share(NODE, after=7 if factor > 1 else 15) == pytest.approx(fair, abs=0.06)
+
+
+def test_a_trainer_that_is_busy_for_a_while_gets_less_and_then_its_part_again():
+    world = World({NODE: 60, TRAINER: lambda now: 6 if 5 < now < 15 else 60}, {NODE: 1, TRAINER: 1})
+    world.run(6000)
+    counts = Counter()
+    for at, way, rows in world.dealt:
+        if 8 < at < 14:
+            counts[way] += rows
+    assert counts[TRAINER] / counts.total() < 0.25
+    assert world.share(TRAINER, after=25) == pytest.approx(0.5, abs=0.05)
+
+
+def test_what_bounds_a_way_bounds_what_it_is_dealt_and_is_told():
+    world = World({NODE: 50, TRAINER: 50}, {NODE: 1, TRAINER: 1}, bound=lambda way: math.inf if way.cut else 10.0)
+    world.run(3000)
+    assert world.share(TRAINER, after=5) == pytest.approx(1 / 6, abs=0.05)
+    assert world.dealer.is_bound
+    free = World({NODE: 50, TRAINER: 50}, {NODE: 1, TRAINER: 1})
+    free.run(3000)
+    assert not free.dealer.is_bound
+    assert free.dealer.samples_per_s == pytest.approx(100, rel=0.1)
+
+
+def test_nothing_is_dealt_to_a_way_that_is_closed_and_few_samples_wait_for_the_other():
+    world = World({NODE: 60, TRAINER: 60}, {NODE: 1, TRAINER: 1})
+    world.dealer.close(NODE)
+    world.run(200)
+    assert {route for _, route, _ in world.dealt} == {TRAINER}
+    world.dealer.open(NODE)
+    begun = world.now
+    world.run(2000)
+    assert world.share(NODE, after=begun) == pytest.approx(0.5, abs=0.05)
+
+
+def test_requests_are_short_while_a_way_is_closed():
+    dealer = ShortestWait({NODE: 1, TRAINER: 1}, samples_per_request=32, bytes_per_sample=lambda _: 1, clock=float)
+    dealer.close(NODE)
+    assert dealer.deal(100).rows == 8
+    dealer.open(NODE)
+    assert dealer.deal(100).rows == 32
+    assert dealer.deal(5).rows == 5
+
+
+def test_a_way_that_begins_again_is_believed_as_at_first():
+    world = World({NODE: 60, TRAINER: 2}, {NODE: 60, TRAINER: 60})
+    world.run(400)
+    world.rates[TRAINER] = 60
+    world.dealer.begin_again(TRAINER)
+    begun = world.now
+    world.run(3000)
+    assert world.share(TRAINER, after=begun) == pytest.approx(0.5, abs=0.05)
+
+
+def test_rows_that_come_no_more_do_not_count_as_waiting():
+    now = [0.0]
+    dealer = ShortestWait(
+        {NODE: 1, TRAINER: 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=lambda: now[0]
+    )
+    both = [dealer.deal(100).route, dealer.deal(100).route]
+    assert set(both) == {NODE, TRAINER}
+    for route in both:
+        now[0] += 1
+        dealer.done(route, 8)
+    dealer.deal(100), dealer.deal(100)
+    dealer.dropped(NODE, 8)
+    assert dealer.deal(100).route == NODE
+    now[0] = 100.0  # nothing was heard of either: what was asked for was lost, and both are free
+    assert {dealer.deal(100).route, dealer.deal(100).route} == {NODE, TRAINER}
+
+
+def test_the_shares_are_what_is_believed_before_anything_was_dealt():
+    dealer = ShortestWait({NODE: 3, TRAINER: 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=float)
+    assert dealer.shares == {NODE: 0.75, TRAINER: 0.25}
+    assert dealer.takes([NODE, TRAINER])
+    assert not dealer.takes([NODE, Route(3)])
