@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from frostline.core import EXACT, Route
 from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError
-from frostline.core.events import MeasurementFailed, PhaseStarted, SetupWarning
+from frostline.core.events import Event, MeasurementFailed, PhaseStarted, SetupWarning
 from frostline.jobs.context import JobContext, asked_of, computed_in_all, keeps_features, shares_cores
 from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring, Stage
 from frostline.jobs.router import BothSides
@@ -140,11 +140,17 @@ def _at_once(
     if found is not None:
         engine.choice = found.choice
 
+    def tell(event: Event) -> None:
+        """A warning belongs to the loop's thread, where Python's filters and the user's own observer expect it."""
+        (measuring.tell if isinstance(event, SetupWarning) else context.asking.observe)(event)
+
+    beside = replace(context, asking=replace(context.asking, observe=tell))
+
     def measure(cancellation: Cancellation, samples_left: int) -> Measurements | None:
         try:
-            refused = network.refusal(context)
+            refused = network.refusal(beside)
         except FrostlineError as error:
-            context.asking.observe(SetupWarning(reason=f"the frozen layers run here: {error}"))
+            tell(SetupWarning(reason=f"the frozen layers run here: {error}"))
             return None
         if refused is not None:
             return None

@@ -119,6 +119,11 @@ class Measuring:
         self._thread: threading.Thread | None = None
         self._found: Measurements | None = None
         self._failed: MeasurementFailed | None = None
+        self._told: deque[Event] = deque()
+
+    def tell(self, event: Event) -> None:
+        """Have the loop's thread tell of something, with its next event. Safe for threads."""
+        self._told.append(event)
 
     def begin(self, *, wait_s: float) -> Measurements | MeasurementFailed | None:
         """Begin the first stage now, and give what it finds if that comes soon; the rest is told later, by ``found``.
@@ -163,10 +168,11 @@ class Measuring:
             router: router of the job.
         """
         self.observe(event)
+        told = [self._told.popleft() for _ in range(len(self._told))]
         found = self.found()
         if not isinstance(found, Measurements):
-            return [] if found is None else [found]
-        return _follow(found, fetcher, router)
+            return told if found is None else [*told, found]
+        return told + _follow(found, fetcher, router)
 
     def close(self) -> None:
         """Give up what is under way."""

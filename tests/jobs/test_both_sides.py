@@ -1,0 +1,223 @@
+"""Both sides of a job compute: a node on one core, the trainer on another, and the same features whoever made them."""
+
+import os
+import pickle
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+import frostline as fl
+from frostline.core import REFERENCE
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import OverBudget
+from frostline.core.events import SetupWarning
+from frostline.engines.catalog import absence
+from frostline.jobs import beginning
+from frostline.jobs.partition import PartitionedModel
+from frostline.loaders.fetch import Shipment
+from frostline.node.process import start_node
+from support.images import image_folder, tiny_preprocess
+from support.networks import Small
+
+CORES = sorted(os.sched_getaffinity(0))
+ROWS = 3 * 80
+
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="node and trainer share the only core here")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("photos"), per_class=ROWS // 3)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "frostline"
+
+
+@contextmanager
+def pinned(*cores):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def node_elsewhere(folder, **settings):
+    """A node on the first core; this process has the others meanwhile."""
+    with pinned(CORES[0]):
+        node = start_node((folder.as_uri(),), NodeSettings(**{"memory_bytes": 1 << 28, "device_batch": 8, **settings}))
+    with node, pinned(*CORES[1:]):
+        yield node.url
+
+
+def network():
+    torch.manual_seed(1)
+    return fl.freeze(Small().train(), "body", input_shape=(3, 32, 32))
+
+
+def job_near(url, folder, *, events=None, settings=None, **options):
+    return fl.offload(
+        network(),
+        fl.Dataset(folder),
+        preprocess=tiny_preprocess(),
+        near=url,
+        settings=LoaderSettings(samples_per_request=8, device_batch=8, cache_bytes=0, **(settings or {})),
+        observe=None if events is None else events.append,
+        **options,
+    )
+
+
+def rows_of(job, epoch=0):
+    return torch.cat([batch.features for batch in job.loader(8, shuffle=True, seed=0, epoch=epoch)]).numpy()
+
+
+def sides(job):
+    """Samples by the cut at which each came."""
+    return {route.cut: count for route, count in job.statistics().routed}
+
+
+@pytest.fixture(scope="module")
+def expected(folder, tmp_path_factory):
+    """Features of a node in this process, in the order of the first epoch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        with fl.offload(
+            network(),
+            fl.Dataset(folder),
+            preprocess=tiny_preprocess(),
+            accuracy="exact",
+            settings=LoaderSettings(samples_per_request=8, device_batch=8),
+        ) as job:
+            return rows_of(job)
+
+
+def test_both_sides_give_the_features_of_the_reference_to_the_bit_where_it_is_asked_for(folder, expected):
+    with node_elsewhere(folder) as url, job_near(url, folder, accuracy="exact") as job:
+        passes = 0
+        while len(sides(job)) < 2:  # the node takes some seconds to be ready
+            np.testing.assert_array_equal(rows_of(job), expected)
+            passes += 1
+        assert set(sides(job)) == {0, job.frost_line.number}
+        assert sum(sides(job).values()) == passes * ROWS
+        assert job.plan is None
+        said = str(job.explain())
+    assert "node and trainer both ran the frozen layers" in said
+    assert "trainer" in said
+
+
+@pytest.mark.skipif(absence("openvino", "cpu") is not None, reason="OpenVINO is not installed")
+def test_the_trainer_computes_by_an_engine_too_and_the_next_job_knows_it(folder, expected, monkeypatch):
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr("frostline.node.trials.selection.Search._why_not", lambda *_: None)  # it is worth a trial
+    tried, brief = [], "frostline.node.trials.processes.try_briefly"
+    from frostline.engines.trials import try_briefly
+
+    monkeypatch.setattr(brief, lambda *said: tried.append(said[1]) or try_briefly(*said))
+    with node_elsewhere(folder) as url:
+        for turn in range(2):
+            with job_near(url, folder) as job:
+                for _ in range(2):
+                    rows = rows_of(job, 0)
+                    np.testing.assert_allclose(rows, expected, rtol=1e-3, atol=1e-4)
+                assert sum(sides(job).values()) == 2 * ROWS
+                chosen = {where for part, where in job.where if "frozen" in part and where.startswith("trainer")}
+            assert ("openvino" in tried) == (turn == 0)
+            assert len(chosen) == 1
+            tried.clear()
+
+
+def test_a_node_that_does_not_run_the_network_is_told_by_the_loop_and_the_trainer_computes_all(
+    folder, expected, monkeypatch
+):
+    def profile(self, *_):
+        raise OverBudget("this network takes 9 GB: start the node with more --memory")
+
+    monkeypatch.setattr("frostline.client.http.HttpTransport.profile", profile)
+    events = []
+    with node_elsewhere(folder) as url, job_near(url, folder, events=events, accuracy="exact") as job:
+        while not (warnings := [event.reason for event in events if isinstance(event, SetupWarning)]):
+            np.testing.assert_array_equal(rows_of(job), expected)
+        assert set(sides(job)) == {0}
+    assert warnings == ["the node does not run the network: this network takes 9 GB: start the node with more --memory"]
+
+
+def test_random_views_are_the_same_on_both_sides(folder):
+    def views(near):
+        with fl.offload(
+            network(),
+            fl.Dataset(folder),
+            preprocess=tiny_preprocess(flip=True),
+            near=near,
+            accuracy="exact",
+            settings=LoaderSettings(samples_per_request=8, device_batch=8),
+        ) as job:
+            passes = [rows_of(job, epoch) for epoch in range(2)]
+            while near is not None and len(sides(job)) < 2:
+                passes[1] = rows_of(job, 1)
+            return passes, sides(job)
+
+    alone, _ = views(None)
+    with node_elsewhere(folder) as url:
+        both, counts = views(url)
+    assert len(counts) == 2
+    for ours, theirs in zip(both, alone, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_loop_that_stops_early_and_goes_on_loses_and_doubles_nothing(folder, expected):
+    with node_elsewhere(folder) as url, job_near(url, folder, accuracy="exact") as job:
+        for stop in (1, 5):
+            for number, _ in enumerate(job.loader(8, shuffle=True, seed=0)):
+                if number == stop:
+                    break
+        np.testing.assert_array_equal(rows_of(job), expected)
+
+
+def test_a_job_that_is_closed_while_the_network_travels_ends(folder, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    ship = PartitionedModel.ship
+
+    def slow(self, context):
+        begun.set()
+        go_on.wait(60)
+        return ship(self, context)
+
+    monkeypatch.setattr(PartitionedModel, "ship", slow)
+    with node_elsewhere(folder) as url:
+        job = job_near(url, folder, accuracy="exact")
+        assert begun.wait(60)
+        first = next(iter(job.loader(8)))
+        assert len(first.features) == 8
+        go_on.set()
+        job.close()
+
+
+def test_another_process_gets_the_network_after_it_was_sent():
+    sent, got = threading.Event(), []
+    shipment = Shipment(digest="d", artifact=b"network", sent=sent)
+    thread = threading.Thread(target=lambda: got.append(pickle.loads(pickle.dumps(shipment))))
+    thread.start()
+    thread.join(0.2)
+    assert not got
+    sent.set()
+    thread.join(60)
+    [copy] = got
+    assert (copy.digest, copy.artifact, copy.sent.is_set()) == ("d", b"network", True)
+
+
+def test_where_node_and_trainer_share_their_cores_the_node_alone_computes(folder):
+    settings = NodeSettings(memory_bytes=1 << 28, device_batch=8)
+    with start_node((folder.as_uri(),), settings) as node, job_near(node.url, folder, accuracy="exact") as job:
+        rows_of(job)
+        assert set(sides(job)) == {job.frost_line.number}
+        assert "no plan was measured" in str(job.explain())
+        assert job.engine.engine == REFERENCE
