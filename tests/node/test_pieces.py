@@ -10,13 +10,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import nn
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.core.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
 from frostline.models import cut_network, freeze
+from frostline.models.artifact import read_prefix
 from frostline.node import Node
+from frostline.node.inspection import Inspector
+from frostline.node.known_weights import KnownWeights, weight_files
+from frostline.node.torch_bridge import TorchBridge
 from frostline.wire.pieces import MEDIA_TYPE, MIN_BYTES, Piece, names_from_json, pieces_from_json, pieces_of, without
 from support.nodes import artifact_of, make_images, request, samples_of, served, small_network
 
@@ -61,6 +66,42 @@ def opened():
             return node, *(stack.enter_context(closing(way)) for way in ways)
 
         yield made
+
+
+def weights_of(upload):
+    """What a file of these weights would hold, by names of its own."""
+    tensors = read_prefix(upload[1]).tensors.values()
+    return {f"layer{number}": tensor.contiguous() for number, tensor in enumerate(tensors)}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.pth", "legacy.pt", "deep/checkpoint.ckpt"])
+def test_weights_that_the_nodes_owner_has_are_not_sent(name, opened, tmp_path, monkeypatch):
+    path, tensors = tmp_path / name, weights_of(FIRST)
+    path.parent.mkdir(exist_ok=True)
+    if name.endswith("safetensors"):
+        save_file(tensors, path)
+    else:
+        turned = {key: tensor.transpose(0, -1).contiguous().transpose(0, -1) for key, tensor in tensors.items()}
+        torch.save({"model": {"state": turned}, "epoch": 3}, path, _use_new_zipfile_serialization="legacy" not in name)
+    (tmp_path / "broken.pt").write_bytes(b"no weights")
+    known = KnownWeights(weight_files([str(tmp_path)]))
+    known.read()
+    monkeypatch.setattr(TorchBridge, "known", known)
+    _, transport = opened()
+    assert sent(transport, FIRST) < len(FIRST[1]) // 20
+    transport.features(request(make_images(tmp_path / "images", 2), 2, FIRST[0])).close()
+    assert sent(transport, SECOND) < LAST_BYTES + len(FIRST[1]) // 20
+
+
+def test_a_node_that_serves_others_reads_the_weights_that_it_was_given(tmp_path):
+    save_file(weights_of(FIRST), tmp_path / "model.safetensors")
+    settings = NodeSettings(memory_bytes=256 << 20, trial_s=0, weight_folders=(str(tmp_path),))
+    with Inspector() as inspector, Node(settings, (), inspector) as node:
+        node.warm()
+        assert {piece.digest for piece in pieces_of(FIRST[1])} <= node.held_pieces()
+    with Node(settings, ()) as alone:
+        alone.warm()
+        assert not alone.held_pieces()
 
 
 def sent(transport, upload):

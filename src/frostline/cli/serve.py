@@ -120,6 +120,13 @@ __all__ = ("control", "serve", "served_settings")
     metavar="SECONDS",
     help="Seconds that a batch waits for features from the shared cache before they are computed.",
 )
+@click.option(
+    "--weights",
+    "weight_folders",
+    multiple=True,
+    metavar="DIR",
+    help="Folder with pretrained weights, such as a hub's cache: trainers that use them send them no more. Repeat it.",
+)
 @click.option("--follow-links", is_flag=True, help="Let symbolic links in folders lead out of the data roots.")
 @click.option("--allow-training", is_flag=True, help="Train heads beside the node, for policy all_in_store.")
 @click.option(
@@ -247,6 +254,7 @@ def served_settings(
     shared_cache: str | None,
     shared_cache_size: int,
     shared_cache_wait: float,
+    weight_folders: tuple[str, ...],
     follow_links: bool,
     allow_training: bool,
     training_memory: int,
@@ -279,6 +287,7 @@ def served_settings(
         shared_cache=shared_cache,
         shared_cache_bytes=shared_cache_size,
         shared_cache_wait_s=shared_cache_wait,
+        weight_folders=weight_folders,
         follow_links=follow_links,
         allow_training=allow_training,
         training_memory_bytes=training_memory,

@@ -273,6 +273,8 @@ class NodeSettings:
         shared_cache_wait_s: longest that a batch waits for features from there before they are computed. About what
             computing a batch takes.
         allow_anonymous: It may listen beyond this machine without tenants: whoever can reach it may use it.
+        weight_folders: Folders, or files, of pretrained weights in the formats of safetensors and PyTorch: whoever
+            uploads a network with one of their tensors does not send it. That such a file is there can be found out so.
         follow_links: Symbolic links in folders may lead out of the data roots. A node in the process of a job follows
             them, since it reads for nobody else.
         max_graph_nodes: Operations of a network that is uploaded; ten times those of a ViT-B/16.
@@ -316,6 +318,7 @@ class NodeSettings:
     shared_cache_bytes: int = 100 * _GIB
     shared_cache_wait_s: float = 1.0
     allow_anonymous: bool = False
+    weight_folders: tuple[str, ...] = ()
     follow_links: bool = False
     max_graph_nodes: int = 4000
     max_graph_values: int = 20_000

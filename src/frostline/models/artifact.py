@@ -51,6 +51,7 @@ __all__ = (
     "BROKEN",
     "Inspection",
     "Prefix",
+    "dense_bytes",
     "digest_of",
     "file_bytes",
     "flat",
@@ -410,7 +411,12 @@ def file_bytes(prefix: Prefix, tensor: str) -> memoryview:
         prefix: prefix of the tensor.
         tensor: its name.
     """
-    return memoryview(prefix.tokenizer) if tensor == _TOKENIZER else _dense(prefix.tensors[tensor]).data
+    return memoryview(prefix.tokenizer) if tensor == _TOKENIZER else dense_bytes(prefix.tensors[tensor])
+
+
+def dense_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor as they would stand in a prefix's file; a view of it where it lies in memory like that."""
+    return _dense(tensor).data
 
 
 def _dense(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -230,11 +230,19 @@ class Prefixes:
         self._counters.add(uploads=1)
 
     def held_pieces(self, asker: Account) -> set[str]:
-        """The pieces of all prefixes that a tenant uploaded itself; of others' it is told nothing."""
-        return {piece for _, pieces in self._pieces_of(asker) for piece in pieces}
+        """The pieces of prefixes that a tenant uploaded itself, and of what the node's owner gave; none of others'."""
+        known = self._bridge.known
+        held = {piece for _, pieces in self._pieces_of(asker) for piece in pieces}
+        return held if known is None else held | known.digests
 
     def write_piece(self, digest: str, asker: Account, file: IO[bytes]) -> int:
-        """Write a piece of a prefix that the tenant uploaded, and return its bytes; 0 if none has it any more."""
+        """Write a piece of a prefix that the tenant uploaded, or of a file that the node's owner gave.
+
+        Returns its bytes; 0 if none has it any more.
+        """
+        known = self._bridge.known
+        if known is not None and (content := known.get(digest)) is not None:
+            return file.write(content)
         for prefix, pieces in self._pieces_of(asker):
             with suppress(UnknownPrefix, Overloaded):  # it was evicted meanwhile, or is being evicted
                 if digest in pieces:

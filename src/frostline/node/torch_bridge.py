@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from frostline.engines.torch import TorchEngine
     from frostline.models.artifact import Inspection, Prefix
     from frostline.node.inspection import Inspector
+    from frostline.node.known_weights import KnownWeights
     from frostline.node.trials.selection import Trials
 
 __all__ = ("TorchBridge",)
@@ -52,6 +53,7 @@ class TorchBridge:
         self._inspector = inspector
         self._lock = threading.Lock()
         self._trials: Trials | None = None
+        self._known: KnownWeights | None = None
         self._is_closed = False
         self._devices = devices_of(settings.device)
         # Parts of one processor share engines, and of the others some run one batch at a time.
@@ -78,12 +80,26 @@ class TorchBridge:
             return self._trials
 
     def warm(self) -> None:
-        """Import what the first network and the usual engine need, which takes seconds, before a request waits."""
+        """Import what the first network and the usual engine need, which takes seconds, before a request waits.
+
+        Weights that the node has are read after that.
+        """
         for module in _NEEDED:
             import_module(module)
         if not is_accelerator(self._settings.device) and find_spec("openvino"):
             import_module("frostline.engines.openvino").warm()
             self.trials.warm()
+        if self._inspector is not None:  # who uploads is elsewhere
+            from frostline.node.known_weights import KnownWeights, demo_weights, weight_files
+
+            known = KnownWeights([*demo_weights(), *weight_files(self._settings.weight_folders)])
+            known.read()
+            self._known = known
+
+    @property
+    def known(self) -> "KnownWeights | None":
+        """Weights that this node has; None until ``warm`` has read them."""
+        return self._known
 
     def digest_of(self, body: bytes) -> str:
         """See ``models.artifact``."""
