@@ -17,6 +17,8 @@ from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 __all__ = (
     "BesideTraining",
     "Cancellation",
+    "CountsNodes",
+    "NodeUse",
     "OwnsBlocks",
     "ReadsBlocks",
     "ReportsRequests",
@@ -94,6 +96,31 @@ class TransportStatistics:
     transfer_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUse:
+    """What a job asked of one of its nodes so far.
+
+    Attributes:
+        url: its address.
+        requests: requests that were sent to it.
+        samples: samples that it answered.
+        retries: requests of these that another node had failed.
+        failures: requests that broke, or that it refused.
+        unreadable: samples that it could not read, and another node could.
+        damaged: answers that did not come as they were sent.
+        trouble: why it is asked nothing for now; empty where it is asked.
+    """
+
+    url: str
+    requests: int = 0
+    samples: int = 0
+    retries: int = 0
+    failures: int = 0
+    unreadable: int = 0
+    damaged: int = 0
+    trouble: str = ""
+
+
 class Transport(Protocol):
     """A way to a node. Safe for use by several threads at once.
 
@@ -130,6 +157,9 @@ class Transport(Protocol):
 
     def statistics(self) -> TransportStatistics:
         """What crossed so far."""
+
+    def break_off(self) -> None:
+        """End every call that is under way, from any thread: each raises ``Unavailable``. Later ones are made anew."""
 
     def close(self) -> None:
         """Close the connections. Calling it again does nothing."""
@@ -179,6 +209,14 @@ class ReportsRequests(Protocol):
 
     def reports_requests(self) -> bool:
         """Whether it does so; then the job that asks reports none of it."""
+
+
+@runtime_checkable
+class CountsNodes(Protocol):
+    """A way to several nodes that counts what it asks of each."""
+
+    def uses(self) -> tuple[NodeUse, ...]:
+        """What was asked of each node so far."""
 
 
 @runtime_checkable

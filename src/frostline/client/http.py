@@ -323,6 +323,10 @@ class HttpTransport:
                 transfer_s=transfer_s,
             )
 
+    def break_off(self) -> None:
+        """See ``Transport``."""
+        self._connections.break_off()
+
     def close(self) -> None:
         """Close the idle connections."""
         self._connections.drop_idle()

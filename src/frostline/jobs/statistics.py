@@ -7,6 +7,7 @@ What ran where and why, predicted and measured, as text for people and values fo
 
 import inspect
 import json
+import logging
 import os
 import tempfile
 import threading
@@ -31,6 +32,7 @@ from frostline.core.events import (
     EpochFinished,
     EpochStarted,
     Event,
+    NodeLost,
     Observer,
     Replanned,
     RequestFinished,
@@ -134,6 +136,7 @@ def _nowhere() -> None:
     return None
 
 
+_LOG = logging.getLogger("frostline")
 # Where Frostline's own code lies: a warning is about the call from outside it.
 _PACKAGE = str(Path(__file__).parents[1])
 # A job of days has many, and each costs memory.
@@ -397,9 +400,14 @@ class StatisticsCollector:
 
 
 def warn_user(event: Event) -> None:
-    """Warn, as Python does, where a job is not made as it was asked for: what happens to events without an observer."""
+    """What happens to events without an observer.
+
+    Python warns where a job is not made as it was asked for, and a node that is lost is logged.
+    """
     if isinstance(event, SetupWarning):
         warnings.warn(event.reason, stacklevel=_level_of_caller())
+    elif isinstance(event, NodeLost):
+        _LOG.warning("node %s is asked nothing for now: %s", event.url, event.reason)
 
 
 def _level_of_caller() -> int:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -47,12 +47,15 @@ from frostline.wire.codecs import CODECS, Codec, offered_precisions
 __all__ = (
     "MAX_INPUTS",
     "MAX_PATCH_BYTES",
+    "PROTOCOLS",
+    "PROTOCOL_HEADER",
     "TRAVELLING",
     "EmbeddingRequest",
     "FeatureRequest",
     "Health",
     "Patch",
     "ProfileRequest",
+    "common_protocol",
     "error_from_answer",
     "error_from_json",
     "error_from_line",
@@ -61,6 +64,25 @@ __all__ = (
     "retry_after",
     "status_of",
 )
+
+
+PROTOCOLS = (1, 1)
+"""The least and the greatest number of the protocol that this version speaks: raised where an older side would
+misread a message. A release speaks that of the one before too (``docs/upgrade.md``)."""
+
+PROTOCOL_HEADER = "Frostline-Protocol"
+"""Names the protocol that a request is written in; without it the request is of the node's greatest."""
+
+
+def common_protocol(theirs: tuple[int, int], ours: tuple[int, int] = PROTOCOLS) -> int | None:
+    """The greatest protocol that both sides speak; None where there is none.
+
+    Args:
+        theirs: the least and the greatest number that the other side speaks.
+        ours: the same of this side.
+    """
+    least, greatest = max(theirs[0], ours[0]), min(theirs[1], ours[1])
+    return greatest if least <= greatest else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -236,6 +258,8 @@ class Health:
         memory_bytes: the node's budget.
         roots: URLs under which the node serves data.
         cores: numbers of the processor cores that the node may use; two sides on one host share those in common.
+        protocol: the least and the greatest protocol that the node speaks, whatever its version.
+        trouble: why the node should be asked for nothing now, such as ``draining``; empty where it is ready.
     """
 
     version: str
@@ -244,15 +268,23 @@ class Health:
     memory_bytes: int
     roots: tuple[str, ...]
     cores: tuple[int, ...] = ()
+    protocol: tuple[int, int] = PROTOCOLS
+    trouble: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "roots": list(self.roots), "cores": list(self.cores)}
+        lists = {name: list(getattr(self, name)) for name in ("roots", "cores", "protocol")}
+        return {**asdict(self), **lists}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Health":
-        """The inverse of ``to_json``."""
-        return cls(**{**value, "roots": tuple(value["roots"]), "cores": tuple(value["cores"])})
+        """The inverse of ``to_json``. What a later version says beside it is passed over: a node may be newer."""
+        least, greatest = value["protocol"]
+        if not isinstance(least, int) or not isinstance(greatest, int) or not isinstance(value["trouble"], str):
+            raise TypeError("a node's health says its protocols and its trouble")
+        known = {field.name: value[field.name] for field in fields(cls)}
+        lists = {"roots": tuple(value["roots"]), "cores": tuple(value["cores"]), "protocol": (least, greatest)}
+        return cls(**{**known, **lists})
 
 
 _MAX_SAMPLES = 65_536
