@@ -73,7 +73,8 @@ def test_refuses_an_invalid_address_with_an_example(url):
 
 
 def test_every_byte_on_the_socket_is_counted(images):
-    answer = http(b'{"version":"1","host":"h","hardware":"x","memory_bytes":1,"roots":[],"cores":[0],"protocol":[1,1],"trouble":""}')
+    says = {"version": "1", "host": "h", "hardware": "x", "memory_bytes": 1, "roots": [], "cores": [0]}
+    answer = http(json.dumps({**says, "protocol": [1, 1], "trouble": ""}).encode())
     with answering(answer) as (url, received), transport_to(url) as transport:
         assert transport.health().version == "1"
     statistics = transport.statistics()

@@ -21,7 +21,15 @@ from frostline.profiles import Profile
 from frostline.transport import Cancellation, TransportStatistics
 from frostline.wire.connection import Connections, Exchange, Message, address_of
 from frostline.wire.framing import decode
-from frostline.wire.messages import FeatureRequest, Health, ProfileRequest, error_from_answer
+from frostline.wire.messages import (
+    PROTOCOL_HEADER,
+    PROTOCOLS,
+    FeatureRequest,
+    Health,
+    ProfileRequest,
+    common_protocol,
+    error_from_answer,
+)
 from frostline.wire.pieces import LENGTH_HEADER, MEDIA_TYPE, pieces_of, without
 
 __all__ = (
@@ -255,6 +263,7 @@ class HttpTransport:
             max_idle=settings.last_requests + 1,
         )
         self._identity = {} if settings.token is None else {"Authorization": f"Bearer {settings.token}"}
+        self._protocol = PROTOCOLS[1]
         self._deadline = {"Frostline-Deadline": f"{_ANSWER_WITHIN * settings.deadline_s:.6g}"}
         self._lock = threading.Lock()
         self._requests = 0
@@ -263,7 +272,9 @@ class HttpTransport:
 
     def health(self) -> Health:
         """See ``Transport``."""
-        return _value(Health.from_json, self._exchange_json(self._message("GET", "/v1/health")), self._url)
+        found = _value(Health.from_json, self._exchange_json(self._message("GET", "/v1/health")), self._url)
+        self._protocol = common_protocol(found.protocol) or PROTOCOLS[1]
+        return found
 
     def put_prefix(self, digest: str, artifact: bytes) -> None:
         """See ``Transport``."""
@@ -302,7 +313,7 @@ class HttpTransport:
 
     def train(self, prefix: str, assignment: bytes) -> HttpTraining:
         """See ``TrainsBeside``."""
-        return HttpTraining(self._connections, self._url, prefix, assignment, self._identity)
+        return HttpTraining(self._connections, self._url, prefix, assignment, self._asked_by)
 
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport``."""
@@ -347,9 +358,14 @@ class HttpTransport:
                 self._failures += failures
                 self._receive_s += time.perf_counter() - started
 
+    @property
+    def _asked_by(self) -> dict[str, str]:
+        """Headers that say who asks, and in which protocol."""
+        return {PROTOCOL_HEADER: str(self._protocol), **self._identity}
+
     def _message(self, method: str, path: str, *, headers: Mapping[str, str] = _NONE, **said: Any) -> Message:
         """What is sent, with who asks."""
-        return Message(method=method, path=path, headers={**self._identity, **headers}, **said)
+        return Message(method=method, path=path, headers={**self._asked_by, **headers}, **said)
 
     def _exchange(
         self,

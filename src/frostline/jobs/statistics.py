@@ -48,6 +48,7 @@ from frostline.datasets.manifest import refusal_of
 from frostline.loaders.fetch import EngineChoice
 from frostline.planning import Plan, Situation, explain
 from frostline.planning.replanning import Diagnosis, diagnose
+from frostline.transport import NodeUse
 
 __all__ = (
     "Explanation",
@@ -172,6 +173,7 @@ class JobStatistics:
         first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
         replans: changes of the plan while the job ran.
         tunings: changes of the windows' bounds that were kept; the last hundred of them.
+        nodes: what was asked of each node by this process, and what came of it; empty where there is only one.
     """
 
     wire_bytes: int = 0
@@ -195,6 +197,7 @@ class JobStatistics:
     first_nonfinite: str = ""
     replans: tuple[Replanned, ...] = ()
     tunings: tuple[Tuned, ...] = ()
+    nodes: tuple[NodeUse, ...] = ()
 
     @property
     def fetched_per_s(self) -> float | None:
@@ -505,6 +508,7 @@ class Explanation(ShownInNotebooks):
             },
             "replans": [asdict(replan) for replan in self._replans],
             "tunings": [asdict(tuning) for tuning in self.statistics.tunings],
+            "nodes": [asdict(use) for use in done.nodes],
         }
 
     @property
@@ -537,7 +541,21 @@ class Explanation(ShownInNotebooks):
             lines.append(f"largest relative error by a codec: {done.codec_error:.2g}")
         if done.nonfinite:
             lines.append(f"not finite: {done.nonfinite} samples as they came; {done.first_nonfinite}")
-        return lines
+        return [*lines, *map(_used, done.nodes)]
+
+
+def _used(node: NodeUse) -> str:
+    """What came of asking one of several nodes."""
+    counted = {
+        "requests failed": node.failures,
+        "of others' requests taken over": node.retries,
+        "samples that only others could read": node.unreadable,
+        "damaged answers": node.damaged,
+    }
+    parts = [f"{node.samples:,} samples in {node.requests:,} requests"]
+    parts += [f"{count:,} {what}" for what, count in counted.items() if count]
+    parts += [f"asked nothing now: {node.trouble}"] if node.trouble else []
+    return f"{node.url}: {', '.join(parts)}"
 
 
 def _tuned(one: Tuned) -> str:

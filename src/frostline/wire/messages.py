@@ -55,6 +55,7 @@ __all__ = (
     "Health",
     "Patch",
     "ProfileRequest",
+    "check_protocol",
     "common_protocol",
     "error_from_answer",
     "error_from_json",
@@ -83,6 +84,21 @@ def common_protocol(theirs: tuple[int, int], ours: tuple[int, int] = PROTOCOLS) 
     """
     least, greatest = max(theirs[0], ours[0]), min(theirs[1], ours[1])
     return greatest if least <= greatest else None
+
+
+def check_protocol(said: str, ours: tuple[int, int] = PROTOCOLS) -> None:
+    """Check the protocol that a request names; one that names none is of the greatest.
+
+    Raises:
+        BadRequest: It is no number.
+        Refused: This side does not speak it.
+    """
+    if not said:
+        return
+    if not re.fullmatch("[0-9]{1,6}", said, re.ASCII):
+        raise BadRequest(f"{PROTOCOL_HEADER} must be a number")
+    if not ours[0] <= int(said) <= ours[1]:
+        raise Refused(f"the request is of protocol {said}, and this node speaks {ours[0]} to {ours[1]}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

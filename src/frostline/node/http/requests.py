@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from frostline.batching import readable_bytes
-from frostline.core.errors import BadRequest, FrostlineError, Unavailable
+from frostline.core.errors import BadRequest, FrostlineError, Overloaded, Unavailable
 from frostline.node.memory import Cancelled
 from frostline.wire.messages import error_to_json, retry_after, status_of
 
@@ -43,6 +44,7 @@ __all__ = (
     "is_stopping",
     "json_response",
     "limits_of",
+    "log_refusal",
     "recognise",
     "run_while_connected",
 )
@@ -192,9 +194,26 @@ def _outcome(call: Callable[[], T]) -> T | FrostlineError:
         return Unavailable("this was cancelled: its deadline has passed, its client has gone, or the node is stopping")
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, FrostlineError)
+    log_refusal(request.url.path, error)
     return error_response(error)
+
+
+_SAID_EVERY_S = 10.0
+_said_at_s: dict[str, float] = {}
+
+
+def log_refusal(path: str, error: FrostlineError) -> None:
+    """Log why a request is refused or has failed; one line for each kind of error in ten seconds.
+
+    A node that is full refuses many, which its metrics count.
+    """
+    kind, now_s = type(error).__name__, time.monotonic()
+    if isinstance(error, Overloaded) or now_s - _said_at_s.get(kind, -math.inf) < _SAID_EVERY_S:
+        return
+    _said_at_s[kind] = now_s
+    _LOG.warning("refused %s: %s: %s", path, kind, error)
 
 
 async def _refuse_http(_: Request, error: Exception) -> Response:
