@@ -81,6 +81,7 @@ class TransportStatistics:
         requests: exchanges begun.
         failures: exchanges that broke or were refused.
         receive_s: seconds in which answers were being read, summed over connections.
+        damaged: answers that did not come as they were sent, and were asked for again.
         transfer_bytes: bytes that came on all connections while at least one large body (64 KiB and more still to come)
             was under way; 0 within a process.
         transfer_s: seconds in which at least one was. ``transfer_bytes / transfer_s`` is what the link gives while
@@ -92,6 +93,7 @@ class TransportStatistics:
     requests: int = 0
     failures: int = 0
     receive_s: float = 0.0
+    damaged: int = 0
     transfer_bytes: int = 0
     transfer_s: float = 0.0
 

@@ -11,7 +11,7 @@ import pytest
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import FrostlineError, NodeUnreachable, SettingError
+from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable, SettingError
 from frostline.node import Node
 from frostline.node.http.server import listen
 from support.nodes import is_idle, make_images, request, samples_of, served, until
@@ -126,15 +126,24 @@ def test_an_answer_that_breaks_off_is_worth_another_try(images, answer):
         list(transport.features(request(images, 0)))
 
 
-def test_does_not_retry_a_response_that_is_no_stream_of_features(images):
-    junk = b"\xff\xff\xff\xff\x10\x00\x00\x00" + bytes(range(100))
+JUNK = b"\xff\xff\xff\xff\x10\x00\x00\x00" + bytes(range(100))
+
+
+def test_what_another_service_answers_is_no_answer_of_a_node(images):
     with (
-        answering(http(junk)) as (url, _),
+        answering(http(JUNK, "200 OK\r\nContent-Type: text/html; charset=utf-8")) as (url, _),
         transport_to(url) as transport,
-        pytest.raises(FrostlineError, match="no stream") as caught,
+        pytest.raises(FrostlineError, match=r"is no node: it sends 'text/html") as caught,
     ):
         list(transport.features(request(images, 0)))
     assert not isinstance(caught.value, NodeUnreachable)
+
+
+def test_an_answer_that_makes_no_sense_is_damaged_counted_and_has_the_name_of_its_node(images):
+    with answering(http(JUNK)) as (url, _), transport_to(url) as transport:
+        with pytest.raises(AnswerDamaged, match=f"what came from {url} is damaged: .*no stream"):
+            list(transport.features(request(images, 0)))
+        assert transport.statistics().damaged == 1
 
 
 def test_nothing_is_sent_before_the_first_batch_is_asked_for(images):

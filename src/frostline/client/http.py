@@ -16,11 +16,12 @@ from typing import Any, Protocol, Self, TypeVar
 
 from frostline.core import FeatureBatch
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import FrostlineError, NodeUnreachable, Refused, Unavailable, UnknownPrefix
+from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable, Refused, Unavailable, UnknownPrefix
 from frostline.profiles import Profile
 from frostline.transport import Cancellation, TransportStatistics
+from frostline.wire import pieces
 from frostline.wire.connection import Connections, Exchange, Message, address_of
-from frostline.wire.framing import decode
+from frostline.wire.framing import MEDIA_TYPE, decode
 from frostline.wire.messages import (
     PROTOCOL_HEADER,
     PROTOCOLS,
@@ -30,7 +31,7 @@ from frostline.wire.messages import (
     common_protocol,
     error_from_answer,
 )
-from frostline.wire.pieces import LENGTH_HEADER, MEDIA_TYPE, pieces_of, without
+from frostline.wire.pieces import LENGTH_HEADER, pieces_of, without
 
 __all__ = (
     "Counts",
@@ -267,8 +268,18 @@ class HttpTransport:
         self._deadline = {"Frostline-Deadline": f"{_ANSWER_WITHIN * settings.deadline_s:.6g}"}
         self._lock = threading.Lock()
         self._requests = 0
-        self._failures = 0
+        self._failures = self._damaged = 0
         self._receive_s = 0.0
+
+    @property
+    def url(self) -> str:
+        """The address of the node."""
+        return self._url
+
+    def count_damaged(self) -> None:
+        """Count an answer that did not come as it was sent."""
+        with self._lock:
+            self._damaged += 1
 
     def health(self) -> Health:
         """See ``Transport``."""
@@ -295,7 +306,9 @@ class HttpTransport:
             held = [piece for piece in shared if piece.digest in known]
             if not held:
                 return False
-            rest = self._message("PUT", path, body=without(artifact, held), media_type=MEDIA_TYPE, headers=headers)
+            rest = self._message(
+                "PUT", path, body=without(artifact, held), media_type=pieces.MEDIA_TYPE, headers=headers
+            )
             with suppress(UnknownPrefix):
                 self._exchange(rest)
                 return True
@@ -330,6 +343,7 @@ class HttpTransport:
                 requests=self._requests,
                 failures=self._failures,
                 receive_s=self._receive_s,
+                damaged=self._damaged,
                 transfer_bytes=transfer_bytes,
                 transfer_s=transfer_s,
             )
@@ -394,6 +408,7 @@ class HttpResponse(ResponseStream):
 
     def __init__(self, exchange: Exchange, message: Message, transport: HttpTransport) -> None:
         super().__init__(transport)
+        self._transport = transport
         self._exchange = exchange
         self._message = message
         self._batches: Iterator[FeatureBatch] = iter(())
@@ -409,15 +424,19 @@ class HttpResponse(ResponseStream):
             status = self._exchange.send(self._message)
             if status != _OK:
                 raise error_from_answer(status, self._exchange.read_all())
+            self._exchange.require(MEDIA_TYPE)
             self._batches = decode(self._exchange)
         try:
             return next(self._batches)
         except StopIteration:
             self._exchange.end()
             raise
-        except FrostlineError:
+        except FrostlineError as error:
             self._exchange.break_off()
             self._exchange.end()
+            if isinstance(error, AnswerDamaged):
+                self._transport.count_damaged()
+                raise AnswerDamaged(f"what came from {self._transport.url} is damaged: {error}") from error
             raise
 
 

@@ -21,7 +21,14 @@ import numpy as np
 from frostline.client.http import ResponseStream
 from frostline.core import FeatureBatch
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import FrostlineError, NodeUnreachable, OverBudget, SettingError, Unauthenticated
+from frostline.core.errors import (
+    AnswerDamaged,
+    FrostlineError,
+    NodeUnreachable,
+    OverBudget,
+    SettingError,
+    Unauthenticated,
+)
 from frostline.profiles import Profile
 from frostline.transport import Cancellation, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest, error_from_json
@@ -449,7 +456,8 @@ class IoResponse(ResponseStream):
             batch = read_block(frame.says, memory)
             self._transport.count(bytes_received=int(frame.says["read_bytes"]))
         except (KeyError, OSError, TypeError, ValueError) as error:
-            raise FrostlineError(f"the I/O service sent a block that makes no sense: {error}") from error
+            self._transport.count(damaged=1)
+            raise AnswerDamaged(f"the I/O service sent a block that makes no sense: {error}") from error
         return batch
 
     def _end(self) -> None:

@@ -431,7 +431,11 @@ class Job(JobTable):
         transport = self._fetcher.transport
         wire, nodes = transport.statistics(), transport.uses() if isinstance(transport, CountsNodes) else ()
         return replace(
-            self._collector.statistics(), wire_bytes=wire.bytes_received, requests=wire.requests, nodes=nodes
+            self._collector.statistics(),
+            wire_bytes=wire.bytes_received,
+            requests=wire.requests,
+            damaged=wire.damaged,
+            nodes=nodes,
         )
 
     def stages(self) -> dict[str, float]:

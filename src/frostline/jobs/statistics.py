@@ -157,6 +157,7 @@ class JobStatistics:
         hedges: requests made a second time, because they were late.
         answered: requests whose answers came whole.
         answering_s: seconds from sending those to the ends of their answers, summed.
+        damaged: answers that did not come as they were sent, by their checksums, and were asked for again.
         quota_refusals: requests that a quota of the node refused.
         samples: handed to the training loop.
         from_cache: samples of these that did not cross the network.
@@ -182,6 +183,7 @@ class JobStatistics:
     hedges: int = 0
     answered: int = 0
     answering_s: float = 0.0
+    damaged: int = 0
     quota_refusals: int = 0
     samples: int = 0
     from_cache: int = 0

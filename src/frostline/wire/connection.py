@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from frostline.core.errors import NodeUnreachable, SettingError
+from frostline.core.errors import FrostlineError, NodeUnreachable, SettingError
 
 __all__ = (
     "Connection",
@@ -435,6 +435,18 @@ class Exchange:
                         raise
                     self._connections.drop_idle()
             return self._send(self._connections.new(), message)
+
+    def require(self, media_type: str) -> None:
+        """Make sure that the answer is of a kind.
+
+        Raises:
+            FrostlineError: It is of another, such as that of another service at a node's address.
+        """
+        said = self._answer.getheader("Content-Type", media_type)
+        if said.partition(";")[0].strip() != media_type:
+            self.break_off()
+            self.end()
+            raise FrostlineError(f"what answers at {self._url} is no node: it sends {said[:60]!r}")
 
     def read(self, nbytes: int) -> memoryview:
         """So many bytes of the answer, or what is left of it.

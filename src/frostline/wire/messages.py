@@ -21,6 +21,7 @@ import numpy as np
 from frostline.core import EXACT, OBJECTS, READINGS, REFERENCE, Samples, View
 from frostline.core.errors import (
     AccessDenied,
+    AnswerDamaged,
     BadRequest,
     EngineNotReady,
     EngineUnsupported,
@@ -523,6 +524,7 @@ TRAVELLING: dict[type[FrostlineError], int] = {
     StoreError: 502,
     StoreThrottled: 503,
     StoreUnavailable: 503,
+    AnswerDamaged: 503,
     NodeUnreachable: 503,
     Unavailable: 503,
     Refused: 400,
