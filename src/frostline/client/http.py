@@ -423,7 +423,7 @@ class HttpResponse(ResponseStream):
         if is_first:
             status = self._exchange.send(self._message)
             if status != _OK:
-                raise error_from_answer(status, self._exchange.read_all())
+                raise self._said(error_from_answer(status, self._exchange.read_all()))
             self._exchange.require(MEDIA_TYPE)
             self._batches = decode(self._exchange)
         try:
@@ -437,7 +437,13 @@ class HttpResponse(ResponseStream):
             if isinstance(error, AnswerDamaged):
                 self._transport.count_damaged()
                 raise AnswerDamaged(f"what came from {self._transport.url} is damaged: {error}") from error
-            raise
+            raise self._said(error) from None
+
+    def _said(self, error: FrostlineError) -> FrostlineError:
+        """The error with the name of the node that told it."""
+        if self._transport.url not in str(error):
+            error.args = (f"{error} (said by {self._transport.url})",)
+        return error
 
 
 def _held(value: dict[str, Any]) -> set[str]:
