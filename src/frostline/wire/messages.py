@@ -42,6 +42,7 @@ from frostline.core.errors import (
     UnknownPrefix,
     UnknownTraining,
     UnsafeArtifact,
+    nearest,
 )
 from frostline.wire.codecs import CODECS, Codec, offered_precisions
 
@@ -63,6 +64,7 @@ __all__ = (
     "error_from_line",
     "error_to_json",
     "fields_of_patch",
+    "known_only",
     "retry_after",
     "status_of",
 )
@@ -174,8 +176,9 @@ class FeatureRequest:
 
     @classmethod
     def from_json(cls, value: object) -> "FeatureRequest":
-        """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong."""
+        """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong or unknown."""
         body = _object(value, "the request")
+        known_only(body, (field.name for field in fields(cls)), "the request")
         view = body.get("view")
         prefix = body.get("prefix")
         tolerance = body.get("tolerance")
@@ -246,15 +249,17 @@ class ProfileRequest:
 
     @classmethod
     def from_json(cls, value: object) -> "ProfileRequest":
-        """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong."""
+        """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong or unknown."""
         body = _object(value, "the request")
+        own = {field.name for field in fields(cls)} - {"features"}
+        known_only(body, (*own, *(field.name for field in fields(FeatureRequest))), "the request")
         codecs = _list(body.get("codecs", []), "codecs")
         if len(codecs) > len(CODECS):
             raise BadRequest(f"codecs must be a list of up to {len(CODECS)} names")
         accuracy = body.get("accuracy", EXACT)
         trial_s, samples_left = body.get("trial_s"), body.get("samples_left")
         return cls(
-            features=FeatureRequest.from_json(body),
+            features=FeatureRequest.from_json({name: said for name, said in body.items() if name not in own}),
             codecs=tuple(_text(codec, "codecs") for codec in codecs),
             accuracy=_text(accuracy, "accuracy") if isinstance(accuracy, str) else _number(accuracy, "accuracy"),
             only_here=_boolean(body.get("only_here", False), "only_here"),
@@ -346,7 +351,30 @@ def _list(value: object, field: str) -> list[Any]:
     return value
 
 
+def known_only(body: dict[str, Any], known: Iterable[str], what: str) -> None:
+    """Make sure that somebody's JSON has no field that nobody reads: one that is misspelt would be left out unseen.
+
+    Args:
+        body: the object.
+        known: names of its fields.
+        what: name of it, for the sentence.
+
+    Raises:
+        BadRequest: It has another field; the sentence names it, and those that are near.
+    """
+    names = sorted(known)
+    unknown = [str(name) for name in body if name not in names]
+    if unknown:
+        shown = unknown[0][:50]
+        there_are = f": there are {', '.join(names)}" if names else ", and no other one"
+        raise BadRequest(f"{what} has no field {shown!r}{nearest(shown, names) or there_are}")
+
+
+_SAMPLE_COLUMNS = ("ids", "objects", "offsets", "lengths", "versions")
+
+
 def _samples(body: dict[str, Any]) -> Samples:
+    known_only(body, _SAMPLE_COLUMNS, "samples")
     columns = {name: _list(body.get(name), f"samples.{name}") for name in ("ids", "objects", "offsets", "lengths")}
     if len({len(column) for column in columns.values()}) != 1:
         raise BadRequest("the columns of samples have different lengths")
@@ -371,6 +399,7 @@ def _version(value: object) -> str:
 
 
 def _view(body: dict[str, Any]) -> View:
+    known_only(body, (field.name for field in fields(View)), "view")
     return View(
         seed=_integer(body.get("seed"), "view.seed"),
         epoch=_integer(body.get("epoch"), "view.epoch"),
@@ -384,6 +413,7 @@ _ENCODINGS = ("float", "base64")
 MAX_INPUTS = 2048
 """Maximum number of inputs of one request."""
 
+_EMBEDDING_FIELDS = ("model", "input", "encoding_format", "preprocess", "dimensions", "user")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DATA_URL = re.compile(r"data:[\w.+-]{1,64}/[\w.+-]{1,64};base64,", re.ASCII)
 
@@ -406,13 +436,14 @@ class EmbeddingRequest:
 
     @classmethod
     def from_json(cls, value: object) -> "EmbeddingRequest":
-        """Read the body of ``POST /v1/embeddings``; fields that it does not know are passed over.
+        """Read the body of ``POST /v1/embeddings``. ``user``, which clients may send, says nothing here.
 
         Raises:
-            BadRequest: naming the field that is wrong.
+            BadRequest: naming the field that is wrong, or that there is none of.
         """
         if not isinstance(value, dict):
             raise BadRequest("the request must be an object with 'model' and 'input'")
+        known_only(value, _EMBEDDING_FIELDS, "the request")
         model, encoding = value.get("model"), value.get("encoding_format", _ENCODINGS[0])
         preprocess = value.get("preprocess")
         if not isinstance(model, str) or not _DIGEST.fullmatch(model):
@@ -491,8 +522,9 @@ def fields_of_patch(value: object, known: Iterable[str]) -> Patch:
         BadRequest: It is no object of such fields, or a value is neither null, a bounded number nor a short text.
     """
     names = tuple(known)
-    if not isinstance(value, dict) or not value or not value.keys() <= set(names):
+    if not isinstance(value, dict) or not value:
         raise BadRequest(f"a change is an object with one or more of {', '.join(names)}")
+    known_only(value, names, "a change")
     for name, found in value.items():
         if not (found is None or _is_number(found) or _is_text(found)):
             raise BadRequest(f"{name} must be null, a finite number within ±2^52, or a short text")

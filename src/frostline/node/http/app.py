@@ -57,6 +57,7 @@ from frostline.wire.messages import (
     FeatureRequest,
     ProfileRequest,
     check_protocol,
+    known_only,
 )
 
 __all__ = (
@@ -257,6 +258,8 @@ def _plain(name: str) -> str:
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# Parameters in the addresses of requests.
+_PARAMETERS = {"/v1/trainings": ("prefix",)}
 _LOOKERS = 2
 # Seconds within which the folders that are served are listed; a disk that takes longer hangs.
 _LISTED_WITHIN_S = 1.0
@@ -415,6 +418,7 @@ class _Service:
         Raises:
             Refused: The request is of a protocol that this node does not speak.
         """
+        known_only(dict(request.query_params), _PARAMETERS.get(request.url.path, ()), "the address")
         check_protocol(request.headers.get(PROTOCOL_HEADER.lower(), ""))
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         account = self._node.identify(token.strip() if kind.lower() == "bearer" else None)
