@@ -12,8 +12,11 @@ import pytest
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable, SettingError
+from frostline.core.system import crc32
 from frostline.node import Node
 from frostline.node.http.server import listen
+from frostline.wire.connection import Connections, Exchange, Message, address_of
+from frostline.wire.messages import CHECKSUM_HEADER
 from support.nodes import is_idle, make_images, request, samples_of, served, until
 from support.peers import read_request
 
@@ -204,3 +207,18 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(url):
     with pytest.raises(SettingError, match="address") as caught:
         HttpTransport(url)
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_request_whose_bits_changed_on_the_way_is_not_answered_for_another_sample(images):
+    with Node(NodeSettings(memory_bytes=96 << 20), (images.as_uri(),)) as node, served(node) as url:
+        body = json.dumps(request(images, 0).to_json()).encode()
+        changed = body.replace(b"0000.jpg", b"0001.jpg", 1)
+        assert changed != body
+        connections = Connections(*address_of(url), deadline_s=30, max_idle=0)
+        for sent, status in ((body, 200), (changed, 503)):
+            exchange = Exchange(connections, url)
+            headers = {CHECKSUM_HEADER: f"{crc32(body):08x}"}
+            message = Message(method="POST", path="/v1/features", body=sent, headers=headers)
+            assert exchange.send(message) == status
+            exchange.break_off()
+            exchange.end()

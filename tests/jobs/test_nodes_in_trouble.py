@@ -8,8 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import frostline as fl
+from frostline.core.config import IoSettings
 from frostline.core.errors import FrostlineError
 from frostline.core.events import BatchDelivered, NodeLost, SampleSkipped
+from frostline.io_service.handler import Upstream
+from frostline.io_service.start import start_io
 from support.faulty import REFUSALS, SickStore, faulty_nodes
 from support.images import image_folder
 from support.many_nodes import epoch, job, same, some_nodes
@@ -28,10 +31,15 @@ def folder(tmp_path_factory):
     return image_folder(tmp_path_factory.mktemp("images"), per_class=PER_CLASS, size=(40, 36))
 
 
+class Batches(list):
+    def __repr__(self):
+        return f"{len(self)} batches"
+
+
 @pytest.fixture(scope="module")
 def undisturbed(folder, tmp_path_factory):
     with some_nodes(folder, tmp_path_factory.mktemp("kept"), 1) as (_, urls), job(folder, urls) as running:
-        return epoch(running, 0)
+        return Batches(epoch(running, 0))
 
 
 def misbehave(way, trouble):
@@ -72,6 +80,18 @@ def test_a_node_in_trouble_costs_at_most_seconds_and_no_sample(folder, undisturb
         assert [event.url for event in told if isinstance(event, NodeLost)] == [way.url]
     else:
         assert use.trouble or use.failures, statistics.nodes
+
+
+@pytest.mark.parametrize("trouble", ["hang", "hangs", "killed", "flip", "other roots", "cannot read"])
+def test_a_job_behind_an_io_service_whose_node_is_in_trouble_goes_on(folder, undisturbed, monkeypatch, trouble):
+    with (
+        faulty_nodes(fl.Dataset(folder).url, 3, random.Random(trouble), monkeypatch) as (way, nodes),
+        start_io(Upstream(near=tuple(nodes)), IoSettings(memory_bytes=64 << 20)) as service,
+    ):
+        batches, told, _, longest_s = disturbed(folder, service.url, way, trouble, 2)
+    assert same(batches, undisturbed)
+    assert longest_s < STANDSTILL_S
+    assert not [event for event in told if isinstance(event, SampleSkipped)]
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))

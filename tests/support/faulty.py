@@ -94,7 +94,7 @@ class FaultyWay:
                     self._refuse(other if is_answer else one)
                     break
                 self._wait_while_silent()
-                other.sendall(self._flipped(data) if is_answer else data)
+                other.sendall(self._flipped(data))
         _end(one)
         _end(other)
 

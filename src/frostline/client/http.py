@@ -17,12 +17,14 @@ from typing import Any, Protocol, Self, TypeVar
 from frostline.core import FeatureBatch
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable, Refused, Unavailable, UnknownPrefix
+from frostline.core.system import crc32
 from frostline.profiles import Profile
 from frostline.transport import Cancellation, TransportStatistics
 from frostline.wire import pieces
 from frostline.wire.connection import Connections, Exchange, Message, address_of
 from frostline.wire.framing import MEDIA_TYPE, decode
 from frostline.wire.messages import (
+    CHECKSUM_HEADER,
     PROTOCOL_HEADER,
     PROTOCOLS,
     FeatureRequest,
@@ -379,7 +381,9 @@ class HttpTransport:
 
     def _message(self, method: str, path: str, *, headers: Mapping[str, str] = _NONE, **said: Any) -> Message:
         """What is sent, with who asks."""
-        return Message(method=method, path=path, headers={**self._asked_by, **headers}, **said)
+        body = said.get("body")
+        summed = {} if body is None else {CHECKSUM_HEADER: f"{crc32(body):08x}"}
+        return Message(method=method, path=path, headers={**self._asked_by, **summed, **headers}, **said)
 
     def _exchange(
         self,
@@ -435,12 +439,13 @@ class HttpResponse(ResponseStream):
             self._exchange.break_off()
             self._exchange.end()
             if isinstance(error, AnswerDamaged):
-                self._transport.count_damaged()
-                raise AnswerDamaged(f"what came from {self._transport.url} is damaged: {error}") from error
+                error = AnswerDamaged(f"what came from {self._transport.url} is damaged: {error}")
             raise self._said(error) from None
 
     def _said(self, error: FrostlineError) -> FrostlineError:
-        """The error with the name of the node that told it."""
+        """The error with the name of the node that told it, counted where an answer or its request came damaged."""
+        if isinstance(error, AnswerDamaged):
+            self._transport.count_damaged()
         if self._transport.url not in str(error):
             error.args = (f"{error} (said by {self._transport.url})",)
         return error

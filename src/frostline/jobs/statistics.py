@@ -328,8 +328,9 @@ class StatisticsCollector:
         """The counts so far; ``wire_bytes`` and ``requests`` are the transport's to fill in."""
         with self._lock:
             self._hear()
+            counted: dict[str, Any] = dict(self._sums)
             return JobStatistics(
-                **self._sums,
+                **counted,
                 codec_error=self._codec_error,
                 stall_s=self._stall_s,
                 answering_s=self._answering_s,

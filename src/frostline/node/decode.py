@@ -158,8 +158,9 @@ _FIRST_GUESS = 1_000_000
 _LOG = logging.getLogger("frostline.node")
 # Reads of a store that end take less; where none of those under way has ended for so long, the store hangs.
 _STUCK_S = 1.5
-# A store whose reads take longer than that hangs after so many times the longest of late.
-_TIMES_LONGEST = 3.0
+# A store whose reads take longer hangs after so many times what they usually take, each read a tenth of that mean.
+_TIMES_USUAL = 3.0
+_WEIGHT = 0.1
 # Samples that could not be read one after the other, after which the store is suspected, and for how long.
 _LOST_IN_A_ROW = 8
 _SUSPECTED_S = 30.0
@@ -179,7 +180,7 @@ class ReadWatch:
         self._lock = threading.Lock()
         self._pending: dict[object, float] = {}
         self._ended_at = self._failed_at = self._said_at = -math.inf
-        self._longest_s = 0.0
+        self._usual_s: float | None = None
         self._lost_in_a_row = 0
         self._unsaid = 0
         self._reason = ""
@@ -202,7 +203,9 @@ class ReadWatch:
             with self._lock:
                 del self._pending[id(mark)]
                 self._ended_at = self._clock()
-                self._longest_s = max(self._ended_at - began, 0.99 * self._longest_s)
+                took_s = self._ended_at - began
+                usual_s = took_s if self._usual_s is None else self._usual_s
+                self._usual_s = usual_s + _WEIGHT * (took_s - usual_s)
 
     def failed(self, object: str, error: FrostlineError) -> None:
         """A read failed; said in the log, with how many since the line before."""
@@ -222,7 +225,7 @@ class ReadWatch:
             now = self._clock()
             oldest = min(self._pending.values(), default=now)
             silent_s = now - max(oldest, self._ended_at)
-            if silent_s > max(_STUCK_S, _TIMES_LONGEST * self._longest_s):
+            if silent_s > max(_STUCK_S, _TIMES_USUAL * (self._usual_s or 0.0)):
                 return f"no read of its store has ended for {silent_s:.1f} s, with {len(self._pending)} under way"
             if self._lost_in_a_row >= _LOST_IN_A_ROW and now - self._failed_at < _SUSPECTED_S:
                 return f"it could not read the last {self._lost_in_a_row} samples, such as {self._reason}"

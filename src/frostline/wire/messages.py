@@ -47,6 +47,7 @@ from frostline.core.errors import (
 from frostline.wire.codecs import CODECS, Codec, offered_precisions
 
 __all__ = (
+    "CHECKSUM_HEADER",
     "MAX_INPUTS",
     "MAX_PATCH_BYTES",
     "PROTOCOLS",
@@ -73,6 +74,9 @@ __all__ = (
 PROTOCOLS = (1, 1)
 """The least and the greatest number of the protocol that this version speaks: raised where an older side would
 misread a message. A release speaks that of the one before too (``docs/upgrade.md``)."""
+
+CHECKSUM_HEADER = "Frostline-Crc32"
+"""Names the CRC-32 of a request's body, in hexadecimal digits: one that came damaged is asked for again."""
 
 PROTOCOL_HEADER = "Frostline-Protocol"
 """Names the protocol that a request is written in; without it the request is of the node's greatest."""

@@ -26,9 +26,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from frostline.batching import readable_bytes
-from frostline.core.errors import BadRequest, FrostlineError, Overloaded, Unavailable
+from frostline.core.errors import AnswerDamaged, BadRequest, FrostlineError, Overloaded, Unavailable
+from frostline.core.system import crc32
 from frostline.node.memory import Cancelled
-from frostline.wire.messages import error_to_json, retry_after, status_of
+from frostline.wire.messages import CHECKSUM_HEADER, error_to_json, retry_after, status_of
 
 __all__ = (
     "METRICS_TYPE",
@@ -93,10 +94,17 @@ class BodyReader:
             yield chunk
 
     async def whole(self, request: Request) -> bytearray:
-        """Read a whole body; see ``chunks`` for the errors."""
+        """Read a whole body; see ``chunks`` for the errors.
+
+        Raises:
+            AnswerDamaged: if it is not what was sent, by the checksum that may stand in its head.
+        """
         body = bytearray()
         async for chunk in self.chunks(request):
             body += chunk
+        said = request.headers.get(CHECKSUM_HEADER, "")
+        if said and said != f"{crc32(body):08x}":
+            raise AnswerDamaged("the request came damaged: its body has another checksum than it was sent with")
         return body
 
     def _broken(self, *, is_late: bool) -> BadRequest:
