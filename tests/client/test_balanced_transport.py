@@ -275,7 +275,7 @@ def test_a_silent_node_is_seen_at_every_call_and_another_takes_over_once_it_is_l
     thread = threading.Thread(target=lambda: (CALLS[call](spread), done.set()))
     thread.start()
     until(lambda: spread.silent(0.05) == ("a",))
-    spread.lose("a", "it says nothing")
+    spread.lose("a", NodeUnreachable("it says nothing"))
     thread.join(20)
     assert done.is_set()
     assert spread.silent(0.0) == ()
@@ -289,12 +289,12 @@ def test_a_network_is_sent_to_all_at_once_and_a_job_goes_on_when_one_has_it():
     started = time.monotonic()
     spread.put_prefix("a" * 64, b"network")
     assert time.monotonic() - started < 10
-    assert spread.lacking == (), "it is still being sent"
+    assert spread.to_join == (), "it is still being sent"
     asked = replace(asked_for(1), prefix="a" * 64, cut=2)
     assert ids(spread.features(asked, ("a",))) == [1]
     assert not slow.requests
     slow.break_off()
-    until(lambda: spread.lacking == ("a",))
+    until(lambda: spread.to_join == ("a",))
     spread.close()
 
 

@@ -267,7 +267,7 @@ def test_a_node_that_failed_for_long_owns_nothing_until_it_answers_and_one_failu
         fleet.transport.failed(1, fleet.nodes[B].failure)
         assert fleet.transport.owners("s3://a", 1000).nodes == ((A, B) if failures < 3 else (A,))
     fleet.tend()
-    assert fleet.transport.lost == (B,)
+    assert fleet.transport.to_join == (B,)
     fleet.nodes[B].failure = None
     fleet.tend()
     assert fleet.transport.owners("s3://a", 1000).nodes == (A, B)

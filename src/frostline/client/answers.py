@@ -41,10 +41,7 @@ class NodePool(Protocol):
         """A request to that node is over, which brought so many rows."""
 
     def failed(self, number: int, error: FrostlineError) -> None:
-        """That node did not answer, or its store did not."""
-
-    def refused(self, number: int, error: FrostlineError) -> None:
-        """That node refused what another one gave."""
+        """That node, or its store, did not answer; or it refused what another one gave."""
 
     def misread(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
         """That node could not read samples that another one gave."""
@@ -52,11 +49,8 @@ class NodePool(Protocol):
     def others(self, request: FeatureRequest, tried: set[int]) -> bool:
         """Whether a node is left that can run the request's engine and is not known to be away."""
 
-    def absent(self, tried: set[int]) -> tuple[str, ...]:
-        """Names of the members that were not tried."""
-
-    def name(self, number: int) -> str:
-        """The name of a node."""
+    def numbered(self) -> dict[int, str]:
+        """Names of the members by number."""
 
 
 # What says nothing of the node: it is asked again once it has the prefix or the engine, or the store has recovered.
@@ -138,7 +132,7 @@ class BalancedResponse:
 
     def _taken(self, number: int, batch: FeatureBatch) -> FeatureBatch:
         for refusing, error in self._refusals.items():
-            self._pool.refused(refusing, error)
+            self._pool.failed(refusing, error)
         self._refusals.clear()
         self._has_arrived = True
         self._read += len(batch)
@@ -198,8 +192,9 @@ class BalancedResponse:
             if self._has_arrived:
                 raise error
         elif self._has_arrived:
-            self._pool.refused(number, error)
-            raise NodeUnreachable(f"{self._pool.name(number)} broke off its answer: {error}") from error
+            self._pool.failed(number, error)
+            name = self._pool.numbered().get(number, "a node that left")
+            raise NodeUnreachable(f"{name} broke off its answer: {error}") from error
         else:
             self._refusals[number] = error
         if not self._pool.others(self._request, self._tried):
@@ -209,11 +204,14 @@ class BalancedResponse:
 
     def _verdict(self, error: FrostlineError) -> FrostlineError:
         """What none of the nodes answers: a refusal where all refuse, else that some may come back."""
-        absent = self._pool.absent(set(self._refusals))
         if not self._refusals:
             return error
+        names = self._pool.numbered()
+        absent = [name for number, name in names.items() if number not in self._refusals]
         refusal = next(iter(self._refusals.values()))
-        said = "; ".join(f"{self._pool.name(number)} refuses: {reason}" for number, reason in self._refusals.items())
+        said = "; ".join(
+            f"{names.get(number, 'one that left')} refuses: {reason}" for number, reason in self._refusals.items()
+        )
         if absent:
             return NodeUnreachable(f"{said}; and {', '.join(absent[:3])} cannot be reached")
         if len(self._refusals) > 1:

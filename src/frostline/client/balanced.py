@@ -178,7 +178,7 @@ class LoadBalancer:
             away_s: how long others are asked before it.
             is_full: it answered, and says when to come back.
             reason: why, in a sentence.
-            is_damaged: what came is not what it sent.
+            is_damaged: its answer did not come as it was sent.
         """
         place = self._places[node]
         place.away_until = max(place.away_until, now + away_s)
@@ -287,30 +287,18 @@ class BalancedTransport:
             return tuple(self._names[number] for number in self._turns.members)
 
     @property
-    def lost(self) -> tuple[str, ...]:
-        """Names of those among them that have not answered for several times."""
-        with self._lock:
-            return tuple(self._names[number] for number in self._turns.lost)
-
-    @property
-    def lacking(self) -> tuple[str, ...]:
-        """Names of the members that are without a network that was sent to all, and might be sent it again now."""
+    def to_join(self) -> tuple[str, ...]:
+        """Names of the members that are to join again: lost, or without a network that was sent to all."""
         with self._lock:
             present = self._turns.present(self._clock())
-            numbers = {number for number, _ in self._lacking - self._sending}.intersection(present)
-            return tuple(self._names[number] for number in sorted(numbers))
+            lacking = {number for number, _ in self._lacking - self._sending}.intersection(present)
+            return tuple(self._names[number] for number in sorted(lacking.union(self._turns.lost)))
 
     @property
     def out(self) -> dict[str, str]:
         """Members that are asked nothing for now, by name, and why."""
         with self._lock:
             return {self._names[number]: reason for number, reason in self._turns.out.items()}
-
-    @property
-    def present(self) -> tuple[str, ...]:
-        """Names of the members that are not known to be away."""
-        with self._lock:
-            return tuple(self._names[number] for number in self._turns.present(self._clock()))
 
     def uses(self) -> tuple[NodeUse, ...]:
         """What was asked of each node so far, and what came of it."""
@@ -337,16 +325,18 @@ class BalancedTransport:
         with self._lock:
             return tuple(self._names[number] for number in sorted(numbers.intersection(self._turns.members)))
 
-    def lose(self, name: str, reason: str) -> None:
-        """Ask a node nothing more until it joins again, and free whoever waits for it; another takes over."""
+    def lose(self, name: str, error: FrostlineError) -> None:
+        """Ask a node nothing more until it joins again, and free whoever waits for it; another takes over.
+
+        One that answers, and refuses what the others took, is asked again after a while.
+        """
         with self._lock:
             number = self._names.index(name)
-            self._turns.lose(number, reason)
+            if isinstance(error, Unavailable):
+                self._turns.lose(number, str(error))
+        if not isinstance(error, Unavailable):
+            self.failed(number, error)
         self._nodes[number].break_off()
-
-    def refuse(self, name: str, error: FrostlineError) -> None:
-        """Leave out a node for a while that refuses what the others took."""
-        self.refused(self._names.index(name), error)
 
     def join(self, name: str, make: Callable[[], Transport]) -> None:
         """Ask a node too, once it has what the others were given.
@@ -456,7 +446,7 @@ class BalancedTransport:
             numbers = self._turns.present(self._clock())
         for number, said in self._outcomes(lambda _, node: node.node_statistics(), numbers, math.inf):
             if isinstance(said, FrostlineError):
-                self._note(number, said)
+                self.failed(number, said)
                 continue
             totals = {name: totals.get(name, 0) + value for name, value in said.get("totals", {}).items()}
         return {"totals": totals}
@@ -514,9 +504,12 @@ class BalancedTransport:
             del self._waits[mark]
 
     def failed(self, number: int, error: FrostlineError) -> None:
-        """That node did not answer, or its store did not."""
+        """That node, or its store, did not answer; or it refused what another one gave, and is left out for a while."""
         away_s = error.retry_after_s if isinstance(error, Overloaded) else _AWAY_S
         with self._lock:
+            if not isinstance(error, Unavailable | StoreUnavailable):
+                self._turns.refused(number, self._clock(), f"it refuses what other nodes give: {error}")
+                return
             self._turns.failed(
                 number,
                 self._clock(),
@@ -525,11 +518,6 @@ class BalancedTransport:
                 reason=str(error),
                 is_damaged=isinstance(error, AnswerDamaged),
             )
-
-    def refused(self, number: int, error: FrostlineError) -> None:
-        """That node refused what another one gave: it is left out for a while."""
-        with self._lock:
-            self._turns.refused(number, self._clock(), f"it refuses what other nodes give: {error}")
 
     def misread(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
         """That node could not read samples that another one gave."""
@@ -542,14 +530,10 @@ class BalancedTransport:
             able = self._able(self._turns.order(self._clock()), request.engine, request.prefix)
             return bool(set(self._turns.present(self._clock())).intersection(able) - tried)
 
-    def absent(self, tried: set[int]) -> tuple[str, ...]:
-        """Names of the members that are not among those."""
+    def numbered(self) -> dict[int, str]:
+        """Names of the members by number."""
         with self._lock:
-            return tuple(self._names[number] for number in self._turns.members if number not in tried)
-
-    def name(self, number: int) -> str:
-        """The name of a node."""
-        return self._names[number]
+            return {number: self._names[number] for number in self._turns.members}
 
     def _able(self, numbers: Sequence[int], engine: str, prefix: str | None = None) -> list[int]:
         """Those that can run the engine; of these, those that have the network, where there are such."""
@@ -590,12 +574,12 @@ class BalancedTransport:
         _check(cancellation)
         if found or not errors:
             for number, error in errors.items():
-                self._note(number, error)
+                self.failed(number, error)
             return found
         for number, error in errors.items():
             if isinstance(error, Unavailable):
                 self.failed(number, error)
-        raise _most_telling(list(errors.values()))
+        raise _telling(list(errors.values()))
 
     def _first(self, call: Callable[[int, Transport], T], cancellation: Cancellation) -> T:
         """What the first node says that answers, one asked after another."""
@@ -607,7 +591,7 @@ class BalancedTransport:
             outcome = self._outcome(number, call)
             if not isinstance(outcome, FrostlineError):
                 for refusing, error in errors.items():
-                    self._note(refusing, error)
+                    self.failed(refusing, error)
                 return outcome
             _check(cancellation)
             if isinstance(outcome, Unavailable):
@@ -615,14 +599,7 @@ class BalancedTransport:
             else:
                 errors[number] = outcome
             last = [outcome]
-        raise _most_telling([*errors.values(), *last])
-
-    def _note(self, number: int, error: FrostlineError) -> None:
-        """What a node said where another one answered."""
-        if isinstance(error, Unavailable | StoreUnavailable):
-            self.failed(number, error)
-        else:
-            self.refused(number, error)
+        raise _telling([*errors.values(), *last])
 
     def _outcome(self, number: int, call: Callable[[int, Transport], T]) -> T | FrostlineError:
         with self.waiting(number):
@@ -677,7 +654,7 @@ def _check(cancellation: Cancellation | None) -> None:
         cancellation.check()
 
 
-def _most_telling(errors: Sequence[FrostlineError]) -> FrostlineError:
+def _telling(errors: Sequence[FrostlineError]) -> FrostlineError:
     """Which failure to tell: a refusal, which waiting does not mend, or that of the full node that is back first."""
     refusals = [error for error in errors if not isinstance(error, Unavailable)]
     full = [error for error in errors if isinstance(error, Overloaded)]

@@ -165,7 +165,7 @@ class Membership:
         if any(error is None for error in found.values()):
             for node in self._transport.members:
                 if (reason := found.get(node, _SLOW)) is not None:
-                    self._transport.lose(node, str(reason))
+                    self._transport.lose(node, reason)
 
     def _wait_for_one(self, pending: "set[Future[FrostlineError | None]]") -> None:
         """Wait until a node is ready and the others had a while more, or all have said that they are not."""
@@ -195,8 +195,7 @@ class Membership:
         if silent:
             self._probe_silent(silent)
         now = time.monotonic()
-        again = dict.fromkeys((*self._transport.lost, *self._transport.lacking))
-        self._join([node for node in again if now - self._tried_at.get(node, 0.0) >= _LOST_EVERY_S])
+        self._join([node for node in self._transport.to_join if now - self._tried_at.get(node, 0.0) >= _LOST_EVERY_S])
         self._tell()
 
     def settle(self) -> None:
@@ -216,14 +215,15 @@ class Membership:
 
     def _probe_silent(self, silent: Sequence[str]) -> None:
         """Ask nodes that let somebody wait whether they are there, and some others to compare."""
-        others = [node for node in self._transport.present if node not in silent][:_WITNESSES]
+        away = {*silent, *self._transport.out}
+        others = [node for node in self._transport.members if node not in away][:_WITNESSES]
         asked = [*silent, *others]
         answers = dict(zip(asked, self._pool.map(self._answer, asked), strict=True))
         if all(answers.values()):
             return
         for node in silent:
             if (error := answers[node]) is not None:
-                self._transport.lose(node, str(error))
+                self._transport.lose(node, error)
 
     def _tell(self) -> None:
         """Say what has changed since it was said last."""
@@ -256,7 +256,7 @@ class Membership:
             if is_new:
                 self._refuse(node, error)
             else:
-                self._transport.refuse(node, error)
+                self._transport.lose(node, error)
             return
         self._refused.pop(node, None)
         if is_new:

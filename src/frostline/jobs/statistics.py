@@ -174,7 +174,7 @@ class JobStatistics:
         first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
         replans: changes of the plan while the job ran.
         tunings: changes of the windows' bounds that were kept; the last hundred of them.
-        nodes: what was asked of each node by this process, and what came of it; empty where there is only one.
+        nodes: requests of this process to each node, and their outcome; empty where there is only one node.
     """
 
     wire_bytes: int = 0

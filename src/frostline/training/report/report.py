@@ -97,7 +97,7 @@ class Report:
         stall_s: seconds in which the training loop waited for a batch.
         stages: seconds spent in each stage, over all epochs; stages overlap.
         where: pairs of a part of the work and where it ran.
-        nodes: what was asked of each of several nodes, and what came of it.
+        nodes: requests to each of several nodes, and their outcome.
         skipped: samples that could not be read.
         interrupted: whether the user stopped the run.
         resumed_steps: steps that were taken before the run went on in this process; 0 where it began here. Seconds,
