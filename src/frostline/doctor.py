@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 
 from frostline.client.http import HttpTransport
-from frostline.client.membership import can_talk
 from frostline.core import Skipped
 from frostline.core.config import LoaderSettings, cache_folder, default_node_memory_bytes, devices_of
 from frostline.core.errors import FrostlineError, SampleError
@@ -50,6 +49,7 @@ from frostline.training.settings import RANDOM, JobSettings
 from frostline.training.start import declared_of
 from frostline.transport import Transport
 from frostline.wire.connection import address_of
+from frostline.wire.messages import common_protocol
 from frostline.wire.node_lists import listed_nodes
 
 __all__ = (
@@ -312,11 +312,11 @@ def _examine_node(url: str, settings: LoaderSettings, data: str | None = None) -
     transport = HttpTransport(url, settings)
     try:
         health = transport.health()
-        if not can_talk(health.version):
+        if common_protocol(health.protocol) is None:
             yield Finding(
                 part=part,
                 level=PROBLEM,
-                says=f"it runs Frostline {health.version}, which does not talk with {__version__}",
+                says=f"it runs Frostline {health.version}, which has no protocol in common with {__version__}",
                 mend="bring both to one version",
             )
             return

@@ -17,6 +17,8 @@ from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 __all__ = (
     "BesideTraining",
     "Cancellation",
+    "CountsNodes",
+    "NodeUse",
     "OwnsBlocks",
     "ReadsBlocks",
     "ReportsRequests",
@@ -79,6 +81,7 @@ class TransportStatistics:
         requests: exchanges begun.
         failures: exchanges that broke or were refused.
         receive_s: seconds in which answers were being read, summed over connections.
+        damaged: answers that did not come as they were sent, and were asked for again.
         transfer_bytes: bytes that came on all connections while at least one large body (64 KiB and more still to come)
             was under way; 0 within a process.
         transfer_s: seconds in which at least one was. ``transfer_bytes / transfer_s`` is what the link gives while
@@ -90,8 +93,34 @@ class TransportStatistics:
     requests: int = 0
     failures: int = 0
     receive_s: float = 0.0
+    damaged: int = 0
     transfer_bytes: int = 0
     transfer_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUse:
+    """What a job asked of one of its nodes so far.
+
+    Attributes:
+        url: its address.
+        requests: requests that were sent to it.
+        samples: samples that it answered.
+        retries: requests of these that another node had failed.
+        failures: requests that broke, or that it refused.
+        unreadable: samples that it could not read, and another node could.
+        damaged: answers that did not come as they were sent.
+        trouble: why it is asked nothing for now; empty where it is asked.
+    """
+
+    url: str
+    requests: int = 0
+    samples: int = 0
+    retries: int = 0
+    failures: int = 0
+    unreadable: int = 0
+    damaged: int = 0
+    trouble: str = ""
 
 
 class Transport(Protocol):
@@ -130,6 +159,9 @@ class Transport(Protocol):
 
     def statistics(self) -> TransportStatistics:
         """What crossed so far."""
+
+    def break_off(self) -> None:
+        """End every call that is under way, from any thread: each raises ``Unavailable``. Later ones are made anew."""
 
     def close(self) -> None:
         """Close the connections. Calling it again does nothing."""
@@ -179,6 +211,14 @@ class ReportsRequests(Protocol):
 
     def reports_requests(self) -> bool:
         """Whether it does so; then the job that asks reports none of it."""
+
+
+@runtime_checkable
+class CountsNodes(Protocol):
+    """A way to several nodes that counts what it asks of each."""
+
+    def uses(self) -> tuple[NodeUse, ...]:
+        """What was asked of each node so far."""
 
 
 @runtime_checkable

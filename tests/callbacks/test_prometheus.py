@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,6 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import frostline as fl
 from frostline.callbacks import JobCollector
 from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.jobs.statistics import JobStatistics
+from frostline.transport import NodeUse
 from support.dashboards import check_queries
 from support.images import image_folder, tiny_preprocess
 
@@ -52,5 +55,25 @@ def test_the_page_lists_every_metric_of_a_job_with_its_meaning_and_no_other(job)
     page = PAGE.read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(frostline_job_\w+)`(?: \(by [\w ]+\))? \| (\w+) \| \w* \| (.+) \|$", page, re.MULTILINE)
     assert sorted(rows) == sorted(
-        (f"{family.name}_total", family.type, family.documentation) for family in scraped(registry)
+        (f"{family.name}{'_total' if family.type == 'counter' else ''}", family.type, family.documentation)
+        for family in scraped(registry)
     )
+
+
+def test_counts_by_node_what_was_asked_of_each():
+    uses = (
+        NodeUse(url="http://a:1", requests=5, samples=40, failures=2, damaged=1, trouble="it says nothing"),
+        NodeUse(url="http://b:1", requests=7, samples=50, retries=2, unreadable=3),
+    )
+    registry = CollectorRegistry()
+    registry.register(JobCollector(SimpleNamespace(statistics=lambda: JobStatistics(nodes=uses, damaged=1))))
+    values = {
+        (sample.name, sample.labels.get("node")): sample.value
+        for family in scraped(registry)
+        for sample in family.samples
+    }
+    assert values["frostline_job_damaged_total", None] == 1
+    for name in ("requests", "samples", "retries", "failures", "unreadable", "damaged"):
+        for use in uses:
+            assert values[f"frostline_job_node_{name}_total", use.url] == getattr(use, name)
+    assert [values["frostline_job_node_lost", use.url] for use in uses] == [1, 0]

@@ -2,7 +2,8 @@
 
 from frostline.cli import show
 from frostline.cli.show import ProgressBar
-from frostline.core.events import BatchDelivered, EpochStarted, Evaluated
+from frostline.core.events import BatchDelivered, EpochStarted, Evaluated, NodeBack, NodeLost
+from frostline.jobs.statistics import warn_user
 
 
 def test_figures_of_an_epoch_are_its_own_and_not_those_since_the_start(monkeypatch, capsys):
@@ -17,3 +18,20 @@ def test_figures_of_an_epoch_are_its_own_and_not_those_since_the_start(monkeypat
     first, second = [line for line in capsys.readouterr().err.split("epoch ") if "held-out" in line]
     assert "(50 samples/s, waiting 25%)" in first
     assert "(200 samples/s, waiting 25%)" in second
+
+
+def test_a_node_that_is_lost_and_comes_back_is_said_with_its_address_and_why(capsys):
+    with ProgressBar() as shown:
+        shown(NodeLost(url="http://store-2:7070", reason="it said nothing for too long"))
+        shown(NodeBack(url="http://store-2:7070"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "http://store-2:7070 is asked nothing for now: it said nothing for too long" in said
+    assert "http://store-2:7070 answers again" in said
+
+
+def test_a_loop_without_an_observer_finds_a_lost_node_in_the_log(caplog):
+    warn_user(NodeLost(url="http://store-2:7070", reason="it said nothing for too long"))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "http://store-2:7070" in record.getMessage()
+    assert "it said nothing for too long" in record.getMessage()

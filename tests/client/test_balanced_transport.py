@@ -1,5 +1,8 @@
 """Several nodes as one: work goes to the least busy, another takes over where one dies, nothing is lost or doubled."""
 
+import threading
+import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,14 +12,32 @@ from hypothesis import strategies as st
 
 from frostline.client.balanced import BalancedTransport, LoadBalancer
 from frostline.client.http import HttpTransport
-from frostline.core import REFERENCE, FeatureBatch
+from frostline.core import REFERENCE, FeatureBatch, Skipped
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import BadRequest, NodeUnreachable, Overloaded, Unavailable, UnknownPrefix
+from frostline.core.errors import (
+    AccessDenied,
+    BadRequest,
+    EngineUnsupported,
+    Forbidden,
+    FrostlineError,
+    NodeUnreachable,
+    ObjectNotFound,
+    OverBudget,
+    Overloaded,
+    Refused,
+    StoreError,
+    StoreThrottled,
+    Unauthenticated,
+    Unavailable,
+    UnknownName,
+    UnknownPrefix,
+    UnsafeArtifact,
+)
 from frostline.node import Node
-from frostline.testing import ScriptedTransport
+from frostline.testing import Act, ScriptedTransport
 from frostline.transport import Cancellation
 from frostline.wire.messages import ProfileRequest
-from support.nodes import artifact_of, joined, make_images, request, samples_of, served, small_network
+from support.nodes import artifact_of, asked_for, joined, make_images, request, samples_of, served, small_network, until
 from support.situations import profile
 
 
@@ -37,9 +58,11 @@ class Scripted:
                 raise item
             yield item
 
+    def break_off(self):
+        """Nobody waits for it."""
+
 
 GONE = NodeUnreachable("gone")
-ASKED = SimpleNamespace(engine=REFERENCE)
 
 
 def rows(*ids):
@@ -53,14 +76,14 @@ def ids(answer):
 def test_a_request_that_a_dead_node_did_not_begin_goes_to_another():
     dead, alive = Scripted([GONE]), Scripted([rows(1), rows(2)], [rows(3)])
     spread = BalancedTransport([dead, alive], clock=lambda: 0.0)
-    assert ids(spread.features(ASKED)) == [1, 2]
-    assert ids(spread.features(ASKED)) == [3]
+    assert ids(spread.features(asked_for(1, 2))) == [1, 2]
+    assert ids(spread.features(asked_for(3))) == [3]
     assert (dead.asked, alive.asked) == (1, 2)
 
 
 def test_an_answer_that_breaks_half_way_is_not_begun_again():
     one, other = Scripted([rows(1), GONE]), Scripted([rows(1), rows(2)])
-    answer = BalancedTransport([one, other], clock=lambda: 0.0).features(ASKED)
+    answer = BalancedTransport([one, other], clock=lambda: 0.0).features(asked_for(1, 2))
     assert next(answer).ids.tolist() == [1]
     with pytest.raises(NodeUnreachable):
         next(answer)
@@ -82,22 +105,197 @@ def test_a_profile_that_is_given_up_is_asked_of_no_other_node_and_none_counts_as
     wanted = SimpleNamespace(features=SimpleNamespace(engine=engine))
     with pytest.raises(Unavailable, match="given up"):
         spread.profile(wanted, cancellation)
-    assert profiled == [wanted]
-    assert ids(spread.features(ASKED)) == [1]
+    assert profiled == ([wanted] if engine == REFERENCE else [wanted, wanted])
+    assert not spread.out
+    assert ids(spread.features(asked_for(1))) == [1]
 
 
 def test_reports_that_no_node_answers():
     spread = BalancedTransport([Scripted([GONE]), Scripted([GONE])], clock=lambda: 0.0)
     with pytest.raises(NodeUnreachable):
-        next(spread.features(ASKED))
+        next(spread.features(asked_for(1)))
 
 
-@pytest.mark.parametrize("refusal", [BadRequest("no"), UnknownPrefix("none")])
-def test_does_not_send_a_refused_request_to_another_node(refusal):
+@pytest.mark.parametrize("refusal", [UnknownPrefix("none"), StoreThrottled("slow down", retry_after_s=1.0)])
+def test_does_not_send_a_request_to_another_node_where_the_first_one_is_to_be_asked_again(refusal):
     one, other = Scripted([refusal]), Scripted()
     with pytest.raises(type(refusal)):
-        next(BalancedTransport([one, other], clock=lambda: 0.0).features(ASKED))
+        next(BalancedTransport([one, other], clock=lambda: 0.0).features(asked_for(1)))
     assert other.asked == 0
+
+
+REFUSALS = [
+    BadRequest("no"),
+    Unauthenticated("who?"),
+    Forbidden("not here"),
+    OverBudget("too large"),
+    AccessDenied("the store refused"),
+    ObjectNotFound("no such object"),
+    StoreError("broken store"),
+    EngineUnsupported("no such engine"),
+    UnsafeArtifact("no"),
+    UnknownName("nobody"),
+    FrostlineError("what answers is no node"),
+    Refused("HTTP status 404"),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: type(error).__name__)
+def test_what_one_node_refuses_another_gives_and_the_refusing_one_is_left_out_for_a_while(refusal):
+    now = [0.0]
+    odd = Scripted([refusal], [refusal], [rows(7)])
+    spread = BalancedTransport([odd, Scripted(*[[rows(id)] for id in range(1, 7)])], lambda: now[0], names="ab")
+    assert ids(spread.features(asked_for(1), ("a",))) == [1]
+    assert ids(spread.features(asked_for(2), ("a",))) == [2]
+    assert odd.asked == 1
+    assert spread.out == {"a": f"it refuses what other nodes give: {refusal}"}
+    assert spread.owners("s3://a", 1000).nodes == ("b",)
+    now[0] = 61.0
+    assert ids(spread.features(asked_for(3), ("a",))) == [3]
+    now[0] = 120.0
+    assert ids(spread.features(asked_for(4), ("a",))) == [4]
+    assert odd.asked == 2, "then it is asked after twice as long"
+    now[0] = 190.0
+    assert spread.owners("s3://a", 1000).nodes == ("a", "b")
+    assert ids(spread.features(asked_for(7), ("a",))) == [7]
+    assert spread.out == {}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: type(error).__name__)
+def test_what_all_nodes_refuse_is_refused_with_their_names(refusal):
+    nodes = [Scripted([type(refusal)(str(refusal))]) for _ in range(3)]
+    spread = BalancedTransport(nodes, clock=lambda: 0.0, names="abc")
+    with pytest.raises(type(refusal), match=r"all 3 nodes refuse: a refuses: .*; b refuses: .*; c refuses: "):
+        next(spread.features(asked_for(1)))
+    assert spread.out == {}, "the request was at fault, or the data"
+
+
+def test_a_refusal_half_way_is_asked_of_another_node_with_the_name_of_the_first():
+    odd, other = Scripted([rows(1), AccessDenied("no")]), Scripted([rows(2)])
+    spread = BalancedTransport([odd, other], clock=lambda: 0.0, names="ab")
+    answer = spread.features(asked_for(1, 2), ("a",))
+    next(answer)
+    with pytest.raises(NodeUnreachable, match="a broke off its answer: no"):
+        next(answer)
+    assert ids(spread.features(asked_for(2), ("a",))) == [2]
+
+
+def test_a_node_that_answers_other_samples_is_left_out():
+    odd, other = Scripted([rows(9)]), Scripted([rows(1)])
+    spread = BalancedTransport([odd, other], clock=lambda: 0.0, names="ab")
+    assert ids(spread.features(asked_for(1), ("a",))) == [1]
+    assert "other samples than were asked for" in spread.out["a"]
+
+
+def test_where_one_refuses_and_the_others_are_away_waiting_may_help():
+    spread = BalancedTransport([Scripted([BadRequest("no")]), Scripted([GONE])], clock=lambda: 0.0, names="ab")
+    with pytest.raises(NodeUnreachable, match="a refuses: no; and b cannot be reached"):
+        next(spread.features(asked_for(1), ("a",)))
+
+
+def lost(*ids):
+    return tuple(Skipped(id=id, object=f"{id}.jpg", reason="input/output error") for id in ids)
+
+
+def values(*ids, skipped=()):
+    tensor = np.array([[id, id / 2] for id in ids], np.float32).reshape(-1, 2)
+    return FeatureBatch(ids=np.array(ids, np.int64), tensors=(tensor,), skipped=skipped)
+
+
+def test_what_one_node_cannot_read_another_reads_and_the_order_stays():
+    sick = Scripted([values(1, 4, skipped=lost(2, 3, 5)), values(6)])
+    well = Scripted([values(2), values(5, skipped=lost(3))])
+    spread = BalancedTransport([sick, well], clock=lambda: 0.0, names="ab")
+    first, second = spread.features(asked_for(1, 2, 3, 4, 5, 6), ("a",))
+    assert first.ids.tolist() == [1, 2, 4, 5]
+    assert first.tensors[0].tolist() == [[1, 0.5], [2, 1], [4, 2], [5, 2.5]]
+    assert [sample.id for sample in first.skipped] == [3], "no node can read it"
+    assert second.ids.tolist() == [6]
+    use = spread.uses()[0]
+    assert (use.url, use.unreadable, use.trouble) == ("a", 2, "")
+
+
+def test_a_node_that_cannot_read_several_in_a_row_that_another_can_is_left_out():
+    sick = Scripted([values(skipped=lost(1, 2))], [values(skipped=lost(3))])
+    well = Scripted([values(1, 2)], [values(3)], [values(4)])
+    spread = BalancedTransport([sick, well], clock=lambda: 0.0, names="ab")
+    assert ids(spread.features(asked_for(1, 2), ("a",))) == [1, 2]
+    assert spread.out == {}
+    assert ids(spread.features(asked_for(3), ("a",))) == [3]
+    assert spread.out == {"a": "it cannot read what another node can, such as 3.jpg: input/output error"}
+    assert ids(spread.features(asked_for(4), ("a",))) == [4]
+    assert sick.asked == 2
+
+
+def test_what_the_second_node_cannot_be_asked_for_stays_unreadable():
+    spread = BalancedTransport([Scripted([values(1, skipped=lost(2))]), Scripted([GONE])], clock=lambda: 0.0)
+    (batch,) = spread.features(asked_for(1, 2), ("0",))
+    assert [sample.id for sample in batch.skipped] == [2]
+
+
+class Hanging(ScriptedTransport):
+    """A node that takes everything and says nothing until it is broken off."""
+
+    def __init__(self):
+        super().__init__(otherwise=Act(gate="never"))
+        self.broken = threading.Event()
+
+    def put_prefix(self, _, __):
+        self._hang()
+
+    def profile(self, _, __=None):
+        self._hang()
+
+    def node_statistics(self):
+        self._hang()
+
+    def break_off(self):
+        self.broken.set()
+        super().break_off()
+
+    def _hang(self):
+        self.broken.wait(60)
+        raise GONE
+
+
+CALLS = {
+    "features": lambda spread: ids(spread.features(asked_for(1), ("a",))),
+    "a network": lambda spread: spread.put_prefix("digest", b"network"),
+    "a profile": lambda spread: spread.profile(SimpleNamespace(features=asked_for(1), codecs=())),
+    "an engine": lambda spread: spread.profile(SimpleNamespace(features=asked_for(1, engine="openvino"), codecs=())),
+    "statistics": lambda spread: spread.node_statistics(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_silent_node_is_seen_at_every_call_and_another_takes_over_once_it_is_lost(call):
+    well = ScriptedTransport(profile=profile((0.0, 1.0, 2.0)))
+    spread = BalancedTransport([Hanging(), well], names="ab")
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (CALLS[call](spread), done.set()))
+    thread.start()
+    until(lambda: spread.silent(0.05) == ("a",))
+    spread.lose("a", NodeUnreachable("it says nothing"))
+    thread.join(20)
+    assert done.is_set()
+    assert spread.silent(0.0) == ()
+    assert spread.out == {"a": "it says nothing"}
+    spread.close()
+
+
+def test_a_network_is_sent_to_all_at_once_and_a_job_goes_on_when_one_has_it():
+    slow = Hanging()
+    spread = BalancedTransport([slow, ScriptedTransport()], names="ab")
+    started = time.monotonic()
+    spread.put_prefix("a" * 64, b"network")
+    assert time.monotonic() - started < 10
+    assert spread.to_join == (), "it is still being sent"
+    asked = replace(asked_for(1), prefix="a" * 64, cut=2)
+    assert ids(spread.features(asked, ("a",))) == [1]
+    assert not slow.requests
+    slow.break_off()
+    until(lambda: spread.to_join == ("a",))
+    spread.close()
 
 
 def test_tries_a_lost_node_again_and_a_busy_one_after_the_time_it_named():
@@ -105,19 +303,19 @@ def test_tries_a_lost_node_again_and_a_busy_one_after_the_time_it_named():
     back = Scripted([GONE], [rows(5)])
     busy = Scripted([rows(1)], [Overloaded("busy", retry_after_s=60.0)])
     spread = BalancedTransport([back, busy], clock=lambda: now[0])
-    assert ids(spread.features(ASKED)) == [1]
+    assert ids(spread.features(asked_for(1))) == [1]
     now[0] = 10.0
-    assert ids(spread.features(ASKED)) == [5]
+    assert ids(spread.features(asked_for(5))) == [5]
     assert (back.asked, busy.asked) == (2, 1)
 
 
 def test_a_closed_answer_gives_nothing_more_and_frees_its_node():
     spread = BalancedTransport([Scripted([rows(1), rows(2)], [rows(3)])], clock=lambda: 0.0)
-    answer = spread.features(ASKED)
+    answer = spread.features(asked_for(1, 2))
     next(answer)
     answer.close()
     assert next(answer, None) is None
-    assert ids(spread.features(ASKED)) == [3]
+    assert ids(spread.features(asked_for(3))) == [3]
 
 
 def test_what_a_job_measures_on_a_node_does_not_count_for_its_speed():

@@ -11,9 +11,12 @@ import pytest
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import FrostlineError, NodeUnreachable, SettingError
+from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable, SettingError
+from frostline.core.system import crc32
 from frostline.node import Node
 from frostline.node.http.server import listen
+from frostline.wire.connection import Connections, Exchange, Message, address_of
+from frostline.wire.messages import CHECKSUM_HEADER
 from support.nodes import is_idle, make_images, request, samples_of, served, until
 from support.peers import read_request
 
@@ -73,7 +76,8 @@ def test_refuses_an_invalid_address_with_an_example(url):
 
 
 def test_every_byte_on_the_socket_is_counted(images):
-    answer = http(b'{"version":"1","host":"h","hardware":"x","memory_bytes":1,"roots":[],"cores":[0]}')
+    says = {"version": "1", "host": "h", "hardware": "x", "memory_bytes": 1, "roots": [], "cores": [0]}
+    answer = http(json.dumps({**says, "protocol": [1, 1], "trouble": ""}).encode())
     with answering(answer) as (url, received), transport_to(url) as transport:
         assert transport.health().version == "1"
     statistics = transport.statistics()
@@ -125,15 +129,24 @@ def test_an_answer_that_breaks_off_is_worth_another_try(images, answer):
         list(transport.features(request(images, 0)))
 
 
-def test_does_not_retry_a_response_that_is_no_stream_of_features(images):
-    junk = b"\xff\xff\xff\xff\x10\x00\x00\x00" + bytes(range(100))
+JUNK = b"\xff\xff\xff\xff\x10\x00\x00\x00" + bytes(range(100))
+
+
+def test_what_another_service_answers_is_no_answer_of_a_node(images):
     with (
-        answering(http(junk)) as (url, _),
+        answering(http(JUNK, "200 OK\r\nContent-Type: text/html; charset=utf-8")) as (url, _),
         transport_to(url) as transport,
-        pytest.raises(FrostlineError, match="no stream") as caught,
+        pytest.raises(FrostlineError, match=r"is no node: it sends 'text/html") as caught,
     ):
         list(transport.features(request(images, 0)))
     assert not isinstance(caught.value, NodeUnreachable)
+
+
+def test_an_answer_that_makes_no_sense_is_damaged_counted_and_has_the_name_of_its_node(images):
+    with answering(http(JUNK)) as (url, _), transport_to(url) as transport:
+        with pytest.raises(AnswerDamaged, match=f"what came from {url} is damaged: .*no stream"):
+            list(transport.features(request(images, 0)))
+        assert transport.statistics().damaged == 1
 
 
 def test_nothing_is_sent_before_the_first_batch_is_asked_for(images):
@@ -194,3 +207,18 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(url):
     with pytest.raises(SettingError, match="address") as caught:
         HttpTransport(url)
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_request_whose_bits_changed_on_the_way_is_not_answered_for_another_sample(images):
+    with Node(NodeSettings(memory_bytes=96 << 20), (images.as_uri(),)) as node, served(node) as url:
+        body = json.dumps(request(images, 0).to_json()).encode()
+        changed = body.replace(b"0000.jpg", b"0001.jpg", 1)
+        assert changed != body
+        connections = Connections(*address_of(url), deadline_s=30, max_idle=0)
+        for sent, status in ((body, 200), (changed, 503)):
+            exchange = Exchange(connections, url)
+            headers = {CHECKSUM_HEADER: f"{crc32(body):08x}"}
+            message = Message(method="POST", path="/v1/features", body=sent, headers=headers)
+            assert exchange.send(message) == status
+            exchange.break_off()
+            exchange.end()

@@ -2,53 +2,60 @@
 
 import json
 import socket
-from types import SimpleNamespace
+import threading
+import time
+from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frostline.client import membership as tending
 from frostline.client.balanced import BalancedTransport
-from frostline.client.membership import Membership, NodeWatch, balanced, can_talk, changes, watching
-from frostline.core import REFERENCE, FeatureBatch
+from frostline.client.membership import Membership, NodeWatch, balanced, changes, require_protocol, watching
 from frostline.core.errors import NodeUnreachable, Refused, SettingError
-from frostline.core.system import __version__
+from frostline.testing import Act, ScriptedTransport
+from frostline.wire.messages import PROTOCOLS, Health, common_protocol
 from frostline.wire.node_lists import NodeList, listed_nodes
-from support.nodes import until
+from support.nodes import asked_for, until
 
-ASKED = SimpleNamespace(engine=REFERENCE)
+ASKED = asked_for(1)
 names = st.lists(st.sampled_from("abcdef"), unique=True)
 
 
-class Fake:
-    """A node by its name; what it was given, and what it is asked."""
+class Fake(ScriptedTransport):
+    """A node by its name; a failure is what it says to everything."""
 
     def __init__(self, name):
+        super().__init__()
         self.name = name
-        self.version = __version__
         self.failure = None
-        self.prefixes = {}
-        self.asked = 0
-        self.closed = 0
+        self.healthy = Health(version="0.1.0", host="here", hardware="none", memory_bytes=0, roots=())
+        self.hangs = threading.Event()
+        self.hangs.set()
+
+    @property
+    def asked(self):
+        return len(self.requests)
 
     def health(self):
         self._answer()
-        return SimpleNamespace(version=self.version)
+        return self.healthy
 
     def put_prefix(self, digest, artifact):
         self._answer()
-        self.prefixes[digest] = artifact
+        super().put_prefix(digest, artifact)
 
-    def features(self, _):
-        self.asked += 1
-        self._answer()
-        yield FeatureBatch(ids=np.array([1]))
+    def features(self, request):
+        self._otherwise = Act(error=self.failure)
+        return super().features(request)
 
     def close(self):
-        self.closed += 1
+        """A probe shares it with the job."""
 
     def _answer(self):
+        if not self.hangs.wait(1.0):
+            raise NodeUnreachable("said nothing for too long")
         if self.failure is not None:
             raise self.failure
 
@@ -66,6 +73,8 @@ class Fleet:
             joined=lambda url: self.told.append(("joined", url)),
             left=lambda url, _: self.told.append(("left", url)),
             refused=lambda url, why: self.told.append(("refused", url, why)),
+            lost=lambda url, why: self.told.append(("lost", url, why)),
+            back=lambda url: self.told.append(("back", url)),
         )
         self.watch = watch
         self.membership = Membership([self.file.as_uri()], self.transport, make=self.node, probe=self.node, watch=watch)
@@ -75,6 +84,21 @@ class Fleet:
 
     def list(self, *names):
         self.file.write_text(json.dumps(names))
+
+    def look(self):
+        self.membership.look()
+        self.membership.settle()
+
+    def tend(self):
+        self.membership.tend()
+        self.membership.settle()
+        self.membership.tend()
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    """Lost nodes are asked again at each look."""
+    monkeypatch.setattr(tending, "_LOST_EVERY_S", 0.0)
 
 
 A, B, C = (f"http://{name}:7070" for name in "abc")
@@ -95,10 +119,10 @@ def test_a_newcomer_has_the_prefixes_before_it_is_asked_for_samples(tmp_path):
     fleet.list(A, B, C)
     fleet.nodes[C] = newcomer = Fake(C)
     newcomer.failure = NodeUnreachable("starting")
-    fleet.membership.look()
+    fleet.look()
     assert fleet.transport.members == (A, B)
     newcomer.failure = None
-    fleet.membership.look()
+    fleet.look()
     assert newcomer.prefixes == {"digest": b"network"}
     assert fleet.transport.members == (A, B, C)
     assert fleet.told == [("joined", C)]
@@ -109,50 +133,116 @@ def test_a_newcomer_has_the_prefixes_before_it_is_asked_for_samples(tmp_path):
 def test_a_node_that_is_listed_no_more_is_asked_nothing_more_and_may_come_back(tmp_path):
     fleet = Fleet(tmp_path, A, B)
     fleet.list(A)
-    fleet.membership.look()
+    fleet.look()
     for _ in range(3):
         list(fleet.transport.features(ASKED, (B,)))
     assert (fleet.nodes[A].asked, fleet.nodes[B].asked) == (3, 0)
     fleet.list(A, B)
-    fleet.membership.look()
+    fleet.look()
     list(fleet.transport.features(ASKED, (B,)))
     assert fleet.nodes[B].asked == 1
     assert fleet.told == [("left", B), ("joined", B)]
 
 
-def test_a_node_of_another_version_is_left_out_with_a_sentence_once(tmp_path):
+OTHER = (PROTOCOLS[1] + 1, PROTOCOLS[1] + 3)
+
+
+def test_a_node_of_another_protocol_is_left_out_with_a_sentence_once(tmp_path):
     fleet = Fleet(tmp_path, A)
     fleet.nodes[B] = other = Fake(B)
-    other.version = "7.3.1"
+    here = other.healthy
+    other.healthy = replace(here, version="7.3.1", protocol=OTHER)
     fleet.list(A, B)
     for _ in range(3):
-        fleet.membership.look()
+        fleet.look()
     ((kind, url, why),) = fleet.told
     assert (kind, url) == ("refused", B)
     assert "7.3.1" in why
-    assert "bring both to one version" in why
-    other.version = __version__  # it was updated
-    fleet.membership.look()
+    assert "protocols 2 to 4 are none of those" in why
+    other.healthy = here  # it was updated
+    fleet.look()
     assert fleet.transport.members == (A, B)
 
 
-def test_first_nodes_that_cannot_talk_are_left_out_and_those_that_do_not_answer_yet_stay(tmp_path):
+def test_a_node_of_another_version_that_speaks_the_protocol_takes_part(tmp_path):
+    fleet = Fleet(tmp_path, A, B)
+    fleet.nodes[B].healthy = replace(fleet.nodes[B].healthy, version="7.3.1", protocol=(1, 9))
+    fleet.membership.check()
+    assert fleet.transport.members == (A, B)
+    assert not fleet.told
+
+
+spans = st.tuples(st.integers(1, 9), st.integers(0, 4)).map(lambda pair: (pair[0], sum(pair)))
+
+
+@given(spans, spans)
+def test_two_sides_speak_the_greatest_protocol_that_both_have(theirs, ours):
+    both = set(range(theirs[0], theirs[1] + 1)).intersection(range(ours[0], ours[1] + 1))
+    assert common_protocol(theirs, ours) == max(both, default=None)
+    health = Health(version="1", host="", hardware="", memory_bytes=0, roots=(), protocol=theirs)
+    if both:
+        require_protocol(health, A, ours)
+    else:
+        with pytest.raises(Refused, match="none of those"):
+            require_protocol(health, A, ours)
+
+
+def test_first_nodes_that_cannot_talk_are_left_out_and_those_that_do_not_answer_are_lost_until_they_do(tmp_path):
     fleet = Fleet(tmp_path, A, B, C)
-    fleet.nodes[B].version = "7.3.1"
+    here = fleet.nodes[B].healthy
+    fleet.nodes[B].healthy = replace(here, protocol=OTHER)
     fleet.nodes[C].failure = NodeUnreachable("starting")
     fleet.membership.check()
     assert fleet.transport.members == (A, C)
-    fleet.nodes[A].version = fleet.nodes[C].version = "7.3.1"
+    assert fleet.transport.out == {C: "starting"}
     fleet.nodes[C].failure = None
-    with pytest.raises(Refused, match="bring both"):
+    fleet.tend()
+    assert fleet.transport.out == {}
+    assert [told[:2] for told in fleet.told[1:]] == [("lost", C), ("back", C)] or fleet.told[1:] == []
+    for name in (A, C):
+        fleet.nodes[name].healthy = replace(here, protocol=OTHER)
+    with pytest.raises(Refused, match="none of those"):
         fleet.membership.check()
+
+
+def test_a_job_begins_when_one_node_is_ready_though_another_hangs(tmp_path):
+    fleet = Fleet(tmp_path, A, B)
+    fleet.nodes[B].hangs.clear()
+    started = time.monotonic()
+    fleet.membership.check()
+    assert time.monotonic() - started < 1.5
+    fleet.membership.tend()
+    assert [told[:2] for told in fleet.told] == [("lost", B)]
+    fleet.nodes[B].hangs.set()
+    fleet.tend()
+    assert [told[:2] for told in fleet.told] == [("lost", B), ("back", B)]
+
+
+def test_where_no_node_answers_at_the_start_all_stay(tmp_path):
+    fleet = Fleet(tmp_path, A, B)
+    for name in (A, B):
+        fleet.nodes[name].failure = NodeUnreachable("starting")
+    fleet.membership.check()
+    assert fleet.transport.members == (A, B)
+    assert fleet.transport.out == {}
+
+
+def test_a_node_in_trouble_is_not_asked_until_it_says_that_it_is_ready(tmp_path):
+    fleet = Fleet(tmp_path, A, B)
+    here = fleet.nodes[B].healthy
+    fleet.nodes[B].healthy = replace(here, trouble="draining")
+    fleet.membership.check()
+    assert "draining" in fleet.transport.out[B]
+    fleet.nodes[B].healthy = here
+    fleet.tend()
+    assert fleet.transport.out == {}
 
 
 @pytest.mark.parametrize("body", ["[]", "no json", '{"a": 1}', '["ftp://a"]', "[1]", None])
 def test_a_list_that_is_empty_broken_or_away_changes_nothing(tmp_path, body):
     fleet = Fleet(tmp_path, A, B)
     fleet.file.unlink() if body is None else fleet.file.write_text(body)
-    fleet.membership.look()
+    fleet.look()
     assert fleet.transport.members == (A, B)
     assert fleet.told == []
 
@@ -162,10 +252,11 @@ def test_the_last_node_stays_until_another_one_takes_its_place(tmp_path):
     fleet.nodes[B] = Fake(B)
     fleet.nodes[B].failure = NodeUnreachable("starting")
     fleet.list(B)
-    fleet.membership.look()
+    fleet.look()
     assert fleet.transport.members == (A,)
     fleet.nodes[B].failure = None
-    fleet.membership.look()
+    fleet.look()
+    fleet.look()
     assert fleet.transport.members == (B,)
 
 
@@ -175,12 +266,12 @@ def test_a_node_that_failed_for_long_owns_nothing_until_it_answers_and_one_failu
     for failures in range(1, 4):
         fleet.transport.failed(1, fleet.nodes[B].failure)
         assert fleet.transport.owners("s3://a", 1000).nodes == ((A, B) if failures < 3 else (A,))
-    fleet.membership.look()
-    assert fleet.transport.lost == (B,)
+    fleet.tend()
+    assert fleet.transport.to_join == (B,)
     fleet.nodes[B].failure = None
-    fleet.membership.look()
+    fleet.tend()
     assert fleet.transport.owners("s3://a", 1000).nodes == (A, B)
-    assert fleet.told == []
+    assert fleet.told == [("lost", B, "gone"), ("back", B)]
 
 
 def test_a_request_goes_to_its_owner_then_to_the_second_and_then_to_others(tmp_path):
@@ -239,9 +330,3 @@ def test_a_name_without_addresses_and_a_file_that_is_not_there_are_told(monkeypa
 def test_refuses_addresses_of_lists_that_make_no_sense(url):
     with pytest.raises(SettingError, match=r"file:///|service"):
         NodeList(url=url)
-
-
-def test_versions_talk_where_their_first_two_numbers_agree():
-    assert can_talk("0.1.0", "0.1.7")
-    assert not can_talk("0.1.0", "0.2.0")
-    assert not can_talk("1.1.0", "0.1.0")

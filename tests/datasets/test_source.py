@@ -9,7 +9,9 @@ Data sets of the Hugging Face hub: its client's cache is read in place, and no p
 
 import os
 import pickle
+import socket
 import sys
+import time
 
 import datasets
 import numpy as np
@@ -228,6 +230,23 @@ def test_the_first_node_that_serves_the_data_lists_it(photos, node, tmp_path):
             len(fl.Dataset(photos, near=("http://127.0.0.1:9", other.url), cache=tmp_path))
     with pytest.raises(NodeUnreachable):
         len(fl.Dataset(photos, near="http://127.0.0.1:9", cache=tmp_path))
+
+
+def test_a_node_that_hangs_does_not_keep_others_from_listing(photos, node, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        silent = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        started = time.monotonic()
+        assert len(fl.Dataset(photos, near=(silent, node.url), cache=tmp_path)) == 36
+        assert time.monotonic() - started < 20
+
+
+def test_what_one_node_has_lost_another_one_lists(node, tmp_path, photos, monkeypatch):
+    monkeypatch.setattr(strangers, "_is_ready", lambda _: True)  # it does not know it
+    failed = b'{"event":"failed","error":"DataNotFound","message":"there is nothing at that place"}\n'
+    with stranger(failed) as lost:
+        assert len(fl.Dataset(photos, near=(lost, node.url), cache=tmp_path)) == 36
+        with pytest.raises(DataNotFound, match="nothing at that place"):
+            len(fl.Dataset(photos, near=lost, cache=tmp_path / "other"))
 
 
 def test_links_that_lead_out_of_the_roots_are_not_followed(tmp_path, photos):

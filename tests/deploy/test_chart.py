@@ -73,8 +73,9 @@ def test_ports_agree_from_the_command_to_the_policy(case):
 def test_probes_ask_for_paths_of_the_node_that_answer_without_a_token(case):
     made = objects(case)
     expected = "/v1/health" if values_of(case)["open"] else "/v1/openapi.json"
-    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+    for name in ("startupProbe", "livenessProbe"):
         assert container(made)[name]["httpGet"] == {"path": expected, "port": "http"}
+    assert container(made)["readinessProbe"]["httpGet"] == {"path": "/v1/ready", "port": "http"}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -229,7 +230,7 @@ def test_the_node_has_the_paths_that_probes_ask():
         trainings = None
 
     paths = {route.path for route in make_app(NoNode()).routes}
-    assert {"/v1/health", "/v1/openapi.json", "/v1/metrics"} <= paths
+    assert {"/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/metrics"} <= paths
 
 
 @pytest.mark.parametrize("case", CASES)

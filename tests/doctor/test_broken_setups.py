@@ -85,6 +85,7 @@ def answering(health, date=None):
 
 
 HEALTH = {"version": __version__, "host": "x", "hardware": "cpu", "memory_bytes": 1 << 30, "roots": [], "cores": []}
+HEALTH |= {"protocol": [1, 1], "trouble": ""}
 
 
 def test_finds_nothing_wrong_with_a_set_up_that_works(folder):
@@ -182,7 +183,7 @@ def test_a_list_of_nodes_that_cannot_be_read(tmp_path):
 
 
 def test_a_node_of_another_version():
-    with answering({**HEALTH, "version": "7.3.1"}) as url:
+    with answering({**HEALTH, "version": "7.3.1", "protocol": [2, 4]}) as url:
         finding = the_one(found(nodes=(url,)), "node")
     assert "7.3.1" in finding.says
     assert "one version" in finding.mend

@@ -1,10 +1,13 @@
 """Rows that go through shared memory are the rows that went in."""
 
+import json
 import mmap
 import os
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from frostline.core import FeatureBatch, Skipped
 from frostline.io_service.handler import shared
@@ -92,5 +95,24 @@ def test_memory_that_is_shared_can_neither_be_written_nor_cut_short():
 def test_a_block_that_does_not_hold_what_it_says_is_refused(change):
     block = lay_out([RowBlock(batch=batch(0, 4), start=0, stop=4)], ())
     memory = memoryview(b"".join(block.parts))
-    with pytest.raises((KeyError, TypeError, ValueError)):
+    with pytest.raises((KeyError, TypeError, ValueError)) as caught:
         read_block({**block.says, **change}, memory)
+    assert "checksum" not in str(caught.value)
+
+
+@given(st.data(), st.sampled_from(list(CODECS)))
+def test_a_changed_bit_in_memory_or_in_what_says_where_rows_lie_is_seen(data, codec):
+    skipped = (Skipped(id=3, object="a.jpg", reason="it broke"),)
+    block = lay_out([RowBlock(batch=batch(0, 4, codec=codec), start=0, stop=4)], skipped)
+    memory = bytearray(b"".join(block.parts))
+    said = bytearray(json.dumps(block.says).encode())
+    changed = data.draw(st.sampled_from([memory, said]))
+    changed[data.draw(st.integers(0, len(changed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        says = json.loads(bytes(said))
+    except ValueError:
+        return
+    if says == block.says and bytes(memory) == b"".join(block.parts):
+        return  # a space more
+    with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
+        read_block(says, memoryview(memory))

@@ -9,6 +9,8 @@ import json
 import os
 import random
 import signal
+import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ import torch
 import frostline as fl
 from frostline.client import membership
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.events import BatchDelivered, NodeJoined, NodeLeft
+from frostline.core.events import BatchDelivered, NodeBack, NodeJoined, NodeLeft, NodeLost
 from frostline.node.process import start_node
 from support import plain
 from support.images import image_folder, tiny_preprocess
@@ -197,6 +199,92 @@ def test_killed_nodes_cost_their_requests_and_losses_are_those_of_an_undisturbed
             losses = plain.through(running, batch_size=16, epochs=2)
     assert len(killed) == 2
     assert losses == expected
+
+
+def _longest_gap(running, number=0, hang=None, at=4):
+    """An epoch's batches, and the longest time between two of them; ``hang`` is called after some."""
+    batches, seen, longest = [], time.monotonic(), 0.0
+    for batch in running.loader(16, shuffle=True, seed=3, epoch=number):
+        longest, seen = max(longest, time.monotonic() - seen), time.monotonic()
+        batches.append(batch)
+        if hang is not None and len(batches) == at:
+            hang()
+            seen = time.monotonic()
+    return batches, longest
+
+
+# What is promised is 3 s; the rest is for a machine on which much else runs.
+STANDSTILL_S = 3.0 + 3.0
+
+
+@pytest.fixture(scope="module")
+def three(folder_of_nodes_come_and_go):
+    settings = NodeSettings(memory_bytes=256 << 20, device_batch=8, trial_s=0)
+    with ExitStack() as stack:
+        url = fl.Dataset(folder_of_nodes_come_and_go).url
+        yield [stack.enter_context(start_node((url,), settings)) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder_of_nodes_come_and_go, three):
+    with job(folder_of_nodes_come_and_go, three[0].url) as running:
+        return epoch(running, 0)
+
+
+def near_of(kind, nodes, folder):
+    urls = [process.url for process in nodes]
+    if kind == "addresses":
+        return urls
+    write(folder / "nodes.json", urls)
+    return (folder / "nodes.json").as_uri()
+
+
+@pytest.mark.parametrize("kind", ["addresses", "a list"])
+def test_a_node_that_hangs_costs_three_seconds_and_has_a_name_and_comes_back(
+    folder_of_nodes_come_and_go, three, undisturbed, tmp_path, kind
+):
+    told, hung = [], three[1]
+    near = near_of(kind, three, tmp_path)
+    try:
+        with job(folder_of_nodes_come_and_go, near, observe=told.append) as running:
+            found, longest_s = _longest_gap(running, hang=lambda: os.kill(hung.pid, signal.SIGSTOP))
+            assert same(found, undisturbed)
+            assert longest_s < STANDSTILL_S
+            until(lambda: any(isinstance(event, NodeLost) for event in told))
+            (lost,) = [event for event in told if isinstance(event, NodeLost)]
+            assert lost.url == hung.url
+            assert "said nothing for too long" in lost.reason
+            uses = {use.url: use for use in running.statistics().nodes}
+            assert uses[hung.url].trouble == lost.reason
+            assert hung.url in str(running.explain())
+            os.kill(hung.pid, signal.SIGCONT)
+            until(lambda: NodeBack(url=hung.url) in told)
+            before = uses[hung.url].samples
+            assert same(epoch(running, 0), undisturbed)
+            after = {use.url: use for use in running.statistics().nodes}[hung.url]
+            assert after.samples > before
+            assert after.trouble == ""
+    finally:
+        os.kill(hung.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("kind", ["addresses", "a list"])
+def test_a_job_begins_though_a_node_hangs_from_the_start(
+    folder_of_nodes_come_and_go, three, undisturbed, tmp_path, kind
+):
+    told, hung, near = [], three[2], near_of(kind, three, tmp_path)
+    os.kill(hung.pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with job(folder_of_nodes_come_and_go, near, observe=told.append) as running:
+            begun_s = time.monotonic() - started
+            assert same(epoch(running, 0), undisturbed)
+        ended_s = time.monotonic() - started
+    finally:
+        os.kill(hung.pid, signal.SIGCONT)
+    assert [event.url for event in told if isinstance(event, NodeLost)] == [hung.url]
+    assert begun_s < STANDSTILL_S + 5.0  # tracing the network too
+    assert ended_s < 60
 
 
 def test_worker_processes_follow_the_list_too(folder_of_nodes_come_and_go, tmp_path):

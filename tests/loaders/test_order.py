@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +23,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import HashStore
 
 import frostline as fl
 from frostline.cache import FeatureCache, Scope, TieredCache
 from frostline.core import FeatureBatch, Route, Samples, Skipped
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import DataError, OrderMismatch, SettingError
+from frostline.core.errors import DataError, OrderMismatch, SettingError, Unavailable
 from frostline.loaders import ArrayLoader, Epochs
 from frostline.loaders.arguments import ALONE
 from frostline.loaders.fetch import fetch_each
 from frostline.loaders.row_source import RowSource
-from frostline.ordering import MixtureOrder, Order, RecordedOrder, Replay, Weighted, Weights
+from frostline.ordering import MixtureOrder, Order, OrderState, RecordedOrder, Replay, Weighted, Weights
 from support.images import image_folder, tiny_preprocess
 from support.mixing import one_way
 
@@ -402,6 +404,55 @@ def test_agreeing_ranks_go_on_after_a_refusal_and_a_single_rank_asks_none(seen):
 
 def test_a_rank_that_never_comes_is_named(seen):
     assert "rank 1 did not say what it is about to read" in seen[0][0]["said"]["absent"]
+
+
+def state_of(epoch):
+    return OrderState(
+        manifest="m", order="shuffle", seed=1, epoch=epoch, position=0, samples=9, batch_size=4, last="keep"
+    )
+
+
+def agreeing(store, epochs_of, run):
+    """Ranks in threads, each of which makes ``Ranks`` and agrees on the epochs of each; what went wrong."""
+    failed = []
+
+    def rank(number, made):
+        try:
+            for epochs in made:
+                ranks = fl.Ranks.by_store(store, number, len(epochs_of), run=run)
+                for epoch in epochs:
+                    ranks.agree(state_of(epoch))
+        except OrderMismatch as error:
+            failed.append(str(error))
+
+    threads = [threading.Thread(target=rank, args=item) for item in enumerate(epochs_of)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return failed
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=4), st.integers(2, 3), st.integers(1, 3))
+def test_ranks_by_a_store_may_be_made_once_or_for_each_epoch_and_in_each_start(made, count, starts):
+    store = HashStore()
+    for start in range(starts):
+        assert agreeing(store, [made] * count, str(start)) == []
+
+
+def test_ranks_by_a_store_that_are_made_for_each_epoch_still_refuse_another_epoch():
+    failed = agreeing(HashStore(), [[[0], [1]], [[0], [2]]], "")
+    assert len(failed) == 2
+    assert all("the epoch differs: rank 0 has 1, rank 1 has 2" in error for error in failed)
+
+
+def test_what_an_earlier_start_left_in_the_store_is_not_read():
+    store = HashStore()
+    store.set_timeout(timedelta(milliseconds=200))
+    with pytest.raises(Unavailable, match="rank 1 did not say"):  # it was killed before it could
+        fl.Ranks.by_store(store, 0, 2, run="0").agree(state_of(0))
+    store.set_timeout(timedelta(seconds=60))
+    assert agreeing(store, [[[0], [1]]] * 2, "1") == []
 
 
 def test_without_a_process_group_there_is_one_rank():

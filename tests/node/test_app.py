@@ -19,12 +19,13 @@ from starlette.testclient import TestClient
 
 from frostline.control.embedded import control_routes, embedded_settings
 from frostline.core.config import NodeSettings
+from frostline.core.errors import BadRequest
 from frostline.node import Node
 from frostline.node.http.app import make_app
 from frostline.preprocess import DecodeAudio, NamedInputs, ReadArray, Tokenize
 from frostline.preprocess.spec import step_to_json
 from frostline.wire.listings import ListingRequest
-from frostline.wire.messages import FeatureRequest
+from frostline.wire.messages import PROTOCOL_HEADER, FeatureRequest, fields_of_patch
 from support.nodes import artifact_of, make_images, request, small_network
 
 DESCRIPTION = json.loads(files("frostline.node").joinpath("openapi.json").read_bytes())
@@ -257,3 +258,72 @@ def test_every_field_is_described_and_required(step):
     written = step_to_json(step)
     found = described(written["step"])
     assert set(found["properties"]) == set(found["required"]) == set(written)
+
+
+MISSPELT = [
+    ("/v1/features", {"tolerence": 1e-6}, "tolerance"),
+    ("/v1/features", {"samples": {"object": []}}, "objects"),
+    ("/v1/features", {"view": {"seed": 1, "epoch": 0, "recurrs": True}}, "recurs"),
+    ("/v1/features", {"codecs": ["fp16"]}, "codec"),
+    ("/v1/profiles", {"trial": 0.0}, "trial_s"),
+    ("/v1/profiles", {"tolerence": 1e-6}, "tolerance"),
+    ("/v1/embeddings", {"inputs": ["a"]}, "input"),
+    ("/v1/listings", {"relists": True}, "relist"),
+]
+
+
+@pytest.mark.parametrize(("path", "beside", "meant"), MISSPELT)
+def test_a_field_that_nobody_reads_is_refused_by_its_name(client, images, path, beside, meant):
+    whole = {
+        "/v1/features": request(images, 1).to_json(),
+        "/v1/profiles": {**request(images, 1).to_json(), "codecs": []},
+        "/v1/embeddings": {"model": "0" * 64, "input": "a", "user": "somebody"},
+        "/v1/listings": {"data": images.as_uri()},
+    }[path]
+    body = {**whole, **{name: {**whole[name], **more} if name == "samples" else more for name, more in beside.items()}}
+    message = refused(client.post(path, json=body), 400, "BadRequest")
+    wrong = next(iter(beside.get("samples", beside)))
+    wrong = "recurrs" if wrong == "view" else wrong
+    assert f"has no field {wrong!r}" in message
+    assert meant in message.partition("did you mean")[2]
+
+
+def test_a_change_and_a_report_with_another_field_are_refused(client):
+    with pytest.raises(BadRequest, match="a change has no field 'wieght'; did you mean weight"):
+        fields_of_patch({"wieght": 2}, ("weight", "requests"))
+    report = {"stage": "a", "job": "b", "sequence": 1, "has_endet": True}
+    assert "has_ended" in refused(client.post("/v1/stages", json=report), 400, "BadRequest")
+
+
+@pytest.mark.parametrize("path", ["/v1/health", "/v1/statistics", "/v1/metrics", "/v1/view"])
+def test_a_parameter_of_an_address_that_nobody_reads_is_refused(client, path):
+    assert "no field 'tenant'" in refused(client.get(f"{path}?tenant=a"), 400, "BadRequest")
+
+
+def test_is_ready_until_its_folder_is_gone_or_it_drains(client, node, images):
+    assert client.get("/v1/ready").json() == {"ready": True, "why": ""}
+    moved = images.rename(images.with_name("moved"))
+    answer = client.get("/v1/ready")
+    assert answer.status_code == 503
+    assert "cannot be listed" in answer.json()["why"]
+    moved.rename(images)
+    assert client.get("/v1/ready").status_code == 200
+    node.drain()
+    assert client.get("/v1/ready").json() == {"ready": False, "why": "draining"}
+    assert client.get("/v1/health").json()["trouble"] == "draining"
+    assert client.get("/v1/openapi.json").status_code == 200, "it is alive"
+    assert "draining" in refused(client.post("/v1/features", json=request(images, 1).to_json()), 503, "NodeUnreachable")
+
+
+def test_a_full_node_is_not_ready_and_in_no_trouble(client, node):
+    with node.admit(), node.admit():
+        assert client.get("/v1/ready").status_code == 503
+        assert client.get("/v1/health").json()["trouble"] == ""
+    assert client.get("/v1/ready").status_code == 200
+
+
+@pytest.mark.parametrize(("said", "status"), [("1", 200), ("", 200), ("0", 400), ("2", 400), ("one", 400), ("-1", 400)])
+def test_a_request_of_a_protocol_that_the_node_does_not_speak_is_refused(client, said, status):
+    answer = client.get("/v1/health", headers={PROTOCOL_HEADER: said} if said else {})
+    assert answer.status_code == status
+    assert status == 400 or answer.json()["protocol"] == [1, 1]

@@ -146,3 +146,17 @@ def test_a_node_that_other_machines_can_reach_needs_tenants_or_open(images, host
 def test_a_loopback_address_needs_no_tenants(images):
     with start_node((images.as_uri(),), SMALL, host="localhost") as node:
         assert node.url.startswith("http://127.")
+
+
+def test_a_node_that_is_told_to_end_says_so_before_its_port_closes_and_ends_what_it_has(images):
+    with start_node((images.as_uri(),), SMALL) as node, transport_to(node) as transport:
+        assert transport.health().trouble == ""
+        answer = transport.features(request(images, 0))
+        rows = len(next(answer))
+        os.kill(node.pid, signal.SIGTERM)
+        until(lambda: transport.health().trouble == "draining", timeout_s=1.0)
+        with pytest.raises(NodeUnreachable, match="draining"):
+            next(transport.features(request(images, 0)))
+        assert rows + sum(len(batch) for batch in answer) == 40
+    with transport_to(node) as transport, pytest.raises(Unavailable):
+        transport.health()

@@ -18,7 +18,15 @@ import torch
 
 from frostline.core import View
 from frostline.core.config import NodeSettings
-from frostline.core.errors import BadRequest, OverBudget, Overloaded, Unavailable, UnknownPrefix, UnsafeArtifact
+from frostline.core.errors import (
+    BadRequest,
+    ObjectNotFound,
+    OverBudget,
+    Overloaded,
+    Unavailable,
+    UnknownPrefix,
+    UnsafeArtifact,
+)
 from frostline.engines.measure import GraphLimits
 from frostline.models import artifact, cut_network, freeze
 from frostline.models.artifact import header_of, read_outline, read_prefix, tokenizer_of, write_prefix
@@ -26,6 +34,7 @@ from frostline.models.tracing import takes_rows
 from frostline.node import Node
 from frostline.node import outputs as packing
 from frostline.node import pipeline as requests
+from frostline.node.decode import ReadWatch
 from frostline.node.inspection import Inspector
 from frostline.node.memory import Readers
 from frostline.node.profiling import NetworkProfile, Networks
@@ -561,3 +570,64 @@ def test_refuses_a_tokenizer_entry_of_another_type(prefix, monkeypatch):
         body = write_prefix(prefix)
     with pytest.raises(UnsafeArtifact, match="tokenizer"):
         read_prefix(body)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_store_whose_reads_do_not_end_is_in_trouble_until_one_does():
+    clock = Clock()
+    reads = ReadWatch(clock)
+    with reads.reading("a.jpg"):
+        clock.now += 1.4
+        assert reads.trouble() == ""
+        with reads.reading("b.jpg"):
+            clock.now += 0.05
+        clock.now += 1.4
+        assert reads.trouble() == "", "another read ended meanwhile"
+        clock.now += 0.2
+        assert reads.trouble() == "no read of its store has ended for 1.6 s, with 1 under way"
+    assert reads.trouble() == ""
+
+
+def test_a_store_that_is_always_slow_is_not_in_trouble():
+    clock = Clock()
+    reads = ReadWatch(clock)
+    with reads.reading("a.jpg"):
+        clock.now += 5
+    with reads.reading("b.jpg"):
+        clock.now += 14
+        assert reads.trouble() == ""
+        clock.now += 2
+        assert "no read of its store" in reads.trouble()
+
+
+def test_a_store_that_could_not_read_eight_in_a_row_is_suspected_for_a_while_and_its_failures_are_logged(caplog):
+    clock = Clock()
+    reads = ReadWatch(clock)
+
+    def fail(name):
+        with pytest.raises(ObjectNotFound), reads.reading(name):
+            raise ObjectNotFound("stale file handle")
+
+    for number in range(7):
+        fail(f"{number}.jpg")
+    assert reads.trouble() == ""
+    fail("7.jpg")
+    assert reads.trouble() == "it could not read the last 8 samples, such as 7.jpg: stale file handle"
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot read 0.jpg: stale file handle (1 since the last such line)"
+    ]
+    clock.now += 31
+    assert reads.trouble() == ""
+    fail("8.jpg")
+    assert caplog.records[-1].getMessage() == "cannot read 8.jpg: stale file handle (8 since the last such line)"
+    with reads.reading("9.jpg"):
+        pass
+    fail("10.jpg")
+    assert reads.trouble() == ""

@@ -446,7 +446,7 @@ def test_weight_and_quotas_hold_at_once_and_are_logged(client, caplog):
         ("bob", {"json": {"weight": None}}, "ann", 400, "weight takes a number, not None"),
         ("bob", {"json": {"requests": 1.5}}, "ann", 400, "requests takes a whole number"),
         ("bob", {"json": {"device_s_per_s": "much"}}, "ann", 400, "device_s_per_s takes a number"),
-        ("bob", {"json": {"name": "eve"}}, "ann", 400, "one or more of weight, requests"),
+        ("bob", {"json": {"name": "eve"}}, "ann", 400, "has no field 'name': there are"),
         ("bob", {"content": b'{"work_bytes": 1e999}'}, "ann", 400, "a finite number"),
         ("bob", {"content": b" " * 5000}, "ann", 413, "a change has at most 4,096 bytes"),
     ],

@@ -95,6 +95,19 @@ def request(folder, cut, prefix=None, samples=None, side=SIDE, **fields):
     return FeatureRequest(**{**values, **fields})
 
 
+def asked_for(*ids, **fields):
+    """A request for made-up samples, of nodes that read none."""
+    count = len(ids)
+    samples = Samples(
+        ids=np.array(ids, np.int64),
+        objects=[f"{id}.jpg" for id in ids],
+        offsets=np.zeros(count, np.int64),
+        lengths=np.full(count, 8, np.int64),
+        labels=np.full(count, -1, np.int64),
+    )
+    return request("/data", 1, samples=samples, **fields)
+
+
 @contextmanager
 def served(node, port=0, limits=None, routes=None):
     """Serve a node of this process over HTTP, with its control plane or other routes; yields its address."""

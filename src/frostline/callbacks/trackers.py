@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from frostline.core.config import check_minimums
@@ -243,11 +243,22 @@ _COUNTERS = {
     "hedges": "requests made a second time, because they were late",
     "answered": "requests whose answers came whole",
     "answering_s": "seconds from sending those to the ends of their answers, summed",
+    "damaged": "answers that did not come as they were sent, and were asked for again",
     "quota_refusals": "requests that a quota of the node refused",
     "samples": "samples handed to the training loop",
     "from_cache": "samples of these that did not cross the network",
     "stall_s": "seconds in which the loop waited for a batch",
     "loading_s": "seconds of all passes over loaders, training included",
+}
+
+
+_OF_NODES = {
+    "requests": "requests that were sent to one of several nodes",
+    "samples": "samples that it answered",
+    "retries": "requests of these that another node had failed",
+    "failures": "requests that broke, or that it refused",
+    "unreadable": "samples that it could not read, and another node could",
+    "damaged": "answers of it that did not come as they were sent",
 }
 
 
@@ -271,6 +282,16 @@ class JobCollector(Collector):
             yield CounterMetricFamily(f"frostline_job_{_plain(name)}", meaning, value=getattr(done, name))
         yield CounterMetricFamily("frostline_job_skipped", "samples that could not be read", value=len(done.skipped))
         yield _routed(done)
+        for name, meaning in _OF_NODES.items():
+            family = CounterMetricFamily(f"frostline_job_node_{name}", meaning, labels=["node"])
+            for use in done.nodes:
+                family.add_metric([use.url], getattr(use, name))
+            yield family
+        meaning = "whether one of several nodes is asked nothing now"
+        lost = GaugeMetricFamily("frostline_job_node_lost", meaning, labels=["node"])
+        for use in done.nodes:
+            lost.add_metric([use.url], bool(use.trouble))
+        yield lost
 
 
 def _routed(done: JobStatistics) -> Metric:

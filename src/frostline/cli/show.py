@@ -30,10 +30,12 @@ from frostline.core.events import (
     HeadSelected,
     LayersUnfrozen,
     MeasurementFailed,
+    NodeBack,
     NodeExcluded,
     NodeFull,
     NodeJoined,
     NodeLeft,
+    NodeLost,
     NodeRestarted,
     PhaseStarted,
     ProgressMade,
@@ -207,6 +209,8 @@ class ProgressBar:
                 | NodeFull()
                 | NodeJoined()
                 | NodeLeft()
+                | NodeLost()
+                | NodeBack()
                 | NodeExcluded()
                 | NodeRestarted()
                 | Replanned()
@@ -294,11 +298,29 @@ def _sides(event: SplitsChosen) -> str:
     return f"training on {train}, and scoring {held_out}; --split and --val-split choose others"
 
 
+def _of_a_node(event: NodeJoined | NodeLeft | NodeLost | NodeBack | NodeExcluded | NodeRestarted) -> str:
+    match event:
+        case NodeJoined():
+            return f"{event.url} takes part"
+        case NodeLeft():
+            return f"{event.url} takes part no more: {event.reason}"
+        case NodeLost():
+            return f"{event.url} is asked nothing for now: {event.reason}"
+        case NodeBack():
+            return f"{event.url} answers again"
+        case NodeExcluded():
+            return f"{event.url} is left out of what {event.engine} computes: {event.reason}"
+        case NodeRestarted():
+            return f"the node had died; it was started again at {event.url}"
+
+
 def _in_words(
     event: ColumnsDropped
     | NodeFull
     | NodeJoined
     | NodeLeft
+    | NodeLost
+    | NodeBack
     | NodeExcluded
     | NodeRestarted
     | Replanned
@@ -311,13 +333,8 @@ def _in_words(
             return f"there is no place for these columns, which stay with {event.url}: {', '.join(event.columns)}"
         case NodeFull():
             return f"the node is full, asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}"
-        case NodeJoined() | NodeLeft():
-            gone = "" if isinstance(event, NodeJoined) else f" no more: {event.reason}"
-            return f"{event.url} takes part{gone}"
-        case NodeExcluded():
-            return f"{event.url} is left out of what {event.engine} computes: {event.reason}"
-        case NodeRestarted():
-            return f"the node had died; it was started again at {event.url}"
+        case NodeJoined() | NodeLeft() | NodeLost() | NodeBack() | NodeExcluded() | NodeRestarted():
+            return _of_a_node(event)
         case Replanned():
             return f"another plan after {event.samples} samples: {event.after}; {event.reason}"
         case RequestRetried():

@@ -3,8 +3,9 @@
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from rich.text import Text
 from frostline.cli.options import as_json
 from frostline.cli.show import DONE, FAILED, print_json_line
 from frostline.client.http import HttpTransport
+from frostline.core.config import LoaderSettings
 from frostline.core.errors import FrostlineError
 from frostline.core.units import in_bytes, in_percent, in_rate
 
@@ -24,6 +26,9 @@ __all__ = ("NodeActivity", "top", "view_of")
 
 _NEAR = "http://127.0.0.1:7070"
 _WIDE = 200
+# A node that says nothing for so long is shown as silent; the others are not kept waiting for it.
+_SILENCE_S = 3.0
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +141,9 @@ class _Watched:
 
     def __init__(self, url: str, stack: ExitStack) -> None:
         self._url = url
-        self._transport = stack.enter_context(closing(HttpTransport(url)))
+        settings = LoaderSettings()
+        settings = replace(settings, deadline_s=min(_SILENCE_S, settings.deadline_s))
+        self._transport = stack.enter_context(closing(HttpTransport(url, settings)))
         self._device = ""
         self._before: Mapping[str, Any] | None = None
 
@@ -153,11 +160,11 @@ class _Watched:
 
 
 def _looks(nodes: Sequence[_Watched], every_s: float) -> Iterator[list[NodeActivity]]:
-    for node in nodes:
-        node.look()
-    while True:
-        _pause(every_s)
-        yield [node.look() for node in nodes]
+    with ThreadPoolExecutor(_AT_ONCE, "frostline-top") as threads:
+        list(threads.map(_Watched.look, nodes))
+        while True:
+            _pause(every_s)
+            yield list(threads.map(_Watched.look, nodes))
 
 
 def _pause(seconds: float) -> None:

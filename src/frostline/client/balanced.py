@@ -3,21 +3,32 @@
 The way to several nodes that serve the same data: a request goes to the owner of its samples while that answers.
 """
 
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Self, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
+from frostline.client.answers import BalancedResponse
 from frostline.client.owners import BlockOwners, Blocks, OwnerTables, as_steps
 from frostline.core import REFERENCE, FeatureBatch
-from frostline.core.errors import EngineNotReady, Overloaded, Unavailable
+from frostline.core.errors import (
+    AnswerDamaged,
+    EngineNotReady,
+    FrostlineError,
+    Overloaded,
+    StoreUnavailable,
+    Unavailable,
+)
 from frostline.profiles import Profile
-from frostline.transport import Cancellation, Transport, TransportStatistics
+from frostline.transport import Cancellation, NodeUse, Transport, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = (
-    "BalancedResponse",
     "BalancedTransport",
     "LoadBalancer",
     "OwnersFirst",
@@ -26,6 +37,10 @@ __all__ = (
 
 # A node that failed so often in a row owns no blocks until it answers: a single broken connection moves none.
 _LOST_AFTER = 3
+# A node that refuses what others give is asked again after a minute, then two, up to an hour: blocks move each time.
+_REFUSED_S, _LONGEST_REFUSED_S = 60.0, 3600.0
+# A node that cannot read so many samples in a row that others can has lost its store, or a part of it.
+_MISREAD_MAX = 3
 # Rows that a node must have computed before its speed counts: fewer say more of chance than of the node.
 _MIN_ROWS = 1024
 
@@ -41,6 +56,19 @@ class _Place:
     rows: int = 0
     busy_s: float = 0.0
     busy_since: float = 0.0
+    refusals: int = 0
+    is_refusing: bool = False
+    misread_in_a_row: int = 0
+    samples: int = 0
+    failed: int = 0
+    retried: int = 0
+    misread: int = 0
+    damaged: int = 0
+    reason: str = ""
+
+    @property
+    def is_lost(self) -> bool:
+        return self.failures >= _LOST_AFTER
 
     def busy_by(self, now: float) -> float:
         return self.busy_s + (now - self.busy_since if self.timed else 0.0)
@@ -64,14 +92,27 @@ class LoadBalancer:
     @property
     def lost(self) -> list[int]:
         """Members that failed several times in a row, and have not answered since."""
-        return [node for node in self.members if self._places[node].failures >= _LOST_AFTER]
+        return [node for node in self.members if self._places[node].is_lost]
+
+    @property
+    def out(self) -> dict[int, str]:
+        """Members that are lost, or refuse what others give, and why."""
+        places = {node: self._places[node] for node in self.members}
+        return {node: place.reason for node, place in places.items() if place.is_lost or place.is_refusing}
+
+    def uses(self) -> list[tuple[int, _Place]]:
+        """What was asked of each that is or was asked."""
+        return [(node, place) for node, place in enumerate(self._places) if place.is_member or place.begun]
+
+    def add(self) -> None:
+        """One more node, with the number behind the last, which is asked once it joins."""
+        self._places.append(_Place(is_member=False))
 
     def join(self, node: int) -> None:
-        """Ask that node from now on, as one that answers; a new one has the number behind the last."""
-        if node == len(self._places):
-            self._places.append(_Place())
+        """Ask that node from now on, as one that answers."""
         place = self._places[node]
         place.is_member, place.away_until, place.failures = True, 0.0, 0
+        place.is_refusing, place.misread_in_a_row = False, 0
 
     def leave(self, node: int) -> None:
         """Ask it nothing more."""
@@ -96,13 +137,14 @@ class LoadBalancer:
         """Those that are not known to be away, in the same order."""
         return [node for node in self.order(now) if self._places[node].away_until <= now]
 
-    def began(self, node: int, now: float = 0.0, *, is_timed: bool = True) -> None:
+    def began(self, node: int, now: float = 0.0, *, is_timed: bool = True, is_retry: bool = False) -> None:
         """A request went to it.
 
         Args:
             node: its number.
             now: in seconds.
             is_timed: the request says how fast the node is. One by which a job measures something does not.
+            is_retry: another node had failed it.
         """
         place = self._places[node]
         if is_timed and not place.timed:
@@ -110,6 +152,7 @@ class LoadBalancer:
         place.timed += is_timed
         place.in_flight += 1
         place.begun += 1
+        place.retried += is_retry
 
     def ended(self, node: int, now: float = 0.0, *, rows: int = 0, is_timed: bool = True) -> None:
         """The request is over, whatever became of it, and brought so many rows."""
@@ -120,23 +163,65 @@ class LoadBalancer:
             place.timed -= 1
             place.rows += rows
         place.in_flight -= 1
+        place.samples += rows
         if rows:
-            place.failures = 0
+            place.failures, place.is_refusing = 0, False
 
-    def failed(self, node: int, now: float, *, away_s: float, is_full: bool = False) -> None:
-        """It did not answer, or asked not to be asked for so long, being full."""
+    def failed(
+        self, node: int, now: float, *, away_s: float, is_full: bool = False, reason: str = "", is_damaged: bool = False
+    ) -> None:
+        """It did not answer, or asked not to be asked for so long, being full.
+
+        Args:
+            node: its number.
+            now: in seconds.
+            away_s: how long others are asked before it.
+            is_full: it answered, and says when to come back.
+            reason: why, in a sentence.
+            is_damaged: its answer did not come as it was sent.
+        """
         place = self._places[node]
-        place.away_until = now + away_s
-        place.failures += 0 if is_full else 1
+        place.away_until = max(place.away_until, now + away_s)
+        place.failed += 1
+        place.damaged += is_damaged
+        if not is_full:
+            place.reason = place.reason if place.is_lost else reason
+            place.failures += 1
+
+    def lose(self, node: int, reason: str) -> None:
+        """It is silent, or in trouble: nothing is asked of it until it joins again, but where nobody else is left."""
+        place = self._places[node]
+        place.reason = reason
+        place.away_until, place.failures = math.inf, max(place.failures, _LOST_AFTER)
+
+    def refused(self, node: int, now: float, reason: str) -> None:
+        """It refuses what another one gave: others are asked before it for a while, and own its blocks."""
+        place = self._places[node]
+        wait_s = min(_REFUSED_S * 2.0 ** min(place.refusals, 16), _LONGEST_REFUSED_S)
+        place.reason = reason
+        place.away_until, place.is_refusing = max(place.away_until, now + wait_s), True
+        place.refusals += 1
+        place.failed += 1
+
+    def misread(self, node: int, now: float, samples: int, reason: str, *, read_others: bool) -> None:
+        """It could not read samples that another one gave; several in a row, and it is asked nothing for a while."""
+        place = self._places[node]
+        place.misread += samples
+        place.misread_in_a_row = samples + (0 if read_others else place.misread_in_a_row)
+        if place.misread_in_a_row >= _MISREAD_MAX and not read_others:
+            place.misread_in_a_row = 0
+            self.refused(node, now, reason)
 
     def samples_per_s(self, now: float) -> dict[int, float]:
         """How fast each node was while it was asked for something by a timed request, 0 where too little is known.
 
-        Of the members that count as lost none is named, unless all do.
+        Of the members that count as lost, or refuse what others give, none is named, unless all do.
         """
-        lost = self.lost
-        nodes = [node for node in self.members if node not in lost] or self.members
+        nodes = [node for node in self.members if not self._is_out(self._places[node], now)] or self.members
         return {node: self._rate(self._places[node], now) for node in nodes}
+
+    def _is_out(self, place: _Place, now: float) -> bool:
+        return place.is_lost or (place.is_refusing and place.away_until > now)
 
     def _rate(self, place: _Place, now: float) -> float:
         busy_s = place.busy_by(now)
@@ -145,6 +230,9 @@ class LoadBalancer:
 
 # A node that is away is tried again after so long: soon enough for one that restarts, rare enough for one that is gone.
 _AWAY_S = 2.0
+# A job begins when one node has its network; the others, which have it soon after, own blocks from the start.
+_GRACE_S = 1.0
+_AT_ONCE = 32
 
 T = TypeVar("T")
 
@@ -156,9 +244,10 @@ def _nobody_told(_: str, __: str, ___: EngineNotReady) -> None:
 class BalancedTransport:
     """A ``Transport`` to several nodes that serve the same data, as fast as all of them together.
 
-    Nodes may come and go while it is used. A node that does not answer is left out for a while, and another one takes
-    what it had been asked for; rows that arrived already are not asked for again. Only where none answers does a call
-    fail. Each block of a data set has an owner among the nodes that answer; see ``at``.
+    Nodes may come and go while it is used. A node that does not answer, or refuses what another one gives, is left out
+    for a while, and another one takes what it had been asked for; rows that arrived already are not asked for again.
+    Only where none answers does a call fail, and only where all refuse is one refused. Each block of a data set has an
+    owner among the nodes that answer; see ``at``.
 
     A node that cannot run an engine, or not exactly enough, gets none of the requests that name it, as long as there
     is another one that can: numbers of two engines are never mixed.
@@ -187,6 +276,9 @@ class BalancedTransport:
         self._tables = OwnerTables()
         self._speeds: dict[str, float] = {}
         self._prefixes: dict[str, bytes] = {}
+        self._lacking: set[tuple[int, str]] = set()
+        self._sending: set[tuple[int, str]] = set()
+        self._waits: dict[object, tuple[int, float]] = {}
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -195,10 +287,56 @@ class BalancedTransport:
             return tuple(self._names[number] for number in self._turns.members)
 
     @property
-    def lost(self) -> tuple[str, ...]:
-        """Names of those among them that have not answered for several times."""
+    def to_join(self) -> tuple[str, ...]:
+        """Names of the members that are to join again: lost, or without a network that was sent to all."""
         with self._lock:
-            return tuple(self._names[number] for number in self._turns.lost)
+            present = self._turns.present(self._clock())
+            lacking = {number for number, _ in self._lacking - self._sending}.intersection(present)
+            return tuple(self._names[number] for number in sorted(lacking.union(self._turns.lost)))
+
+    @property
+    def out(self) -> dict[str, str]:
+        """Members that are asked nothing for now, by name, and why."""
+        with self._lock:
+            return {self._names[number]: reason for number, reason in self._turns.out.items()}
+
+    def uses(self) -> tuple[NodeUse, ...]:
+        """What was asked of each node so far, and what came of it."""
+        with self._lock:
+            out = self._turns.out
+            return tuple(
+                NodeUse(
+                    url=self._names[number],
+                    requests=place.begun,
+                    samples=place.samples,
+                    retries=place.retried,
+                    failures=place.failed,
+                    unreadable=place.misread,
+                    damaged=place.damaged,
+                    trouble=out.get(number, "") if place.is_member else "it takes part no more",
+                )
+                for number, place in self._turns.uses()
+            )
+
+    def silent(self, longer_than_s: float) -> tuple[str, ...]:
+        """Names of the members for which a thread has waited for longer than that since they said anything."""
+        since = self._clock() - longer_than_s
+        numbers = {number for number, began in tuple(self._waits.values()) if began < since}
+        with self._lock:
+            return tuple(self._names[number] for number in sorted(numbers.intersection(self._turns.members)))
+
+    def lose(self, name: str, error: FrostlineError) -> None:
+        """Ask a node nothing more until it joins again, and free whoever waits for it; another takes over.
+
+        One that answers, and refuses what the others took, is asked again after a while.
+        """
+        with self._lock:
+            number = self._names.index(name)
+            if isinstance(error, Unavailable):
+                self._turns.lose(number, str(error))
+        if not isinstance(error, Unavailable):
+            self.failed(number, error)
+        self._nodes[number].break_off()
 
     def join(self, name: str, make: Callable[[], Transport]) -> None:
         """Ask a node too, once it has what the others were given.
@@ -211,14 +349,27 @@ class BalancedTransport:
             Unavailable: It does not answer.
             Refused: It does not take what the others did.
         """
-        node = self._nodes[self._names.index(name)] if name in self._names else make()
-        for digest, artifact in tuple(self._prefixes.items()):
-            node.put_prefix(digest, artifact)
         with self._lock:
             if name not in self._names:
                 self._names.append(name)
-                self._nodes.append(node)
-            self._turns.join(self._names.index(name))
+                self._nodes.append(make())
+                self._turns.add()
+            number = self._names.index(name)
+        for digest, artifact in tuple(self._prefixes.items()):
+            self._put(number, digest, artifact)
+        with self._lock:
+            self._turns.join(number)
+
+    def _put(self, number: int, digest: str, artifact: bytes) -> None:
+        with self._lock:
+            self._sending.add((number, digest))
+        try:
+            self._nodes[number].put_prefix(digest, artifact)
+        finally:
+            with self._lock:
+                self._sending.discard((number, digest))
+        with self._lock:
+            self._lacking.discard((number, digest))
 
     def leave(self, name: str) -> None:
         """Ask a node nothing more; what it was asked for may still come."""
@@ -240,12 +391,24 @@ class BalancedTransport:
 
     def health(self) -> Health:
         """See ``Transport``; of the first node that answers."""
-        return self._first(lambda node: node.health())
+        return self._first(lambda _, node: node.health(), Cancellation())
 
     def put_prefix(self, digest: str, artifact: bytes) -> None:
-        """See ``Transport``; to every node that answers, one at least."""
-        self._prefixes[digest] = artifact
-        self._every(lambda node: node.put_prefix(digest, artifact))
+        """See ``Transport``; to all nodes at once. It is enough that one has it: the others take part once they do."""
+        with self._lock:
+            numbers = self._turns.order(self._clock())
+            is_new = digest not in self._prefixes
+            if is_new:
+                self._lacking |= {(number, digest) for number in numbers}
+            self._prefixes[digest] = artifact
+        try:
+            self._every(lambda number, _: self._put(number, digest, artifact), numbers, grace_s=_GRACE_S)
+        except FrostlineError:
+            if is_new:
+                with self._lock:  # nobody has it, so nobody lacks it
+                    self._lacking = {(number, lacked) for number, lacked in self._lacking if lacked != digest}
+                    self._prefixes.pop(digest, None)
+            raise
 
     def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """See ``Transport``; of the first node that answers. An engine is made ready at every one that does.
@@ -254,12 +417,17 @@ class BalancedTransport:
         """
         cancellation, engine = cancellation or Cancellation(), wanted.features.engine
 
-        def measured(node: Transport) -> Profile:
+        def measured(_: int, node: Transport) -> Profile:
             return node.profile(wanted, cancellation)
 
         if engine == REFERENCE:
             return self._first(measured, cancellation)
-        found = self._every(measured, engine, cancellation)
+        with self._lock:
+            numbers = self._able(self._turns.order(self._clock()), engine)
+        found = self._every(measured, numbers, engine, cancellation)
+        if not found:
+            with self._lock:
+                self._able(numbers, engine)
         return max(found, key=lambda item: max((trial.error for trial in item.trials), default=0.0))
 
     def features(self, request: FeatureRequest, first: tuple[str, ...] = ()) -> "BalancedResponse":
@@ -274,13 +442,13 @@ class BalancedTransport:
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport``; totals are those of all nodes that answer together."""
         totals: dict[str, float] = {}
-        for number in self._order():
-            try:
-                found = self._nodes[number].node_statistics().get("totals", {})
-            except Unavailable as error:
-                self.failed(number, error)
+        with self._lock:
+            numbers = self._turns.present(self._clock())
+        for number, said in self._outcomes(lambda _, node: node.node_statistics(), numbers, math.inf):
+            if isinstance(said, FrostlineError):
+                self.failed(number, said)
                 continue
-            totals = {name: totals.get(name, 0) + value for name, value in found.items()}
+            totals = {name: totals.get(name, 0) + value for name, value in said.get("totals", {}).items()}
         return {"totals": totals}
 
     def statistics(self) -> TransportStatistics:
@@ -289,8 +457,14 @@ class BalancedTransport:
         sums = {field.name: sum(getattr(part, field.name) for part in each) for field in fields(TransportStatistics)}
         return TransportStatistics(**sums)
 
+    def break_off(self) -> None:
+        """See ``Transport``; at every node."""
+        for node in tuple(self._nodes):
+            node.break_off()
+
     def close(self) -> None:
         """Close the connections to every node."""
+        self.break_off()
         for node in self._nodes:
             node.close()
 
@@ -309,9 +483,9 @@ class BalancedTransport:
         """
         with self._lock:
             now, preferred = self._clock(), [self._names.index(name) for name in first if name in self._names]
-            able = self._able(self._turns.order(now, preferred), request.engine)
+            able = self._able(self._turns.order(now, preferred), request.engine, request.prefix)
             number = next(index for index in able if index not in tried)
-            self._turns.began(number, now, is_timed=bool(first))
+            self._turns.began(number, now, is_timed=bool(first), is_retry=bool(tried))
         return number, self._nodes[number].features(request)
 
     def ended(self, number: int, rows: int = 0, *, is_owned: bool = True) -> None:
@@ -319,27 +493,54 @@ class BalancedTransport:
         with self._lock:
             self._turns.ended(number, self._clock(), rows=rows, is_timed=is_owned)
 
-    def failed(self, number: int, error: Unavailable) -> None:
-        """That node did not answer."""
+    @contextmanager
+    def waiting(self, number: int) -> Iterator[None]:
+        """While a thread waits for that node: it counts as silent where that lasts."""
+        mark = object()
+        self._waits[mark] = number, self._clock()
+        try:
+            yield
+        finally:
+            del self._waits[mark]
+
+    def failed(self, number: int, error: FrostlineError) -> None:
+        """That node, or its store, did not answer; or it refused what another one gave, and is left out for a while."""
         away_s = error.retry_after_s if isinstance(error, Overloaded) else _AWAY_S
         with self._lock:
-            self._turns.failed(number, self._clock(), away_s=away_s, is_full=isinstance(error, Overloaded))
+            if not isinstance(error, Unavailable | StoreUnavailable):
+                self._turns.refused(number, self._clock(), f"it refuses what other nodes give: {error}")
+                return
+            self._turns.failed(
+                number,
+                self._clock(),
+                away_s=away_s,
+                is_full=isinstance(error, Overloaded | StoreUnavailable),
+                reason=str(error),
+                is_damaged=isinstance(error, AnswerDamaged),
+            )
+
+    def misread(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
+        """That node could not read samples that another one gave."""
+        with self._lock:
+            self._turns.misread(number, self._clock(), samples, reason, read_others=read_others)
 
     def others(self, request: FeatureRequest, tried: set[int]) -> bool:
         """Whether a node is left that can run the request's engine and is not known to be away."""
         with self._lock:
-            able = self._able(self._turns.order(self._clock()), request.engine)
+            able = self._able(self._turns.order(self._clock()), request.engine, request.prefix)
             return bool(set(self._turns.present(self._clock())).intersection(able) - tried)
 
-    def _order(self) -> list[int]:
+    def numbered(self) -> dict[int, str]:
+        """Names of the members by number."""
         with self._lock:
-            return self._turns.order(self._clock())
+            return {number: self._names[number] for number in self._turns.members}
 
-    def _able(self, numbers: Sequence[int], engine: str) -> list[int]:
+    def _able(self, numbers: Sequence[int], engine: str, prefix: str | None = None) -> list[int]:
+        """Those that can run the engine; of these, those that have the network, where there are such."""
         able = [number for number in numbers if (number, engine) not in self._unable]
         if not able:
             raise self._unable[numbers[0], engine]
-        return able
+        return [number for number in able if (number, prefix) not in self._lacking] or able
 
     def _cannot(self, number: int, engine: str, why: EngineNotReady) -> None:
         with self._lock:
@@ -349,40 +550,102 @@ class BalancedTransport:
             self._left_out(self._names[number], engine, why)
 
     def _every(
-        self, call: Callable[[Transport], T], engine: str = REFERENCE, cancellation: Cancellation | None = None
+        self,
+        call: Callable[[int, Transport], T],
+        numbers: Sequence[int],
+        engine: str = REFERENCE,
+        cancellation: Cancellation | None = None,
+        grace_s: float = math.inf,
     ) -> list[T]:
-        """What every node says that answers and can run the engine, one at least."""
-        failure: Unavailable | None = None
-        found: list[T] = []
-        with self._lock:
-            numbers = self._able(self._turns.order(self._clock()), engine)
-        for number in numbers:
-            try:
-                found.append(call(self._nodes[number]))
-            except EngineNotReady as error:
-                self._cannot(number, engine, error)
-            except Unavailable as error:
-                _check(cancellation)
-                failure = _better_known(failure, error)
-                self.failed(number, error)
-        if failure is not None and not found:
-            raise failure
-        if not found:
-            with self._lock:
-                self._able(numbers, engine)
-        return found
+        """What these nodes say that answer and can run the engine, all asked at once.
 
-    def _first(self, call: Callable[[Transport], T], cancellation: Cancellation | None = None) -> T:
-        failure: Unavailable | None = None
-        for number in self._order():
-            try:
-                return call(self._nodes[number])
-            except Unavailable as error:
-                _check(cancellation)
-                failure = _better_known(failure, error)
+        Raises:
+            FrostlineError: None of them answers: what one refuses, or else why one cannot be reached.
+        """
+        found: list[T] = []
+        errors: dict[int, FrostlineError] = {}
+        for number, outcome in self._outcomes(call, numbers, grace_s):
+            if isinstance(outcome, EngineNotReady):
+                self._cannot(number, engine, outcome)
+            elif isinstance(outcome, FrostlineError):
+                errors[number] = outcome
+            else:
+                found.append(outcome)
+        _check(cancellation)
+        if found or not errors:
+            for number, error in errors.items():
                 self.failed(number, error)
-        assert failure is not None
-        raise failure
+            return found
+        for number, error in errors.items():
+            if isinstance(error, Unavailable):
+                self.failed(number, error)
+        raise _telling(list(errors.values()))
+
+    def _first(self, call: Callable[[int, Transport], T], cancellation: Cancellation) -> T:
+        """What the first node says that answers, one asked after another."""
+        errors: dict[int, FrostlineError] = {}
+        last: list[FrostlineError] = []
+        with self._lock:
+            numbers = self._turns.order(self._clock())
+        for number in numbers:
+            outcome = self._outcome(number, call)
+            if not isinstance(outcome, FrostlineError):
+                for refusing, error in errors.items():
+                    self.failed(refusing, error)
+                return outcome
+            _check(cancellation)
+            if isinstance(outcome, Unavailable):
+                self.failed(number, outcome)
+            else:
+                errors[number] = outcome
+            last = [outcome]
+        raise _telling([*errors.values(), *last])
+
+    def _outcome(self, number: int, call: Callable[[int, Transport], T]) -> T | FrostlineError:
+        with self.waiting(number):
+            try:
+                return call(number, self._nodes[number])
+            except FrostlineError as error:
+                return error
+
+    def _outcomes(
+        self,
+        call: Callable[[int, Transport], T],
+        numbers: Sequence[int],
+        grace_s: float,
+    ) -> Iterator[tuple[int, T | FrostlineError]]:
+        """What these nodes say, as it comes; what comes later than a while after the first success is left."""
+        left, told = deque(numbers), SimpleQueue[tuple[int, T | FrostlineError | BaseException]]()
+
+        def ask() -> None:
+            while left:
+                try:
+                    number = left.popleft()
+                except IndexError:  # another thread has it
+                    return
+                try:
+                    told.put((number, self._outcome(number, call)))
+                except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+                    told.put((number, error))
+
+        # A daemon: a node that hangs keeps its thread until somebody breaks that off.
+        for _ in range(min(len(numbers), _AT_ONCE)):
+            threading.Thread(target=ask, name="frostline-nodes", daemon=True).start()
+        until = math.inf
+        for _ in numbers:
+            try:
+                number, outcome = told.get(timeout=_seconds_until(until, self._clock()))
+            except Empty:
+                return
+            if isinstance(outcome, BaseException) and not isinstance(outcome, FrostlineError):
+                raise outcome
+            if not isinstance(outcome, FrostlineError):
+                until = min(until, self._clock() + grace_s)
+            yield number, outcome
+
+
+def _seconds_until(until: float, now: float) -> float | None:
+    return None if until == math.inf else max(0.0, until - now)
 
 
 def _check(cancellation: Cancellation | None) -> None:
@@ -391,83 +654,11 @@ def _check(cancellation: Cancellation | None) -> None:
         cancellation.check()
 
 
-def _better_known(before: Unavailable | None, error: Unavailable) -> Unavailable:
-    """Which failure to tell: that of the node that is back first, where one is only full."""
-    known = [problem for problem in (before, error) if isinstance(problem, Overloaded)]
-    return min(known, key=lambda item: item.retry_after_s, default=error)
-
-
-class BalancedResponse:
-    """The batches of one request, from whichever node takes it. ``close`` may be called from any thread."""
-
-    def __init__(self, spread: BalancedTransport, request: FeatureRequest, first: tuple[str, ...] = ()) -> None:
-        self._spread = spread
-        self._request = request
-        self._first = first
-        self._lock = threading.Lock()
-        self._tried: set[int] = set()
-        self._node: int | None = None
-        self._batches: Iterator[FeatureBatch] | None = None
-        self._rows = 0
-        self._has_arrived = False
-        self._is_closed = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> FeatureBatch:
-        while True:
-            batches = self._asked()
-            try:
-                batch = next(batches)
-            except Unavailable as error:
-                if not self._goes_on(error):
-                    raise
-            except BaseException:
-                self._end()
-                raise
-            else:
-                self._has_arrived = True
-                self._rows += len(batch) + len(batch.skipped)
-                return batch
-
-    def close(self) -> None:
-        """Abandon the rest of the answer."""
-        with self._lock:
-            self._is_closed = True
-            batches = self._batches
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()
-        self._end()
-
-    def _asked(self) -> Iterator[FeatureBatch]:
-        with self._lock:
-            if self._is_closed:
-                raise StopIteration
-            if self._batches is None:
-                self._node, self._batches = self._spread.begin(self._request, self._tried, self._first)
-            return self._batches
-
-    def _goes_on(self, error: Unavailable) -> bool:
-        """Leave a node that did not answer; whether another one can take the whole request."""
-        number = self._end()
-        if number is not None:
-            self._spread.failed(number, error)
-            self._tried.add(number)
-        with self._lock:
-            if self._has_arrived or self._is_closed or not self._spread.others(self._request, self._tried):
-                return False
-            self._batches = None
-        return True
-
-    def _end(self) -> int | None:
-        """Count the request as over, once; the node that it was at."""
-        with self._lock:
-            number, self._node = self._node, None
-        if number is not None:
-            self._spread.ended(number, self._rows, is_owned=bool(self._first))
-        return number
+def _telling(errors: Sequence[FrostlineError]) -> FrostlineError:
+    """Which failure to tell: a refusal, which waiting does not mend, or that of the full node that is back first."""
+    refusals = [error for error in errors if not isinstance(error, Unavailable)]
+    full = [error for error in errors if isinstance(error, Overloaded)]
+    return refusals[0] if refusals else min(full, key=lambda error: error.retry_after_s, default=errors[-1])
 
 
 class OwnersFirst:
@@ -486,6 +677,7 @@ class OwnersFirst:
         self.profile = spread.profile
         self.node_statistics = spread.node_statistics
         self.statistics = spread.statistics
+        self.break_off = spread.break_off
         self.close = spread.close
 
     def features(self, request: FeatureRequest) -> BalancedResponse:

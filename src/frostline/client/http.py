@@ -16,13 +16,24 @@ from typing import Any, Protocol, Self, TypeVar
 
 from frostline.core import FeatureBatch
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import FrostlineError, NodeUnreachable, Refused, Unavailable, UnknownPrefix
+from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable, Refused, Unavailable, UnknownPrefix
+from frostline.core.system import crc32
 from frostline.profiles import Profile
 from frostline.transport import Cancellation, TransportStatistics
+from frostline.wire import pieces
 from frostline.wire.connection import Connections, Exchange, Message, address_of
-from frostline.wire.framing import decode
-from frostline.wire.messages import FeatureRequest, Health, ProfileRequest, error_from_answer
-from frostline.wire.pieces import LENGTH_HEADER, MEDIA_TYPE, pieces_of, without
+from frostline.wire.framing import MEDIA_TYPE, decode
+from frostline.wire.messages import (
+    CHECKSUM_HEADER,
+    PROTOCOL_HEADER,
+    PROTOCOLS,
+    FeatureRequest,
+    Health,
+    ProfileRequest,
+    common_protocol,
+    error_from_answer,
+)
+from frostline.wire.pieces import LENGTH_HEADER, pieces_of, without
 
 __all__ = (
     "Counts",
@@ -255,15 +266,28 @@ class HttpTransport:
             max_idle=settings.last_requests + 1,
         )
         self._identity = {} if settings.token is None else {"Authorization": f"Bearer {settings.token}"}
+        self._protocol = PROTOCOLS[1]
         self._deadline = {"Frostline-Deadline": f"{_ANSWER_WITHIN * settings.deadline_s:.6g}"}
         self._lock = threading.Lock()
         self._requests = 0
-        self._failures = 0
+        self._failures = self._damaged = 0
         self._receive_s = 0.0
+
+    @property
+    def url(self) -> str:
+        """The address of the node."""
+        return self._url
+
+    def count_damaged(self) -> None:
+        """Count an answer that did not come as it was sent."""
+        with self._lock:
+            self._damaged += 1
 
     def health(self) -> Health:
         """See ``Transport``."""
-        return _value(Health.from_json, self._exchange_json(self._message("GET", "/v1/health")), self._url)
+        found = _value(Health.from_json, self._exchange_json(self._message("GET", "/v1/health")), self._url)
+        self._protocol = common_protocol(found.protocol) or PROTOCOLS[1]
+        return found
 
     def put_prefix(self, digest: str, artifact: bytes) -> None:
         """See ``Transport``."""
@@ -284,7 +308,9 @@ class HttpTransport:
             held = [piece for piece in shared if piece.digest in known]
             if not held:
                 return False
-            rest = self._message("PUT", path, body=without(artifact, held), media_type=MEDIA_TYPE, headers=headers)
+            rest = self._message(
+                "PUT", path, body=without(artifact, held), media_type=pieces.MEDIA_TYPE, headers=headers
+            )
             with suppress(UnknownPrefix):
                 self._exchange(rest)
                 return True
@@ -302,7 +328,7 @@ class HttpTransport:
 
     def train(self, prefix: str, assignment: bytes) -> HttpTraining:
         """See ``TrainsBeside``."""
-        return HttpTraining(self._connections, self._url, prefix, assignment, self._identity)
+        return HttpTraining(self._connections, self._url, prefix, assignment, self._asked_by)
 
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport``."""
@@ -319,9 +345,14 @@ class HttpTransport:
                 requests=self._requests,
                 failures=self._failures,
                 receive_s=self._receive_s,
+                damaged=self._damaged,
                 transfer_bytes=transfer_bytes,
                 transfer_s=transfer_s,
             )
+
+    def break_off(self) -> None:
+        """See ``Transport``."""
+        self._connections.break_off()
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -343,9 +374,16 @@ class HttpTransport:
                 self._failures += failures
                 self._receive_s += time.perf_counter() - started
 
+    @property
+    def _asked_by(self) -> dict[str, str]:
+        """Headers that say who asks, and in which protocol."""
+        return {PROTOCOL_HEADER: str(self._protocol), **self._identity}
+
     def _message(self, method: str, path: str, *, headers: Mapping[str, str] = _NONE, **said: Any) -> Message:
         """What is sent, with who asks."""
-        return Message(method=method, path=path, headers={**self._identity, **headers}, **said)
+        body = said.get("body")
+        summed = {} if body is None else {CHECKSUM_HEADER: f"{crc32(body):08x}"}
+        return Message(method=method, path=path, headers={**self._asked_by, **summed, **headers}, **said)
 
     def _exchange(
         self,
@@ -374,6 +412,7 @@ class HttpResponse(ResponseStream):
 
     def __init__(self, exchange: Exchange, message: Message, transport: HttpTransport) -> None:
         super().__init__(transport)
+        self._transport = transport
         self._exchange = exchange
         self._message = message
         self._batches: Iterator[FeatureBatch] = iter(())
@@ -388,17 +427,28 @@ class HttpResponse(ResponseStream):
         if is_first:
             status = self._exchange.send(self._message)
             if status != _OK:
-                raise error_from_answer(status, self._exchange.read_all())
+                raise self._said(error_from_answer(status, self._exchange.read_all()))
+            self._exchange.require(MEDIA_TYPE)
             self._batches = decode(self._exchange)
         try:
             return next(self._batches)
         except StopIteration:
             self._exchange.end()
             raise
-        except FrostlineError:
+        except FrostlineError as error:
             self._exchange.break_off()
             self._exchange.end()
-            raise
+            if isinstance(error, AnswerDamaged):
+                error = AnswerDamaged(f"what came from {self._transport.url} is damaged: {error}")
+            raise self._said(error) from None
+
+    def _said(self, error: FrostlineError) -> FrostlineError:
+        """The error with the name of the node that told it, counted where an answer or its request came damaged."""
+        if isinstance(error, AnswerDamaged):
+            self._transport.count_damaged()
+        if self._transport.url not in str(error):
+            error.args = (f"{error} (said by {self._transport.url})",)
+        return error
 
 
 def _held(value: dict[str, Any]) -> set[str]:

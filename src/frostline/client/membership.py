@@ -1,25 +1,40 @@
-"""Keeps the nodes that a job asks those that are listed: newcomers join once they can serve, and who is gone leaves."""
+"""Keeps the nodes that a job asks those that are listed and answer: newcomers join, the silent are lost meanwhile."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from frostline.client.balanced import BalancedTransport
 from frostline.core.errors import EngineNotReady, FrostlineError, NodeUnreachable, Refused, SettingError, Unavailable
 from frostline.core.system import __version__
 from frostline.transport import Transport
+from frostline.wire.messages import PROTOCOLS, Health, common_protocol
 from frostline.wire.node_lists import NodeList, listed_nodes
 
-__all__ = ("Membership", "NodeWatch", "balanced", "can_talk", "changes", "watching")
+__all__ = ("PROBE_S", "Membership", "NodeWatch", "ask_protocol", "balanced", "changes", "require_protocol", "watching")
 
 # A name is asked again so often: a new pod takes longer to start, and a name server is asked little.
 _EVERY_S = 3.0
 # A file is looked at more often: it costs a system call.
 _FILE_EVERY_S = 0.5
 _PROBES = 16
+# Nodes are looked after this often. One that lets a thread wait for longer than the second bound is asked whether it is
+# there, which costs next to nothing, and is lost where it does not say so within the third: all of it in 2.5 seconds.
+_TEND_EVERY_S = 0.25
+_SILENT_S = 0.6
+PROBE_S = 1.5
+"""Longest silence of a node that is asked whether it is there."""
+# A lost node is asked this often whether it is back.
+_LOST_EVERY_S = 1.0
+# A job begins once one of its nodes is ready, and the others had so long.
+_GRACE_S = 1.0
+# Others that are asked at the same time: where they are silent too, it is this side, or the link, that is in trouble.
+_WITNESSES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +45,15 @@ class NodeWatch:
         joined: told the URL of a node that takes part from now on.
         left: told the URL of a node that does no more, and why.
         refused: told the URL of a node that cannot take part, and why; once for each reason.
+        lost: told the URL of a node that is asked nothing for now, and why.
+        back: told the URL of such a node that answers again.
     """
 
     joined: Callable[[str], None]
     left: Callable[[str, str], None]
     refused: Callable[[str, str], None]
+    lost: Callable[[str, str], None]
+    back: Callable[[str], None]
 
 
 def changes(members: Sequence[str], listed: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -49,13 +68,45 @@ def changes(members: Sequence[str], listed: Sequence[str]) -> tuple[tuple[str, .
     return tuple(node for node in listed if node not in members), tuple(node for node in members if node not in listed)
 
 
-def can_talk(version: str, other: str = __version__) -> bool:
-    """Whether two versions of Frostline have the same protocol: the first two numbers say."""
-    return version.split(".")[:2] == other.split(".")[:2]
+def require_protocol(health: Health, node: str, ours: tuple[int, int] = PROTOCOLS) -> None:
+    """Make sure that a node speaks a protocol of this side; the versions of the package may differ.
+
+    Args:
+        health: health of the node.
+        node: its URL, for the sentence.
+        ours: the least and the greatest protocol of this side.
+
+    Raises:
+        Refused: It speaks none of them.
+    """
+    if common_protocol(health.protocol, ours) is None:
+        raise Refused(
+            f"{node} runs Frostline {health.version}, whose protocols {_span(health.protocol)} are none of those of "
+            f"{__version__} here, {_span(ours)}: bring the older one to a release between them"
+        )
+
+
+def ask_protocol(node: str, probe: Transport) -> None:
+    """Ask an only node which protocol it speaks; one that does not answer yet is passed over.
+
+    Args:
+        node: its URL, for the sentence.
+        probe: way on which it is asked, which is closed.
+
+    Raises:
+        Refused: It speaks none of this side.
+    """
+    with closing(probe), suppress(Unavailable):
+        require_protocol(probe.health(), node)
+
+
+def _span(protocols: tuple[int, int]) -> str:
+    least, greatest = protocols
+    return f"{least}" if least == greatest else f"{least} to {greatest}"
 
 
 class Membership:
-    """The nodes of a transport, as lists name them. For one thread at a time.
+    """The nodes of a transport, as lists name them and as they answer. For one thread at a time; close it at the end.
 
     Args:
         near: addresses of nodes and of lists of nodes.
@@ -80,6 +131,12 @@ class Membership:
         self._probe = probe
         self._watch = watch
         self._refused: dict[str, str] = {}
+        self._out: dict[str, str] = {}
+        self._pool = ThreadPoolExecutor(_PROBES, "frostline-probe")
+        self._joining: dict[str, Future[None]] = {}
+        self._tried_at: dict[str, float] = {}
+        self._probes: set[Transport] = set()
+        self._is_closed = False
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -87,20 +144,36 @@ class Membership:
         return tuple(NodeList(url=url).path for url in self._near if url.startswith("file://"))
 
     def check(self) -> None:
-        """Leave out those of the first nodes that another version runs; one that does not answer yet stays.
+        """Ask all first nodes at once whether they are there, and begin once one is.
+
+        Those that speak another protocol are left out. Those that do not answer are lost, until they do: where none
+        answers, all stay.
 
         Raises:
             FrostlineError: None of them can take part.
         """
         members = self._transport.members
-        with ThreadPoolExecutor(_PROBES) as probes:
-            found = dict(zip(members, probes.map(self._refusal, members), strict=True))
-        unfit = {node: error for node, error in found.items() if error is not None}
+        asked = {self._pool.submit(self._answer, node): node for node in members}
+        self._wait_for_one(set(asked))
+        found = {node: future.result() for future, node in asked.items() if future.done()}
+        unfit = {node: error for node, error in found.items() if error and not isinstance(error, Unavailable)}
         if len(unfit) == len(members):
             raise unfit[members[0]]
         for node, error in unfit.items():
             self._transport.leave(node)
             self._refuse(node, error)
+        if any(error is None for error in found.values()):
+            for node in self._transport.members:
+                if (reason := found.get(node, _SLOW)) is not None:
+                    self._transport.lose(node, reason)
+
+    def _wait_for_one(self, pending: "set[Future[FrostlineError | None]]") -> None:
+        """Wait until a node is ready and the others had a while more, or all have said that they are not."""
+        is_ready = False
+        while pending and not is_ready:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            is_ready = any(future.result() is None for future in done)
+        wait(pending, _GRACE_S)
 
     def look(self) -> None:
         """Bring the nodes in line with the lists, and ask those again that had not answered."""
@@ -109,51 +182,108 @@ class Membership:
         except (NodeUnreachable, SettingError):
             return  # a name server that is away, or a file that is being written, ends no job
         joining, leaving = changes(self._transport.members, listed)
-        for node in joining:
-            self._let_join(node)
+        self._join(joining)
         for node in leaving:
             # The last one stays until another can take its place.
             if len(self._transport.members) > 1:
                 self._transport.leave(node)
                 self._watch.left(node, "it is listed no more")
-        for node in self._transport.lost:
-            self._let_join(node)
+
+    def tend(self) -> None:
+        """Lose members that fall silent, ask those again that are lost, and tell who is lost and who is back."""
+        silent = self._transport.silent(_SILENT_S)
+        if silent:
+            self._probe_silent(silent)
+        now = time.monotonic()
+        self._join([node for node in self._transport.to_join if now - self._tried_at.get(node, 0.0) >= _LOST_EVERY_S])
+        self._tell()
+
+    def settle(self) -> None:
+        """Wait until those that are about to join have, or cannot."""
+        wait(self._joining.values())
+
+    def end_probes(self) -> None:
+        """Ask no more whether nodes are there; whoever waits for an answer is freed."""
+        self._is_closed = True
+        for probe in tuple(self._probes):
+            probe.break_off()
+
+    def close(self) -> None:
+        """End all that was begun. The transport, which is closed before, is the caller's."""
+        self.end_probes()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _probe_silent(self, silent: Sequence[str]) -> None:
+        """Ask nodes that let somebody wait whether they are there, and some others to compare."""
+        away = {*silent, *self._transport.out}
+        others = [node for node in self._transport.members if node not in away][:_WITNESSES]
+        asked = [*silent, *others]
+        answers = dict(zip(asked, self._pool.map(self._answer, asked), strict=True))
+        if all(answers.values()):
+            return
+        for node in silent:
+            if (error := answers[node]) is not None:
+                self._transport.lose(node, error)
+
+    def _tell(self) -> None:
+        """Say what has changed since it was said last."""
+        out = self._transport.out
+        for node, reason in out.items():
+            if node not in self._out:
+                self._watch.lost(node, reason)
+        members = self._transport.members
+        for node in self._out:
+            if node not in out and node in members:
+                self._watch.back(node)
+        self._out = out
+
+    def _join(self, nodes: Sequence[str]) -> None:
+        """Let nodes join, all at once and meanwhile: one may have to be sent a network first."""
+        for node in nodes:
+            before = self._joining.get(node)
+            if before is None or before.done():
+                self._tried_at[node] = time.monotonic()
+                self._joining[node] = self._pool.submit(self._let_join, node)
 
     def _let_join(self, node: str) -> None:
         is_new = node not in self._transport.members
         try:
             self._require(node)
-            self._transport.join(node, lambda: self._make(node))
+            self._transport.join(node, partial(self._make, node))
         except Unavailable:
-            return  # it is asked again at the next look
+            return  # it is asked again later
         except FrostlineError as error:
-            self._refuse(node, error)
+            if is_new:
+                self._refuse(node, error)
+            else:
+                self._transport.lose(node, error)
             return
         self._refused.pop(node, None)
         if is_new:
             self._watch.joined(node)
 
-    def _refusal(self, node: str) -> FrostlineError | None:
-        """Why a node cannot take part; None where it can, or does not answer yet."""
+    def _answer(self, node: str) -> FrostlineError | None:
+        """Why a node cannot take part now; None where it can."""
         try:
             self._require(node)
-        except Unavailable:
-            return None
         except FrostlineError as error:
             return error
         return None
 
     def _require(self, node: str) -> None:
-        """Make sure that a node is there and of a version that can talk."""
+        """Make sure that a node is there, ready, and speaks a protocol of this side."""
         transport = self._probe(node)
+        self._probes.add(transport)
         try:
-            version = transport.health().version
+            if self._is_closed:
+                raise NodeUnreachable("nobody asks any more")
+            health = transport.health()
         finally:
+            self._probes.discard(transport)
             transport.close()
-        if not can_talk(version):
-            raise Refused(
-                f"{node} runs Frostline {version}, which does not talk with {__version__}: bring both to one version"
-            )
+        require_protocol(health, node)
+        if health.trouble:
+            raise NodeUnreachable(f"the node at {node} is not ready: {health.trouble}")
 
     def _refuse(self, node: str, error: FrostlineError) -> None:
         if self._refused.get(node) != str(error):
@@ -167,14 +297,16 @@ def watching(membership: Membership) -> Iterator[None]:
     ended = threading.Event()
 
     def look() -> None:
-        seen, waited_s = _stamps(membership.files), 0.0
-        while not ended.wait(_FILE_EVERY_S):
-            waited_s += _FILE_EVERY_S
-            now = _stamps(membership.files)
-            if now == seen and waited_s < _EVERY_S:
+        seen, looked_at, stamped_at = _stamps(membership.files), time.monotonic(), time.monotonic()
+        while not ended.wait(min(_TEND_EVERY_S, _FILE_EVERY_S)):
+            membership.tend()
+            now = time.monotonic()
+            if now - stamped_at < _FILE_EVERY_S:
                 continue
-            seen, waited_s = now, 0.0
-            membership.look()
+            stamped_at, stamps = now, _stamps(membership.files)
+            if stamps != seen or now - looked_at >= _EVERY_S:
+                seen, looked_at = stamps, now
+                membership.look()
 
     thread = threading.Thread(target=look, name="frostline-nodes", daemon=True)
     thread.start()
@@ -182,6 +314,7 @@ def watching(membership: Membership) -> Iterator[None]:
         yield
     finally:
         ended.set()
+        membership.end_probes()
         thread.join()
 
 
@@ -218,6 +351,10 @@ def balanced(
             yield transport
     finally:
         transport.close()
+        membership.close()
+
+
+_SLOW = NodeUnreachable("it was not there when the job began")
 
 
 def _stamps(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:

@@ -29,7 +29,7 @@ from frostline.control.store import RecordWriter
 from frostline.core.errors import BadRequest, Forbidden, OverBudget, Unauthenticated
 from frostline.node.http.pages import MAX_VIEWERS, Dashboard, LiveAnswers
 from frostline.node.http.requests import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_response, recognise
-from frostline.wire.messages import MAX_PATCH_BYTES
+from frostline.wire.messages import MAX_PATCH_BYTES, known_only
 
 __all__ = (
     "ControlPlane",
@@ -295,6 +295,7 @@ class _Routes:
         return json_response({"state": "ready"})
 
     def _asker(self, request: Request) -> str:
+        known_only(dict(request.query_params), (), "the address")
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         tenant = self._plane.identify(token.strip() if kind.lower() == "bearer" else None)
         recognise(request.scope.get("state", {}))

@@ -321,6 +321,10 @@ class PacedTransport:
         """See ``Transport.statistics``."""
         return self._transport.statistics()
 
+    def break_off(self) -> None:
+        """See ``Transport.break_off``."""
+        self._transport.break_off()
+
     def close(self) -> None:
         """Stop the requests that wait."""
         self._follower.close()

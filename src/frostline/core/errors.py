@@ -40,6 +40,7 @@ FrostlineError
 │   └── OverBudget            it cannot fit the node's memory budget
 └── Unavailable               worth trying again
     ├── NodeUnreachable       no connection, or it broke
+    │   └── AnswerDamaged     what came is not what the node sent
     └── Overloaded            the node is busy; carries how long to wait
 """
 
@@ -49,6 +50,7 @@ from collections.abc import Iterable
 __all__ = (
     "AccessDenied",
     "AddressInUse",
+    "AnswerDamaged",
     "BadRequest",
     "DataChanged",
     "DataError",
@@ -254,6 +256,10 @@ class Unavailable(FrostlineError):
 
 class NodeUnreachable(Unavailable):
     """No connection to the node, or it broke in the middle of an answer."""
+
+
+class AnswerDamaged(NodeUnreachable):
+    """What came of an answer is not what the node sent: its checksum differs, or it makes no sense."""
 
 
 class Overloaded(Unavailable):

@@ -18,10 +18,12 @@ __all__ = (
     "HeadSelected",
     "LayersUnfrozen",
     "MeasurementFailed",
+    "NodeBack",
     "NodeExcluded",
     "NodeFull",
     "NodeJoined",
     "NodeLeft",
+    "NodeLost",
     "NodeRestarted",
     "Observer",
     "PhaseStarted",
@@ -316,6 +318,21 @@ class NodeLeft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """One of several nodes is asked nothing for now, and why: it is silent, cannot be reached, or refuses."""
+
+    url: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBack:
+    """A node that was lost answers again."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeExcluded:
     """One of several nodes gets no more of the work that an engine does, since it cannot run that engine."""
 
@@ -362,6 +379,8 @@ Event = (
     | NodeFull
     | NodeJoined
     | NodeLeft
+    | NodeLost
+    | NodeBack
     | NodeExcluded
     | NodeRestarted
     | SetupWarning

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,11 +33,13 @@ from frostline.core.config import LoaderSettings
 from frostline.core.errors import (
     DataError,
     DataNotFound,
+    EmptyDataset,
     FrostlineError,
     NodeUnreachable,
     Overloaded,
     Refused,
     SettingError,
+    StoreError,
     Unavailable,
 )
 from frostline.core.events import Observer, PhaseStarted
@@ -280,7 +283,7 @@ class NodeListing:
     sleep: Callable[[float], None] = time.sleep
 
     def manifest(self, observe: Observer) -> Manifest:
-        """The manifest, from the first node that answers.
+        """The manifest, from the first node that answers; those that hang or are not ready are asked last.
 
         Args:
             observe: told how far the node is.
@@ -293,10 +296,10 @@ class NodeListing:
             OutOfSpace: the disk is full.
         """
         failures: list[FrostlineError] = []
-        for url in listed_nodes(self.nodes):
+        for url in _ready_first(listed_nodes(self.nodes)):
             try:
                 return self._from(url, observe)
-            except (Refused, Unavailable) as error:
+            except _ITS_OWN as error:
                 failures.append(error)
         # Of several, one that answered says more than one that is away.
         raise next((error for error in failures if not isinstance(error, NodeUnreachable)), failures[0])
@@ -316,7 +319,7 @@ class NodeListing:
     def _asked(self, url: str, observe: Observer) -> Manifest:
         settings = LoaderSettings()
         token = self.token or settings.token
-        connections = Connections(*address_of(url), deadline_s=settings.deadline_s, max_idle=0)
+        connections = Connections(*address_of(url), deadline_s=min(settings.deadline_s, _SILENCE_S), max_idle=0)
         exchange = Exchange(connections, url)
         known = self._known()
         request = ListingRequest(
@@ -391,6 +394,35 @@ class NodeListing:
             raise error_of_system(error, str(path)) from error
         finally:
             part.unlink(missing_ok=True)
+
+
+# What may be wrong with one node alone: its roots, its mount, its credentials, its store, the way to it.
+_ITS_OWN = (DataNotFound, EmptyDataset, Refused, StoreError, Unavailable)
+# Longest silence of a node that is asked whether it is ready, before others are asked to list.
+_READY_S = 1.5
+_PROBES = 16
+# Three of the beats by which a node that lists says that it is there.
+_SILENCE_S = 30.0
+
+
+def _ready_first(urls: Sequence[str]) -> Sequence[str]:
+    """Addresses of nodes, those in front that say at once that they are ready; all are asked at the same time."""
+    if len(urls) < 2:
+        return urls
+    with ThreadPoolExecutor(_PROBES, "frostline-probe") as probes:
+        ready = dict(zip(urls, probes.map(_is_ready, urls), strict=True))
+    return sorted(urls, key=lambda url: not ready[url])
+
+
+def _is_ready(url: str) -> bool:
+    exchange = Exchange(Connections(*address_of(url), deadline_s=_READY_S, max_idle=0), url)
+    try:
+        return exchange.send(Message(method="GET", path="/v1/ready")) == _OK
+    except Unavailable:
+        return False
+    finally:
+        exchange.break_off()
+        exchange.end()
 
 
 def _refusal(status: int, body: bytes, url: str) -> FrostlineError:

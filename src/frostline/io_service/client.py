@@ -21,7 +21,14 @@ import numpy as np
 from frostline.client.http import ResponseStream
 from frostline.core import FeatureBatch
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import FrostlineError, NodeUnreachable, OverBudget, SettingError, Unauthenticated
+from frostline.core.errors import (
+    AnswerDamaged,
+    FrostlineError,
+    NodeUnreachable,
+    OverBudget,
+    SettingError,
+    Unauthenticated,
+)
 from frostline.profiles import Profile
 from frostline.transport import Cancellation, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest, error_from_json
@@ -182,6 +189,10 @@ class Sockets:
         deadline_s: longest silence on a connection.
         max_idle: kept for later.
 
+    Attributes:
+        url: URL of the service.
+        exchanges: exchanges that were begun, as long as somebody has them.
+
     Raises:
         SettingError: The address is none.
     """
@@ -195,6 +206,7 @@ class Sockets:
         self._lock = threading.Lock()
         self._link: ServiceSocket | None = None
         self._idle: list[socket.socket] = []
+        self.exchanges: weakref.WeakSet[_Exchange] = weakref.WeakSet()
 
     def link(self) -> ServiceSocket:
         """This process at the service, which is told of it at the first use."""
@@ -227,6 +239,7 @@ class Sockets:
     def forked(self) -> None:
         """This process is a child of the one that connected: using its sockets would mix up both sides' answers."""
         self._lock = threading.Lock()
+        self.exchanges = weakref.WeakSet()
         self._close()
 
     def _close(self) -> None:
@@ -331,6 +344,11 @@ class IoTransport:
         """See ``Transport``; what this process asked for, and how fast the service's link to the node is."""
         with self._lock:
             return self._totals
+
+    def break_off(self) -> None:
+        """See ``Transport``."""
+        for exchange in list(self._sockets.exchanges):
+            exchange.break_off()
 
     def close(self) -> None:
         """Close the connections. Calling it again does nothing."""
@@ -438,7 +456,8 @@ class IoResponse(ResponseStream):
             batch = read_block(frame.says, memory)
             self._transport.count(bytes_received=int(frame.says["read_bytes"]))
         except (KeyError, OSError, TypeError, ValueError) as error:
-            raise FrostlineError(f"the I/O service sent a block that makes no sense: {error}") from error
+            self._transport.count(damaged=1)
+            raise AnswerDamaged(f"the I/O service sent a block that makes no sense: {error}") from error
         return batch
 
     def _end(self) -> None:
@@ -459,6 +478,7 @@ class _Exchange:
         self._is_broken_off = False
         self.is_whole = False
         self.answer = 0
+        sockets.exchanges.add(self)
 
     @property
     def link(self) -> ServiceSocket:

@@ -11,6 +11,7 @@ Who is connected: one session for each process that asks, what it was lent, and 
 
 import hashlib
 import json
+import logging
 import os
 import socket
 import struct
@@ -24,7 +25,7 @@ import numpy as np
 
 from frostline.cache.keys import row_keys
 from frostline.client.http import HttpTransport
-from frostline.client.membership import NodeWatch, balanced
+from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, balanced
 from frostline.core import EXACT, REFERENCE, FeatureBatch
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import EngineNotReady, FrostlineError, Overloaded, SettingError
@@ -48,16 +49,22 @@ __all__ = (
 )
 
 
-# A node that says nothing for so long is not there.
-_PROBE_S = 5.0
+_LOG = logging.getLogger("frostline.io")
 
 
-def _ignored(*_: str) -> None:
-    pass
+def _left_out(url: str, engine: str, why: EngineNotReady) -> None:
+    _LOG.warning("%s is left out of what %s computes: %s", url, engine, why)
 
 
-def _nobody_told(_: str, __: str, ___: EngineNotReady) -> None:
-    pass
+def _watch() -> NodeWatch:
+    """Logs who comes and goes: a service has no observer."""
+    return NodeWatch(
+        joined=lambda url: _LOG.info("%s takes part", url),
+        left=lambda url, why: _LOG.info("%s takes part no more: %s", url, why),
+        refused=lambda url, why: _LOG.warning("%s is left out: %s", url, why),
+        lost=lambda url, why: _LOG.warning("%s is asked nothing for now: %s", url, why),
+        back=lambda url: _LOG.warning("%s answers again", url),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,22 +93,24 @@ class Upstream:
 
         Raises:
             SettingError: An address or a root makes no sense.
+            Refused: No node speaks a protocol of this version.
         """
         if not self.near:
             yield from self._here()
             return
+        probing = LoaderSettings(deadline_s=PROBE_S)
         if len(self.near) > 1 or NodeList.is_one(self.near[0]):
-            probing = LoaderSettings(deadline_s=_PROBE_S)
             several = balanced(
                 self.near,
                 make=HttpTransport,
                 probe=partial(HttpTransport, settings=probing),
-                left_out=_nobody_told,
-                watch=NodeWatch(joined=_ignored, left=_ignored, refused=_ignored),
+                left_out=_left_out,
+                watch=_watch(),
             )
             with several as transport:
                 yield transport
             return
+        ask_protocol(self.near[0], HttpTransport(self.near[0], probing))
         with closing(HttpTransport(self.near[0])) as alone:
             yield alone
 

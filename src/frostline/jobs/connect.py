@@ -8,10 +8,10 @@ from functools import partial
 
 from frostline.client.balanced import BalancedTransport
 from frostline.client.http import HttpTransport
-from frostline.client.membership import NodeWatch, balanced
+from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, balanced
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import EngineNotReady, SettingError
-from frostline.core.events import Event, NodeJoined, NodeLeft, Observer, SetupWarning
+from frostline.core.events import Event, NodeBack, NodeJoined, NodeLeft, NodeLost, Observer, SetupWarning
 from frostline.datasets import Dataset
 from frostline.datasets.reading import roots_of
 from frostline.io_service.client import SCHEME
@@ -21,9 +21,6 @@ from frostline.transport import Transport
 from frostline.wire.node_lists import NodeList
 
 __all__ = ("members_of", "reach")
-
-# A node that says nothing for so long is not there.
-_PROBE_S = 5.0
 
 
 def _nobody(_: Event) -> None:
@@ -49,9 +46,13 @@ def reach(
         left_out: told of a node that cannot run an engine, by its URL.
         stack: closes what was made.
         observe: told which nodes come and go.
+
+    Raises:
+        Refused: No node speaks a protocol of this version.
+        NodeUnreachable: A list of nodes cannot be read, or names none.
     """
+    probing = replace(settings, deadline_s=min(PROBE_S, settings.deadline_s))
     if len(nodes) > 1 or any(map(NodeList.is_one, nodes)):
-        probing = replace(settings, deadline_s=min(_PROBE_S, settings.deadline_s))
         several = balanced(
             nodes,
             make=partial(_way, settings=settings),
@@ -62,6 +63,7 @@ def reach(
         return stack.enter_context(several)
     if nodes:
         transport = _way(nodes[0], settings)
+        ask_protocol(nodes[0], _way(nodes[0], probing))
     else:
         # Who wants no request made twice wants no read made twice either.
         quantile = max(node.hedge_quantile, settings.hedge_quantile)
@@ -95,6 +97,8 @@ def _watch(observe: Observer) -> NodeWatch:
     return NodeWatch(
         joined=lambda url: observe(NodeJoined(url=url)),
         left=lambda url, why: observe(NodeLeft(url=url, reason=why)),
+        lost=lambda url, why: observe(NodeLost(url=url, reason=why)),
+        back=lambda url: observe(NodeBack(url=url)),
         refused=lambda url, why: observe(SetupWarning(reason=f"a node is left out, {url}: {why}")),
     )
 

@@ -26,7 +26,7 @@ from frostline.models.cuts import DTYPE_BYTES
 from frostline.models.head import PortableHead, head_from_json, head_to_json
 from frostline.preprocess import Preprocess
 from frostline.transport import BesideTraining, TrainsBeside
-from frostline.wire.messages import error_from_json
+from frostline.wire.messages import error_from_json, known_only
 from frostline.wire.recipes import Recipe, event_from_json
 
 __all__ = (
@@ -98,6 +98,25 @@ class Assignment:
         return sum(math.prod(spec.shape) * DTYPE_BYTES[spec.dtype] for spec in self.inputs)
 
 
+_ABOUT = (
+    "format",
+    "data",
+    "reading",
+    "classes",
+    "prefix",
+    "engine",
+    "cut",
+    "inputs",
+    "preprocess",
+    "plain_preprocess",
+    "head",
+    "recipe",
+    "views",
+    "max_skipped",
+    "allow_nonfinite",
+)
+
+
 def write_assignment(assignment: Assignment) -> bytes:
     """The file: a safetensors archive whose metadata holds the graphs, the recipe and the rest as JSON."""
     head, tensors = head_to_json(assignment.head)
@@ -142,6 +161,7 @@ def read_assignment(body: bytes) -> Assignment:
 def _read(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Assignment:
     if about["format"] != _FORMAT:
         raise UnsafeArtifact(f"this training is of format {about['format']}; this node reads format {_FORMAT}")
+    known_only(about, _ABOUT, "a training")
     return Assignment(
         data=text(about["data"]),
         reading=text(about["reading"]),

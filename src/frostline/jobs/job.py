@@ -32,7 +32,7 @@ from frostline.loaders.sample_map import TravellingFunction
 from frostline.planning import Plan, Situation
 from frostline.planning.replanning import Diagnosis, diagnose
 from frostline.preprocess import Preprocess
-from frostline.transport import TrainsBeside
+from frostline.transport import CountsNodes, TrainsBeside
 from frostline.wire.recipes import Recipe
 
 if TYPE_CHECKING:  # of PyTorch, which other frameworks do without
@@ -437,8 +437,15 @@ class Job(JobTable):
 
     def statistics(self) -> JobStatistics:
         """What the job did so far."""
-        wire = self._fetcher.transport.statistics()
-        return replace(self._collector.statistics(), wire_bytes=wire.bytes_received, requests=wire.requests)
+        transport = self._fetcher.transport
+        wire, nodes = transport.statistics(), transport.uses() if isinstance(transport, CountsNodes) else ()
+        return replace(
+            self._collector.statistics(),
+            wire_bytes=wire.bytes_received,
+            requests=wire.requests,
+            damaged=wire.damaged,
+            nodes=nodes,
+        )
 
     def stages(self) -> dict[str, float]:
         """Seconds by stage so far, summed over threads; stages overlap, and a node's are those of all its jobs.

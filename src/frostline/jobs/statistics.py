@@ -7,6 +7,7 @@ What ran where and why, predicted and measured, as text for people and values fo
 
 import inspect
 import json
+import logging
 import os
 import tempfile
 import threading
@@ -31,6 +32,7 @@ from frostline.core.events import (
     EpochFinished,
     EpochStarted,
     Event,
+    NodeLost,
     Observer,
     Replanned,
     RequestFinished,
@@ -46,6 +48,7 @@ from frostline.datasets.manifest import refusal_of
 from frostline.loaders.fetch import EngineChoice
 from frostline.planning import Plan, Situation, explain
 from frostline.planning.replanning import Diagnosis, diagnose
+from frostline.transport import NodeUse
 
 __all__ = (
     "Explanation",
@@ -134,6 +137,7 @@ def _nowhere() -> None:
     return None
 
 
+_LOG = logging.getLogger("frostline")
 # Where Frostline's own code lies: a warning is about the call from outside it.
 _PACKAGE = str(Path(__file__).parents[1])
 # A job of days has many, and each costs memory.
@@ -153,6 +157,7 @@ class JobStatistics:
         hedges: requests made a second time, because they were late.
         answered: requests whose answers came whole.
         answering_s: seconds from sending those to the ends of their answers, summed.
+        damaged: answers that did not come as they were sent, by their checksums, and were asked for again.
         quota_refusals: requests that a quota of the node refused.
         samples: handed to the training loop.
         from_cache: samples of these that did not cross the network.
@@ -169,6 +174,7 @@ class JobStatistics:
         first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
         replans: changes of the plan while the job ran.
         tunings: changes of the windows' bounds that were kept; the last hundred of them.
+        nodes: requests of this process to each node, and their outcome; empty where there is only one node.
     """
 
     wire_bytes: int = 0
@@ -177,6 +183,7 @@ class JobStatistics:
     hedges: int = 0
     answered: int = 0
     answering_s: float = 0.0
+    damaged: int = 0
     quota_refusals: int = 0
     samples: int = 0
     from_cache: int = 0
@@ -192,6 +199,7 @@ class JobStatistics:
     first_nonfinite: str = ""
     replans: tuple[Replanned, ...] = ()
     tunings: tuple[Tuned, ...] = ()
+    nodes: tuple[NodeUse, ...] = ()
 
     @property
     def fetched_per_s(self) -> float | None:
@@ -320,8 +328,9 @@ class StatisticsCollector:
         """The counts so far; ``wire_bytes`` and ``requests`` are the transport's to fill in."""
         with self._lock:
             self._hear()
+            counted: dict[str, Any] = dict(self._sums)
             return JobStatistics(
-                **self._sums,
+                **counted,
                 codec_error=self._codec_error,
                 stall_s=self._stall_s,
                 answering_s=self._answering_s,
@@ -397,9 +406,14 @@ class StatisticsCollector:
 
 
 def warn_user(event: Event) -> None:
-    """Warn, as Python does, where a job is not made as it was asked for: what happens to events without an observer."""
+    """What happens to events without an observer.
+
+    Python warns where a job is not made as it was asked for, and a node that is lost is logged.
+    """
     if isinstance(event, SetupWarning):
         warnings.warn(event.reason, stacklevel=_level_of_caller())
+    elif isinstance(event, NodeLost):
+        _LOG.warning("node %s is asked nothing for now: %s", event.url, event.reason)
 
 
 def _level_of_caller() -> int:
@@ -504,6 +518,7 @@ class Explanation(ShownInNotebooks):
             },
             "replans": [asdict(replan) for replan in self._replans],
             "tunings": [asdict(tuning) for tuning in self.statistics.tunings],
+            "nodes": [asdict(use) for use in done.nodes],
         }
 
     @property
@@ -536,7 +551,21 @@ class Explanation(ShownInNotebooks):
             lines.append(f"largest relative error by a codec: {done.codec_error:.2g}")
         if done.nonfinite:
             lines.append(f"not finite: {done.nonfinite} samples as they came; {done.first_nonfinite}")
-        return lines
+        return [*lines, *map(_used, done.nodes)]
+
+
+def _used(node: NodeUse) -> str:
+    """What came of asking one of several nodes."""
+    counted = {
+        "requests failed": node.failures,
+        "of others' requests taken over": node.retries,
+        "samples that only others could read": node.unreadable,
+        "damaged answers": node.damaged,
+    }
+    parts = [f"{node.samples:,} samples in {node.requests:,} requests"]
+    parts += [f"{count:,} {what}" for what, count in counted.items() if count]
+    parts += [f"asked nothing now: {node.trouble}"] if node.trouble else []
+    return f"{node.url}: {', '.join(parts)}"
 
 
 def _tuned(one: Tuned) -> str:

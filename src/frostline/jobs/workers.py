@@ -21,14 +21,14 @@ import numpy.typing as npt
 from frostline.cache import FeatureStore, Scope
 from frostline.core import Cut, Route, Skipped, TensorSpec
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.events import Event, Observer
+from frostline.core.events import Event, NodeLost, Observer
 from frostline.core.system import usable_cores
 from frostline.datasets import Dataset
 from frostline.jobs.activity import ActivityMeter, PassProgress, followed
 from frostline.jobs.connect import reach
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, finite_check, tuner_of
 from frostline.jobs.router import Clocks, Router
-from frostline.jobs.statistics import SkipLog, StatisticsCollector
+from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.loaders.arguments import ALONE, Ranks
 from frostline.loaders.epoch_loader import ArrayLoader
 from frostline.loaders.fetch import Fetcher, NodeEngine, Shipment
@@ -102,7 +102,7 @@ class WorkerSetup:
         progress = PassProgress(_ignore)
         settings, collector = _share(self.settings, workers), self._collector(progress)
         nodes = self.nodes or (() if self.forked is None else self.forked.nodes)
-        transport = reach(nodes, self.data, settings, self.node, _left_out, stack)
+        transport = reach(nodes, self.data, settings, self.node, _left_out, stack, _log_lost)
         router = Router(
             cuts=self.cuts,
             shares=shares,
@@ -212,6 +212,12 @@ def _nothing() -> None:
 
 def _ignore(_: Event) -> None:
     pass
+
+
+def _log_lost(event: Event) -> None:
+    """A worker has no observer; what it sees of lost nodes stands in its log."""
+    if isinstance(event, NodeLost):
+        warn_user(event)
 
 
 def _left_out(_: str, __: str, ___: Exception) -> None:

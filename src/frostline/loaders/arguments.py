@@ -179,6 +179,9 @@ class KeyValueStore(Protocol):
     def get(self, key: str, /) -> bytes:
         """The value, once it is there; an error after the store's own deadline."""
 
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a number, which is 0 at first, and give what it is then."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
@@ -230,18 +233,22 @@ class Ranks:
         return cls(rank=rank, world_size=dist.get_world_size(group), gather=_TorchGather(group))
 
     @classmethod
-    def by_store(cls, store: KeyValueStore, rank: int, world_size: int) -> Self:
+    def by_store(cls, store: KeyValueStore, rank: int, world_size: int, *, run: str = "") -> Self:
         """Processes without a process group that reach one store, such as those of JAX or TensorFlow.
 
+        They may be made once, or anew for each epoch: each rank makes as many of them as the others.
+
         Args:
-            store: for these ranks alone (``torch.distributed.PrefixStore`` makes one of a larger one), empty at first.
+            store: for these ranks alone (``torch.distributed.PrefixStore`` makes one of a larger one).
             rank: rank of this process.
             world_size: how many there are.
+            run: name of this start of the processes, the same at all ranks, where the store outlives them: such as the
+                launcher's count of restarts. What an earlier start left in the store is then not read.
 
         Raises:
             SettingError: the rank is not below the number of ranks.
         """
-        return cls(rank=rank, world_size=world_size, gather=_StoreGather(store, rank, world_size))
+        return cls(rank=rank, world_size=world_size, gather=_StoreGather(store, rank, world_size, run))
 
     @property
     def are_several(self) -> bool:
@@ -287,22 +294,31 @@ class _TorchGather:
 
 
 class _StoreGather:
-    """Gathers bytes over a store: each handshake has keys of its own, and each rank waits for all of them."""
+    """Gathers bytes over a store: each handshake has keys of its own, and each rank waits for all of them.
 
-    def __init__(self, store: KeyValueStore, rank: int, world_size: int) -> None:
+    The store counts those that each rank has had, so that one that is made anew reads no keys of the one before.
+    """
+
+    def __init__(self, store: KeyValueStore, rank: int, world_size: int, run: str) -> None:
         self._store = store
         self._rank = rank
         self._world_size = world_size
-        self._number = 0
+        self._run = run
+        self._made = self._number = 0
 
     def __call__(self, record: bytes) -> Sequence[bytes]:
+        if not self._made:
+            self._made = self._store.add(f"frostline/{self._run}/made/{self._rank}", 1)
         self._number += 1
-        self._store.set(f"frostline/{self._number}/{self._rank}", record)
+        self._store.set(self._key(self._rank), record)
         return [self._get(rank) for rank in range(self._world_size)]
+
+    def _key(self, rank: int) -> str:
+        return f"frostline/{self._run}/{self._made}/{self._number}/{rank}"
 
     def _get(self, rank: int) -> bytes:
         try:
-            return bytes(self._store.get(f"frostline/{self._number}/{rank}"))
+            return bytes(self._store.get(self._key(rank)))
         except RuntimeError as error:  # what every store of torch raises
             raise Unavailable(f"rank {rank} did not say what it is about to read: {error}; does it run?") from error
 

@@ -1,10 +1,13 @@
 """Reads and decodes single samples within the memory for decoding, from the store or from the node's own disk."""
 
+import logging
+import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ import numpy.typing as npt
 from frostline.batching import readable_bytes
 from frostline.core import UNPACKED, URLS, Samples, Skipped, View
 from frostline.core.config import NodeSettings, cache_folder
-from frostline.core.errors import ObjectNotFound, SampleError, SettingError
+from frostline.core.errors import FrostlineError, ObjectNotFound, SampleError, SettingError
 from frostline.node.memory import Pool
 from frostline.node.pipeline import Slab
 from frostline.node.statistics import Counters
@@ -27,6 +30,7 @@ from frostline.stores.readahead import ReadAhead
 __all__ = (
     "LocalSamples",
     "NodeTier",
+    "ReadWatch",
     "SampleReader",
     "SharedDecoder",
     "StoredSamples",
@@ -151,6 +155,83 @@ _COPIES = 3
 _FIRST_GUESS = 1_000_000
 
 
+_LOG = logging.getLogger("frostline.node")
+# Reads of a store that end take less; where none of those under way has ended for so long, the store hangs.
+_STUCK_S = 1.5
+# A store whose reads take longer hangs after so many times what they usually take, each read a tenth of that mean.
+_TIMES_USUAL = 3.0
+_WEIGHT = 0.1
+# Samples that could not be read one after the other, after which the store is suspected, and for how long.
+_LOST_IN_A_ROW = 8
+_SUSPECTED_S = 30.0
+# Least seconds between two log lines about reads.
+_SAID_EVERY_S = 10.0
+
+
+class ReadWatch:
+    """Sees whether the reads of a node's stores end, and end well, and logs those that fail. Safe for threads.
+
+    Args:
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pending: dict[object, float] = {}
+        self._ended_at = self._failed_at = self._said_at = -math.inf
+        self._usual_s: float | None = None
+        self._lost_in_a_row = 0
+        self._unsaid = 0
+        self._reason = ""
+
+    @contextmanager
+    def reading(self, object: str) -> Iterator[None]:
+        """While an object is read."""
+        mark = [object]
+        began = self._clock()
+        with self._lock:
+            self._pending[id(mark)] = began
+        try:
+            yield
+        except FrostlineError as error:
+            self.failed(object, error)
+            raise
+        else:
+            self._lost_in_a_row = 0
+        finally:
+            with self._lock:
+                del self._pending[id(mark)]
+                self._ended_at = self._clock()
+                took_s = self._ended_at - began
+                usual_s = took_s if self._usual_s is None else self._usual_s
+                self._usual_s = usual_s + _WEIGHT * (took_s - usual_s)
+
+    def failed(self, object: str, error: FrostlineError) -> None:
+        """A read failed; said in the log, with how many since the line before."""
+        with self._lock:
+            now = self._failed_at = self._clock()
+            self._lost_in_a_row += 1
+            self._reason = f"{object}: {error}"
+            self._unsaid += 1
+            if now - self._said_at < _SAID_EVERY_S:
+                return
+            self._said_at, count, self._unsaid = now, self._unsaid, 0
+        _LOG.warning("cannot read %s (%d since the last such line)", self._reason, count)
+
+    def trouble(self) -> str:
+        """Why the store is suspected; empty where it is not."""
+        with self._lock:
+            now = self._clock()
+            oldest = min(self._pending.values(), default=now)
+            silent_s = now - max(oldest, self._ended_at)
+            if silent_s > max(_STUCK_S, _TIMES_USUAL * (self._usual_s or 0.0)):
+                return f"no read of its store has ended for {silent_s:.1f} s, with {len(self._pending)} under way"
+            if self._lost_in_a_row >= _LOST_IN_A_ROW and now - self._failed_at < _SUSPECTED_S:
+                return f"it could not read the last {self._lost_in_a_row} samples, such as {self._reason}"
+        return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedDecoder:
     """The resources for decoding that all requests share.
@@ -159,11 +240,13 @@ class SharedDecoder:
         memory: pool for encoded samples and the buffers of decoding.
         slots: one slot per image that may be decoded at once; more may be read at once, to hide the store's latency.
         counters: counters of the request.
+        reads: sees whether reads end.
     """
 
     memory: Pool
     slots: threading.Semaphore
     counters: Counters
+    reads: ReadWatch = field(default_factory=ReadWatch)
 
 
 class StoredSamples:
@@ -174,11 +257,18 @@ class StoredSamples:
         samples: samples of the request.
         counters: counters of the request.
         here: samples on the node's own disk; None if none are kept.
+        reads: sees whether reads end; None where nobody asks whether they do.
     """
 
     def __init__(
-        self, store: Versioned, samples: Samples, counters: Counters, here: LocalSamples | None = None
+        self,
+        store: Versioned,
+        samples: Samples,
+        counters: Counters,
+        here: LocalSamples | None = None,
+        reads: ReadWatch | None = None,
     ) -> None:
+        self._reads = reads
         self._store = store
         self._samples = samples
         self._counters = counters
@@ -216,12 +306,20 @@ class StoredSamples:
         if kept is not None:
             self._counters.add(read_s=time.perf_counter() - started, tier_hits=1)
             return kept
-        data, version = self._store.read_version(*self._place(row))
+        if self._reads is None:
+            data, version = self._from_store(row)
+        else:
+            with self._reads.reading(self._samples.objects[row]):
+                data, version = self._from_store(row)
         self._counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
-        self._check_version(row, version)
         if self._here is not None:
             self._here.put(row, data, version)
         return data
+
+    def _from_store(self, row: int) -> tuple[Buffer, str]:
+        data, version = self._store.read_version(*self._place(row))
+        self._check_version(row, version)
+        return data, version
 
     def _check_version(self, row: int, version: str) -> None:
         samples = self._samples
@@ -259,7 +357,7 @@ class SampleReader(StoredSamples):
         is_abandoned: Callable[[], bool],
         here: LocalSamples | None = None,
     ) -> None:
-        super().__init__(store, samples, decoding.counters, here)
+        super().__init__(store, samples, decoding.counters, here, decoding.reads)
         self._preprocess = preprocess
         self._view = view
         self._decoding = decoding
@@ -338,13 +436,14 @@ class SampleReader(StoredSamples):
 
     def _read_all(self, rows: Sequence[int]) -> list[Buffer | Skipped]:
         started, found = time.perf_counter(), list[Buffer | Skipped]()
-        for row in rows:
-            try:
-                data, version = self._store.read_version(*self._place(row))
-                self._check_version(row, version)
-                found.append(data)
-            except (ObjectNotFound, SampleError) as error:
-                found.append(self._lost(row, error))
+        reads = self._decoding.reads
+        with reads.reading(self._samples.objects[rows[0]]):
+            for row in rows:
+                try:
+                    found.append(self._from_store(row)[0])
+                except (ObjectNotFound, SampleError) as error:
+                    reads.failed(self._samples.objects[row], error)
+                    found.append(self._lost(row, error))
         nbytes = sum(len(buffer) for buffer in found if not isinstance(buffer, Skipped))
         self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=nbytes)
         return found

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol, Self
 
 import numpy as np
@@ -317,6 +318,21 @@ class Stores:
     def allowed(self, roots: tuple[str, ...] | None) -> tuple[str, ...]:
         """The canonical URLs of the roots that a tenant may read; None means all roots of the node."""
         return self._roots if roots is None else tuple(normalise_url(root) for root in roots)
+
+    def unreadable(self) -> str:
+        """Why a folder that is served cannot be listed; empty where all can. It may wait for a disk that hangs."""
+        for root in self._roots:
+            if not root.startswith("file:"):
+                continue
+            path = Path(parse_url(root).path)
+            try:
+                if path.is_dir():
+                    next(path.iterdir(), None)
+                else:
+                    path.stat()
+            except OSError as error:
+                return f"{root} cannot be listed: {error.strerror or error}"
+        return ""
 
     def store(
         self,

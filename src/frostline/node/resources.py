@@ -18,7 +18,7 @@ from frostline.core import OBJECTS, REFERENCE, FeatureBatch
 from frostline.core.config import NodeSettings, TenantSettings, devices_of
 from frostline.core.errors import BadRequest, OverBudget, SettingError
 from frostline.engines.machine import free_device_bytes, is_accelerator
-from frostline.node.decode import NodeTier, SampleReader, SharedDecoder
+from frostline.node.decode import NodeTier, ReadWatch, SampleReader, SharedDecoder
 from frostline.node.device import Device, Devices
 from frostline.node.feature_cache import shared_bytes
 from frostline.node.memory import CancelScope, Lane, LockedFairShares, Pool, Readers, Reservation, Shares
@@ -293,6 +293,7 @@ class RequestOpener:
     Attributes:
         stores: stores under the node's roots.
         prefixes: prefixes that the node holds.
+        reads: sees whether reads of the stores end.
     """
 
     def __init__(self, settings: NodeSettings, stores: Stores, prefixes: Prefixes, resources: Resources) -> None:
@@ -301,6 +302,7 @@ class RequestOpener:
         self._waiters = resources.waiters
         self._ahead: Pool = resources.pools["ahead"]
         self._memory: Pool = resources.pools["decode"]
+        self.reads = ReadWatch()
         self._decoders = threading.Semaphore(settings.decode_threads)
         self._blocks = BlockReadRegistry()
         self._tier = NodeTier(settings)
@@ -373,7 +375,7 @@ class RequestOpener:
             BadRequest: if they do not lie under a root of this node that the account may read.
         """
         store = self.store(request, preprocess, account) if sent is None else sent
-        decoding = SharedDecoder(memory=self._memory, slots=self._decoders, counters=counters)
+        decoding = SharedDecoder(memory=self._memory, slots=self._decoders, counters=counters, reads=self.reads)
         samples = request.samples
         # The system reads a folder's next bytes ahead by itself.
         if sent is not None or isinstance(store, FolderStore | MmapFolder):

@@ -239,7 +239,30 @@ class Node:
             memory_bytes=self._settings.memory_bytes,
             roots=self._stores.allowed(None if asker is None else asker.settings.roots),
             cores=usable_cores(),
+            trouble=self.trouble(),
         )
+
+    def trouble(self) -> str:
+        """Why the node should be asked for nothing now; empty where it is fine. Waits for nothing."""
+        if self._resources.gate.is_draining:
+            return "draining"
+        return self._opener.reads.trouble()
+
+    def not_ready(self) -> str:
+        """Why no new requests should come; empty where they may. It may wait for a disk that hangs.
+
+        That is the node's trouble; or all its requests are under way; or a folder that it serves cannot be listed.
+        """
+        trouble = self.trouble()
+        if trouble:
+            return trouble
+        if self._resources.gate.is_full:
+            return "as many requests are under way as may be"
+        return self._stores.unreadable()
+
+    def drain(self) -> None:
+        """Take no more requests, and say so; those under way go on."""
+        self._resources.gate.drain()
 
     def identify(self, token: str | None) -> Account:
         """The account of a token; see ``Tenants.identify`` for the errors."""

@@ -19,6 +19,7 @@ from frostline.core.config import TenantSettings
 from frostline.core.errors import (
     BadRequest,
     Forbidden,
+    NodeUnreachable,
     OverBudget,
     Overloaded,
     SettingError,
@@ -502,7 +503,17 @@ class Gate:
         self._accounts = accounts
         self._lock = threading.Lock()
         self._inside: set[Admission] = set()
-        self._is_shut = False
+        self._is_shut = self._is_draining = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many requests are under way as may be."""
+        return len(self._inside) >= self._max_requests
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the node takes no more requests, since it is about to stop."""
+        return self._is_draining
 
     @property
     def inside(self) -> int:
@@ -517,9 +528,12 @@ class Gate:
             account: account of the tenant that asks.
 
         Raises:
+            NodeUnreachable: if the node is about to stop.
             Overloaded: if too many requests are under way, or the tenant has used up a quota.
             OverBudget: if its body is longer than this node can ever read.
         """
+        if self._is_draining:
+            raise NodeUnreachable("the node is draining: it is about to stop, and takes no more requests")
         self.check_body(body_bytes)
         admission = self._admission(body_bytes, account)
         if admission is None:
@@ -550,6 +564,10 @@ class Gate:
             if admission in self._inside:
                 self._inside.discard(admission)
                 admission.account.leave()
+
+    def drain(self) -> None:
+        """Admit no more requests, and say that the node is about to stop; those under way go on."""
+        self._is_draining = True
 
     def shut(self) -> None:
         """Admit no more requests."""

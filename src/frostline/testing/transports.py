@@ -149,6 +149,12 @@ class ScriptedTransport(Transport):
                 bytes_received=self._node.bytes_sent, requests=len(self.requests), failures=self._node.failures
             )
 
+    def break_off(self) -> None:
+        """Break every answer under way."""
+        with self._node.changed:
+            self._node.breaks += 1
+            self._node.changed.notify_all()
+
     def close(self) -> None:
         """Break every answer under way, for good."""
         self.go_down()
@@ -196,6 +202,7 @@ class _Node:
         self.changed = threading.Condition()
         self.open_gates: set[str] = set()
         self.is_down = False
+        self.breaks = 0
         self.bytes_sent = 0
         self.failures = 0
         self._activations = activations
@@ -213,7 +220,12 @@ class _Node:
 
     def wait_at(self, gate: str, is_closed: Callable[[], bool]) -> None:
         with self.changed:
-            self.changed.wait_for(lambda: gate in self.open_gates or self.is_down or is_closed())
+            before = self.breaks
+            self.changed.wait_for(
+                lambda: gate in self.open_gates or self.is_down or is_closed() or self.breaks != before
+            )
+            if self.breaks != before:
+                raise self.failed(NodeUnreachable("the answer was broken off"))
 
     def batch(self, samples: Samples, request: FeatureRequest) -> FeatureBatch:
         self.check_up()

@@ -527,6 +527,7 @@ class _Run:
             stall_s=statistics.stall_s,
             stages={**seconds, **self._head_stage(), "waiting for a batch": statistics.stall_s},
             where=tuple(WorkLocation(part=part, where=where) for part, where in explained.where),
+            nodes=explained.statistics.nodes,
             skipped=statistics.skipped,
             interrupted=self._interrupted,
             resumed_steps=record.resumed_steps,

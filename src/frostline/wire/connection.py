@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from frostline.core.errors import NodeUnreachable, SettingError
+from frostline.core.errors import FrostlineError, NodeUnreachable, SettingError
 
 __all__ = (
     "Connection",
@@ -178,6 +179,10 @@ def address_of(url: str) -> tuple[str, int]:
     return host, port or 80
 
 
+# A connection comes within a round trip, or another one where a packet was lost; nothing can break off the wait for it.
+_CONNECT_S = 2.0
+
+
 class Connection(http.client.HTTPConnection):
     """One connection. Not for several threads, but for ``break_off``.
 
@@ -198,13 +203,19 @@ class Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Connect, without waiting to fill packets: a request is one small piece after another."""
-        plain = socket.create_connection((self.host, self.port), self._deadline_s)
+        plain = socket.create_connection((self.host, self.port), min(_CONNECT_S, self._deadline_s))
+        plain.settimeout(self._deadline_s)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _keep_alive(plain)
         self.sock = _CountedSocket(plain, self._meter)
         self._transfers.watch(self.sock)
         if self._is_broken:
             self.break_off()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it was broken off."""
+        return self._is_broken
 
     def close(self) -> None:
         """Close it. Closing it again does nothing."""
@@ -276,23 +287,42 @@ class Connections:
         self.transfers = LinkMeter(self.meter)
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
+        self._in_use: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._process = os.getpid()
 
     def take(self) -> Connection | None:
         """A connection that was used before, if there is one; it may have been closed by the node meanwhile."""
         with self._lock:
             self._own()
-            return self._idle.pop() if self._idle else None
+            if not self._idle:
+                return None
+            used = self._idle.pop()
+            self._in_use.add(used)
+            return used
 
     def new(self) -> Connection:
         """A connection that is not connected yet."""
-        return Connection(*self._address, deadline_s=self._deadline_s, meter=self.meter, transfers=self.transfers)
+        made = Connection(*self._address, deadline_s=self._deadline_s, meter=self.meter, transfers=self.transfers)
+        with self._lock:
+            self._own()
+            self._in_use.add(made)
+        return made
+
+    def break_off(self) -> None:
+        """End every exchange that is under way: whoever waits for one is freed."""
+        with self._lock:
+            self._own()
+            in_use = list(self._in_use)
+            self._in_use.clear()
+        for connection in in_use:
+            connection.break_off()
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection whose last answer was read to its end."""
         with self._lock:
             self._own()
-            if len(self._idle) < self._max_idle:
+            self._in_use.discard(connection)
+            if not connection.is_broken and len(self._idle) < self._max_idle:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -310,6 +340,7 @@ class Connections:
         if self._process != os.getpid():
             self._process = os.getpid()
             self._idle = []
+            self._in_use = weakref.WeakSet()
             self.transfers.forget_all()
 
 
@@ -400,8 +431,22 @@ class Exchange:
                 try:
                     return self._send(used, message)
                 except _STALE:
+                    if used.is_broken:
+                        raise
                     self._connections.drop_idle()
             return self._send(self._connections.new(), message)
+
+    def require(self, media_type: str) -> None:
+        """Make sure that the answer is of a kind.
+
+        Raises:
+            FrostlineError: It is of another, such as that of another service at a node's address.
+        """
+        said = self._answer.getheader("Content-Type", media_type)
+        if said.partition(";")[0].strip() != media_type:
+            self.break_off()
+            self.end()
+            raise FrostlineError(f"what answers at {self._url} is no node: it sends {said[:60]!r}")
 
     def read(self, nbytes: int) -> memoryview:
         """So many bytes of the answer, or what is left of it.

@@ -11,6 +11,9 @@ are packed one by one, a ``large_binary`` each. The batch's custom metadata tell
 stream's for good, a batch that is packed otherwise than the one before it begins another stream: a batch without rows
 says so in the first, which then ends, and the next one follows at once.
 
+Each record batch that carries rows has the CRC-32 of its contents in its custom metadata (``checksum``), so that what
+changed on the way is asked for again.
+
 The columns of an answer: a batch's arrays as Arrow arrays and back, viewed and not copied.
 """
 
@@ -26,12 +29,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from frostline.core import FeatureBatch, PackedTensor, Skipped
-from frostline.core.errors import FrostlineError, NodeUnreachable
+from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable
+from frostline.core.system import crc32
 from frostline.wire.codecs import CODECS, Codec
 from frostline.wire.messages import error_from_json, error_to_json
 from frostline.wire.packing import narrowed_dtype, scales
 
-__all__ = ("MEDIA_TYPE", "ByteSource", "Column", "Encoder", "columns_of", "contents_of", "decode")
+__all__ = ("MEDIA_TYPE", "ByteSource", "Column", "Encoder", "checksum", "columns_of", "contents_of", "decode")
 
 
 _CODEC = b"frostline.codec"
@@ -215,6 +219,7 @@ MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 
 Part = bytes | memoryview
 
+_CHECKSUM = b"frostline.crc32"
 _SKIPPED = b"frostline.skipped"
 _FAILURE = b"frostline.failure"
 _ERROR = b"frostline.error"
@@ -251,7 +256,8 @@ class Encoder:
         metadata = {_SKIPPED: json.dumps(skipped)} if skipped else {}
         if batch.error:
             metadata[_ERROR] = json.dumps(batch.error)
-        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema), custom_metadata=metadata or None)
+        metadata[_CHECKSUM] = f"{checksum(batch):08x}"
+        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema), custom_metadata=metadata)
         return self._sink.taken()
 
     def fail(self, error: FrostlineError) -> list[Part]:
@@ -289,7 +295,8 @@ def decode(source: ByteSource, *, max_bytes: int = _MAX_BYTES) -> Iterator[Featu
 
     Raises:
         NodeUnreachable: The answer broke off.
-        FrostlineError: It is no answer of a node, or the error that the node sent as its end.
+        AnswerDamaged: It makes no sense, or is not what was sent by its checksum.
+        FrostlineError: The error that the node sent as its end.
     """
     watched = _Watched(source, max_bytes)
     reader = None
@@ -308,7 +315,7 @@ def decode(source: ByteSource, *, max_bytes: int = _MAX_BYTES) -> Iterator[Featu
             return
         except (pa.ArrowException, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
             watched.check_whole()
-            raise FrostlineError(f"the node's answer is no stream of features: {_first_line(error)}") from error
+            raise AnswerDamaged(f"the node's answer is no stream of features: {_first_line(error)}") from error
         yield batch
 
 
@@ -395,7 +402,40 @@ def _batch(found: Any, metadata: dict[bytes, bytes], max_bytes: int) -> FeatureB
         raise error_from_json(value) or FrostlineError("the node's request failed")
     skipped = tuple(_skipped(load) for load in json.loads(metadata.get(_SKIPPED, b"[]")))
     contents = contents_of(found, max_bytes)
-    return FeatureBatch(**contents, skipped=skipped, error=_error(metadata.get(_ERROR, b"0.0")))
+    batch = FeatureBatch(**contents, skipped=skipped, error=_error(metadata.get(_ERROR, b"0.0")))
+    if int(metadata[_CHECKSUM], 16) != checksum(batch):
+        raise ValueError(f"a batch of {len(batch)} rows has another checksum than it was sent with")
+    return batch
+
+
+def checksum(batch: FeatureBatch) -> int:
+    """CRC-32 of all that a batch says: ids, values with their shapes and types, skipped samples and the error.
+
+    It is of the contents and not of their bytes on the wire, so that both sides take it of arrays as they have them.
+    """
+    said = [float(batch.error), [[sample.id, sample.object, sample.reason, sample.changed] for sample in batch.skipped]]
+    found = crc32(np.ascontiguousarray(batch.ids), crc32(json.dumps(said).encode()))
+    for tensor in batch.tensors:
+        found = _summed(tensor, found)
+    for packed in batch.packed:
+        found = crc32(f"{packed.codec} {packed.shape} {packed.dtype.name}".encode(), found)
+        body = packed.body
+        if packed.bounds is not None:
+            found = _summed(np.diff(packed.bounds), found)
+            body = body[packed.bounds[0] : packed.bounds[-1]]
+        found = _summed(body, found)
+        if packed.scale is not None:
+            found = _summed(packed.scale, found)
+    if batch.encoded:
+        found = _summed(np.array([len(sample) for sample in batch.encoded], np.int64), found)
+    for sample in batch.encoded:
+        found = crc32(sample, found)
+    return found
+
+
+def _summed(array: Array, found: int) -> int:
+    said = crc32(f"{array.dtype.name} {array.shape}".encode(), found)
+    return crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8), said) if array.size else said
 
 
 def _skipped(value: Any) -> Skipped:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from frostline.core import EXACT, OBJECTS, READINGS, REFERENCE, Samples, View
 from frostline.core.errors import (
     AccessDenied,
+    AnswerDamaged,
     BadRequest,
     EngineNotReady,
     EngineUnsupported,
@@ -41,26 +42,70 @@ from frostline.core.errors import (
     UnknownPrefix,
     UnknownTraining,
     UnsafeArtifact,
+    nearest,
 )
 from frostline.wire.codecs import CODECS, Codec, offered_precisions
 
 __all__ = (
+    "CHECKSUM_HEADER",
     "MAX_INPUTS",
     "MAX_PATCH_BYTES",
+    "PROTOCOLS",
+    "PROTOCOL_HEADER",
     "TRAVELLING",
     "EmbeddingRequest",
     "FeatureRequest",
     "Health",
     "Patch",
     "ProfileRequest",
+    "check_protocol",
+    "common_protocol",
     "error_from_answer",
     "error_from_json",
     "error_from_line",
     "error_to_json",
     "fields_of_patch",
+    "known_only",
     "retry_after",
     "status_of",
 )
+
+
+PROTOCOLS = (1, 1)
+"""The least and the greatest number of the protocol that this version speaks: raised where an older side would
+misread a message. A release speaks that of the one before too (``docs/upgrade.md``)."""
+
+CHECKSUM_HEADER = "Frostline-Crc32"
+"""Names the CRC-32 of a request's body, in hexadecimal digits: one that came damaged is asked for again."""
+
+PROTOCOL_HEADER = "Frostline-Protocol"
+"""Names the protocol that a request is written in; without it the request is of the node's greatest."""
+
+
+def common_protocol(theirs: tuple[int, int], ours: tuple[int, int] = PROTOCOLS) -> int | None:
+    """The greatest protocol that both sides speak; None where there is none.
+
+    Args:
+        theirs: the least and the greatest number that the other side speaks.
+        ours: the same of this side.
+    """
+    least, greatest = max(theirs[0], ours[0]), min(theirs[1], ours[1])
+    return greatest if least <= greatest else None
+
+
+def check_protocol(said: str, ours: tuple[int, int] = PROTOCOLS) -> None:
+    """Check the protocol that a request names; one that names none is of the greatest.
+
+    Raises:
+        BadRequest: It is no number.
+        Refused: This side does not speak it.
+    """
+    if not said:
+        return
+    if not re.fullmatch("[0-9]{1,6}", said, re.ASCII):
+        raise BadRequest(f"{PROTOCOL_HEADER} must be a number")
+    if not ours[0] <= int(said) <= ours[1]:
+        raise Refused(f"the request is of protocol {said}, and this node speaks {ours[0]} to {ours[1]}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,8 +180,9 @@ class FeatureRequest:
 
     @classmethod
     def from_json(cls, value: object) -> "FeatureRequest":
-        """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong."""
+        """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong or unknown."""
         body = _object(value, "the request")
+        known_only(body, (field.name for field in fields(cls)), "the request")
         view = body.get("view")
         prefix = body.get("prefix")
         tolerance = body.get("tolerance")
@@ -207,15 +253,17 @@ class ProfileRequest:
 
     @classmethod
     def from_json(cls, value: object) -> "ProfileRequest":
-        """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong."""
+        """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong or unknown."""
         body = _object(value, "the request")
+        own = {field.name for field in fields(cls)} - {"features"}
+        known_only(body, (*own, *(field.name for field in fields(FeatureRequest))), "the request")
         codecs = _list(body.get("codecs", []), "codecs")
         if len(codecs) > len(CODECS):
             raise BadRequest(f"codecs must be a list of up to {len(CODECS)} names")
         accuracy = body.get("accuracy", EXACT)
         trial_s, samples_left = body.get("trial_s"), body.get("samples_left")
         return cls(
-            features=FeatureRequest.from_json(body),
+            features=FeatureRequest.from_json({name: said for name, said in body.items() if name not in own}),
             codecs=tuple(_text(codec, "codecs") for codec in codecs),
             accuracy=_text(accuracy, "accuracy") if isinstance(accuracy, str) else _number(accuracy, "accuracy"),
             only_here=_boolean(body.get("only_here", False), "only_here"),
@@ -236,6 +284,8 @@ class Health:
         memory_bytes: the node's budget.
         roots: URLs under which the node serves data.
         cores: numbers of the processor cores that the node may use; two sides on one host share those in common.
+        protocol: the least and the greatest protocol that the node speaks, whatever its version.
+        trouble: why the node should be asked for nothing now, such as ``draining``; empty where it is ready.
     """
 
     version: str
@@ -244,15 +294,23 @@ class Health:
     memory_bytes: int
     roots: tuple[str, ...]
     cores: tuple[int, ...] = ()
+    protocol: tuple[int, int] = PROTOCOLS
+    trouble: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "roots": list(self.roots), "cores": list(self.cores)}
+        lists = {name: list(getattr(self, name)) for name in ("roots", "cores", "protocol")}
+        return {**asdict(self), **lists}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Health":
-        """The inverse of ``to_json``."""
-        return cls(**{**value, "roots": tuple(value["roots"]), "cores": tuple(value["cores"])})
+        """The inverse of ``to_json``. What a later version says beside it is passed over: a node may be newer."""
+        least, greatest = value["protocol"]
+        if not isinstance(least, int) or not isinstance(greatest, int) or not isinstance(value["trouble"], str):
+            raise TypeError("a node's health says its protocols and its trouble")
+        known = {field.name: value[field.name] for field in fields(cls)}
+        lists = {"roots": tuple(value["roots"]), "cores": tuple(value["cores"]), "protocol": (least, greatest)}
+        return cls(**{**known, **lists})
 
 
 _MAX_SAMPLES = 65_536
@@ -297,7 +355,30 @@ def _list(value: object, field: str) -> list[Any]:
     return value
 
 
+def known_only(body: dict[str, Any], known: Iterable[str], what: str) -> None:
+    """Make sure that somebody's JSON has no field that nobody reads: one that is misspelt would be left out unseen.
+
+    Args:
+        body: the object.
+        known: names of its fields.
+        what: name of it, for the sentence.
+
+    Raises:
+        BadRequest: It has another field; the sentence names it, and those that are near.
+    """
+    names = sorted(known)
+    unknown = [str(name) for name in body if name not in names]
+    if unknown:
+        shown = unknown[0][:50]
+        there_are = f": there are {', '.join(names)}" if names else ", and no other one"
+        raise BadRequest(f"{what} has no field {shown!r}{nearest(shown, names) or there_are}")
+
+
+_SAMPLE_COLUMNS = ("ids", "objects", "offsets", "lengths", "versions")
+
+
 def _samples(body: dict[str, Any]) -> Samples:
+    known_only(body, _SAMPLE_COLUMNS, "samples")
     columns = {name: _list(body.get(name), f"samples.{name}") for name in ("ids", "objects", "offsets", "lengths")}
     if len({len(column) for column in columns.values()}) != 1:
         raise BadRequest("the columns of samples have different lengths")
@@ -322,6 +403,7 @@ def _version(value: object) -> str:
 
 
 def _view(body: dict[str, Any]) -> View:
+    known_only(body, (field.name for field in fields(View)), "view")
     return View(
         seed=_integer(body.get("seed"), "view.seed"),
         epoch=_integer(body.get("epoch"), "view.epoch"),
@@ -335,6 +417,7 @@ _ENCODINGS = ("float", "base64")
 MAX_INPUTS = 2048
 """Maximum number of inputs of one request."""
 
+_EMBEDDING_FIELDS = ("model", "input", "encoding_format", "preprocess", "dimensions", "user")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DATA_URL = re.compile(r"data:[\w.+-]{1,64}/[\w.+-]{1,64};base64,", re.ASCII)
 
@@ -357,13 +440,14 @@ class EmbeddingRequest:
 
     @classmethod
     def from_json(cls, value: object) -> "EmbeddingRequest":
-        """Read the body of ``POST /v1/embeddings``; fields that it does not know are passed over.
+        """Read the body of ``POST /v1/embeddings``. ``user``, which clients may send, says nothing here.
 
         Raises:
-            BadRequest: naming the field that is wrong.
+            BadRequest: naming the field that is wrong, or that there is none of.
         """
         if not isinstance(value, dict):
             raise BadRequest("the request must be an object with 'model' and 'input'")
+        known_only(value, _EMBEDDING_FIELDS, "the request")
         model, encoding = value.get("model"), value.get("encoding_format", _ENCODINGS[0])
         preprocess = value.get("preprocess")
         if not isinstance(model, str) or not _DIGEST.fullmatch(model):
@@ -442,8 +526,9 @@ def fields_of_patch(value: object, known: Iterable[str]) -> Patch:
         BadRequest: It is no object of such fields, or a value is neither null, a bounded number nor a short text.
     """
     names = tuple(known)
-    if not isinstance(value, dict) or not value or not value.keys() <= set(names):
+    if not isinstance(value, dict) or not value:
         raise BadRequest(f"a change is an object with one or more of {', '.join(names)}")
+    known_only(value, names, "a change")
     for name, found in value.items():
         if not (found is None or _is_number(found) or _is_text(found)):
             raise BadRequest(f"{name} must be null, a finite number within ±2^52, or a short text")
@@ -475,6 +560,7 @@ TRAVELLING: dict[type[FrostlineError], int] = {
     StoreError: 502,
     StoreThrottled: 503,
     StoreUnavailable: 503,
+    AnswerDamaged: 503,
     NodeUnreachable: 503,
     Unavailable: 503,
     Refused: 400,

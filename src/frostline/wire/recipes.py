@@ -24,6 +24,7 @@ from frostline.core.events import (
     StepFinished,
     WaitingForRows,
 )
+from frostline.wire.messages import known_only
 
 __all__ = (
     "FEW_EPOCHS",
@@ -221,6 +222,7 @@ class Recipe:
             BadRequest: A field is missing or makes no sense; the message names it.
         """
         given = value if isinstance(value, dict) else {}
+        known_only(given, (field.name for field in fields(cls)), "the recipe")
         for field in fields(cls):
             one = given.get(field.name, ...)
             if isinstance(one, bool) is not (field.type is bool) or not isinstance(one, _TYPES[field.type]):

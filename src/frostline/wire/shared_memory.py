@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from frostline.core import FeatureBatch, PackedTensor, Skipped
 from frostline.core.errors import FrostlineError
+from frostline.core.system import crc32
 from frostline.wire.codecs import CODECS
 
 __all__ = (
@@ -259,7 +260,10 @@ def lay_out(pieces: Sequence[RowBlock], skipped: Sequence[Skipped]) -> Block:
         says["encoded"] = block.add(
             [np.frombuffer(sample, np.uint8) for sample in encoded if len(sample)], [sum(map(len, encoded))], _BYTE
         )
-    block.says = {**says, "nbytes": block.nbytes}
+    found = 0
+    for part in block.parts:
+        found = crc32(part, found)
+    block.says = {**says, "nbytes": block.nbytes, "crc32": crc32(_told(says), found)}
     return block
 
 
@@ -267,7 +271,7 @@ def read_block(says: dict[str, Any], memory: memoryview) -> FeatureBatch:
     """The rows of a block as a batch whose arrays view it.
 
     Raises:
-        KeyError, TypeError, ValueError: It is not laid out as it says.
+        KeyError, TypeError, ValueError: It is not laid out as it says, or has another checksum.
     """
     ids = _column(says["ids"], memory)
     if ids.dtype != np.int64 or ids.ndim != 1:
@@ -283,10 +287,19 @@ def read_block(says: dict[str, Any], memory: memoryview) -> FeatureBatch:
         Skipped(id=int(id), object=str(object), reason=str(reason), changed=bool(changed))
         for id, object, reason, changed in says["skipped"]
     )
+    told = {name: value for name, value in says.items() if name in _LAYOUT}
+    if crc32(_told(told), crc32(memory[: says["nbytes"]])) != says["crc32"]:
+        raise ValueError("its checksum is another than it was written with")
     return FeatureBatch(ids=ids, skipped=skipped, error=float(says["error"]), **contents)
 
 
 _BYTE = np.dtype(np.uint8)
+# What says where rows lie, and is in the checksum; the rest of a frame is about the block.
+_LAYOUT = ("ids", "skipped", "error", "packed", "tensors", "bounds", "encoded")
+
+
+def _told(says: dict[str, Any]) -> bytes:
+    return json.dumps(says, sort_keys=True).encode()
 
 
 def _layout(batch: FeatureBatch) -> tuple[object, ...]:

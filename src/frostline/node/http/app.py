@@ -39,6 +39,7 @@ from frostline.node.http.requests import (
     body_length,
     error_response,
     json_response,
+    log_refusal,
     recognise,
     run_while_connected,
 )
@@ -49,7 +50,15 @@ from frostline.node.statistics import BOUNDS_S, NodeStatistics, Totals
 from frostline.node.tenants import Account, Admission, tenant_to_json
 from frostline.wire import pieces
 from frostline.wire.framing import MEDIA_TYPE, Encoder
-from frostline.wire.messages import MAX_PATCH_BYTES, EmbeddingRequest, FeatureRequest, ProfileRequest
+from frostline.wire.messages import (
+    MAX_PATCH_BYTES,
+    PROTOCOL_HEADER,
+    EmbeddingRequest,
+    FeatureRequest,
+    ProfileRequest,
+    check_protocol,
+    known_only,
+)
 
 __all__ = (
     "FeatureResponse",
@@ -109,6 +118,7 @@ class FeatureResponse:
         try:
             parts = await self._next(encoder)
         except FrostlineError as error:
+            log_refusal(scope["path"], error)
             await error_response(error)(scope, receive, send)
             return
         if parts is None:  # it was cancelled before its first batch
@@ -127,6 +137,7 @@ class FeatureResponse:
             try:
                 parts = await self._next(encoder)
             except FrostlineError as error:
+                log_refusal("/v1/features", error)
                 await _send_parts(send, encoder.fail(error))
                 return
         if self.answer.is_complete:
@@ -247,7 +258,12 @@ def _plain(name: str) -> str:
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# Parameters in the addresses of requests.
+_PARAMETERS = {"/v1/trainings": ("prefix",)}
 _LOOKERS = 2
+# Seconds within which the folders that are served are listed; a disk that takes longer hangs.
+_LISTED_WITHIN_S = 1.0
+_HANGS = "a folder that it serves cannot be listed in time"
 
 T = TypeVar("T")
 
@@ -272,6 +288,7 @@ def make_app(node: Node, routes: Sequence[Route] = ()) -> Starlette:
             Route("/v1/trainings", service.trainings.begin, methods=["POST"]),
             Route("/v1/trainings/{id}", service.trainings.one, methods=["GET", "DELETE"]),
             Route("/v1/health", service.health, methods=["GET"]),
+            Route("/v1/ready", service.ready, methods=["GET"]),
             Route("/v1/statistics", service.statistics, methods=["GET"]),
             Route("/v1/tenants/{name}", service.tenant, methods=["PATCH"]),
             Route("/v1/metrics", service.metrics, methods=["GET"]),
@@ -291,6 +308,7 @@ class _Service:
         self._threads = CapacityLimiter(2 * node.settings.max_requests + 8)
         # Requests for statistics need no admission, so they have threads of their own.
         self._lookers = CapacityLimiter(_LOOKERS)
+        self._readiness = CapacityLimiter(_LOOKERS)
         self._body_reader = BodyReader(node.settings.min_bytes_per_s)
         self.trainings = TrainingRoutes(
             node.trainings, self._threads, ask=self._asker, length=body_length, chunks=self._body_reader.chunks
@@ -301,6 +319,13 @@ class _Service:
 
     async def health(self, request: Request) -> Response:
         return json_response(self._node.health(self._asker(request)).to_json())
+
+    async def ready(self, _: Request) -> Response:
+        """Say to everybody whether requests may come, and why not: 503 for whoever shares them out."""
+        why = _HANGS
+        with anyio.move_on_after(_LISTED_WITHIN_S):
+            why = await to_thread.run_sync(self._node.not_ready, limiter=self._readiness, abandon_on_cancel=True)
+        return json_response({"ready": not why, "why": why}, status=503 if why else 200)
 
     async def statistics(self, request: Request) -> ASGIApp:
         return await self._live.answer(request, self._asker(request))
@@ -388,7 +413,13 @@ class _Service:
         return await to_thread.run_sync(self._node.statistics, account, limiter=self._lookers)
 
     def _asker(self, request: Request) -> Account:
-        """The account that asks, identified before anything else is read."""
+        """The account that asks, identified before anything else is read.
+
+        Raises:
+            Refused: The request is of a protocol that this node does not speak.
+        """
+        known_only(dict(request.query_params), _PARAMETERS.get(request.url.path, ()), "the address")
+        check_protocol(request.headers.get(PROTOCOL_HEADER.lower(), ""))
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         account = self._node.identify(token.strip() if kind.lower() == "bearer" else None)
         recognise(request.scope.get("state", {}))

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from frostline.batching import readable_bytes
-from frostline.core.errors import BadRequest, FrostlineError, Unavailable
+from frostline.core.errors import AnswerDamaged, BadRequest, FrostlineError, Overloaded, Unavailable
+from frostline.core.system import crc32
 from frostline.node.memory import Cancelled
-from frostline.wire.messages import error_to_json, retry_after, status_of
+from frostline.wire.messages import CHECKSUM_HEADER, error_to_json, retry_after, status_of
 
 __all__ = (
     "METRICS_TYPE",
@@ -43,6 +45,7 @@ __all__ = (
     "is_stopping",
     "json_response",
     "limits_of",
+    "log_refusal",
     "recognise",
     "run_while_connected",
 )
@@ -91,10 +94,17 @@ class BodyReader:
             yield chunk
 
     async def whole(self, request: Request) -> bytearray:
-        """Read a whole body; see ``chunks`` for the errors."""
+        """Read a whole body; see ``chunks`` for the errors.
+
+        Raises:
+            AnswerDamaged: if it is not what was sent, by the checksum that may stand in its head.
+        """
         body = bytearray()
         async for chunk in self.chunks(request):
             body += chunk
+        said = request.headers.get(CHECKSUM_HEADER, "")
+        if said and said != f"{crc32(body):08x}":
+            raise AnswerDamaged("the request came damaged: its body has another checksum than it was sent with")
         return body
 
     def _broken(self, *, is_late: bool) -> BadRequest:
@@ -192,9 +202,26 @@ def _outcome(call: Callable[[], T]) -> T | FrostlineError:
         return Unavailable("this was cancelled: its deadline has passed, its client has gone, or the node is stopping")
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, FrostlineError)
+    log_refusal(request.url.path, error)
     return error_response(error)
+
+
+_SAID_EVERY_S = 10.0
+_said_at_s: dict[str, float] = {}
+
+
+def log_refusal(path: str, error: FrostlineError) -> None:
+    """Log why a request is refused or has failed; one line for each kind of error in ten seconds.
+
+    A node that is full refuses many, which its metrics count.
+    """
+    kind, now_s = type(error).__name__, time.monotonic()
+    if isinstance(error, Overloaded) or now_s - _said_at_s.get(kind, -math.inf) < _SAID_EVERY_S:
+        return
+    _said_at_s[kind] = now_s
+    _LOG.warning("refused %s: %s: %s", path, kind, error)
 
 
 async def _refuse_http(_: Request, error: Exception) -> Response:

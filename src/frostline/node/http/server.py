@@ -7,8 +7,10 @@ import resource
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FrameType
 from typing import cast
 
 import uvicorn
@@ -26,6 +28,10 @@ __all__ = ("AppServer", "Server", "listen")
 _KEEP_ALIVE_S = 300
 # Seconds in which answers may end before the node stops.
 _GRACE_S = 5
+# Seconds in which requests are told that the node is about to stop, while anybody is connected: a job that uses it asks
+# within that time whether it is there, and goes to other nodes.
+_DRAIN_S = 1.5
+_LOOK_S = 0.05
 _BACKLOG = 2048
 # Thread switch interval: a thread with a batch to send waits less for threads that compute in Python
 # (`feature_cache.py --parts links`).
@@ -73,9 +79,16 @@ class AppServer:
         app: application to serve.
         listening: socket from ``listen``; closed at the end.
         limits: limits of connections; None derives them from the descriptors that this process may open.
+        drain: has the application say that it is about to stop; called before the port closes.
     """
 
-    def __init__(self, app: ASGIApp, listening: socket.socket, limits: ConnectionLimits | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        listening: socket.socket,
+        limits: ConnectionLimits | None = None,
+        drain: Callable[[], None] | None = None,
+    ) -> None:
         self._listening = listening
         self._ended = threading.Event()
         guards = Guards(limits or limits_of(_descriptors()))
@@ -92,7 +105,7 @@ class AppServer:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACE_S,
         )
-        self._server = _Reporting(config, guards)
+        self._server = _Reporting(config, guards, drain)
 
     @property
     def url(self) -> str:
@@ -144,7 +157,7 @@ class Server(AppServer):
         *,
         routes: Sequence[Route] = (),
     ) -> None:
-        super().__init__(make_app(node, routes), listening, limits)
+        super().__init__(make_app(node, routes), listening, limits, drain=node.drain)
 
 
 def _descriptors() -> int:
@@ -157,16 +170,33 @@ class _Reporting(uvicorn.Server):
     on_ready: Callable[[], None]
     on_end: Callable[[], None] | None
 
-    def __init__(self, config: uvicorn.Config, guards: Guards) -> None:
+    def __init__(self, config: uvicorn.Config, guards: Guards, drain: Callable[[], None] | None) -> None:
         super().__init__(config)
         self._guards = guards
+        self._drain = drain
+        self._is_signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self.on_ready()
 
+    async def _said(self) -> None:
+        """Leave the port open while there are connections whose next request can be told, and force is not used."""
+        until_s, connections = time.monotonic() + _DRAIN_S, self.server_state.connections
+        # uvicorn tells nobody when the last connection ends.
+        while connections and time.monotonic() < until_s and not self.force_exit:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See ``uvicorn``; who is signalled to end is one of several, and has its jobs go elsewhere."""
+        self._is_signalled = True
+        super().handle_exit(sig, frame)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._drain is not None and self._is_signalled:
+            self._drain()
+            await self._said()
         self._guards.is_stopping = True
         await super().shutdown(sockets)
         if self.on_end is not None:

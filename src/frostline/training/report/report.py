@@ -15,6 +15,7 @@ from frostline.core.units import in_percent
 from frostline.planning import Plan
 from frostline.planning.replanning import Diagnosis
 from frostline.training.recipe import Confusion
+from frostline.transport import NodeUse
 from frostline.wire.recipes import LOSSES, SCHEDULES
 
 __all__ = (
@@ -96,6 +97,7 @@ class Report:
         stall_s: seconds in which the training loop waited for a batch.
         stages: seconds spent in each stage, over all epochs; stages overlap.
         where: pairs of a part of the work and where it ran.
+        nodes: requests to each of several nodes, and their outcome.
         skipped: samples that could not be read.
         interrupted: whether the user stopped the run.
         resumed_steps: steps that were taken before the run went on in this process; 0 where it began here. Seconds,
@@ -144,6 +146,7 @@ class Report:
     stall_s: float = 0.0
     stages: Mapping[str, float] = field(default_factory=dict)
     where: tuple[WorkLocation, ...] = ()
+    nodes: tuple[NodeUse, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     interrupted: bool = False
     resumed_steps: int = 0

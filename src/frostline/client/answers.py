@@ -1,0 +1,256 @@
+"""The batches of one request to several nodes: another takes over where one is gone, refuses, or cannot read."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from frostline.core import FeatureBatch
+from frostline.core.errors import (
+    EngineNotReady,
+    FrostlineError,
+    NodeUnreachable,
+    Refused,
+    StoreThrottled,
+    StoreUnavailable,
+    Unavailable,
+    UnknownPrefix,
+)
+from frostline.wire.messages import FeatureRequest
+from frostline.wire.packing import unpack
+
+__all__ = ("BalancedResponse", "NodePool")
+
+
+class NodePool(Protocol):
+    """Nodes that serve the same data, by number; see ``BalancedTransport``."""
+
+    def begin(
+        self, request: FeatureRequest, tried: set[int], first: tuple[str, ...] = ()
+    ) -> tuple[int, Iterator[FeatureBatch]]:
+        """Ask the node whose turn it is, and that was not tried yet."""
+
+    def waiting(self, number: int) -> AbstractContextManager[None]:
+        """While a thread waits for that node."""
+
+    def ended(self, number: int, rows: int = 0, *, is_owned: bool = True) -> None:
+        """A request to that node is over, which brought so many rows."""
+
+    def failed(self, number: int, error: FrostlineError) -> None:
+        """That node, or its store, did not answer; or it refused what another one gave."""
+
+    def misread(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
+        """That node could not read samples that another one gave."""
+
+    def others(self, request: FeatureRequest, tried: set[int]) -> bool:
+        """Whether a node is left that can run the request's engine and is not known to be away."""
+
+    def numbered(self) -> dict[int, str]:
+        """Names of the members by number."""
+
+
+# What says nothing of the node: it is asked again once it has the prefix or the engine, or the store has recovered.
+_PASSED_ON = (EngineNotReady, StoreThrottled, UnknownPrefix)
+
+
+class BalancedResponse:
+    """The batches of one request, from whichever node takes it. ``close`` may be called from any thread.
+
+    Args:
+        pool: the nodes.
+        request: request to make.
+        first: names of the nodes to ask before all others.
+    """
+
+    def __init__(self, pool: NodePool, request: FeatureRequest, first: tuple[str, ...] = ()) -> None:
+        self._pool = pool
+        self._request = request
+        self._first = first
+        self._lock = threading.Lock()
+        self._tried: set[int] = set()
+        self._refusals: dict[int, FrostlineError] = {}
+        self._node: int | None = None
+        self._batches: Iterator[FeatureBatch] | None = None
+        self._second: Iterator[FeatureBatch] | None = None
+        self._rows = self._read = 0
+        self._has_arrived = False
+        self._is_closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> FeatureBatch:
+        while True:
+            number, batches = self._asked()
+            try:
+                with self._pool.waiting(number):
+                    batch = next(batches)
+                self._check(batch)
+            except _PASSED_ON:
+                self._end()
+                raise
+            except FrostlineError as error:
+                self._leave(error)
+            except BaseException:
+                self._end()
+                raise
+            else:
+                return self._taken(number, batch)
+
+    def close(self) -> None:
+        """Abandon the rest of the answer."""
+        with self._lock:
+            self._is_closed = True
+            answers = self._batches, self._second
+        for answer in answers:
+            _close(answer)
+        self._end()
+
+    def _asked(self) -> tuple[int, Iterator[FeatureBatch]]:
+        with self._lock:
+            if self._is_closed or (self._batches is not None and self._node is None):
+                raise StopIteration
+            if self._batches is None or self._node is None:
+                self._node, self._batches = self._pool.begin(self._request, self._tried, self._first)
+            return self._node, self._batches
+
+    def _check(self, batch: FeatureBatch) -> None:
+        """A node that answers other rows than the next ones is of another kind, or out of its mind."""
+        expected = self._stretch(batch)
+        if batch.skipped:
+            expected = expected[~np.isin(expected, [sample.id for sample in batch.skipped])]
+        if not np.array_equal(expected, batch.ids):
+            raise Refused("the node answered with other samples than were asked for; is it of the same version?")
+
+    def _stretch(self, batch: FeatureBatch) -> npt.NDArray[np.int64]:
+        """Ids of the next samples of the request, as many as a batch tells of."""
+        return self._request.samples.ids[self._rows : self._rows + len(batch) + len(batch.skipped)]
+
+    def _taken(self, number: int, batch: FeatureBatch) -> FeatureBatch:
+        for refusing, error in self._refusals.items():
+            self._pool.failed(refusing, error)
+        self._refusals.clear()
+        self._has_arrived = True
+        self._read += len(batch)
+        if batch.skipped:
+            batch = self._read_elsewhere(number, batch)
+        self._rows += len(batch) + len(batch.skipped)
+        return batch
+
+    def _read_elsewhere(self, number: int, batch: FeatureBatch) -> FeatureBatch:
+        """Ask another node for what this one could not read: only what no node can read is unreadable."""
+        asked = self._stretch(batch)
+        rows = self._rows + np.flatnonzero(np.isin(asked, [sample.id for sample in batch.skipped]))
+        found = self._second_answer(replace(self._request, samples=self._request.samples.take(rows)), number)
+        whole = _merged(batch, found, asked)
+        read = len(batch.skipped) - len(whole.skipped)
+        if read:
+            lost = batch.skipped[0]
+            reason = f"it cannot read what another node can, such as {lost.object}: {lost.reason}"
+            self._pool.misread(number, read, reason, read_others=len(batch) > 0)
+        return whole
+
+    def _second_answer(self, request: FeatureRequest, number: int) -> list[FeatureBatch]:
+        tried = {number}
+        while self._pool.others(request, tried):
+            other, answer = self._pool.begin(request, tried)
+            tried.add(other)
+            with self._lock:
+                self._second = answer
+                is_closed = self._is_closed
+            found: list[FeatureBatch] = []
+            try:
+                if is_closed:
+                    return []
+                with self._pool.waiting(other):
+                    found = [unpack(part) if part.packed else part for part in answer]
+            except Unavailable as error:
+                self._pool.failed(other, error)
+            except FrostlineError:
+                continue  # what is read there at all is another request's to find out
+            else:
+                return found
+            finally:
+                _close(answer)
+                self._pool.ended(other, sum(map(len, found)), is_owned=False)
+        return []
+
+    def _leave(self, error: FrostlineError) -> None:
+        """Leave a node that failed, so that another takes the whole request; raise where none can."""
+        number = self._end()
+        with self._lock:
+            is_closed = self._is_closed
+        if is_closed or number is None:
+            raise error
+        self._tried.add(number)
+        if isinstance(error, Unavailable | StoreUnavailable):
+            self._pool.failed(number, error)
+            if self._has_arrived:
+                raise error
+        elif self._has_arrived:
+            self._pool.failed(number, error)
+            name = self._pool.numbered().get(number, "a node that left")
+            raise NodeUnreachable(f"{name} broke off its answer: {error}") from error
+        else:
+            self._refusals[number] = error
+        if not self._pool.others(self._request, self._tried):
+            raise self._verdict(error)
+        with self._lock:
+            self._batches = None
+
+    def _verdict(self, error: FrostlineError) -> FrostlineError:
+        """What none of the nodes answers: a refusal where all refuse, else that some may come back."""
+        if not self._refusals:
+            return error
+        names = self._pool.numbered()
+        absent = [name for number, name in names.items() if number not in self._refusals]
+        refusal = next(iter(self._refusals.values()))
+        said = "; ".join(
+            f"{names.get(number, 'one that left')} refuses: {reason}" for number, reason in self._refusals.items()
+        )
+        if absent:
+            return NodeUnreachable(f"{said}; and {', '.join(absent[:3])} cannot be reached")
+        if len(self._refusals) > 1:
+            refusal.args = (f"all {len(self._refusals)} nodes refuse: {said}",)
+        return refusal
+
+    def _end(self) -> int | None:
+        """Count the request as over, once; the node that it was at."""
+        with self._lock:
+            number, self._node = self._node, None
+        if number is not None:
+            self._pool.ended(number, self._read, is_owned=bool(self._first))
+        return number
+
+
+def _close(answer: Iterator[FeatureBatch] | None) -> None:
+    close = getattr(answer, "close", None)
+    if close is None:
+        return
+    try:
+        close()
+    except ValueError:  # a generator that is running in another thread: that thread closes it
+        return
+
+
+def _merged(batch: FeatureBatch, found: list[FeatureBatch], asked: npt.NDArray[np.int64]) -> FeatureBatch:
+    """A batch with rows that another node gave of its skipped ones, in the order of the request."""
+    if not any(map(len, found)):
+        return batch
+    parts = [part for part in (unpack(batch) if batch.packed else batch, *found) if len(part)]
+    ids = np.concatenate([part.ids for part in parts])
+    places = {id: place for place, id in enumerate(ids.tolist())}
+    order = [places[id] for id in asked.tolist() if id in places]
+    encoded = [sample for part in parts for sample in part.encoded]
+    columns = zip(*(part.tensors for part in parts), strict=True)
+    return FeatureBatch(
+        ids=ids[order],
+        tensors=tuple(np.concatenate(column)[order] for column in columns),
+        encoded=[encoded[place] for place in order] if encoded else (),
+        skipped=tuple(sample for sample in batch.skipped if sample.id not in places),
+        error=max(part.error for part in parts),
+    )

@@ -1,0 +1,158 @@
+"""A job over several nodes, one of which is in any trouble, is one that nothing disturbed; the node has a name."""
+
+import random
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import frostline as fl
+from frostline.core.config import IoSettings
+from frostline.core.errors import FrostlineError
+from frostline.core.events import BatchDelivered, NodeLost, SampleSkipped
+from frostline.io_service.handler import Upstream
+from frostline.io_service.start import start_io
+from support.faulty import REFUSALS, SickStore, faulty_nodes
+from support.images import image_folder
+from support.many_nodes import epoch, job, same, some_nodes
+from support.nodes import until
+
+PER_CLASS = 48
+# What is promised is 3 s; the rest is for a machine on which much else runs.
+STANDSTILL_S = 3.0 + 3.0
+
+WAYS = ("hang", "killed", "flip", *REFUSALS)
+SICKNESSES = ("hangs", "cannot read", "cannot read some")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("images"), per_class=PER_CLASS, size=(40, 36))
+
+
+class Batches(list):
+    def __repr__(self):
+        return f"{len(self)} batches"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder, tmp_path_factory):
+    with some_nodes(folder, tmp_path_factory.mktemp("kept"), 1) as (_, urls), job(folder, urls) as running:
+        return Batches(epoch(running, 0))
+
+
+def misbehave(way, trouble):
+    if trouble in SICKNESSES:
+        SickStore.sickness = trouble
+    else:
+        way.become(trouble)
+
+
+def disturbed(folder, nodes, way, trouble, after):
+    """An epoch during which the first node begins to misbehave, what was told, the statistics and the standstill."""
+    told = []
+    with job(folder, nodes, observe=told.append) as running:
+        if after == 0:
+            misbehave(way, trouble)
+        batches, seen, longest_s = [], time.monotonic(), 0.0
+        for batch in running.loader(16, shuffle=True, seed=3, epoch=0):
+            longest_s, seen = max(longest_s, time.monotonic() - seen), time.monotonic()
+            batches.append(batch)
+            if len(batches) == after:
+                misbehave(way, trouble)
+        return batches, told, running.statistics(), longest_s
+
+
+@pytest.mark.parametrize("trouble", [*WAYS, *SICKNESSES])
+def test_a_node_in_trouble_costs_at_most_seconds_and_no_sample(folder, undisturbed, monkeypatch, trouble):
+    with faulty_nodes(fl.Dataset(folder).url, 3, random.Random(trouble), monkeypatch) as (way, nodes):
+        batches, told, statistics, longest_s = disturbed(folder, nodes, way, trouble, 2)
+    assert same(batches, undisturbed)
+    assert longest_s < STANDSTILL_S
+    assert not [event for event in told if isinstance(event, SampleSkipped)]
+    use = {use.url: use for use in statistics.nodes}[way.url]
+    if trouble == "cannot read some":
+        assert use.unreadable > 0
+    elif trouble == "flip":
+        assert use.damaged == statistics.damaged > 0
+    elif trouble in ("hang", "hangs"):
+        assert [event.url for event in told if isinstance(event, NodeLost)] == [way.url]
+    else:
+        assert use.trouble or use.failures, statistics.nodes
+
+
+@pytest.mark.parametrize("trouble", ["hang", "hangs", "killed", "flip", "other roots", "cannot read"])
+def test_a_job_behind_an_io_service_whose_node_is_in_trouble_goes_on(folder, undisturbed, monkeypatch, trouble):
+    with (
+        faulty_nodes(fl.Dataset(folder).url, 3, random.Random(trouble), monkeypatch) as (way, nodes),
+        start_io(Upstream(near=tuple(nodes)), IoSettings(memory_bytes=64 << 20)) as service,
+    ):
+        batches, told, _, longest_s = disturbed(folder, service.url, way, trouble, 2)
+    assert same(batches, undisturbed)
+    assert longest_s < STANDSTILL_S
+    assert not [event for event in told if isinstance(event, SampleSkipped)]
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    trouble=st.sampled_from([*WAYS, *SICKNESSES]),
+    count=st.integers(2, 3),
+    after=st.integers(0, 5),
+    seed=st.integers(0, 999),
+)
+def test_whatever_a_node_does_at_any_time_features_are_those_of_an_undisturbed_run(
+    folder, undisturbed, trouble, count, after, seed
+):
+    with (
+        pytest.MonkeyPatch.context() as monkeypatch,
+        faulty_nodes(fl.Dataset(folder).url, count, random.Random(seed), monkeypatch) as (way, nodes),
+    ):
+        batches, told, _, longest_s = disturbed(folder, nodes, way, trouble, after)
+    assert same(batches, undisturbed)
+    assert longest_s < STANDSTILL_S
+    assert not [event for event in told if isinstance(event, SampleSkipped)]
+
+
+@pytest.mark.parametrize("trouble", ["killed", *REFUSALS])
+def test_where_the_only_node_is_in_trouble_the_job_ends_with_its_name(folder, monkeypatch, trouble):
+    with (
+        faulty_nodes(fl.Dataset(folder).url, 1, random.Random(trouble), monkeypatch) as (way, nodes),
+        job(folder, nodes, retry_for_s=2.0, deadline_s=5.0) as running,
+    ):
+        misbehave(way, trouble)
+        started = time.monotonic()
+        with pytest.raises(FrostlineError) as caught:
+            epoch(running, 0)
+        assert time.monotonic() - started < 30
+    assert way.url in str(caught.value)
+
+
+def test_where_all_nodes_refuse_the_job_ends_with_their_names(folder, monkeypatch):
+    with (
+        faulty_nodes(fl.Dataset(folder).url, 1, random.Random(0), monkeypatch) as (one, _),
+        faulty_nodes(fl.Dataset(folder).url, 1, random.Random(0), monkeypatch) as (other, _),
+        job(folder, [one.url, other.url]) as running,
+    ):
+        one.become("other roots")
+        other.become("other credentials")
+        with pytest.raises(FrostlineError, match="all 2 nodes refuse: ") as caught:
+            epoch(running, 0)
+        assert one.url in str(caught.value)
+        assert other.url in str(caught.value)
+
+
+def test_a_node_that_was_in_trouble_is_asked_again(folder, undisturbed, monkeypatch):
+    told = []
+    with (
+        faulty_nodes(fl.Dataset(folder).url, 2, random.Random(0), monkeypatch) as (way, nodes),
+        job(folder, nodes, observe=told.append) as running,
+    ):
+        way.become("hang")
+        assert same(epoch(running, 0), undisturbed)
+        assert sum(isinstance(event, BatchDelivered) for event in told) == len(undisturbed)
+        way.become("well")
+        until(lambda: not running.statistics().nodes[0].trouble)
+        before = running.statistics().nodes[0].samples
+        assert same(epoch(running, 0), undisturbed)
+        assert running.statistics().nodes[0].samples > before
