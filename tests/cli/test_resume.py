@@ -74,10 +74,26 @@ def test_resumes_from_the_previous_checkpoint_where_the_latest_is_damaged(capsys
     newest.write_bytes(newest.read_bytes()[:100])
     code, _, err = run(capsys, "train", "--resume", out)
     assert code == 0, err
-    assert f"an older checkpoint: {newest.name} cannot be read" in " ".join(err.split())
+    assert f"an older checkpoint: {newest.name} is damaged" in " ".join(err.split())
+    assert newest.with_name(f"{newest.name}.damaged").stat().st_size == 100, "it is set aside, and not removed"
     report = json.loads((out / "report.json").read_text())
     assert report["losses"] == whole["losses"]
     assert 0 < report["resumed_steps"] < int(newest.stem.removeprefix("step-"))
+
+
+def test_ends_with_a_sentence_where_no_checkpoint_can_be_read_and_leaves_every_file_as_it_is(
+    capsys, folder, near, tmp_path
+):
+    out = tmp_path / "run"
+    run_until_killed(5, "train", "--data", folder, *SMALL, *HOW, *near, "--out", out)
+    for path in (out / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:50])
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for _ in range(2):  # asked again it says the same, and begins nothing
+        code, _, err = run(capsys, "train", "--resume", out)
+        assert code == 2
+        assert "no checkpoint in" in " ".join(err.split())
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 def test_a_changed_setting_is_refused_by_its_name_and_another_node_is_not(capsys, folder, near, tmp_path):

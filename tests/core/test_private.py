@@ -71,8 +71,8 @@ def test_manifests_splits_profiles_and_pieces_of_checks_are_their_users_alone(tm
     CheckProgress(cache / "checks" / "a.jsonl").add(CheckedRows(start=0, stop=1, digests={}, unreadable=()))
     key = ProfileKey(prefix="a", hardware="b", engine="c", device_batch=8, codecs=(), packed_cuts=())
     ProfileCache(cache / "profiles").put(key, MeasuredPrefix(cuts=(), codecs=()))
-    make_folder(cache / "plans", is_private=True)
-    write_text(cache / "plans" / "a.json", "{}", is_private=True)
+    make_folder(cache / "plans")
+    write_text(cache / "plans" / "a.json", "{}")
     assert_is_private(cache)
     assert {path.suffix for path in cache.rglob("*") if path.is_file()} >= {".parquet", ".arrow", ".jsonl", ".json"}
 

@@ -15,6 +15,7 @@ from frostline.control.messages import StageReport
 from frostline.control.settings import ControlSettings
 from frostline.control.state import ControlState, StageRecord
 from frostline.core.errors import BadRequest, SettingError
+from frostline.core.system import __version__
 
 __all__ = ("RecordStore", "RecordWriter")
 
@@ -54,7 +55,10 @@ class RecordStore:
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             if version not in (0, _SCHEMA):
-                raise SettingError(f"{path} is the state of another version of Frostline: choose another --state")
+                raise SettingError(
+                    f"{path} was written by another version of Frostline (schema {version}), this is {__version__}, "
+                    f"which reads schema {_SCHEMA}: go on with that version, or choose another --state"
+                )
             # What is written outlives this process; what a power cut takes with it, stages say again.
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
