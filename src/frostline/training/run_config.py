@@ -134,6 +134,8 @@ def _sync_folder(path: Path) -> None:
 
 _FILE = "frostline.json"
 _FORMAT = 1
+# More than any data set has classes, and few enough for memory.
+_MAX_OUTPUTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +172,12 @@ class RunConfig:
         """
         path = folder / _FILE
         try:
-            found = cls(**without_schema(json.loads(path.read_text(encoding="utf-8")), _FORMAT, path))
+            found = cls(**_checked(without_schema(json.loads(path.read_text(encoding="utf-8")), _FORMAT, path)))
         except (FileNotFoundError, NotADirectoryError):
             raise SettingError(
                 f"there is no run in {folder}: it has no {_FILE}, which frostline train --out writes when it begins"
             ) from None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise SettingError(f"{path} cannot be read: {error}") from error
         return found
 
@@ -195,3 +197,15 @@ class RunConfig:
                 f"the run in {folder} cannot go on: {' and '.join(changed)} are not those that it began with; begin "
                 "another run (--out)"
             )
+
+
+def _checked(value: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a config, which anybody may have written; a wrong one raises ``TypeError`` or ``ValueError``."""
+    outputs, classes = value.get("outputs"), value.get("classes", [])
+    if not isinstance(value.get("options"), dict) or not isinstance(value.get("identity", {}), dict):
+        raise TypeError("options and identity have names")
+    if type(outputs) is not int or not 0 < outputs <= _MAX_OUTPUTS:
+        raise ValueError(f"a network gives from 1 to {_MAX_OUTPUTS} scores, not {outputs!r}")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise TypeError("classes are texts")
+    return {**value, "classes": tuple(classes)}
