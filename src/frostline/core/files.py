@@ -6,6 +6,7 @@ Marks what is written with the number of its schema and the version that wrote i
 """
 
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from io import BufferedWriter
@@ -18,9 +19,11 @@ from frostline.core.system import __version__
 __all__ = (
     "FileCache",
     "lock",
+    "make_private",
     "make_private_file",
     "make_private_folder",
     "open_private",
+    "require_guarded",
     "try_lock",
     "with_schema",
     "without_schema",
@@ -66,6 +69,34 @@ def make_private_file(path: Path) -> None:
         OSError: The file cannot be made.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE))
+
+
+def make_private(folder: Path) -> None:
+    """Give a folder that a library wrote, and all that is in it, to its user alone.
+
+    Raises:
+        OSError: Its rights cannot be changed.
+    """
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(_FOLDER if path.is_dir() else _FILE)
+
+
+def require_guarded(path: Path) -> None:
+    """Do nothing where nobody but the user, the user's own group and the system's own user may write to a file.
+
+    It is asked of files that say who may do what.
+
+    Raises:
+        SettingError: Others may write to it.
+        OSError: There is no such file.
+    """
+    status = path.stat()
+    is_by_group = status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid()
+    if status.st_mode & stat.S_IWOTH or is_by_group:
+        raise SettingError(
+            f"others may write to {path} (mode {stat.S_IMODE(status.st_mode):04o}), which says who may do what: take "
+            f"that right away (chmod go-w {path})"
+        )
 
 
 _NUMBER, _VERSION = "schema", "frostline"
