@@ -23,7 +23,7 @@ from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import AccessDenied
 from frostline.node import Node
-from frostline.node.http.requests import ConnectionLimits, ConnectionTable, limits_of
+from frostline.node.http.requests import ConnectionLimits, ConnectionTable, SeldomLog, limits_of
 from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
 from frostline.stores.protocols import LinkBounds, StoreLimits
@@ -319,3 +319,62 @@ def test_a_link_that_changes_while_it_is_opened_reveals_nothing(places, monkeypa
     monkeypatch.setattr(os, "open", turned)
     with pytest.raises(AccessDenied):
         open_store(str(root), StoreLimits(links=bounded(root))).read("0000.jpg", 0, 1)
+
+
+GARBAGE = {
+    "no HTTP": b"\x00\x01\x02\r\n\r\n",
+    "an upgrade": b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "escapes": b"GET \x1b]0;x\x07 HTTP/1.1\r\n\r\n",
+    "no such way": b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    "no JSON": b"POST /v1/features HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nConnection: close\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_a_flood_of_what_is_refused_writes_few_lines_of_log(images, caplog, kind):
+    with caplog.at_level(logging.WARNING), node_with(images, tenant("ann")) as url:
+        for _ in range(300):
+            with closing(connection(url, GARBAGE[kind])) as peer:
+                assert peer.recv(1 << 16).startswith(b"HTTP/1.1 ")
+        with closing(connection(url)) as peer:
+            assert health(peer)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) <= 1, said
+    assert sum(map(len, said)) < 1000
+
+
+def test_a_seldom_log_counts_what_it_leaves_out(caplog):
+    now_s = [0.0]
+    log = SeldomLog(logging.getLogger("frostline.node"), lambda: now_s[0])
+
+    def failing(why):
+        try:
+            raise ValueError(why)
+        except ValueError as error:
+            log.error("it failed\n", exc_info=error)
+
+    with caplog.at_level(logging.WARNING):
+        for number in range(60):
+            now_s[0] = float(number)
+            log.warning("%s was refused", number)
+            log.info("nothing of this")
+            failing(f"for reason {number}")
+        now_s[0] = 60.0
+        log.warning("%s was refused", "the last")
+    assert [record.getMessage() for record in caplog.records] == [
+        "0 was refused (1 since the last such line)",
+        "it failed (1 since the last such line)",
+        "the last was refused (60 since the last such line)",
+    ]
+    assert caplog.records[1].exc_info[1].args == ("for reason 0",)
+
+
+def test_errors_of_several_places_are_all_logged(caplog):
+    log = SeldomLog(logging.getLogger("frostline.node"))
+    for make in (lambda: 1 / 0, lambda: [].pop(), lambda: {}["a"]):
+        for _ in range(5):
+            try:
+                make()
+            except (ArithmeticError, LookupError) as error:
+                log.error("it failed", exc_info=error)
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError, IndexError, KeyError]

@@ -14,7 +14,7 @@ import click
 
 from frostline.cli.logs import log_format_option, progress, trace_option
 from frostline.cli.options import as_json, data_options, job_options, policy_option
-from frostline.cli.show import ProgressBar, on_ray, print_json
+from frostline.cli.show import ProgressBar, on_ray, print_json, say
 from frostline.cli.units import BYTES
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import SettingError
@@ -78,7 +78,7 @@ def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json
     if as_json:
         print_json(done.to_json())
         return
-    click.echo(
+    say(
         f"{done.samples} samples of {done.shape} {done.dtype} written to {out} in {in_seconds(done.seconds)}, "
         f"{in_seconds(done.setup_s)} of them set-up; "
         f"{in_bytes(done.wire_bytes)} crossed, {len(done.skipped)} skipped"
@@ -176,10 +176,10 @@ def predict(
     if as_json:
         print_json(done.to_json())
         return
-    click.echo(
+    say(
         f"{done.samples} samples predicted in {in_seconds(done.seconds)}, {in_seconds(done.setup_s)} of them set-up; "
-        f"{in_bytes(done.wire_bytes)} crossed, {done.skipped} skipped"
-        + "".join(f"\n  {name}: {count}" for name, count in list(done.counts.items())[:10]),
+        f"{in_bytes(done.wire_bytes)} crossed, {done.skipped} skipped",
+        *(f"  {name}: {count}" for name, count in list(done.counts.items())[:10]),
         err=True,
     )
 

@@ -11,7 +11,7 @@ import click
 
 from frostline.cli.logs import log, log_format_option
 from frostline.cli.options import as_json, control_link, control_option, node_options, roots_there
-from frostline.cli.show import print_json_line
+from frostline.cli.show import print_json_line, say
 from frostline.cli.units import BYTES
 from frostline.core.config import BATCHING, NodeSettings
 from frostline.core.errors import SettingError
@@ -368,7 +368,7 @@ def _say_control(url: str, *, as_json: bool) -> None:
     if as_json:
         print_json_line({"url": url})
     else:
-        click.echo(f"control plane ready at {url}; FROSTLINE_CONTROL={url} has jobs keep to it; Ctrl-C stops it")
+        say(f"control plane ready at {url}; FROSTLINE_CONTROL={url} has jobs keep to it; Ctrl-C stops it")
 
 
 def _say(url: str, roots: tuple[str, ...], *, as_json: bool) -> None:
@@ -376,7 +376,7 @@ def _say(url: str, roots: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
         print_json_line({"url": url, "roots": list(roots)})
     else:
-        click.echo(f"node ready at {url}, serving {', '.join(roots)}; Ctrl-C stops it")
+        say(f"node ready at {url}, serving {', '.join(roots)}; Ctrl-C stops it")
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from frostline.cli.logs import log_format_option, progress, trace_option
 from frostline.cli.options import as_json, epochs_option, job_options, policy_option
-from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table
+from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table, say
 from frostline.core import EXACT
 from frostline.core.errors import SettingError
 from frostline.core.events import SetupWarning
@@ -282,12 +282,12 @@ def _print_report(report: Report, out: Path | None) -> None:
     if report.skipped:
         rows.append(("skipped", f"{len(report.skipped)} unreadable samples, such as {report.skipped[0].object}"))
     if report.diagnosis is not None and report.diagnosis.held_back_by != NOTHING_YET:
-        click.echo(f"{report.diagnosis}")
+        say(f"{report.diagnosis}")
     if report.fallback:
-        click.echo(f"not cut as it stands: {report.fallback}")
+        say(f"not cut as it stands: {report.fallback}")
     print_table("Interrupted" if report.interrupted else "Done", ("", ""), rows)
     if out is not None:
-        click.echo(f"Written to {out}: head.safetensors, model.safetensors, report.json, report.html")
+        say(f"Written to {out}: head.safetensors, model.safetensors, report.json, report.html")
 
 
 def _epochs(report: Report) -> str:

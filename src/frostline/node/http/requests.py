@@ -9,6 +9,8 @@ import asyncio
 import json
 import logging
 import math
+import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ __all__ = (
     "ConnectionTable",
     "GuardedProtocol",
     "Guards",
+    "SeldomLog",
     "announced",
     "body_length",
     "error_response",
@@ -322,21 +325,59 @@ class Guards:
 
     Attributes:
         is_stopping: whether the server ends, so that answers that go on for ever are to end too.
+        log: takes the place of uvicorn's log.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.is_stopping = False
         self.connections: ConnectionTable[GuardedProtocol] = ConnectionTable(limits)
-        self._counts: dict[str, int] = {}
-        self._said_at_s: dict[str, float] = {}
+        self.log = SeldomLog(_LOG)
 
-    def say(self, what: str, now_s: float) -> None:
-        """Log what was done with a connection: at once, and then at most once a minute with a count."""
-        self._counts[what] = self._counts.get(what, 0) + 1
-        if now_s >= self._said_at_s.get(what, -_LOG_S) + _LOG_S:
-            self._said_at_s[what] = now_s
-            _LOG.warning("%s (%d since the last such line)", what, self._counts.pop(what))
+    def say(self, what: str) -> None:
+        """Log what was done with a connection; see ``SeldomLog``."""
+        self.log.warning(what)
+
+
+class SeldomLog(logging.LoggerAdapter[logging.Logger]):
+    """Logs the same message, whatever fills it, at once and then at most once a minute with a count.
+
+    Whoever reaches a port can cause a line for each request.
+
+    Args:
+        logger: takes the lines.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(logger)
+        self._clock = clock
+        self._counts: dict[tuple[str, str], int] = {}
+        self._said_at_s: dict[tuple[str, str], float] = {}
+
+    @property
+    def level(self) -> int:
+        """The level of the logger, which uvicorn asks for."""
+        return self.logger.level
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a message, or count it; what is logged at all is no question of its count."""
+        if not self.isEnabledFor(level):
+            return
+        what, now_s = str(msg).rstrip(), self._clock()
+        key = (what, _place_of(kwargs.get("exc_info")))
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if now_s >= self._said_at_s.get(key, -_LOG_S) + _LOG_S:
+            self._said_at_s[key] = now_s
+            self.logger.log(level, f"{what} (%d since the last such line)", *args, self._counts.pop(key), **kwargs)
+
+
+def _place_of(error: object) -> str:
+    """What an error is and where it was raised, by which errors are told apart; empty for none."""
+    if not isinstance(error, BaseException):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return f"{type(error).__name__} {frames[0].filename}:{frames[0].lineno}" if frames else type(error).__name__
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -360,6 +401,7 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._guards = guards
+        self.logger = guards.log  # type: ignore[assignment]
         self._head_bytes = 0
         self._is_in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
@@ -380,7 +422,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def turn_away(self) -> None:
         """Close it to make space for another."""
-        self._guards.say("closed a connection to make room for another: too many are open", self.loop.time())
+        self._guards.say("closed a connection to make room for another: too many are open")
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and cycle.response_complete:
             self.transport.close()  # which first sends what is left of its last answer
@@ -412,6 +454,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._guards.connections.answered(self)
         super().on_response_complete()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        self._guards.say("answered a request to change to another protocol as if it had not asked")
+
     def _recognised(self) -> None:
         self._guards.connections.recognised(self)
 
@@ -434,7 +479,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _give_up(self, answer: bytes, what: str) -> None:
         if self.transport.is_closing():
             return
-        self._guards.say(what, self.loop.time())
+        self._guards.say(what)
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
             self.transport.write(answer)
