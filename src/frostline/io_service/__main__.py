@@ -48,4 +48,4 @@ def _say(value: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     end_at_once()
-    raise SystemExit(main(sys.argv[1]))
+    raise SystemExit(main(sys.stdin.readline()))
