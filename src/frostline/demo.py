@@ -24,6 +24,7 @@ __all__ = ("PER_CLASS", "Photographs", "make")
 PER_CLASS = 100
 
 _WIDTH, _HEIGHT, _QUALITY = 512, 384, 95
+_FORMAT = 1
 _MARK = ".photographs.json"
 _AT_ONCE = 64
 
@@ -93,7 +94,7 @@ def make(
     """
     if per_class < 1:
         raise SettingError(f"per_class must be at least 1, not {per_class}")
-    asked = {"per_class": per_class, "seed": seed, "classes": sorted(_SOURCES), "version": 1}
+    asked = {"per_class": per_class, "seed": seed, "classes": sorted(_SOURCES), "schema": _FORMAT}
     if directory.exists() and any(directory.iterdir()):
         return _existing(directory, asked)
     sources = {name: _source(*where) for name, where in _SOURCES.items()}

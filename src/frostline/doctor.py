@@ -4,7 +4,9 @@ Examines a whole set-up, part after part, each only where the parts that it need
 
 Looks at this machine: processors, memory, the accelerator, open files, and the folder that keeps things.
 
-Looks at a node from here: does it answer, may this user use it, has it the data, and do both clocks agree.
+Looks at all that the environment makes of a job: its control plane, its I/O service, bounds of stores, folders.
+
+Looks at a node from here: does it answer, may this user use it, has it the data and reads it, and do both clocks agree.
 
 Looks at a data set: can it be listed, has it classes, and can a few of its samples be read and decoded.
 
@@ -17,13 +19,17 @@ What an examination says of one part of a set-up: fine, worth a look, or in need
 
 import http.client
 import math
+import os
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,8 +37,10 @@ from typing import Any
 import numpy as np
 
 from frostline.client.http import HttpTransport
+from frostline.control.reporter import ControlLink
+from frostline.control.settings import NO_CONTROL
 from frostline.core import Skipped
-from frostline.core.config import LoaderSettings, cache_folder, default_node_memory_bytes, devices_of
+from frostline.core.config import LoaderSettings, cache_folder, default_node_memory_bytes, devices_of, environment
 from frostline.core.errors import FrostlineError, SampleError
 from frostline.core.events import Event, MeasurementFailed, Observer, SetupWarning, WeightsLoaded
 from frostline.core.files import make_private_folder
@@ -40,16 +48,18 @@ from frostline.core.system import __version__, usable_cores, usable_memory_bytes
 from frostline.core.units import in_bytes, in_samples_per_s, in_seconds
 from frostline.datasets import Dataset
 from frostline.datasets.reading import reader_of
+from frostline.io_service.client import IoTransport
 from frostline.jobs.loader_factory import mixed_splits
 from frostline.planning import Link, Situation, make_plan
+from frostline.preprocess import imagenet
 from frostline.preprocess.apply import check_readable
-from frostline.stores.protocols import Buffer
+from frostline.stores.protocols import PREFIX, Buffer, Waits
 from frostline.stores.urls import is_within
 from frostline.training.settings import RANDOM, JobSettings
 from frostline.training.start import declared_of
 from frostline.transport import Transport
 from frostline.wire.connection import address_of
-from frostline.wire.messages import common_protocol
+from frostline.wire.messages import FeatureRequest, common_protocol
 from frostline.wire.node_lists import listed_nodes
 
 __all__ = (
@@ -62,6 +72,7 @@ __all__ = (
     "connections_needed",
     "examine",
     "examine_devices",
+    "examine_environment",
     "examine_link",
     "examine_machine",
     "max_receive_buffer",
@@ -289,6 +300,75 @@ def _cache() -> Iterator[Finding]:
         yield Finding(part="cache folder", level=FINE, says=f"{in_bytes(free)} are free for {folder}")
 
 
+_FOLDERS = ("TMPDIR", "TEMP", "TMP")
+
+
+def examine_environment(settings: LoaderSettings, *, has_nodes: bool) -> Iterator[Finding]:
+    """What the environment makes of a job, as far as it says anything.
+
+    Args:
+        settings: settings of the job's loader, which has from there what nobody else said.
+        has_nodes: nodes are named, so that a job asks no I/O service.
+    """
+    yield from _temporary()
+    yield from attempt("stores", _stores, mend="mend or unset that variable")
+    if settings.control is not None and settings.control != NO_CONTROL:
+        part = f"control plane {settings.control}"
+        mend = "start it (frostline control), mend FROSTLINE_CONTROL, or unset it"
+        yield from attempt(part, partial(_control_plane, part, settings.control, settings), mend=mend)
+    if settings.io is not None and not has_nodes:
+        part = f"I/O service {settings.io}"
+        mend = "start it (frostline io), mend FROSTLINE_IO, or unset it"
+        yield from attempt(part, partial(_io_service, part, settings.io, settings), mend=mend)
+
+
+def _temporary() -> Iterator[Finding]:
+    """Whether temporary files can be written where the environment says; Python takes another folder without a word."""
+    for name in _FOLDERS:
+        said = os.environ.get(name)
+        if not said:
+            continue
+        try:
+            with tempfile.TemporaryFile(dir=said) as file:
+                file.write(b"\0")
+        except OSError as error:
+            yield Finding(
+                part="temporary files",
+                level=PROBLEM,
+                says=f"nothing can be written to {said}, which {name} names: {error.strerror}",
+                mend=f"make that folder, or unset {name}",
+            )
+    try:
+        folder = Path(tempfile.gettempdir())
+    except OSError as error:
+        says = f"there is no folder for temporary files: {error.strerror}"
+        yield Finding(part="temporary files", level=PROBLEM, says=says, mend="name one (TMPDIR)")
+        return
+    if (free := shutil.disk_usage(folder).free) < _MIN_CACHE_BYTES:
+        says = f"{in_bytes(free)} are free for temporary files in {folder}"
+        yield Finding(part="temporary files", level=WARNING, says=says, mend="make room, or name another (TMPDIR)")
+
+
+def _stores() -> Iterator[Finding]:
+    Waits.of(environment(PREFIX))  # which refuses what makes no sense
+    yield from ()
+
+
+def _control_plane(part: str, url: str, settings: LoaderSettings) -> Iterator[Finding]:
+    link = ControlLink(url, settings.token)
+    try:
+        link.check()
+    finally:
+        link.close()
+    yield Finding(part=part, level=FINE, says="it answers, and a job keeps to the shares that it gives")
+
+
+def _io_service(part: str, url: str, settings: LoaderSettings) -> Iterator[Finding]:
+    with closing(IoTransport(url, settings)) as transport:
+        transport.service_statistics()
+    yield Finding(part=part, level=FINE, says="it answers, and reads for jobs that name no node")
+
+
 _ASKED = 7
 _NODE_DEADLINE_S = 10.0
 # Object stores refuse requests whose time differs by more than 15 minutes; much less makes logs hard to read.
@@ -501,46 +581,96 @@ def examine(subject: ExaminedSetup, observe: Observer) -> Iterator[Finding]:
     hasty = replace(subject.loader, retry_for_s=_RETRY_FOR_S, deadline_s=_DEADLINE_S)
     can_go_on = True
     url = None if subject.data is None else subject.data.data
-    for finding in _nodes(subject.nodes, hasty, url):
+    nodes: list[str] = []
+    around = examine_environment(hasty, has_nodes=bool(subject.nodes))
+    for finding in chain(around, _nodes(subject.nodes, hasty, url, nodes)):
         can_go_on &= finding.level != PROBLEM
         yield finding
     if subject.data is None or not can_go_on:
         return
-    job = replace(subject.data, loader=hasty)
-    for finding in attempt("data", partial(_data, job, observe)):
+    job = replace(subject.data, loader=hasty, near=next(iter(nodes), None), also_near=tuple(nodes[1:]))
+    found: list[Dataset] = []
+    for finding in chain(attempt("data", partial(_data, job, observe, found)), _served(nodes, hasty, found)):
         can_go_on &= finding.level != PROBLEM
         yield finding
     if subject.has_network and can_go_on:
         yield from attempt("network", partial(_examine_network, job, observe))
 
 
-def _nodes(addresses: Sequence[str], settings: LoaderSettings, data: str | None) -> Iterator[Finding]:
+def _nodes(addresses: Sequence[str], settings: LoaderSettings, data: str | None, good: list[str]) -> Iterator[Finding]:
+    """What is found at nodes; those with which a job can run are put into ``good``."""
+    found: dict[str, list[Finding]] = {}
     for address in addresses:
         try:
             urls = listed_nodes((address,))
         except FrostlineError as error:
             yield Finding(part=f"node {address}", level=PROBLEM, says=str(error))
             continue
+        if not urls:
+            mend = "start nodes, or mend the list"
+            yield Finding(part=f"node {address}", level=PROBLEM, says="this list names no node", mend=mend)
         for url in urls:
-            yield from attempt(
-                f"node {url}",
-                partial(_examine_node, url, settings, data),
-                mend="start it there (frostline serve --data-root URL), or mend the address or FROSTLINE_TOKEN",
+            found[url] = list(
+                attempt(
+                    f"node {url}",
+                    partial(_examine_node, url, settings, data),
+                    mend="start it there (frostline serve --data-root URL), or mend the address or FROSTLINE_TOKEN",
+                )
             )
+    good += [url for url, findings in found.items() if worst(findings) != PROBLEM]
+    yield from _softened(found, good)
 
 
-def _data(job: JobSettings, observe: Observer) -> Iterator[Finding]:
-    yield from _examine_data(
-        Dataset(
-            job.data,
-            format=job.format,
-            column=job.column,
-            targets=declared_of(job),
-            near=job.listed_by,
-            token=None if job.loader.token == LoaderSettings().token else job.loader.token,
-            observe=observe,
-        )
+def _softened(found: Mapping[str, Sequence[Finding]], good: Sequence[str]) -> Iterator[Finding]:
+    """Findings at nodes, of which those stop no job that others are in order for."""
+    for finding in (finding for findings in found.values() for finding in findings):
+        if finding.level == PROBLEM and good:
+            says = f"{finding.says}; a job leaves it out, and has {len(good)} of {len(found)} nodes"
+            yield replace(finding, level=WARNING, says=says)
+        else:
+            yield finding
+
+
+def _served(nodes: Sequence[str], settings: LoaderSettings, found: Sequence[Dataset]) -> Iterator[Finding]:
+    """Ask each node for a sample of the data, as it is stored."""
+    said: dict[str, list[Finding]] = {}
+    for url, data in product(nodes, found):
+        said[url] = list(attempt(f"node {url}", partial(_one_sample, url, settings, data), mend=_UNREADABLE))
+    yield from _softened(said, [url for url, findings in said.items() if worst(findings) != PROBLEM])
+
+
+_UNREADABLE = "look at that place on its machine: its mount, its rights and its credentials"
+
+
+def _one_sample(url: str, settings: LoaderSettings, data: Dataset) -> Iterator[Finding]:
+    sample = data.samples.take(np.arange(1))
+    reading, preprocess = data.manifest.reading, imagenet(224).to_json()
+    request = FeatureRequest(data=data.url, samples=sample, prefix=None, cut=0, preprocess=preprocess, reading=reading)
+    with closing(HttpTransport(url, settings)) as transport:
+        batches = list(transport.features(request))
+    lost = [skipped for batch in batches for skipped in batch.skipped]
+    name = data.names[0]
+    if lost:
+        says = f"it cannot read {name} of {data.url}: {lost[0].reason}"
+        yield Finding(part=f"node {url}", level=PROBLEM, says=says, mend=_UNREADABLE)
+    else:
+        yield Finding(part=f"node {url}", level=FINE, says=f"it read {name}, {in_bytes(int(sample.lengths[0]))}")
+
+
+def _data(job: JobSettings, observe: Observer, found: list[Dataset]) -> Iterator[Finding]:
+    """What is found in the data, which is put into ``found`` once it is listed."""
+    data = Dataset(
+        job.data,
+        format=job.format,
+        column=job.column,
+        targets=declared_of(job),
+        relist=job.relist,
+        near=job.listed_by,
+        token=None if job.loader.token == LoaderSettings().token else job.loader.token,
+        observe=observe,
     )
+    yield from _examine_data(data)
+    found.append(data)
 
 
 # Linux keeps half of a socket's buffer for its own bookkeeping (tcp(7), tcp_adv_win_scale).

@@ -118,14 +118,14 @@ def test_adapters_have_the_losses_of_a_plain_loop_go_on_after_a_break_and_predic
         interrupted_after(3, patch)
         asked = ("train", "--data", folder, "--near", near, *HOW, *LORA, "--checkpoint-every", 2, "--out", out)
         assert run(capsys, *asked)[0] == 130
-    code, said, err = run(capsys, "train", "--resume", out, "--json")
+    code, said, err = run(capsys, "train", "--resume", out, "--model", BLOCKS, "--near", near, "--json")
     assert code == 0, err
     report = json.loads(said)
     assert report["losses"] == pytest.approx(losses, rel=1e-4)
     assert report["val_losses"] == pytest.approx(scored, rel=1e-4)
     assert report["resumed_steps"] == 2
     assert report["settings"]["lora"] == "layers.2-3:r=4,alpha=8"
-    code, said, err = run(capsys, "predict", "--run", out, "--data", folder, "--near", near)
+    code, said, err = run(capsys, "predict", "--run", out, "--model", BLOCKS, "--data", folder, "--near", near)
     assert code == 0, err
     found = [float(row["probability"]) for row in csv.DictReader(io.StringIO(said))]
     assert found == pytest.approx(likely, rel=1e-3)
@@ -186,13 +186,13 @@ def test_a_run_whose_layers_thaw_goes_on_after_a_break(capsys, folder, near, tmp
         interrupted_after(step, patch)
         asked = ("train", "--data", folder, "--near", near, *HOW, *LATER, "--checkpoint-every", 2, "--out", out)
         assert run(capsys, *asked)[0] == 130
-    code, said, err = run(capsys, "train", "--resume", out, "--json")
+    code, said, err = run(capsys, "train", "--resume", out, "--model", SMALL, "--near", near, "--json")
     assert code == 0, err
     assert "body is trained too from epoch 2 on: the frost line is" in err
     report = json.loads(said)
     assert report["losses"] == pytest.approx(expected[0], rel=1e-4)
     assert 2 <= report["resumed_steps"] <= step
-    code, _, err = run(capsys, "train", "--resume", out, "--unfreeze", "3:body")
+    code, _, err = run(capsys, "train", "--resume", out, "--model", SMALL, "--unfreeze", "3:body")
     assert (code, "began with --unfreeze 2:body" in err) == (2, True)
 
 
@@ -220,7 +220,7 @@ def test_adapters_stay_trained_when_layers_before_them_thaw(capsys, folder, near
         interrupted_after(4, patch)
         asked = ("train", "--data", folder, "--near", near, *HOW, *LORA, "--unfreeze", "2:layers.1", "--out", out)
         assert run(capsys, *asked, "--checkpoint-every", 2)[0] == 130
-    code, said, err = run(capsys, "train", "--resume", out, "--json")
+    code, said, err = run(capsys, "train", "--resume", out, "--model", BLOCKS, "--near", near, "--json")
     assert code == 0, err
     assert json.loads(said)["losses"] == pytest.approx(losses, rel=1e-4)
     assert json.loads(said)["val_losses"] == pytest.approx(scored, rel=1e-4)

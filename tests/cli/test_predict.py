@@ -63,7 +63,19 @@ def scores_of(run_folder, encoded):
 
 def test_classes_and_their_probabilities_are_those_of_the_network(capsys, data, near, classified, tmp_path):
     out = tmp_path / "said.parquet"
-    asked = ("predict", "--run", classified, "--data", data / "unlabelled", *near, "--accuracy", "exact", "--out", out)
+    asked = (
+        "predict",
+        "--run",
+        classified,
+        *MODEL[:2],
+        "--data",
+        data / "unlabelled",
+        *near,
+        "--accuracy",
+        "exact",
+        "--out",
+        out,
+    )
     summary, table = run_json(capsys, *asked), pq.read_table(out)
     images = sorted((data / "unlabelled" / "new").iterdir())
     assert table["object"].to_pylist() == [f"new/{path.name}" for path in images]
@@ -76,7 +88,7 @@ def test_classes_and_their_probabilities_are_those_of_the_network(capsys, data, 
 
 
 def test_a_table_goes_to_stdout_where_no_file_is_named(capsys, data, near, classified):
-    code, out, err = run(capsys, "predict", "--run", classified, "--data", data / "classes", *near)
+    code, out, err = run(capsys, "predict", "--run", classified, *MODEL[:2], "--data", data / "classes", *near)
     assert code == 0, err
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [*rows[0]] == ["object", "prediction", "probability"]
@@ -88,7 +100,20 @@ def test_numbers_and_several_labels_are_those_of_the_network(capsys, data, near,
     how = (*MODEL, *HOW, *near, "--targets", column, "--loss", loss)
     folder = trained(tmp_path / "run", "--data", data / "table", *how)
     out = tmp_path / "said.csv"
-    said = run(capsys, "predict", "--run", folder, "--data", data / "table", *near, "--accuracy", "exact", "--out", out)
+    said = run(
+        capsys,
+        "predict",
+        "--run",
+        folder,
+        *MODEL[:2],
+        "--data",
+        data / "table",
+        *near,
+        "--accuracy",
+        "exact",
+        "--out",
+        out,
+    )
     assert said[0] == 0, said[2]
     rows = list(csv.DictReader(io.StringIO(out.read_text())))
     encoded = pq.read_table(data / "table" / "x.parquet")["image"].to_pylist()
@@ -113,6 +138,6 @@ def test_explains_what_cannot_be_predicted(capsys, data, near, classified, tmp_p
         assert sentence in " ".join(err.split())
     folder = shutil.copytree(classified, tmp_path / "run")
     (folder / "model.safetensors").unlink()
-    code, _, err = run(capsys, "predict", "--run", folder, "--data", data / "unlabelled", *near)
+    code, _, err = run(capsys, "predict", "--run", folder, *MODEL[:2], "--data", data / "unlabelled", *near)
     assert code == 2
     assert "which is written when it ends" in " ".join(err.split())

@@ -60,17 +60,18 @@ def test_a_recipe_of_ones_own_is_reported_kept_and_refused_when_it_changes(capsy
     page = " ".join((out / "report.html").read_text().split())
     assert "warm-up of 10.0 %, cosine learning rate, patience of 2 epochs, computed in bfloat16" in page
     assert "held-out macro-F1" in page
+    again = ("--resume", out, *MODEL[:2], *recipe[:2], *near)
     for option, value in (("--schedule", "linear"), ("--metrics", "accuracy"), ("--weight-decay", 0.5)):
-        code, _, err = run(capsys, "train", "--resume", out, option, value)
+        code, _, err = run(capsys, "train", *again, option, value)
         assert (code, f"began with {option}" in err) == (2, True), err
-    code, said, err = run(capsys, "train", "--resume", out, "--json")
+    code, said, err = run(capsys, "train", *again, "--json")
     assert code == 0, err
     assert json.loads(said)["losses"] == report["losses"]
     file.write_text(LOSS.replace("** 2", "** 3"))
-    code, _, err = run(capsys, "train", "--resume", out)
+    code, _, err = run(capsys, "train", *again)
     assert (code, "the lines of the loss function's file" in err) == (2, True), err
     file.unlink()  # what was learned needs it no more
-    code, said, err = run(capsys, "predict", "--run", out, "--data", folder, *near)
+    code, said, err = run(capsys, "predict", "--run", out, *MODEL[:2], "--data", folder, *near)
     assert code == 0, err
     rows = list(csv.DictReader(io.StringIO(said)))
     assert len(rows) == len(list(folder.rglob("*.jpg")))

@@ -56,7 +56,7 @@ def test_every_verb_takes_a_file_by_its_name(capsys, files, near, tmp_path, name
     run_json(capsys, "extract", "--data", url, *MODEL, *near, "--out", tmp_path / "features.parquet")
     assert pq.read_table(tmp_path / "features.parquet").num_rows == len(IMAGES)
     table = tmp_path / "said.parquet"
-    assert run(capsys, "predict", "--run", out, "--data", url, *near, "--out", table)[0] == 0
+    assert run(capsys, "predict", "--run", out, *MODEL[:2], "--data", url, *near, "--out", table)[0] == 0
     assert pq.read_table(table).num_rows == len(IMAGES)
     for form in ("ready", "original", "parquet"):
         how = ("--format", form, *(("--preprocess", "imagenet:32") if form == "ready" else ()))

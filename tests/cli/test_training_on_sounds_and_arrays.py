@@ -83,7 +83,9 @@ def test_the_verbs_know_samples_by_their_suffixes(capsys, data, near, tmp_path, 
     assert json.loads((tmp_path / "run" / "frostline.json").read_text())["options"]["samples"] == kind
     model = network()
     model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
-    said = run(capsys, "predict", "--run", tmp_path / "run", "--data", data / name, "--accuracy", "exact", *near)
+    said = run(
+        capsys, "predict", "--run", tmp_path / "run", *how[2:4], "--data", data / name, "--accuracy", "exact", *near
+    )
     rows = {row["object"]: row for row in csv.DictReader(io.StringIO(said))}
     with torch.no_grad():
         likely, best = model.eval()(inputs).softmax(1).max(1)

@@ -191,7 +191,7 @@ def test_a_client_that_vanishes_in_the_middle_frees_everything(images):
     samples = samples_of(images).take(np.arange(8).repeat(8))
     samples.ids[:] = np.arange(len(samples))
     body = json.dumps(request(images, 1, samples=samples, side=224).to_json()).encode()
-    message = f"POST /v1/features HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    message = f"POST /v1/features HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     with Node(NodeSettings(memory_bytes=96 << 20, device_batch=8), (images.as_uri(),)) as node, served(node) as url:
         for _ in range(5):
             with asking(url, message) as peer:

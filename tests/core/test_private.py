@@ -2,11 +2,18 @@
 
 import os
 import stat
+from contextlib import closing
 from functools import partial
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from frostline.cache import FeatureStore
+from frostline.control.changes import ControlEvent
+from frostline.control.settings import read_control_settings
+from frostline.control.store import RecordStore
+from frostline.core.errors import SettingError
 from frostline.core.files import make_private_folder
 from frostline.datasets import source
 from frostline.datasets.check import CheckedRows, CheckProgress
@@ -14,9 +21,12 @@ from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest import load_manifest
 from frostline.engines.recipe import kept
 from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey
+from frostline.node.tenants import read_tenants
 from frostline.stores.disk_tier import LocalTier
 from frostline.stores.local import FolderStore
+from frostline.training.feature_files import Contents, tensor_column, write_features
 from frostline.training.run_config import make_folder, write_text
+from support.commands import trained
 from support.images import image_folder
 from support.stored import put
 
@@ -71,10 +81,69 @@ def test_manifests_splits_profiles_and_pieces_of_checks_are_their_users_alone(tm
     CheckProgress(cache / "checks" / "a.jsonl").add(CheckedRows(start=0, stop=1, digests={}, unreadable=()))
     key = ProfileKey(prefix="a", hardware="b", engine="c", device_batch=8, codecs=(), packed_cuts=())
     ProfileCache(cache / "profiles").put(key, MeasuredPrefix(cuts=(), codecs=()))
-    make_folder(cache / "plans", is_private=True)
-    write_text(cache / "plans" / "a.json", "{}", is_private=True)
+    make_folder(cache / "plans")
+    write_text(cache / "plans" / "a.json", "{}")
     assert_is_private(cache)
     assert {path.suffix for path in cache.rglob("*") if path.is_file()} >= {".parquet", ".arrow", ".jsonl", ".json"}
+
+
+def test_a_run_and_all_that_it_writes_is_its_users_alone(tmp_path):
+    out, trace = tmp_path / "runs" / "first", tmp_path / "trace.json"
+    data = image_folder(tmp_path / "images", per_class=4)
+    how = ("--model", "support.networks:Small", "--until", "stem", "--checkpoint-every", 1, "--epochs", 1)
+    trained(out, "--data", data, *how, "--trace", trace)
+    assert_is_private(tmp_path / "runs")
+    names = {path.name for path in (tmp_path / "runs").rglob("*")}
+    assert names >= {"checkpoints", "frostline.json", "model.safetensors", "report.json", "report.html"}
+    assert modes(tmp_path)[str(trace)] == 0o600
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".safetensors", ".lance"])
+def test_features_and_what_is_kept_beside_them_are_their_users_alone(tmp_path, suffix):
+    out = tmp_path / "deep" / f"features{suffix}"
+    make_folder(out.parent)
+    tensors = tensor_column(np.zeros((2, 3), np.float32))
+    columns = {"id": [1, 2], "label": [0, 1], "features": tensors}
+    write_features(out, [pa.table(columns)], Contents(rows=2, shape=(3,), dtype="float32", classes=("a", "b")))
+    assert_is_private(tmp_path / "deep")
+
+
+def test_a_control_planes_state_is_its_users_alone(tmp_path):
+    with closing(RecordStore(tmp_path / "state")) as store:
+        store.write({}, {1: ControlEvent(number=1, at_s=1.0, kind="changed", tenant=None, sentence="x")})
+        found = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+    assert found == dict.fromkeys(("state", "state-shm", "state-wal"), "0o600")
+
+
+TENANT = '[[tenant]]\nname = "ann"\ntoken_sha256 = "' + "0" * 64 + '"\n'
+
+
+def begin_state(path):
+    RecordStore(path).close()
+
+
+@pytest.mark.parametrize(
+    ("read", "text"), [(read_tenants, TENANT), (read_control_settings, "[capacity]\n" + TENANT), (begin_state, "")]
+)
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o640, 0o644, 0o602, 0o660, 0o664, 0o622, 0o666, 0o777])
+def test_a_file_that_others_may_write_to_does_not_say_who_may_do_what(tmp_path, monkeypatch, read, text, mode):
+    path = tmp_path / "file.toml"
+    path.write_text(text)
+    path.chmod(mode)
+    monkeypatch.setattr(os, "getegid", lambda: path.stat().st_gid + 1)
+    if mode & 0o022:
+        with pytest.raises(SettingError, match=rf"others may write to .*mode {mode:04o}.*chmod go-w {path}"):
+            read(path)
+    else:
+        read(path)
+
+
+def test_a_users_own_group_is_nobody_else(tmp_path):
+    path = tmp_path / "tenants.toml"
+    path.write_text(TENANT)
+    path.chmod(0o664)
+    os.chown(path, -1, os.getegid())
+    assert [tenant.name for tenant in read_tenants(path)] == ["ann"]
 
 
 def test_a_folder_that_is_there_keeps_its_rights(tmp_path):

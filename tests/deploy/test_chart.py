@@ -9,7 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
+from frostline.core.config import check_hosts
 from frostline.node.http.app import make_app
+from frostline.node.http.requests import OwnNames
 from frostline.wire.node_lists import NodeList
 from support.chart import CHART, rendered, values_of
 from support.deployed import OPTIONS, gibibytes, options_of, served_by
@@ -182,12 +184,26 @@ def test_takes_values_that_do(changes):
     assert not refused(changes)
 
 
+def test_an_open_node_is_asked_by_the_names_of_its_service_and_pods():
+    values = values_of("s3")
+    values["open"], values["tenants"]["existingSecret"] = True, ""
+    made = yaml.safe_load(rendered(values)["statefulset.yaml"])
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    names = tuple(word.partition("=")[2] for word in container["args"] if word.startswith("--allow-host="))
+    check_hosts(names)
+    asked = OwnNames(names=names, is_local=False)
+    service = ("store", "store.data", "store.data.svc", "store.data.svc.cluster.local")
+    for name in (*service, *(f"store-0.{name}" for name in service)):
+        assert asked.refusal("GET", "/v1/health", [(b"host", f"{name}:7070".encode())]) is None
+    assert asked.refusal("GET", "/v1/health", [(b"host", b"store.data.example")]) is not None
+
+
 def test_an_option_that_the_chart_sets_cannot_be_given_twice():
     text = (CHART / "templates" / "statefulset.yaml").read_text()
     named = set(options_of(text))
     assert named <= OPTIONS
-    assert len(named) == 12
-    for option in named:
+    assert len(named) == 13
+    for option in named - {"--allow-host"}:  # which adds names to those of the service
         assert refused({"node.extraArgs": [option]})
         assert refused({"node.extraArgs": [f"{option}=x"]})
 

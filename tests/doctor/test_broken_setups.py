@@ -7,13 +7,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from frostline.control.settings import ControlTenant
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.system import __version__
+from frostline.datasets import Dataset
 from frostline.doctor import PROBLEM, WARNING, ExaminedSetup, examine
 from frostline.node import Node
 from frostline.stores.protocols import RETRY_FOR, TIMEOUT
 from frostline.training.settings import JobSettings
 from support.commands import run, run_json
+from support.control_planes import Clock, control_plane
 from support.images import image_folder
 from support.nodes import served
 from support.servers import free_ports
@@ -280,3 +283,109 @@ def test_a_library_that_was_built_for_another_pytorch(folder, monkeypatch):
     monkeypatch.setattr("frostline.training.pretrained.importlib.import_module", unfit)
     finding = the_one(found(folder, network=True, model="torchvision:resnet18"), "network")
     assert "belongs to this PyTorch" in finding.says
+
+
+def node_serving(root):
+    return Node(NodeSettings(memory_bytes=1 << 28, trial_s=0), (str(root),))
+
+
+@pytest.mark.parametrize("said", ["[]", '{"nodes": []}', '[""]', "nothing"])
+def test_a_list_that_names_no_node(tmp_path, folder, said):
+    (tmp_path / "nodes.json").write_text(said)
+    finding = the_one(found(folder, nodes=(f"file://{tmp_path}/nodes.json",)), "node")
+    assert finding.level == PROBLEM
+
+
+def test_one_dead_node_of_two_is_worth_a_look_and_of_one_stops_a_job(capsys, folder):
+    (port,) = free_ports(1)
+    dead = f"http://127.0.0.1:{port}"
+    with node_serving(folder) as node, served(node) as url:
+        finding = the_one(found(folder, nodes=(dead, url)), "node")
+        code, out, _ = run(capsys, "doctor", "--data", folder, "--near", url, "--near", dead)
+    assert finding.level == WARNING
+    assert "a job leaves it out, and has 1 of 2 nodes" in finding.says
+    assert code == 0
+    assert "a job can run; 1 of" in out
+    assert the_one(found(folder, nodes=(dead,)), "node").level == PROBLEM
+
+
+def test_a_node_whose_mount_is_empty(tmp_path):
+    mount = image_folder(tmp_path / "images", per_class=4)
+    with node_serving(mount) as node, served(node) as url:
+        assert found(mount, nodes=(url,)) == []
+        assert len(Dataset(mount)) == 12
+        for image in mount.rglob("*.jpg"):
+            image.rename(tmp_path / image.name)
+        finding = the_one(found(mount, nodes=(url,), relist=False), "node")
+    assert finding.level == PROBLEM
+    assert "cannot read" in finding.says
+    assert "mount" in finding.mend
+
+
+def test_a_node_that_may_not_read_the_data_of_two_is_worth_a_look(folder, tmp_path):
+    with node_serving(tmp_path) as other, served(other) as away, node_serving(folder) as node, served(node) as url:
+        finding = the_one(found(folder, nodes=(away, url)), f"node {away}")
+    assert finding.level == WARNING
+    assert "--data-root" in finding.mend
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "TEMP", "TMP"])
+@pytest.mark.parametrize("kind", ["missing", "a file"])
+def test_a_folder_for_temporary_files_that_is_none(monkeypatch, folder, tmp_path, name, kind):
+    place = tmp_path / "there"
+    if kind == "a file":
+        place.write_text("")
+    monkeypatch.setenv(name, str(place))
+    finding = the_one(found(folder), "temporary files")
+    assert finding.level == PROBLEM
+    assert name in finding.says
+    assert str(place) in finding.says
+    monkeypatch.setenv(name, str(tmp_path))
+    assert found(folder) == []
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:PORT", "http://no-such.invalid:7075", "nonsense", "ftp://x:1"])
+def test_a_control_plane_that_is_none(monkeypatch, folder, url):
+    (port,) = free_ports(1)
+    monkeypatch.setenv("FROSTLINE_CONTROL", url.replace("PORT", str(port)))
+    finding = the_one(found(folder), "control plane")
+    assert finding.level == PROBLEM
+    assert "FROSTLINE_CONTROL" in finding.mend
+
+
+def test_a_control_plane_that_answers_and_what_is_none(monkeypatch, folder, tmp_path):
+    with node_serving(folder) as node, served(node) as url:
+        monkeypatch.setenv("FROSTLINE_CONTROL", url)
+        assert found(folder) == [], "a node has one"
+    with answering(HEALTH) as url:
+        monkeypatch.setenv("FROSTLINE_CONTROL", url)
+        assert the_one(found(folder), "control plane").level == PROBLEM
+    monkeypatch.setenv("FROSTLINE_CONTROL", "none")
+    assert found(folder) == []
+    ann = ControlTenant(name="ann", token_sha256=tenant("ann").token_sha256)
+    with control_plane(tmp_path, Clock(), tenants=(ann,)) as (url, state):
+        monkeypatch.setenv("FROSTLINE_CONTROL", url)
+        finding = the_one(found(folder), "control plane")
+        assert "FROSTLINE_TOKEN" in finding.says
+        monkeypatch.setenv("FROSTLINE_TOKEN", token_of("ann"))
+        assert found(folder, token=token_of("ann")) == []
+        assert state.records == [], "it heard of no stage"
+
+
+@pytest.mark.parametrize("url", ["unix:///no/such/io.sock", "nonsense", "tcp://127.0.0.1:1", "unix://FOLDER/file"])
+def test_an_io_service_that_is_none(monkeypatch, folder, tmp_path, url):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FROSTLINE_IO", url.replace("FOLDER", str(tmp_path)))
+    finding = the_one(found(folder), "I/O service")
+    assert finding.level == PROBLEM
+    assert "FROSTLINE_IO" in finding.mend
+    with node_serving(folder) as node, served(node) as near:
+        assert found(folder, nodes=(near,)) == [], "a job that names a node asks none"
+
+
+@pytest.mark.parametrize(("name", "value"), [("TIMEOUT_S", "soon"), ("RETRY_FOR_S", "-1"), ("REQUESTS_PER_S", "0")])
+def test_bounds_of_stores_that_make_no_sense(monkeypatch, folder, name, value):
+    monkeypatch.setenv(f"FROSTLINE_STORE_{name}", value)
+    finding = the_one(found(), "stores")
+    assert finding.level == PROBLEM
+    assert name in finding.says

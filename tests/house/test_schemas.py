@@ -3,18 +3,51 @@
 import ast
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import save
+from torch import nn
 
+from frostline import demo
 from frostline.cache import FeatureStore
+from frostline.callbacks.traces import TraceFile
 from frostline.control.store import RecordStore
+from frostline.core import TensorSpec
 from frostline.core.errors import DataError, OrderMismatch, SettingError, UnsafeArtifact
+from frostline.core.files import with_schema, without_schema
+from frostline.core.system import __version__
+from frostline.datasets import Dataset, source
+from frostline.datasets.check import CheckedRows, CheckProgress
+from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.ready import Layout
-from frostline.ordering import OrderState
+from frostline.datasets.manifest import load_manifest
+from frostline.jobs.measuring import MeasurementCache, Measurements
+from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey
+from frostline.models.artifact import GraphLimits, header_of
+from frostline.models.row_check import mixed_rows
+from frostline.models.trace_cache import trace
+from frostline.node.inspection import Inspector, kept_inspections
+from frostline.node.trials.queue import TrialPolicy
+from frostline.node.trials.store import TrialStore
+from frostline.ordering import OrderState, RecordedOrder
+from frostline.profiles import Trial
+from frostline.training import what_if
+from frostline.training.extract import Parts, Ranges
+from frostline.training.run_config import RunConfig
+from frostline.training.settings import JobSettings
+from support.images import image_folder
 from support.nodes import artifact_of, small_network
+from support.plans import a_situation
+from support.reports import a_report
 from support.stored import checked, put
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "frostline"
@@ -22,12 +55,30 @@ SMALL = 16 << 20
 NUMBERED = {
     "cache/disk.py": "_FORMAT",
     "cache/shared_layout.py": "_FORMAT",
+    "callbacks/traces.py": "_FORMAT",
     "control/store.py": "_SCHEMA",
+    "datasets/check.py": "_FORMAT",
+    "datasets/copy/repack.py": "_FORMAT",
     "datasets/formats/ready.py": "_FORMAT",
+    "datasets/manifest_store.py": "_FORMAT",
+    "datasets/mapped.py": "_FORMAT",
+    "demo.py": "_FORMAT",
     "jobs/in_store.py": "_FORMAT",
+    "jobs/measuring.py": "_FORMAT",
+    "jobs/profiling.py": "_FORMAT",
     "models/artifact.py": "_FORMAT",
+    "models/row_check.py": "_FORMAT",
+    "models/trace_cache.py": "_FORMAT",
+    "node/inspection.py": "_FORMAT",
+    "node/trials/store.py": "_FORMAT",
     "ordering/shards.py": "_SCHEMA",
     "ordering/state.py": "SCHEMA",
+    "ray/control.py": "_FORMAT",
+    "training/extract.py": "_FORMAT",
+    "training/report/report.py": "_FORMAT",
+    "training/run_config.py": "_FORMAT",
+    "training/run_folder.py": "_FORMAT",
+    "training/what_if.py": "_FORMAT",
 }
 """What has a number, and by which name: a name of one's own for it would not be found by the next reader."""
 
@@ -99,7 +150,7 @@ def test_the_state_of_a_control_plane_of_another_version_is_refused(tmp_path, st
     RecordStore(path).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {number_of('control/store.py') + step}")
-    with pytest.raises(SettingError, match="of another version of Frostline"):
+    with pytest.raises(SettingError, match=f"written by another version of Frostline .*this is {__version__}"):
         RecordStore(path)
 
 
@@ -113,3 +164,273 @@ def test_a_cache_of_another_format_is_begun_anew(tmp_path):
         assert checked(store, range(40)) == []
         assert put(store, range(40)) == 40
         assert checked(store, range(40)) == list(range(40))
+
+
+PLAIN = {
+    "cli/plan.py": "a page for people",
+    "core/files.py": "keeps bytes for modules that are in the list",
+    "datasets/copy/layout.py": "tars and tables in formats that others define",
+    "datasets/formats/webdataset.py": "unpacked tars",
+    "datasets/source.py": "bytes of a manifest",
+    "doctor.py": "a file that is removed at once",
+    "engines/machine.py": "a switch of the kernel",
+    "node/trials/processes.py": "read by the process that it starts",
+    "node/trials/trial_process.py": "read by the process that started it",
+    "stores/disk_tier.py": "samples as their stores have them, by their digests",
+    "stores/local.py": "whatever it is given",
+    "training/feature_files.py": "tables and tensors in formats that others define",
+    "training/predict.py": "a table in a format that others define",
+    "training/run.py": "the report, whose number its own module has, and files in formats that others define",
+}
+"""What writes files without a number of its own, and why."""
+WRITERS = {
+    "FileCache",
+    "NamedTemporaryFile",
+    "ParquetWriter",
+    "atomic_file",
+    "open_private",
+    "write_bytes",
+    "write_table",
+    "write_tensors",
+    "write_text",
+}
+
+
+def writers():
+    """The modules that write files."""
+    for path in SOURCE.rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        named = {call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func) for call in calls}
+        opened = any(
+            isinstance(value, ast.Constant) and str(value.value) in {"w", "wb", "x", "xb", "a", "ab", "x+b"}
+            for call in calls
+            if ast.unparse(call.func).rpartition(".")[2] == "open"
+            for value in (*call.args, *(keyword.value for keyword in call.keywords))
+        )
+        if opened or named & WRITERS:
+            yield path.relative_to(SOURCE).as_posix()
+
+
+def test_whatever_writes_files_has_a_number_or_a_reason():
+    found = {module for module in writers() if not module.startswith("testing/")}
+    assert found - NUMBERED.keys() == PLAIN.keys()
+
+
+def changed(value, step=1):
+    """A written value as another version of Frostline writes it."""
+    return {**value, "schema": value["schema"] + step, "frostline": "7.3.1"}
+
+
+@pytest.mark.parametrize("step", [-1, 1, 99])
+def test_the_config_of_a_run_of_another_version_is_refused(tmp_path, step):
+    RunConfig(options={}, outputs=2).write(tmp_path)
+    path = tmp_path / "frostline.json"
+    value = json.loads(path.read_text())
+    assert value["schema"] == number_of("training/run_config.py")
+    path.write_text(json.dumps(changed(value, step)))
+    with pytest.raises(SettingError, match=f"written by Frostline 7.3.1 .*this is {__version__}"):
+        RunConfig.read(tmp_path)
+    path.write_text(json.dumps({**value, "more": 1}))
+    with pytest.raises(SettingError, match="'more'"):
+        RunConfig.read(tmp_path)
+
+
+@given(
+    value=st.none() | st.integers() | st.lists(st.integers(), max_size=2) | st.dictionaries(st.text(), st.text()),
+    number=st.integers(0, 9),
+)
+def test_a_number_is_read_by_its_own_reader_alone(value, number):
+    if isinstance(value, dict):
+        plain = {name: item for name, item in value.items() if name not in ("schema", "frostline")}
+        assert without_schema(json.loads(json.dumps(with_schema(plain, number))), number, "x") == plain
+        with pytest.raises(SettingError, match=f"x was written by Frostline {__version__} .schema {number}., this is"):
+            without_schema(with_schema(plain, number), number + 1, "x")
+    with pytest.raises(SettingError, match=r"x (is damaged|was written by another Frostline)"):
+        without_schema(value, number, "x")
+
+
+def test_a_report_says_its_number():
+    value = a_report().to_json()
+    assert (value["schema"], value["frostline"]) == (number_of("training/report/report.py"), __version__)
+
+
+def test_a_trace_says_its_number(tmp_path):
+    with TraceFile(tmp_path / "t.json"):
+        pass
+    first, *_ = json.loads((tmp_path / "t.json").read_text())
+    assert first["args"] == {"schema": number_of("callbacks/traces.py"), "frostline": __version__, "name": "Frostline"}
+
+
+def measurement(folder):
+    return MeasurementCache(folder, {"a": 1}), (Measurements(),)
+
+
+def profile(folder):
+    key = ProfileKey(prefix="a", hardware="b", engine="c", device_batch=8, codecs=(), packed_cuts=())
+    cache = ProfileCache(folder)
+    found = MeasuredPrefix(cuts=(), codecs=())
+    return Kept(put=lambda found: cache.put(key, found), get=lambda: cache.get(key)), (found,)
+
+
+def trial(folder):
+    policy = TrialPolicy(device="cpu", rows=(8,), threads=(1,), keeps_freed=False, max_bytes=1 << 30)
+    store, found = TrialStore(folder, policy, SMALL), Trial(engine="a", precision="fp32", cut=1, seconds=0.5)
+    return Kept(put=lambda trial: store.put("d", trial), get=lambda: store.get("d", found)), (found,)
+
+
+def error_of_a_trial(folder):
+    policy = TrialPolicy(device="cpu", rows=(8,), threads=(1,), keeps_freed=False, max_bytes=1 << 30)
+    store, found = TrialStore(folder, policy, SMALL), Trial(engine="a", precision="fp32", cut=1, error=0.5)
+    return Kept(put=lambda trial: store.put_error("d", trial, "s"), get=lambda: store.error("d", found, "s")), (found,)
+
+
+def situation(folder):
+    job = JobSettings(data="s3://photos/waste", model="timm:resnet18", until="features")
+    found = what_if.just_measured(job, a_situation())
+    return Kept(put=what_if.keep, get=lambda: what_if.find(job)), (found,)
+
+
+def checked_piece(folder):
+    progress = CheckProgress(folder / "a.jsonl")
+    piece = CheckedRows(start=0, stop=1, digests={}, unreadable=())
+    return Kept(put=progress.add, get=lambda: next(progress.found(), None)), (piece,)
+
+
+@dataclass
+class Kept:
+    """A cache of one value."""
+
+    put: Callable[..., None]
+    get: Callable[[], object]
+
+
+@pytest.mark.parametrize("made", [measurement, profile, trial, error_of_a_trial, situation, checked_piece])
+def test_a_cache_of_another_version_is_made_anew(tmp_path, monkeypatch, made):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache, values = made(tmp_path / "kept")
+    cache.put(*values)
+    assert cache.get() is not None
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    path.write_text(json.dumps(changed(json.loads(path.read_text()))) + "\n")
+    assert cache.get() is None
+    cache.put(*values)
+    assert cache.get() is not None
+
+
+@pytest.mark.parametrize(
+    ("module", "place"),
+    [("models/row_check.py", "rows"), ("node/inspection.py", "inspections"), ("models/trace_cache.py", "traces")],
+)
+def test_a_cache_whose_files_are_named_by_the_number_is_made_anew(tmp_path, monkeypatch, module, place):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    name = f"frostline.{module.removesuffix('.py').replace('/', '.')}"
+    make = {"rows": check_rows, "inspections": inspect, "traces": keep_trace}[place]
+
+    def files():
+        return {path: path.stat().st_ino for path in (tmp_path / "frostline" / place).iterdir()}
+
+    make()
+    before = files()
+    make()
+    assert files().keys() == before.keys(), "it is found again"
+    monkeypatch.setattr(f"{name}._FORMAT", number_of(module) + 1)
+    make()
+    assert files() != before
+
+
+def check_rows():
+    mixed_rows(small_network().prefix, torch.device("cpu"))
+
+
+LIMITS = GraphLimits(max_nodes=2000, max_values=50_000, max_run_s=60, max_operation_s=60, operations_per_s=1e11)
+
+
+def inspect():
+    _, body = artifact_of(small_network())
+    with Inspector(kept=kept_inspections()) as inspector:
+        inspector.inspect(header_of(body), max_rows=2, max_check_s=20, limits=LIMITS)
+
+
+def keep_trace():
+    network = nn.Linear(2, 2)
+    trace(network, [TensorSpec(shape=(2,), dtype="float32")], training={"": True})
+
+
+@pytest.mark.parametrize("in_memory_bytes", [0, 1 << 30])
+def test_a_manifest_of_another_version_is_made_anew_and_its_splits_are_refused(tmp_path, monkeypatch, in_memory_bytes):
+    monkeypatch.setattr(source, "load_manifest", partial(load_manifest, in_memory_bytes=in_memory_bytes))
+    folder, cache = image_folder(tmp_path / "images"), tmp_path / "cache"
+    data = Dataset(folder, cache=cache)
+    data.save_splits({"few": data.take(np.arange(3))})
+    assert Dataset(folder, cache=cache)["few"].statistics().samples == 3
+    for module in ("datasets/manifest_store.py", "datasets/mapped.py"):
+        name = f"frostline.{module.removesuffix('.py').replace('/', '.')}._FORMAT"
+        monkeypatch.setattr(name, number_of(module) + 1)
+    again = Dataset(folder, cache=cache)
+    assert again.digest == data.digest
+    (splits,) = (cache / ".frostline" / "splits").glob("*.json")
+    before = splits.read_bytes()
+    for use in (lambda: again["few"], lambda: again.save_splits({"all": again})):
+        with pytest.raises(SettingError, match="written by Frostline"):
+            use()
+    assert splits.read_bytes() == before, "what a user divided is not lost"
+
+
+def test_a_copy_that_another_version_began_is_refused(tmp_path):
+    folder = image_folder(tmp_path / "images")
+
+    def copy():
+        return repack(Dataset(folder), tmp_path / "copy", "webdataset", observe=lambda _: None)
+
+    copy()
+    path = tmp_path / "copy" / ".frostline" / "ingest" / "what.json"
+    value = json.loads(path.read_text())
+    assert value["schema"] == number_of("datasets/copy/repack.py")
+    path.write_text(json.dumps(changed(value)))
+    with pytest.raises(SettingError, match=r"written by Frostline 7\.3\.1"):
+        copy()
+
+
+def test_an_extraction_of_another_version_is_made_anew(tmp_path, monkeypatch):
+    ids = np.arange(4, dtype=np.int64)
+
+    def parts():
+        return Parts(tmp_path / "f.parquet", {"features": "a"}, ids.take, Ranges(rows=4, rows_per_part=4))
+
+    parts()
+    (tmp_path / ".f.parquet.parts" / "000000.parquet").write_bytes(b"of the version before")
+    parts()
+    assert (tmp_path / ".f.parquet.parts" / "000000.parquet").is_file()
+    monkeypatch.setattr("frostline.training.extract._FORMAT", number_of("training/extract.py") + 1)
+    parts()
+    assert not (tmp_path / ".f.parquet.parts" / "000000.parquet").exists()
+
+
+def test_photographs_of_another_version_are_not_taken_for_these(tmp_path):
+    value = {"per_class": 2, "seed": 7, "classes": sorted(vars(demo)["_SOURCES"]), "schema": number_of("demo.py")}
+    mark = tmp_path / ".photographs.json"
+    mark.write_text(json.dumps({**value, "total_bytes": 9}))
+    assert demo.make(tmp_path, per_class=2, seed=7).total_bytes == 9
+    mark.write_text(json.dumps({**value, "total_bytes": 9, "schema": value["schema"] + 1}))
+    with pytest.raises(SettingError, match="holds something else"):
+        demo.make(tmp_path, per_class=2, seed=7)
+
+
+def test_a_ray_that_another_version_started_is_not_taken_for_ones_own(tmp_path, monkeypatch):
+    from frostline.ray import control
+
+    monkeypatch.setattr(control, "folder", lambda: tmp_path)
+    monkeypatch.setattr(control, "_is_ray", lambda pid: True)
+    value = {"schema": number_of("ray/control.py"), "frostline": __version__, "pid": 1, "address": "a:1"}
+    (tmp_path / "head.json").write_text(json.dumps(value))
+    assert control.running() == "a:1"
+    (tmp_path / "head.json").write_text(json.dumps(changed(value)))
+    assert control.running() is None
+
+
+def test_an_order_that_another_version_recorded_is_refused():
+    state = OrderState(manifest="m", order="o", last="keep", seed=0, epoch=0, samples=2, batch_size=2, position=2)
+    body = RecordedOrder(state=state, positions=np.arange(2)).to_bytes()
+    assert RecordedOrder.from_bytes(body).state == state
+    with pytest.raises(OrderMismatch, match=f"schema 2., this is {__version__}, which reads schema 1"):
+        RecordedOrder.from_bytes(body.replace(b"order 1\n", b"order 2\n"))

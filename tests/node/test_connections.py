@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import AccessDenied
+from frostline.core.errors import AccessDenied, SettingError
 from frostline.node import Node
-from frostline.node.http.requests import ConnectionLimits, ConnectionTable, limits_of
+from frostline.node.http.requests import ConnectionLimits, ConnectionTable, OwnNames, SeldomLog, limits_of
 from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
 from frostline.stores.protocols import LinkBounds, StoreLimits
@@ -32,7 +32,7 @@ from support.nodes import joined, jpeg, make_images, request, samples_of, served
 from support.tenants import tenant, token_of
 
 MEMORY = 96 << 20
-HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def connection(url, data=b""):
 
 def health(peer, token=None):
     who = f"Authorization: Bearer {token}\r\n" if token else ""
-    peer.sendall(f"GET /v1/health HTTP/1.1\r\nHost: x\r\n{who}\r\n".encode())
+    peer.sendall(f"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n{who}\r\n".encode())
     return answer(peer)
 
 
@@ -85,7 +85,7 @@ def transport_of(name, url):
     return closing(HttpTransport(url, LoaderSettings(deadline_s=30, token=token_of(name))))
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /v1/health HTTP/1.1\r\nHost: x\r\n", b"G"])
+@pytest.mark.parametrize("begun", [b"", b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n", b"G"])
 def test_closes_a_connection_whose_head_does_not_end(images, caplog, begun):
     caplog.set_level(logging.WARNING, "frostline.node")
     with node_with(images, head_s=0.05) as url, connection(url, begun) as peer:
@@ -319,3 +319,166 @@ def test_a_link_that_changes_while_it_is_opened_reveals_nothing(places, monkeypa
     monkeypatch.setattr(os, "open", turned)
     with pytest.raises(AccessDenied):
         open_store(str(root), StoreLimits(links=bounded(root))).read("0000.jpg", 0, 1)
+
+
+GARBAGE = {
+    "no HTTP": b"\x00\x01\x02\r\n\r\n",
+    "an upgrade": b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "escapes": b"GET \x1b]0;x\x07 HTTP/1.1\r\n\r\n",
+    "no such way": b"GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    "no JSON": b"POST /v1/features HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nConnection: close\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_a_flood_of_what_is_refused_writes_few_lines_of_log(images, caplog, kind):
+    with caplog.at_level(logging.WARNING), node_with(images, tenant("ann")) as url:
+        for _ in range(300):
+            with closing(connection(url, GARBAGE[kind])) as peer:
+                assert peer.recv(1 << 16).startswith(b"HTTP/1.1 ")
+        with closing(connection(url)) as peer:
+            assert health(peer)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) <= 1, said
+    assert sum(map(len, said)) < 1000
+
+
+def test_a_seldom_log_counts_what_it_leaves_out(caplog):
+    now_s = [0.0]
+    log = SeldomLog(logging.getLogger("frostline.node"), lambda: now_s[0])
+
+    def failing(why):
+        try:
+            raise ValueError(why)
+        except ValueError as error:
+            log.error("it failed\n", exc_info=error)
+
+    with caplog.at_level(logging.WARNING):
+        for number in range(60):
+            now_s[0] = float(number)
+            log.warning("%s was refused", number)
+            log.info("nothing of this")
+            failing(f"for reason {number}")
+        now_s[0] = 60.0
+        log.warning("%s was refused", "the last")
+    assert [record.getMessage() for record in caplog.records] == [
+        "0 was refused (1 since the last such line)",
+        "it failed (1 since the last such line)",
+        "the last was refused (60 since the last such line)",
+    ]
+    assert caplog.records[1].exc_info[1].args == ("for reason 0",)
+
+
+def test_errors_of_several_places_are_all_logged(caplog):
+    log = SeldomLog(logging.getLogger("frostline.node"))
+    for make in (lambda: 1 / 0, lambda: [].pop(), lambda: {}["a"]):
+        for _ in range(5):
+            try:
+                make()
+            except (ArithmeticError, LookupError) as error:
+                log.error("it failed", exc_info=error)
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError, IndexError, KeyError]
+
+
+def status(url, *headers, method="GET", path="/v1/health", body=b""):
+    """The status of an answer, asked as any program may ask."""
+    lines = (f"{method} {path} HTTP/1.1", *headers, f"Content-Length: {len(body)}", "Connection: close", "", "")
+    with closing(connection(url, "\r\n".join(lines).encode("latin-1") + body)) as peer:
+        data = b""
+        while b"\r\n" not in data:
+            data += peer.recv(1 << 16)
+    return int(data.split()[1])
+
+
+OURS = ("127.0.0.1", "127.0.0.1:7070", "localhost", "LOCALHOST:1", "a.localhost", "[::1]:7070", "10.1.2.3:80")
+OTHERS = (
+    "evil.example",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example:7070",
+    "evil",
+    "2130706433",
+    "127.1",
+    "0x7f.1",
+)
+ODD = ("", "[", "a b", "localhost@evil.example")
+
+
+def test_a_page_that_rebinds_a_name_reads_nothing_of_a_server_that_answers_everybody(images):
+    with node_with(images) as url:
+        assert {host: status(url, f"Host: {host}") for host in OURS} == dict.fromkeys(OURS, 200)
+        assert {host: status(url, f"Host: {host}") for host in OTHERS} == dict.fromkeys(OTHERS, 403)
+        assert {status(url, f"Host: {host}") for host in ODD} <= {400, 403}
+        assert status(url, "Host: localhost", "Host: evil.example") in {400, 403}
+        assert status(url, "Host: evil.example", path="/") == 403, "nor the page itself"
+    with node_with(images, tenant("ann")) as url:
+        assert status(url, "Host: evil.example", f"Authorization: Bearer {token_of('ann')}") == 200
+        assert status(url, "Host: evil.example") == 401
+
+
+FOREIGN = (
+    ("Origin: http://evil.example",),
+    ("Origin: null",),
+    ("Origin: http://127.0.0.1:1",),
+    ("Origin: http://localhost.evil.example",),
+    ("Origin: file://",),
+    ("Sec-Fetch-Site: cross-site",),
+    ("Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: cors"),
+    ("Sec-Fetch-Site: CROSS-SITE", "Sec-Fetch-Mode: navigate"),
+)
+
+
+@pytest.mark.parametrize("tenants", [(), (tenant("ann"),)])
+def test_a_page_of_another_site_sends_nothing(images, tenants):
+    forged = {"method": "POST", "path": "/v1/stages", "body": b"{}"}
+    who = (f"Authorization: Bearer {token_of('ann')}",) if tenants else ()
+    with node_with(images, *tenants) as url:
+        host = url.removeprefix("http://")
+        for headers in FOREIGN:
+            said = status(url, f"Host: {host}", *headers, *who, "Content-Type: text/plain", **forged)
+            assert said == 403, headers
+            assert status(url, f"Host: {host}", *headers, *who) == 403, headers
+        own = (f"Origin: http://{host}", "Sec-Fetch-Site: same-origin", *who)
+        assert status(url, f"Host: {host}", *own, **forged) == 400, "its own page is heard"
+        assert status(url, f"Host: {host}", *own) == 200
+        assert status(url, f"Host: {host}", "Sec-Fetch-Site: none", *who) == 200
+        assert status(url, f"Host: {host}", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", path="/") == 200
+        assert status(url, f"Host: {host}", "Origin: http://evil.example", method="OPTIONS") == 403
+
+
+def test_names_that_were_given_are_own_ones(images):
+    settings = NodeSettings(memory_bytes=MEMORY, allowed_hosts=("store.example.org",))
+    with Node(settings, (images.as_uri(),)) as node, served(node) as url:
+        for name in ("store.example.org:80", "one.STORE.example.org", "store.example.org."):
+            assert status(url, f"Host: {name}") == 200
+        for name in ("otherstore.example.org", "example.org", "store.example.org.evil.example"):
+            assert status(url, f"Host: {name}") == 403
+        assert status(url, "Host: localhost", "Origin: https://pages.store.example.org") == 200
+
+
+def test_beyond_this_machine_names_without_a_dot_are_its_own():
+    here, there = OwnNames(is_local=True), OwnNames(is_local=False)
+    for name in (b"store-1:7070", b"node"):
+        assert here.refusal("GET", "/", [(b"host", name)]) is not None
+        assert there.refusal("GET", "/", [(b"host", name)]) is None
+    for name in (b"2130706433", b"evil.example", b"", b"store.data"):
+        assert there.refusal("GET", "/", [(b"host", name)]) is not None
+    for names in (here, there):
+        assert names.refusal("GET", "/", [(b"host", socket.gethostname().encode())]) is None
+        assert names.refusal("GET", "/", []) is None, "no browser leaves it out"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([b"host", b"origin", b"sec-fetch-site", b"x"]), st.binary(max_size=20)), max_size=4
+    )
+)
+def test_no_header_makes_the_check_fail(headers):
+    for is_open in (True, False):
+        why = OwnNames(is_open=is_open, names=("a.b",)).refusal("GET", "/v1/health", headers)
+        assert why is None or why.endswith(("server", "may", "NAME"))
+
+
+@pytest.mark.parametrize("name", ["http://a", "a:1", "A.b", "", "a..b", "*.a", "a" * 254])
+def test_a_name_that_is_none_is_refused(name):
+    with pytest.raises(SettingError, match="--allow-host"):
+        NodeSettings(allowed_hosts=(name,))

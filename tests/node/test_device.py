@@ -489,7 +489,7 @@ def asked(url, name, message, *headers):
     """A connection on which features were asked for."""
     body = json.dumps(message.to_json()).encode()
     peer = socket.create_connection(address_of(url))
-    lines = ("POST /v1/features HTTP/1.1", "Host: x", f"Authorization: Bearer {token_of(name)}", *headers)
+    lines = ("POST /v1/features HTTP/1.1", "Host: localhost", f"Authorization: Bearer {token_of(name)}", *headers)
     peer.sendall("\r\n".join((*lines, f"Content-Length: {len(body)}", "", "")).encode() + body)
     return peer
 

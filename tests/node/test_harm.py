@@ -69,7 +69,7 @@ def transport_of(name, url):
 def unfinished_upload(url, name, number):
     """A connection on which a prefix of which only one byte comes is sent."""
     peer = socket.create_connection(address_of(url))
-    lines = (f"PUT /v1/prefixes/{number:064x} HTTP/1.1", "Host: x", f"Authorization: Bearer {token_of(name)}")
+    lines = (f"PUT /v1/prefixes/{number:064x} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {token_of(name)}")
     peer.sendall("\r\n".join((*lines, "Content-Length: 100000", "", "x")).encode())
     return peer
 
@@ -211,7 +211,7 @@ def asked_profile(url, name, message, more=()):
     """A connection on which a profile was asked for."""
     body = json.dumps(message.to_json()).encode()
     peer = socket.create_connection(address_of(url))
-    lines = ("POST /v1/profiles HTTP/1.1", "Host: x", f"Authorization: Bearer {token_of(name)}", *more)
+    lines = ("POST /v1/profiles HTTP/1.1", "Host: localhost", f"Authorization: Bearer {token_of(name)}", *more)
     peer.sendall("\r\n".join((*lines, f"Content-Length: {len(body)}", "", "")).encode() + body)
     return peer
 
@@ -315,7 +315,7 @@ def test_statistics_that_wait_for_a_slow_disk_do_not_delay_requests(images, monk
 
     monkeypatch.setattr(NodeCache, "statistics", slow)
     with node_for(images, tenant("ann"), tenant("bob")) as node, served(node) as url:
-        lines = ("HTTP/1.1", "Host: x", f"Authorization: Bearer {token_of('ann')}", "", "")
+        lines = ("HTTP/1.1", "Host: localhost", f"Authorization: Bearer {token_of('ann')}", "", "")
         with ExitStack() as stack:
             asking = [stack.enter_context(socket.create_connection(address_of(url))) for _ in range(4)]
             stack.callback(go.set)

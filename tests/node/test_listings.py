@@ -41,7 +41,7 @@ def asking(url, data, who=None):
     """A connection on which a listing was asked for, and its first bytes came."""
     peer = socket.create_connection(address_of(url))
     body = json.dumps({"data": data}).encode()
-    lines = ["POST /v1/listings HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
+    lines = ["POST /v1/listings HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += [f"Authorization: Bearer {token_of(who)}"] if who else []
     peer.sendall("\r\n".join((*lines, "", "")).encode() + body)
     assert b"200" in peer.recv(1000)

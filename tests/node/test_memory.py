@@ -63,7 +63,9 @@ def stalled(url, message):
     peer = socket.create_connection((host, int(port)))
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     body = json.dumps(message.to_json()).encode()
-    peer.sendall(f"POST /v1/features HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    peer.sendall(
+        f"POST /v1/features HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    )
     return peer
 
 

@@ -303,7 +303,9 @@ def test_cancels_a_measurement_when_its_client_disconnects(images):
         node.put_prefix(digest, body)
         with busy_device(node, images, digest, threading.Event(), threading.Event()):
             with socket.create_connection(address_of(url)) as peer:
-                peer.sendall(b"POST /v1/profiles HTTP/1.1\r\nHost: x\r\n" + b"Content-Length: %d\r\n\r\n" % len(text))
+                peer.sendall(
+                    b"POST /v1/profiles HTTP/1.1\r\nHost: localhost\r\n" + b"Content-Length: %d\r\n\r\n" % len(text)
+                )
                 peer.sendall(text)
                 until(lambda: node.statistics().waiting_for_device == 2)
             until(lambda: node.statistics().requests_in_progress == 1)

@@ -1,7 +1,19 @@
-"""Checkpoints come as often as was asked for, and take a fiftieth of the time at most where no steps were."""
+"""Checkpoints come as often as was asked for, take little time where no steps were, and are lost by no trouble."""
+
+import errno
+import json
+import os
+import resource
 
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
+from frostline.core.errors import SettingError
+from frostline.core.system import __version__
+from frostline.models.artifact import metadata
 from frostline.training.loop import Checkpoint
 from frostline.training.run_folder import CheckpointFolder
 from frostline.training.settings import CheckpointEvery
@@ -63,3 +75,107 @@ def test_steps_that_were_asked_for_are_kept_whatever_they_take(tmp_path, clock):
     assert folder.is_due(7, ends_epoch=False)
     assert folder.is_due(7, ends_epoch=True)
     assert not folder.is_due(6, ends_epoch=True)
+
+
+def kept_steps(folder, *steps):
+    """A folder that keeps checkpoints of these steps, and what lies in it."""
+    for step in steps:
+        keep(CheckpointFolder(folder), step)
+    return contents(folder)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()}
+
+
+def rewrite(folder, step, change):
+    """Write a checkpoint again, with what it says of itself changed."""
+    path = folder / "checkpoints" / f"step-{step:010}.safetensors"
+    said = json.loads(metadata(path.read_bytes())["checkpoint"])
+    change(said)
+    save_file(load_file(path), path, {"checkpoint": json.dumps(said)})
+    return contents(folder)
+
+
+def test_a_checkpoint_of_another_version_is_refused_by_both_versions_and_stays(tmp_path):
+    kept_steps(tmp_path, 3, 5)
+    before = rewrite(tmp_path, 5, lambda said: said.update(schema=2, frostline="7.3.1", more=[1]))
+    with pytest.raises(SettingError, match=f"written by Frostline 7.3.1 .schema 2., this is {__version__}"):
+        CheckpointFolder(tmp_path).latest()
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: said.update(more=1),
+        lambda said: said.pop("epoch"),
+        lambda said: said.pop("schema"),
+        lambda said: said.update(schema=True),
+        lambda said: said.update(scores=[{"nothing": 1}]),
+        lambda said: said.update(scores=None),
+    ],
+)
+def test_what_is_not_understood_of_a_checkpoint_is_refused_and_stays(tmp_path, change):
+    kept_steps(tmp_path, 3, 5)
+    before = rewrite(tmp_path, 5, change)
+    with pytest.raises(SettingError):
+        CheckpointFolder(tmp_path).latest()
+    assert contents(tmp_path) == before
+
+
+def test_too_many_open_files_lose_no_checkpoint(tmp_path):
+    before = kept_steps(tmp_path, 3, 5)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(SettingError, match=os.strerror(errno.EMFILE)):
+            CheckpointFolder(tmp_path).latest()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_in_place_of_a_checkpoint_is_refused_and_stays(tmp_path):
+    kept_steps(tmp_path, 3)
+    (tmp_path / "checkpoints" / f"step-{9:010}.safetensors").mkdir()
+    with pytest.raises(SettingError, match="cannot be read"):
+        CheckpointFolder(tmp_path).latest()
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.floats(0, 1, exclude_max=True), how=st.sampled_from(("cut", "flip", "empty", "other")))
+def test_whatever_becomes_of_the_newest_every_byte_that_was_there_is_kept(tmp_path_factory, where, how):
+    """Damage of any kind, in any place: an older one is read, or all is refused, and no content is lost."""
+    folder = tmp_path_factory.mktemp("run")
+    kept_steps(folder, 3, 5)
+    path = folder / "checkpoints" / f"step-{5:010}.safetensors"
+    body = bytearray(path.read_bytes())
+    place = int(where * len(body))
+    body[place] ^= 0x10
+    path.write_bytes({"cut": bytes(body[:place]), "flip": bytes(body), "empty": b"", "other": b"text" * 9}[how])
+    before = sorted(contents(folder).values())
+    try:
+        found, reasons = CheckpointFolder(folder).latest()
+    except SettingError:
+        pass
+    else:
+        assert found is not None
+        assert (found.step == 5) is not bool(reasons)
+    assert sorted(contents(folder).values()) == before
+
+
+def test_what_was_set_aside_is_neither_counted_nor_written_over(tmp_path):
+    kept_steps(tmp_path, 3, 5)
+    newest = tmp_path / "checkpoints" / f"step-{5:010}.safetensors"
+    newest.write_bytes(b"damaged")
+    folder = CheckpointFolder(tmp_path)
+    found, _ = folder.latest()
+    assert found.step == 3
+    for step in (4, 5, 6):
+        keep(folder, step)
+    names = {f"step-{step:010}.safetensors" for step in (5, 6)}
+    assert contents(tmp_path).keys() == {*names, f"{newest.name}.damaged"}
+    assert contents(tmp_path)[f"{newest.name}.damaged"] == b"damaged"
+    assert torch.tensor(CheckpointFolder(tmp_path).latest()[0].losses).sum() == 6

@@ -17,7 +17,7 @@ from frostline.core.events import (
     ProgressMade,
     SetupWarning,
 )
-from frostline.core.units import in_percent, in_samples_per_s, in_seconds
+from frostline.core.units import in_percent, in_samples_per_s, in_seconds, printable
 from frostline.jobs.statistics import warn_user
 
 __all__ = ("JobProgress",)
@@ -86,7 +86,7 @@ class _Terminal:
     def show(self, bar: _Bar, now_s: float) -> None:
         if not bar.is_over and not self._stream.isatty():
             return
-        text = bar.text(now_s)
+        text = printable(bar.text(now_s))
         lead = "\r" if self._stream.isatty() else ""
         end = "\n" if bar.is_over else ""
         self._stream.write(f"{lead}{text.ljust(self._width)}{end}")

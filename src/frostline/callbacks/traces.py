@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
@@ -28,10 +29,13 @@ from frostline.core.events import (
     StepFinished,
     WaitingForRows,
 )
+from frostline.core.files import open_private, with_schema
 from frostline.jobs.statistics import warn_user
 
 __all__ = ("EPOCH", "REQUEST", "OpenTelemetryTrace", "Span", "SpanMaker", "TraceFile")
 
+
+_FORMAT = 1
 
 EPOCH, REQUEST = "epoch", "request"
 
@@ -190,7 +194,7 @@ class TraceFile(_Trace):
     own. The format is the Trace Event Format of Chromium. A file that a kill broke off is opened too.
 
     Args:
-        path: the file; one that is there is replaced.
+        path: the file, made for its user alone; one that is there is replaced.
         observe: told of each event too; by default warnings reach the user, as without a trace.
         clock: seconds since 1970.
 
@@ -203,12 +207,12 @@ class TraceFile(_Trace):
     ) -> None:
         super().__init__(observe=observe, clock=clock)
         try:
-            self._file: IO[str] = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed with the trace
+            self._file: IO[str] = TextIOWrapper(open_private(Path(path), "wb"), encoding="utf-8")
         except OSError as error:
             raise SettingError(f"the trace cannot be written to {path}: {error.strerror}") from error
         self._file.write("[\n")
         self._count = 0
-        self._put(ph="M", name="process_name", args={"name": "Frostline"})
+        self._put(ph="M", name="process_name", args=with_schema({"name": "Frostline"}, _FORMAT))
         self._put(ph="M", name="thread_name", tid=_LOOP, args={"name": "training loop"})
 
     def _begin_epoch(self, event: EpochStarted, now_s: float) -> None:

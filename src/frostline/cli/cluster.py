@@ -11,7 +11,7 @@ import click
 
 from frostline.cli.options import as_json, node_options
 from frostline.cli.serve import serve, served_settings
-from frostline.cli.show import print_json, print_table
+from frostline.cli.show import print_json, print_table, say
 from frostline.cli.units import BYTES
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.system import usable_cores
@@ -134,12 +134,12 @@ def up(
         print_json({**state.to_json(), "ray": started})
         return
     if started is not None:
-        click.echo(
-            f"Ray started at {started}, for this machine alone. Programs that join it themselves need\n"
-            f"  export RAY_ADDRESS={started} RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0"
+        say(
+            f"Ray started at {started}, for this machine alone. Programs that join it themselves need",
+            f"  export RAY_ADDRESS={started} RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0",
         )
     _show(state)
-    click.echo(f"jobs find them by --near ray://{namespace}; frostline cluster down ends them")
+    say(f"jobs find them by --near ray://{namespace}; frostline cluster down ends them")
 
 
 _NOT_UNDER_RAY = ("listen", "control_config", "prices")
@@ -190,7 +190,7 @@ def down(address: str | None, namespace: str, as_json: bool) -> None:
     if as_json:
         print_json({"nodes": ended, "ray": ended_ray})
         return
-    click.echo(f"{ended} nodes ended" + (", and the Ray that was started for them" if ended_ray else ""))
+    say(f"{ended} nodes ended" + (", and the Ray that was started for them" if ended_ray else ""))
 
 
 def _ray_elsewhere() -> AbstractContextManager[object]:

@@ -5,6 +5,7 @@ The demo is the main job on real photographs and real weights, with no server be
 
 import sys
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 import click
@@ -19,13 +20,13 @@ from frostline.cli.logs import end_logs, log_or_say
 from frostline.cli.options import as_json, epochs_option
 from frostline.cli.plan import plan
 from frostline.cli.serve import control, serve
-from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN, ProgressBar
+from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN, ProgressBar, say
 from frostline.cli.top import top
 from frostline.cli.train import finish, train
 from frostline.core.errors import AccessDenied, BadRequest, Forbidden, FrostlineError, OverBudget, UserError
 from frostline.core.events import PhaseStarted, ProgressMade
 from frostline.core.system import __version__
-from frostline.core.units import in_bytes
+from frostline.core.units import in_bytes, printable_logs
 from frostline.training.settings import JobSettings, TrainSettings
 
 __all__ = ("run", "verbs")
@@ -74,7 +75,7 @@ def _own_photographs(directory: Path, progress: ProgressBar) -> Path:
 
     progress(PhaseStarted(name="making photographs"))
     found = make(directory, progress=lambda done, total: progress(ProgressMade(done=done, total=total)))
-    click.echo(
+    say(
         f"{'Made' if found.made else 'Found'} {found.images} photographs in {directory}: seeded views (crop, scale, "
         f"slight rotation) of the {len(found.classes)} photographs that scikit-image and scikit-learn ship, one class "
         f"each, JPEG quality 95, {in_bytes(found.mean_bytes)} on average.",
@@ -104,10 +105,11 @@ def run(arguments: Sequence[str] | None, began_at: float) -> None:
         arguments: those of the process where there are none.
         began_at: when the command began, as ``time.perf_counter`` counts; verbs find it as the context's ``obj``.
     """
+    printable_logs()
     try:
         code = verbs.main(args=arguments, prog_name="frostline", standalone_mode=False, obj=began_at)
     except click.ClickException as error:
-        error.show()
+        _show(error)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = _fail("interrupted", INTERRUPTED)
@@ -120,6 +122,12 @@ def run(arguments: Sequence[str] | None, began_at: float) -> None:
     finally:
         end_logs()
     sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _show(error: click.ClickException) -> None:
+    shown = StringIO()
+    error.show(shown)
+    say(*shown.getvalue().expandtabs().splitlines(), err=True)
 
 
 def _fail(sentence: str, code: int) -> int:

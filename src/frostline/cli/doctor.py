@@ -5,7 +5,7 @@ import os
 import click
 
 from frostline.cli.options import as_json, format_option
-from frostline.cli.show import DONE, MISTAKEN, ProgressBar, print_json
+from frostline.cli.show import DONE, MISTAKEN, ProgressBar, print_json, say
 from frostline.core.errors import SettingError
 from frostline.doctor import FINE, PROBLEM, WARNING, ExaminedSetup, Finding, examine, worst
 from frostline.stores.protocols import RETRY_FOR, TIMEOUT
@@ -88,14 +88,14 @@ def doctor(
 
 def _print(finding: Finding) -> None:
     sign, colour = _SIGNS[finding.level]
-    click.echo(f"{click.style(f'{sign:>4}', fg=colour)}  {finding.part}: {finding.says}")
+    say(f"  {finding.part}: {finding.says}", sign=click.style(f"{sign:>4}", fg=colour))
     if finding.mend is not None:
-        click.echo(f"      -> {finding.mend}")
+        say(f"      -> {finding.mend}")
 
 
 def _print_verdict(findings: list[Finding]) -> None:
-    count = sum(finding.level == PROBLEM for finding in findings)
-    if count:
-        click.echo(f"{count} of {len(findings)} checks found something to change before a job can run")
+    problems, warnings = (sum(finding.level == level for finding in findings) for level in (PROBLEM, WARNING))
+    if problems:
+        say(f"{problems} of {len(findings)} checks found something to change before a job can run")
     else:
-        click.echo("a job can run")
+        say(f"a job can run{f'; {warnings} of {len(findings)} checks found something to look at' if warnings else ''}")

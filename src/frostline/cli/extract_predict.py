@@ -4,7 +4,7 @@ The verb ``extract``: the features of a whole data set, to Parquet, safetensors 
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +14,15 @@ import click
 
 from frostline.cli.logs import log_format_option, progress, trace_option
 from frostline.cli.options import as_json, data_options, job_options, policy_option
-from frostline.cli.show import ProgressBar, on_ray, print_json
+from frostline.cli.show import ProgressBar, on_ray, print_json, say
 from frostline.cli.units import BYTES
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import SettingError
 from frostline.core.system import collector_rests
 from frostline.core.units import in_bytes, in_seconds
 from frostline.training.run_config import RunConfig
-from frostline.training.settings import ExtractSettings, JobSettings
+from frostline.training.settings import ExtractSettings, JobSettings, is_factory
+from frostline.wire.recipes import LOSSES, TASKS
 
 __all__ = (
     "extract",
@@ -77,7 +78,7 @@ def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json
     if as_json:
         print_json(done.to_json())
         return
-    click.echo(
+    say(
         f"{done.samples} samples of {done.shape} {done.dtype} written to {out} in {in_seconds(done.seconds)}, "
         f"{in_seconds(done.setup_s)} of them set-up; "
         f"{in_bytes(done.wire_bytes)} crossed, {len(done.skipped)} skipped"
@@ -91,8 +92,18 @@ def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json
 
 _SUFFIXES = (".csv", ".parquet")
 _MODEL = "model.safetensors"
-# Options of the run that say what its network is and how samples become its input.
-_OF_THE_RUN = ("model", "until", "tokenizer", "max_length", "samples", "seed", "targets", "loss", "task")
+# Options of the run that say what its network is and how samples become its input, and their types.
+_OF_THE_RUN = {
+    "column": str,
+    "max_length": int,
+    "model": str,
+    "samples": str,
+    "seed": int,
+    "targets": str,
+    "task": str,
+    "tokenizer": str,
+    "until": str,
+}
 
 
 @click.command(epilog="Example: frostline predict --run runs/first --data new-photos/ --out predictions.csv")
@@ -102,6 +113,11 @@ _OF_THE_RUN = ("model", "until", "tokenizer", "max_length", "samples", "seed", "
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     help="Folder of a run: what frostline train --out wrote.",
+)
+@click.option(
+    "--model",
+    metavar="MODULE:FACTORY",
+    help="The run's network, where it is a factory of yours: that is code, and runs only where you name it here.",
 )
 @data_options
 @click.option(
@@ -116,6 +132,7 @@ _OF_THE_RUN = ("model", "until", "tokenizer", "max_length", "samples", "seed", "
 @as_json
 def predict(
     run: Path,
+    model: str | None,
     out: Path | None,
     batch_size: int,
     near: Sequence[str],
@@ -127,7 +144,8 @@ def predict(
 ) -> None:
     """Classify every sample with the network of a run, or give the numbers or labels that it learned.
 
-    The network, its preprocessing and the names of the classes are the run's. The data needs no labels. The table has
+    The network, its preprocessing and the names of the classes are the run's; its folder may come from anybody, for it
+    says nothing that is run, asked or written elsewhere. The data needs no labels. The table has
     a row for each sample: its object, the prediction, and the probability of that class; of several labels those that
     are more likely than not, and the probability of each; of vectors the numbers, joined by semicolons.
     """
@@ -139,7 +157,7 @@ def predict(
         raise SettingError("--json prints a summary on stdout, and the table needs another place: name a file (--out)")
     # Each sample comes once, so nothing is worth keeping.
     loader = LoaderSettings(skip_allowance=skip_allowance, allow_nonfinite=allow_nonfinite, cache_bytes=0)
-    job = _settings(run, near, node, loader, data)
+    job = _settings(run, model, near, node, loader, data)
     with ProgressBar() as progress, begin(job, progress) as begun:
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
@@ -158,21 +176,21 @@ def predict(
     if as_json:
         print_json(done.to_json())
         return
-    click.echo(
+    say(
         f"{done.samples} samples predicted in {in_seconds(done.seconds)}, {in_seconds(done.setup_s)} of them set-up; "
-        f"{in_bytes(done.wire_bytes)} crossed, {done.skipped} skipped"
-        + "".join(f"\n  {name}: {count}" for name, count in list(done.counts.items())[:10]),
+        f"{in_bytes(done.wire_bytes)} crossed, {done.skipped} skipped",
+        *(f"  {name}: {count}" for name, count in list(done.counts.items())[:10]),
         err=True,
     )
 
 
 def _settings(
-    run: Path, near: Sequence[str], node: NodeSettings, loader: LoaderSettings, data: dict[str, Any]
+    run: Path, model: str | None, near: Sequence[str], node: NodeSettings, loader: LoaderSettings, data: dict[str, Any]
 ) -> JobSettings:
     """The settings of a job on this data with the run's network.
 
     Raises:
-        SettingError: there is no run in the folder, or it has not ended.
+        SettingError: there is no run in the folder, it has not ended, or its network is another one or runs code.
     """
     config = RunConfig.read(run)
     weights = run / _MODEL
@@ -181,10 +199,16 @@ def _settings(
             f"the run in {run} has no {_MODEL}, which is written when it ends: end it (frostline train --resume {run})"
         )
     of_the_run = {name: config.options[name] for name in _OF_THE_RUN if config.options.get(name) is not None}
-    data["column"] = data["column"] or config.options.get("column")
+    strange = [name for name, value in of_the_run.items() if type(value) is not _OF_THE_RUN[name]]
+    if strange or not {"model", "until"} <= of_the_run.keys():
+        raise SettingError(f"the config of the run in {run} is damaged: {', '.join(strange) or 'model or until'}")
+    _check_model(run, of_the_run["model"], model)
+    data["column"] = data["column"] or of_the_run.pop("column", None)
+    of_the_run.pop("column", None)
     return JobSettings(
         **of_the_run,
         **data,
+        loss=_named_loss(config.options),
         near=next(iter(near), None),
         also_near=tuple(near[1:]),
         weights=str(weights),
@@ -192,3 +216,22 @@ def _settings(
         loader=loader,
         node=node,
     )
+
+
+def _check_model(run: Path, began: str, given: str | None) -> None:
+    if given is not None and given != began:
+        raise SettingError(f"the network of the run in {run} is {began}, not {given}: leave out --model")
+    if given is None and is_factory(began):
+        raise SettingError(
+            f"the network of the run in {run} is made by {began}, which runs code: where that is to be, give it again "
+            f"(--model {began})"
+        )
+
+
+def _named_loss(options: Mapping[str, Any]) -> str:
+    """A loss of what the run learned that has a name: a function of the user's own says no more of predictions."""
+    loss = options.get("loss")
+    if loss is None or loss in LOSSES:
+        return str(loss or LOSSES[0])
+    learned = options.get("task") or ("classes" if options.get("targets") is None else "numbers")
+    return next((name for name, task in TASKS.items() if task == learned), LOSSES[0])

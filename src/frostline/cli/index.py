@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from frostline.cli.options import as_json, changed_option, format_option, list_option, where_option
-from frostline.cli.show import ProgressBar, bar, print_json, print_table
+from frostline.cli.show import ProgressBar, bar, print_json, print_table, say
 from frostline.cli.units import SHARES
 from frostline.core.units import in_bytes, in_seconds
 
@@ -100,14 +100,14 @@ def _checked(dataset: "Dataset") -> "Checked":
 
 
 def _show_checked(checked: "Checked") -> None:
-    click.echo(
+    say(
         f"checked in {in_seconds(checked.seconds)}: {len(checked.unreadable)} samples cannot be read, and "
         f"{checked.surplus} have the bytes of another"
     )
     for group in checked.duplicates[:_MAX_SHOWN]:
-        click.echo(f"the same bytes: {', '.join(group[:_MAX_SHOWN])}{', …' if len(group) > _MAX_SHOWN else ''}")
+        say(f"the same bytes: {', '.join(group[:_MAX_SHOWN])}{', …' if len(group) > _MAX_SHOWN else ''}")
     if len(checked.duplicates) > _MAX_SHOWN:
-        click.echo(f"and {len(checked.duplicates) - _MAX_SHOWN} more groups; --json has all")
+        say(f"and {len(checked.duplicates) - _MAX_SHOWN} more groups; --json has all")
 
 
 def _show(dataset: "Dataset", found: "DatasetStatistics") -> None:
@@ -118,23 +118,23 @@ def _show(dataset: "Dataset", found: "DatasetStatistics") -> None:
     rows = [(name, str(count), bar(count, maximum)) for name, count in shown]
     print_table(f"{dataset.url}: {found.samples} samples", ("class", "samples", ""), rows, left=(0, 2))
     if len(shown) < len(found.per_class):
-        click.echo(f"the {len(shown)} largest of {len(found.per_class)} classes; --json has all")
+        say(f"the {len(shown)} largest of {len(found.per_class)} classes; --json has all")
     if found.without_label:
-        click.echo(f"{found.without_label} samples without a label")
-    click.echo(
+        say(f"{found.without_label} samples without a label")
+    say(
         f"{in_bytes(found.total_bytes)} encoded, {in_bytes(found.mean_bytes)} a sample "
         f"({in_bytes(found.min_bytes)} to {in_bytes(found.max_bytes)}, half of them below "
         f"{in_bytes(found.quantiles.p50)}, 95 % below {in_bytes(found.quantiles.p95)}); "
         + ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in found.formats)
     )
-    click.echo("columns: " + ", ".join(f"{name} ({kind})" for name, kind in found.columns))
+    say("columns: " + ", ".join(f"{name} ({kind})" for name, kind in found.columns))
     if found.splits:
-        click.echo("splits: " + ", ".join(f"{name} {count}" for name, count in found.splits))
+        say("splits: " + ", ".join(f"{name} {count}" for name, count in found.splits))
     if dataset.splits_brought:
-        click.echo(
+        say(
             f"the data itself brings the splits {', '.join(dataset.splits_brought)}, in its column split: train and "
             "score by them, or choose with --split and --val-split"
         )
     if dataset.manifest.applied is not None:
-        click.echo(f"a ready format, made with {dataset.manifest.applied}")
-    click.echo(f"manifest {'found' if found.manifest_found else 'built'}: {found.manifest}")
+        say(f"a ready format, made with {dataset.manifest.applied}")
+    say(f"manifest {'found' if found.manifest_found else 'built'}: {found.manifest}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from frostline.cli.options import as_json, changed_option, list_option, where_option
-from frostline.cli.show import ProgressBar, on_ray, print_json
+from frostline.cli.show import ProgressBar, on_ray, print_json, say
 from frostline.cli.units import BYTES
 from frostline.core.errors import SettingError
 from frostline.core.units import in_bytes, in_seconds
@@ -166,7 +166,7 @@ def _ready(source: "Dataset", destination: str, on: str | None, *, as_json: bool
         print_json({**done.to_json(), "applied": applied.to_json()})
         return
     _say(done, f"in {done.objects} objects ", f"{done.made} objects made now")
-    click.echo(f"applied: {applied}")
+    say(f"applied: {applied}")
 
 
 def _copied(source: "Dataset", destination: str, format: str, on: str | None, *, as_json: bool, **options: Any) -> None:
@@ -214,7 +214,7 @@ def _into_table(source: "Dataset", destination: str, on: str | None, *, as_json:
 
 
 def _say(done: "Ingested | Repacked | Put", where: str, made: str) -> None:
-    click.echo(
+    say(
         f"{done.samples} samples {where}of together {in_bytes(done.nbytes)} at {done.url}; "
         f"{made}, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"
     )

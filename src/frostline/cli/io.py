@@ -13,7 +13,7 @@ import click
 
 from frostline.cli.logs import log, log_format_option
 from frostline.cli.options import NODE_MEMORY, as_json, control_link, control_option, roots_there
-from frostline.cli.show import print_json, print_json_line, print_table
+from frostline.cli.show import print_json, print_json_line, print_table, say
 from frostline.cli.units import BYTES
 from frostline.core.config import IoSettings, NodeSettings, default_node_memory_bytes, io_socket
 
@@ -172,7 +172,7 @@ def _say(url: str, asks: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
         print_json_line({"url": url, "asks": list(asks)})
     else:
-        click.echo(f"I/O service ready at {url}, asking {', '.join(asks)}; FROSTLINE_IO={url} has jobs use it")
+        say(f"I/O service ready at {url}, asking {', '.join(asks)}; FROSTLINE_IO={url} has jobs use it")
 
 
 def _say_status(url: str, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from frostline.cli.show import ProgressBar
+from frostline.cli.show import ProgressBar, say
 from frostline.core.events import (
     BatchDelivered,
     Event,
@@ -83,7 +83,7 @@ def log_or_say(sentence: str) -> None:
     if _handlers():
         log("failed", level=logging.ERROR, message=sentence)
     else:
-        click.echo(f"frostline: {sentence}", err=True)
+        say(f"frostline: {sentence}", err=True)
 
 
 def progress() -> AbstractContextManager[Observer]:

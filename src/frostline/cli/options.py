@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # of those that keep to a control plane; others do without
 
 __all__ = (
     "NODE_MEMORY",
+    "allowed_hosts_option",
     "as_json",
     "changed_option",
     "control_link",
@@ -49,6 +50,16 @@ control_option = click.option(
     metavar="URL",
     help="Report to this control plane and keep to the shares that it gives; none has none; FROSTLINE_CONTROL says the "
     "same.",
+)
+
+
+allowed_hosts_option = click.option(
+    "--allow-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Name, with all that end in it, by which it may be asked where it has no tenants, beside addresses and "
+    "localhost; pages of that name may ask it too. May be repeated.",
 )
 
 

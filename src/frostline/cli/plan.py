@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from frostline.cli.options import as_json, job_options
-from frostline.cli.show import ProgressBar, print_json, print_table
+from frostline.cli.show import ProgressBar, print_json, print_table, say
 from frostline.cli.units import BANDWIDTH, BYTES, TIMES
 from frostline.core.errors import OutOfSpace, SettingError
 from frostline.core.system import collector_rests
@@ -45,18 +45,16 @@ def print_answer(answer: WhatIfPlan, *, every: bool) -> None:
     asked = answer.measured.asked
     print_table(f"{asked['model']} on {asked['data']}", made.columns, made.rows, left=words)
     # What matters most comes last, where a long table leaves it in sight.
-    click.echo(
-        f"link: {in_bytes(link.bytes_per_s)}/s, round trip {in_seconds(link.round_trip_s)}; figures are per sample"
-    )
+    say(f"link: {in_bytes(link.bytes_per_s)}/s, round trip {in_seconds(link.round_trip_s)}; figures are per sample")
     for line in engines(plan):
-        click.echo(line)
+        say(line)
     if answer.measured.fallback:
-        click.echo(f"not cut as it stands: {answer.measured.fallback}")
+        say(f"not cut as it stands: {answer.measured.fallback}")
     if answer.rules:
         _print_rules(answer)
     if answer.what_if:
-        click.echo(f"what if: {'; '.join(answer.what_if)}")
-    click.echo(f"{plan.reason}.")
+        say(f"what if: {'; '.join(answer.what_if)}")
+    say(f"{plan.reason}.")
     if answer.as_measured is not None:
         _print_as_measured(answer, answer.as_measured)
 
@@ -65,8 +63,8 @@ def _print_as_measured(answer: WhatIfPlan, before: Plan) -> None:
     """Say what changes against the situation as it was measured."""
     share = relative(answer.plan, before)
     beside = "" if share is None else f", {share:.2f} times as many as in the situation as it was measured"
-    click.echo(f"{in_samples_per_s(answer.plan.mean_samples_per_s)}{beside}")
-    click.echo(f"from {_ways(before, answer.situation)} to {_ways(answer.plan, answer.situation)}")
+    say(f"{in_samples_per_s(answer.plan.mean_samples_per_s)}{beside}")
+    say(f"from {_ways(before, answer.situation)} to {_ways(answer.plan, answer.situation)}")
 
 
 def _print_rules(answer: WhatIfPlan) -> None:
@@ -143,7 +141,7 @@ def plan(
     if measured is None:
         measured = _measure(job, is_needed=question.is_asked and not measure)
     else:
-        click.echo(f"from what was measured at {measured.at}; --measure measures again", err=True)
+        say(f"from what was measured at {measured.at}; --measure measures again", err=True)
     answered = answer(measured, question)
     if as_json:
         print_json(answered.to_json())
@@ -157,7 +155,7 @@ def _draw(answered: WhatIfPlan, html: Path, *, every: bool) -> None:
     from frostline.training.report.plan_page import render_plan_page
 
     write_text(html, render_plan_page(answered, every=every))
-    click.echo(f"drawn in {html}", err=True)
+    say(f"drawn in {html}", err=True)
 
 
 def _measure(job: JobSettings, *, is_needed: bool) -> MeasuredSituation:
@@ -166,7 +164,7 @@ def _measure(job: JobSettings, *, is_needed: bool) -> MeasuredSituation:
         from frostline.training.setup import measured_first, set_up
 
     if is_needed:
-        click.echo("nothing was measured for this yet: measuring once", err=True)
+        say("nothing was measured for this yet: measuring once", err=True)
     # What is asked of a situation is not asked of the job that measures it: it runs nothing.
     bare = replace(job, cut=None, codec=None)
     with ProgressBar() as progress, set_up(measured_first(bare), progress) as setup:
@@ -176,5 +174,5 @@ def _measure(job: JobSettings, *, is_needed: bool) -> MeasuredSituation:
     try:
         keep(measured)
     except (OutOfSpace, SettingError) as error:
-        click.echo(f"the measurement is not kept for later questions: {error}", err=True)
+        say(f"the measurement is not kept for later questions: {error}", err=True)
     return measured

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from frostline.cli.logs import log, log_format_option
-from frostline.cli.options import as_json, control_link, control_option, node_options, roots_there
-from frostline.cli.show import print_json_line
+from frostline.cli.options import (
+    allowed_hosts_option,
+    as_json,
+    control_link,
+    control_option,
+    node_options,
+    roots_there,
+)
+from frostline.cli.show import print_json_line, say
 from frostline.cli.units import BYTES
-from frostline.core.config import BATCHING, NodeSettings
+from frostline.core.config import BATCHING, NodeSettings, check_hosts
 from frostline.core.errors import SettingError
 
 if TYPE_CHECKING:
@@ -51,6 +58,7 @@ __all__ = ("control", "serve", "served_settings")
     is_flag=True,
     help="Listen beyond this machine without --tenants: whoever can reach the address may use the node.",
 )
+@allowed_hosts_option
 @click.option(
     "--batching",
     type=click.Choice(BATCHING),
@@ -241,6 +249,7 @@ def served_settings(
     *,
     tenants: Path | None,
     allow_anonymous: bool,
+    allowed_hosts: tuple[str, ...],
     batching: str,
     max_requests: int,
     min_upload_rate: int,
@@ -282,6 +291,7 @@ def served_settings(
         engines=None if engines is None else _engines(engines),
         tenants=() if tenants is None else read_tenants(tenants),
         allow_anonymous=allow_anonymous,
+        allowed_hosts=allowed_hosts,
         cache_folder=cache_folder,
         cache_bytes=cache_size,
         shared_cache=shared_cache,
@@ -340,6 +350,7 @@ _ADVICE = (
     help="File of what stages hold, which outlives the process; by default beside --config, with the suffix .state.",
 )
 @click.option("--open", "is_open", is_flag=True, help="Listen beyond this machine without tenants.")
+@allowed_hosts_option
 @click.option(
     "--forget-changes",
     is_flag=True,
@@ -347,7 +358,15 @@ _ADVICE = (
 )
 @log_format_option
 @as_json
-def control(config: Path, address: str, state: Path | None, is_open: bool, forget_changes: bool, as_json: bool) -> None:
+def control(
+    config: Path,
+    address: str,
+    state: Path | None,
+    is_open: bool,
+    allowed_hosts: tuple[str, ...],
+    forget_changes: bool,
+    as_json: bool,
+) -> None:
     """Run the control plane of jobs that share a store, until Ctrl-C.
 
     Jobs name it by LoaderSettings.control, nodes and I/O services by --control, all by FROSTLINE_CONTROL. They report
@@ -361,6 +380,7 @@ def control(config: Path, address: str, state: Path | None, is_open: bool, forge
     from frostline.node.http.server import AppServer, listen
 
     host, port = _address(address)
+    check_hosts(allowed_hosts)
     settings = read_control_settings(config)
     with (
         closing(listen(host, port, for_others=bool(settings.tenants) or is_open, advice=_ADVICE)) as listening,
@@ -369,7 +389,8 @@ def control(config: Path, address: str, state: Path | None, is_open: bool, forge
         if forget_changes:
             store.write({}, changes=ControlChanges())
         kept = store.state(settings, now_s=time.time())
-        server = AppServer(make_control_app(ControlPlane(kept, store)), listening)
+        app, is_asked_freely = make_control_app(ControlPlane(kept, store)), not settings.tenants
+        server = AppServer(app, listening, is_open=is_asked_freely, names=allowed_hosts)
         server.run(on_ready=lambda: _say_control(server.url, as_json=as_json))
 
 
@@ -377,7 +398,7 @@ def _say_control(url: str, *, as_json: bool) -> None:
     if as_json:
         print_json_line({"url": url})
     else:
-        click.echo(f"control plane ready at {url}; FROSTLINE_CONTROL={url} has jobs keep to it; Ctrl-C stops it")
+        say(f"control plane ready at {url}; FROSTLINE_CONTROL={url} has jobs keep to it; Ctrl-C stops it")
 
 
 def _say(url: str, roots: tuple[str, ...], *, as_json: bool) -> None:
@@ -385,7 +406,7 @@ def _say(url: str, roots: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
         print_json_line({"url": url, "roots": list(roots)})
     else:
-        click.echo(f"node ready at {url}, serving {', '.join(roots)}; Ctrl-C stops it")
+        say(f"node ready at {url}, serving {', '.join(roots)}; Ctrl-C stops it")
 
 
 def _address(listen: str) -> tuple[str, int]:

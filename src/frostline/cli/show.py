@@ -49,7 +49,7 @@ from frostline.core.events import (
     Tuned,
     WeightsLoaded,
 )
-from frostline.core.units import METRICS, in_rate, in_score
+from frostline.core.units import METRICS, in_rate, in_score, printable
 
 __all__ = (
     "DONE",
@@ -62,6 +62,8 @@ __all__ = (
     "print_json",
     "print_json_line",
     "print_table",
+    "say",
+    "text",
 )
 
 
@@ -85,6 +87,22 @@ def on_ray() -> Iterator[Any]:
         yield ray
 
 
+def say(*lines: str, sign: str = "", err: bool = False) -> None:
+    """Print lines for people.
+
+    Args:
+        *lines: lines, each of which may have names and words of others in it.
+        sign: styled text before the first line.
+        err: print on stderr.
+    """
+    click.echo(sign + "\n".join(map(printable, lines)), err=err)
+
+
+def text(said: str, style: str = "") -> Text:
+    """A cell of a table, or a line beside one."""
+    return Text(printable(said), style)
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout, and nothing else."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
@@ -103,11 +121,11 @@ def print_table(
     Args:
         title: above it.
         columns: their names.
-        rows: rows of cells, shown as they are.
+        rows: rows of cells.
         left: places of the columns that stand to the left and may be folded; the others hold numbers.
     """
     table = Table(
-        title=Text(title), box=SIMPLE_HEAD, title_justify="left", title_style="bold", show_header=any(columns)
+        title=text(title), box=SIMPLE_HEAD, title_justify="left", title_style="bold", show_header=any(columns)
     )
     for place, column in enumerate(columns):
         if place in left:
@@ -115,7 +133,7 @@ def print_table(
         else:
             table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*map(text, row))
     # Who reads a file or a pipe wants whole lines; a table takes no more room than it needs.
     console = Console()
     (console if console.is_terminal else Console(width=_WIDE)).print(table)
@@ -146,7 +164,7 @@ class ProgressBar:
         self._console = Console(stderr=True)
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
@@ -177,7 +195,7 @@ class ProgressBar:
         match event:
             case PhaseStarted():
                 self._phase = event.name
-                self._progress.update(self._task, description=event.name, completed=0, total=None)
+                self._progress.update(self._task, description=printable(event.name), completed=0, total=None)
             case EpochStarted():
                 self._started = time.monotonic() if self._started is None else self._started
             case BatchDelivered():
@@ -266,7 +284,7 @@ class ProgressBar:
 
     def _say(self, sentence: str) -> None:
         if sentence:
-            self._console.print(sentence, markup=False, highlight=False)
+            self._console.print(printable(sentence), markup=False, highlight=False)
 
 
 def _of_the_job(

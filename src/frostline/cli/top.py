@@ -13,10 +13,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from frostline.cli.options import as_json
-from frostline.cli.show import DONE, FAILED, print_json_line
+from frostline.cli.show import DONE, FAILED, print_json_line, text
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import FrostlineError
@@ -197,12 +196,12 @@ def _tables(views: Sequence[NodeActivity]) -> Group:
     for number, column in enumerate(_COLUMNS):
         nodes.add_column(column, justify="right" if number else "left")
     for view in views:
-        nodes.add_row(*map(Text, _cells(view)))
+        nodes.add_row(*map(text, _cells(view)))
     tenants.add_column("tenant")
     tenants.add_column("samples/s", justify="right")
     for name, rate in sorted(_by_tenant(views).items()):
-        tenants.add_row(Text(name), Text(in_rate(rate)))
-    errors = [Text(f"{view.url}: {view.error}") for view in views if view.error]
+        tenants.add_row(text(name), in_rate(rate))
+    errors = [text(f"{view.url}: {view.error}") for view in views if view.error]
     return Group(nodes, *([tenants] if tenants.row_count else []), *errors)
 
 

@@ -2,12 +2,13 @@
 
 Options that say how a head is trained: what it learns, with which loss, by which steps, and how it is scored.
 
-Takes the options of a run that goes on from its folder, and refuses those that would make it another run.
+Takes the options of a run that goes on from its folder, and refuses those that would make it another run. A folder may
+come from anybody: what runs code, and where anything is asked or written, is said on the command line alone.
 
 What a run that ended looks like on a terminal: a short table, or its report as JSON.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,17 @@ from click.core import ParameterSource
 
 from frostline.cli.logs import log_format_option, progress, trace_option
 from frostline.cli.options import as_json, epochs_option, job_options, policy_option
-from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table
+from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table, say
 from frostline.core import EXACT
 from frostline.core.errors import SettingError
+from frostline.core.events import SetupWarning
 from frostline.core.system import collector_rests
 from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_score, in_seconds, in_times
 from frostline.planning import ALL_IN_STORE
 from frostline.planning.replanning import NOTHING_YET
 from frostline.training.report.report import Report, RouteUsage, recipe_in_words
 from frostline.training.run_config import RunConfig
-from frostline.training.settings import JobSettings, TrainSettings
+from frostline.training.settings import JobSettings, TrainSettings, is_factory
 from frostline.wire.recipes import LOSSES, METRICS_OF, OPTIMIZERS, SCHEDULES, TASKS
 
 __all__ = (
@@ -131,6 +133,8 @@ def _recipe_options(verb: Verb) -> Verb:
 
 
 _NOT_OF_THE_RUN = ("as_json", "resume")
+# Where something is asked, with this user's credentials, or written: no folder decides of that.
+_PLACES = ("cache_folder", "local_tier", "near")
 # Where and with how much a run is computed may change while it is away; what is computed may not.
 _FREE = (
     "allow_nonfinite",
@@ -141,10 +145,12 @@ _FREE = (
     "list_locally",
     "local_tier",
     "local_tier_size",
+    "log_format",
     "memory",
     "near",
     "read_threads",
     "relist",
+    "trace",
     "trials",
 )
 
@@ -155,30 +161,66 @@ def _options_now() -> Mapping[str, Any]:
     return {name: _plain(value) for name, value in params.items() if name not in _NOT_OF_THE_RUN}
 
 
+def _is_given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
 def _refuse_changes(folder: Path) -> None:
     """Do nothing if no option was given that differs from the run's.
 
     Raises:
-        SettingError: one does, or the run keeps no checkpoints.
+        SettingError: one does, the run keeps no checkpoints, or an option has to be given that its folder may not say.
     """
     context, began = click.get_current_context(), RunConfig.read(folder).options
     for param in context.command.params:
         name = str(param.name)
-        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         value = _plain(context.params.get(name))
-        if given and name not in (*_FREE, *_NOT_OF_THE_RUN) and value != began.get(name):
+        if _is_given(name) and name not in (*_FREE, *_NOT_OF_THE_RUN) and value != began.get(name):
             raise SettingError(
                 f"the run in {folder} began with {param.opts[0]} {began.get(name)}, and {value} is given now: leave it "
                 "out, or begin another run (--out)"
             )
     if began.get("policy") == ALL_IN_STORE:
         raise SettingError(f"the run in {folder} trains beside the store, where no checkpoints are kept: begin it anew")
+    for name, option, why in (
+        ("model", "--model", "runs code" if is_factory(str(began.get("model"))) else ""),
+        ("loss", "--loss", "" if began.get("loss") in LOSSES else "runs code"),
+        ("data", "--data", "" if _is_here(began.get("data")) else "is asked with your credentials"),
+    ):
+        if why and not _is_given(name):
+            raise SettingError(
+                f"the run in {folder} began with {option} {began.get(name)}, which {why}: where that is to be, give it "
+                f"again (frostline train --resume {folder} {option} {began.get(name)})"
+            )
+
+
+def _is_here(data: object) -> bool:
+    first = str(data).partition("/")[0]
+    return ":" not in first or first == "file:"
+
+
+def _left_out(folder: Path) -> Iterator[SetupWarning]:
+    """What the folder of a run says and nobody followed."""
+    began = RunConfig.read(folder).options
+    for param in click.get_current_context().command.params:
+        name = str(param.name)
+        if name in _PLACES and began.get(name) and not _is_given(name):
+            said = began[name] if isinstance(began[name], list) else [began[name]]
+            options = " ".join(f"{param.opts[0]} {value}" for value in said)
+            yield SetupWarning(
+                reason=f"the run began with {options}, which is not taken from its folder: give it again to use it"
+            )
 
 
 def _take_options(context: click.Context, _: click.Parameter, folder: Path | None) -> Path | None:
     if folder is not None:
-        options = {name: value for name, value in RunConfig.read(folder).options.items() if value is not None}
-        context.default_map = {**options, "out": str(folder)}
+        options, known = RunConfig.read(folder).options, context.command.params
+        taken = {param.name for param in known if param.expose_value} - {*_PLACES, *_NOT_OF_THE_RUN}
+        unknown = options.keys() - {param.name for param in known}
+        if unknown:
+            raise SettingError(f"the config of the run in {folder} has unknown options: {', '.join(sorted(unknown))}")
+        context.default_map = {name: value for name, value in options.items() if value is not None and name in taken}
+        context.default_map["out"] = str(folder)
     return folder
 
 
@@ -188,7 +230,9 @@ resume_option = click.option(
     is_eager=True,
     callback=_take_options,
     metavar="DIR",
-    help="Go on with the run in this folder from its last checkpoint, with its options; no other is needed.",
+    help="Go on with the run in this folder from its last checkpoint, with its options. Give again what runs code (a "
+    "factory as --model, a file as --loss) and what is asked or written elsewhere: --near, --cache, --local-tier, and "
+    "--data where it is not on this machine.",
 )
 
 
@@ -238,12 +282,12 @@ def _print_report(report: Report, out: Path | None) -> None:
     if report.skipped:
         rows.append(("skipped", f"{len(report.skipped)} unreadable samples, such as {report.skipped[0].object}"))
     if report.diagnosis is not None and report.diagnosis.held_back_by != NOTHING_YET:
-        click.echo(f"{report.diagnosis}")
+        say(f"{report.diagnosis}")
     if report.fallback:
-        click.echo(f"not cut as it stands: {report.fallback}")
+        say(f"not cut as it stands: {report.fallback}")
     print_table("Interrupted" if report.interrupted else "Done", ("", ""), rows)
     if out is not None:
-        click.echo(f"Written to {out}: head.safetensors, model.safetensors, report.json, report.html")
+        say(f"Written to {out}: head.safetensors, model.safetensors, report.json, report.html")
 
 
 def _epochs(report: Report) -> str:
@@ -306,7 +350,7 @@ def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool
     With --out the folder gets head.safetensors, model.safetensors (the whole network, loadable without
     Frostline), report.json and report.html. Ctrl-C writes the same files with what there is by then. The folder also
     keeps frostline.json and two checkpoints: --resume DIR goes on after a kill, and its losses are those of a run that
-    nothing broke off where features are (--accuracy exact).
+    nothing broke off where features are (--accuracy exact). All in it is its user's alone.
     """
     from frostline.training.start import begin
 
@@ -316,6 +360,8 @@ def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool
         out = resume
     settings = TrainSettings(job=job, out=out, **how)
     with progress() as observe, begin(job, observe, min_classes=2) as begun:
+        for warning in _left_out(resume) if resume is not None else ():
+            observe(warning)
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
             from frostline.training.run import train as run

@@ -8,6 +8,6 @@ from frostline.core.system import collector_rests
 if __name__ == "__main__":
     with collector_rests():
         from frostline.control.hosted import main
-    status = main(sys.argv[1])
+    status = main(sys.stdin.readline())
     sys.stdout.flush()
     os._exit(status)  # everything is closed; a regular exit would spend most of a second on taking PyTorch apart

@@ -66,7 +66,8 @@ def _settings(value: dict[str, Any]) -> NodeSettings:
     tenants = (
         TenantSettings(**{**tenant, "roots": tenant["roots"] and tuple(tenant["roots"])}) for tenant in value["tenants"]
     )
-    return NodeSettings(**{**value, "tenants": tuple(tenants)})
+    lists = {"tenants": tuple(tenants), "allowed_hosts": tuple(value["allowed_hosts"])}
+    return NodeSettings(**{**value, **lists})
 
 
 def _say(value: dict[str, str]) -> None:

@@ -76,18 +76,32 @@ class ControlLink:
         Raises:
             FrostlineError: It was not answered, or refused.
         """
-        body = json.dumps(report.to_json()).encode()
-        exchange = Exchange(self._connections, self._url)
-        message = Message(method="POST", path="/v1/stages", body=body, headers=self._identity, may_repeat=True)
-        status = exchange.send(message)
-        answer = bytes(exchange.read(_MAX_ANSWER_BYTES))
-        exchange.end()
+        status, answer = self._asked(json.dumps(report.to_json()).encode())
         if status != _OK:
             raise error_from_answer(status, answer)
         try:
             return ControlAnswer.from_json(json.loads(answer))
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"{self._url} does not answer as a control plane does: {error}") from error
+
+    def check(self) -> None:
+        """Do nothing where a control plane answers that knows this token. It hears of no stage.
+
+        Raises:
+            FrostlineError: None answers, or it refuses the token.
+        """
+        # A report of nothing is refused as that, by whoever takes reports.
+        error = error_from_answer(*self._asked(b"{}"))
+        if not isinstance(error, BadRequest):
+            raise error
+
+    def _asked(self, body: bytes) -> tuple[int, bytes]:
+        exchange = Exchange(self._connections, self._url)
+        message = Message(method="POST", path="/v1/stages", body=body, headers=self._identity, may_repeat=True)
+        status = exchange.send(message)
+        answer = bytes(exchange.read(_MAX_ANSWER_BYTES))
+        exchange.end()
+        return status, answer
 
     def close(self) -> None:
         """Close the connection."""

@@ -13,6 +13,7 @@ from frostline.control.messages import Prices
 from frostline.control.shares import Amounts
 from frostline.core.config import check_fields, check_minimums
 from frostline.core.errors import SettingError
+from frostline.core.files import require_guarded
 
 __all__ = (
     "EVERY_TENANT",
@@ -169,9 +170,10 @@ def read_control_settings(path: Path, tenants: tuple[ControlTenant, ...] | None 
         tenants: tenants of whoever serves it, who are named elsewhere; None has those of the file.
 
     Raises:
-        SettingError: It cannot be read or makes no sense; the sentence names the file and the field.
+        SettingError: It cannot be read, makes no sense, or others may write to it; the sentence names file and field.
     """
     try:
+        require_guarded(path)
         value = tomllib.loads(path.read_text(encoding="utf-8"))
         return _settings(value, tenants)
     except (OSError, ValueError) as error:

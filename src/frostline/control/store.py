@@ -15,6 +15,8 @@ from frostline.control.messages import StageReport
 from frostline.control.settings import ControlSettings
 from frostline.control.state import ControlState, StageRecord
 from frostline.core.errors import BadRequest, SettingError
+from frostline.core.files import make_private_file, require_guarded
+from frostline.core.system import __version__
 
 __all__ = ("RecordStore", "RecordWriter")
 
@@ -42,26 +44,31 @@ class RecordStore:
     """Records of stages, changes and events on disk. Written before an answer leaves; not for several threads at once.
 
     Args:
-        path: file of them; it is made where it is missing.
+        path: file of them; it is made for its user alone where it is missing.
 
     Raises:
-        SettingError: The file is of something else, or cannot be written.
+        SettingError: The file is of something else, cannot be written, or others may write to it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
+            make_private_file(path)
+            require_guarded(path)
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             if version not in (0, _SCHEMA):
-                raise SettingError(f"{path} is the state of another version of Frostline: choose another --state")
+                raise SettingError(
+                    f"{path} was written by another version of Frostline (schema {version}), this is {__version__}, "
+                    f"which reads schema {_SCHEMA}: go on with that version, or choose another --state"
+                )
             # What is written outlives this process; what a power cut takes with it, stages say again.
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = NORMAL")
             for table in _TABLES:
                 self._connection.execute(table)
             self._connection.execute(f"PRAGMA user_version = {_SCHEMA}")
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise SettingError(f"cannot keep the state in {path}: {error}") from error
 
     def state(self, settings: ControlSettings, now_s: float) -> ControlState:

@@ -31,6 +31,7 @@ __all__ = (
     "TenantSettings",
     "cache_folder",
     "check_fields",
+    "check_hosts",
     "check_minimums",
     "check_type",
     "checked",
@@ -165,11 +166,23 @@ TUNING = ("auto", "fixed", "prisma")
 """Rules by which a loader's window gets its bounds: its own, none, and one to compare with."""
 # As many as the window had before it was tuned: enough for a link within a building, and no storm for a small store.
 _FIRST_REQUESTS = 8
+_LONGEST_HOST = 253
 
 
 def _variable(name: str) -> str | None:
     """What the environment says; a token stands there too, since the arguments of a process can be seen."""
     return os.environ.get(name) or None
+
+
+def check_hosts(names: tuple[str, ...]) -> None:
+    """Do nothing where each is a name of hosts, in small letters and without a port.
+
+    Raises:
+        SettingError: One is not.
+    """
+    for name in names:
+        if len(name) > _LONGEST_HOST or not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", name):
+            raise SettingError(f"--allow-host takes a name such as store.example.org, without a port, not {name!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +288,8 @@ class NodeSettings:
         allow_anonymous: It may listen beyond this machine without tenants: whoever can reach it may use it.
         weight_folders: Folders, or files, of pretrained weights in the formats of safetensors and PyTorch: whoever
             uploads a network with one of their tensors does not send it. That such a file is there can be found out so.
+        allowed_hosts: Names by which it may be asked beside addresses and ``localhost`` where it has no tenants, and
+            pages of which may ask it: a page of any other site could read it through a browser of its user.
         follow_links: Symbolic links in folders may lead out of the data roots. A node in the process of a job follows
             them, since it reads for nobody else.
         max_graph_nodes: Operations of a network that is uploaded; ten times those of a ViT-B/16.
@@ -319,6 +334,7 @@ class NodeSettings:
     shared_cache_wait_s: float = 1.0
     allow_anonymous: bool = False
     weight_folders: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     follow_links: bool = False
     max_graph_nodes: int = 4000
     max_graph_values: int = 20_000
@@ -348,6 +364,7 @@ class NodeSettings:
         _check_whole_eights("device_batch", self.device_batch)
         if self.batching not in BATCHING:
             raise SettingError(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}")
+        check_hosts(self.allowed_hosts)
         for what in ("name", "token_sha256"):
             if len({getattr(tenant, what) for tenant in self.tenants}) < len(self.tenants):
                 raise SettingError(f"tenants must have different {what.split('_')[0]}s")

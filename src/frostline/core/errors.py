@@ -47,6 +47,8 @@ FrostlineError
 import difflib
 from collections.abc import Iterable
 
+from frostline.core.units import printable
+
 __all__ = (
     "AccessDenied",
     "AddressInUse",
@@ -95,7 +97,13 @@ __all__ = (
 
 
 class FrostlineError(Exception):
-    """The root: its message is one sentence that a user can act on."""
+    """The root: its message is one sentence that a user can act on.
+
+    Its text is printable, whatever names or words of others the sentence has.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UserError(FrostlineError):

@@ -1,23 +1,32 @@
 """Makes private files and folders for caches, keeps the latest used ones, and locks files between processes.
 
 Makes folders and files of caches that nobody but their user may read: they hold what the data held.
+
+Marks what is written with the number of its schema and the version that wrote it, and refuses those of another one.
 """
 
 import os
+import stat
 import tempfile
+from collections.abc import Mapping
 from io import BufferedWriter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from frostline.core.errors import SettingError
+from frostline.core.system import __version__
 
 __all__ = (
     "FileCache",
     "lock",
+    "make_private",
     "make_private_file",
     "make_private_folder",
     "open_private",
+    "require_guarded",
     "try_lock",
+    "with_schema",
+    "without_schema",
 )
 
 
@@ -38,17 +47,18 @@ def make_private_folder(path: Path) -> None:
         folder.mkdir(mode=_FOLDER, exist_ok=True)
 
 
-def open_private(path: Path, mode: Literal["xb", "ab"]) -> BufferedWriter:
+def open_private(path: Path, mode: Literal["xb", "ab", "wb"]) -> BufferedWriter:
     """Open a file in bytes, as ``open`` does; where it is made, for its user alone.
 
     Args:
         path: Where it is.
-        mode: ``xb`` for a new one, ``ab`` to write behind what it holds.
+        mode: ``xb`` for a new one, ``ab`` to write behind what it holds, ``wb`` in the place of it.
 
     Raises:
         OSError: The file cannot be opened.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if mode == "xb" else os.O_APPEND)
+    how = {"xb": os.O_EXCL, "ab": os.O_APPEND, "wb": os.O_TRUNC}[mode]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how
     return os.fdopen(os.open(path, flags, _FILE), mode)
 
 
@@ -59,6 +69,64 @@ def make_private_file(path: Path) -> None:
         OSError: The file cannot be made.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE))
+
+
+def make_private(folder: Path) -> None:
+    """Give a folder that a library wrote, and all that is in it, to its user alone.
+
+    Raises:
+        OSError: Its rights cannot be changed.
+    """
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(_FOLDER if path.is_dir() else _FILE)
+
+
+def require_guarded(path: Path) -> None:
+    """Do nothing where nobody but the user, the user's own group and the system's own user may write to a file.
+
+    It is asked of files that say who may do what.
+
+    Raises:
+        SettingError: Others may write to it.
+        OSError: There is no such file.
+    """
+    status = path.stat()
+    is_by_group = status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid()
+    if status.st_mode & stat.S_IWOTH or is_by_group:
+        raise SettingError(
+            f"others may write to {path} (mode {stat.S_IMODE(status.st_mode):04o}), which says who may do what: take "
+            f"that right away (chmod go-w {path})"
+        )
+
+
+_NUMBER, _VERSION = "schema", "frostline"
+
+
+def with_schema(value: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """What is to be written, behind the number of its schema and the version of Frostline that writes it."""
+    return {_NUMBER: number, _VERSION: __version__, **value}
+
+
+def without_schema(value: object, number: int, what: str | Path) -> dict[str, Any]:
+    """What was written by ``with_schema``.
+
+    Args:
+        value: parsed content of the file.
+        number: the schema that is read here.
+        what: name of the file, for the sentence.
+
+    Raises:
+        SettingError: It has another schema, or none.
+    """
+    if not isinstance(value, dict):
+        raise SettingError(f"{what} is damaged: it holds no fields")
+    if type(value.get(_NUMBER)) is not int or value[_NUMBER] != number:
+        by = f"Frostline {value[_VERSION]}" if _NUMBER in value and _VERSION in value else "another Frostline"
+        raise SettingError(
+            f"{what} was written by {by} (schema {value.get(_NUMBER, 'without a number')}), this is {__version__}, "
+            f"which reads schema {number}: go on with the version that wrote it, or begin anew elsewhere"
+        )
+    return {name: item for name, item in value.items() if name not in (_NUMBER, _VERSION)}
 
 
 _MAX_FILES = 200

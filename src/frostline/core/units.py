@@ -1,6 +1,11 @@
-"""How amounts are said to people: bytes, seconds, rates and shares in few digits, with their unit."""
+"""How amounts are said to people: bytes, seconds, rates and shares in few digits, with their unit.
 
+How text from outside is said to them: without what a terminal, or a log, would take for an order.
+"""
+
+import logging
 import math
+import re
 
 __all__ = (
     "METRICS",
@@ -12,6 +17,8 @@ __all__ = (
     "in_score",
     "in_seconds",
     "in_times",
+    "printable",
+    "printable_logs",
 )
 
 METRICS = {
@@ -94,3 +101,38 @@ def _three_digits(value: float) -> str:
     if value >= 99.95:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+# Controls of terminals and lines, what turns the direction of writing or cannot be seen, and halves of characters. What
+# joins letters of some scripts, and parts of pictures, stays.
+_ORDERS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    r"""The same text on one line, with escapes such as ``\x1b`` for what a terminal would not show but follow.
+
+    Whatever comes from outside goes through it on its way to a terminal or a log: names of files, classes and columns,
+    what nodes and stores say, errors. Text that went through it already stays as it is.
+    """
+    if text.isprintable():
+        return text
+    return _ORDERS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+class _Printable(logging.Formatter):
+    """One line for what is said, and one for each line of a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = printable(record.getMessage())
+        if not record.exc_info:
+            return said
+        return "\n".join((said, *map(printable, self.formatException(record.exc_info).splitlines())))
+
+
+def printable_logs() -> None:
+    """Have what ``logging`` says where nobody has set it up, on stderr, be printable."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Printable())

@@ -28,6 +28,7 @@ from frostline.stores.protocols import Buffer
 
 __all__ = ("CheckProgress", "Checked", "CheckedRows", "check")
 
+_FORMAT = 1
 _MAX_LINE_BYTES = 1 << 24
 
 
@@ -50,6 +51,7 @@ class CheckedRows:
     def to_line(self) -> bytes:
         """The line of the progress file for these rows."""
         value = {
+            "schema": _FORMAT,
             "rows": [self.start, self.stop],
             "digests": {str(row): digest.hex() for row, digest in self.digests.items()},
             "unreadable": [asdict(skipped) for skipped in self.unreadable],
@@ -61,10 +63,12 @@ class CheckedRows:
         """The inverse of ``to_line``.
 
         Raises:
-            ValueError: the line is no such record, or was cut off.
+            ValueError: the line is no such record, was cut off, or has another schema.
         """
         value = json.loads(line)
         try:
+            if value["schema"] != _FORMAT:
+                raise ValueError("a piece of another version's check")
             start, stop = value["rows"]
             digests = {int(row): bytes.fromhex(digest) for row, digest in value["digests"].items()}
             unreadable = tuple(Skipped(**skipped) for skipped in value["unreadable"])

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from frostline.core.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, StoreError
+from frostline.core.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, SettingError, StoreError
+from frostline.core.files import with_schema, without_schema
 from frostline.datasets.formats.base import COLUMNS, Format, ListedSamples, ManifestColumns, Widespread
 from frostline.datasets.formats.labels import splits_said
 from frostline.datasets.formats.ready import LAYOUT
@@ -120,6 +121,7 @@ def _is_digest(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
+_FORMAT = 1
 _SPLITS = ".frostline/splits"
 """Where they lie; ``<digest of the listing>.json`` says that there are some."""
 # Always as long as this, so that it is read without asking how long it is.
@@ -162,6 +164,7 @@ class NamedSplits:
         """All of them by name, in the order in which they were saved.
 
         Raises:
+            SettingError: another version of Frostline saved them.
             StoreUnavailable: asking again may help.
         """
         return {**self._given, **self._kept()}
@@ -169,7 +172,8 @@ class NamedSplits:
     def _kept(self) -> dict[str, Chosen]:
         for store in filter(None, (self._store, self._in_cache())):
             try:
-                about = json.loads(bytes(store.read(self._about, 0, _ABOUT_BYTES)))
+                value = json.loads(bytes(store.read(self._about, 0, _ABOUT_BYTES)))
+                about = without_schema(value, _FORMAT, object_url(store.url, self._about))
                 return self._parsed(bytes(store.read(str(about["object"]), 0, int(about["nbytes"]))))
             except (*_ABSENT, ValueError, KeyError, pa.ArrowException):
                 continue
@@ -198,7 +202,7 @@ class NamedSplits:
         # Named by its content, and named last: a reader finds the old splits or the new ones.
         name = f"{_SPLITS}/{self._digest[:16]}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
         store.write(name, data)
-        store.write(self._about, json.dumps({"object": name, "nbytes": len(data)}).encode().ljust(_ABOUT_BYTES))
+        store.write(self._about, _about_text({"object": name, "nbytes": len(data)}, _ABOUT_BYTES))
         return f"{store.url}/{name}"
 
     def _in_cache(self) -> FolderStore:
@@ -361,7 +365,7 @@ class ManifestStore:
         name = f"{_FOLDER}/{listed.digest}.parquet"
         data = _manifest_file(listed)
         newest = _Last(listed.digest, format.name, len(data), listing, format.digest(()))
-        last = json.dumps(newest._asdict()).encode().ljust(_LAST_BYTES)
+        last = _about_text(newest._asdict(), _LAST_BYTES)
         is_beside = self._keeps_beside and self._kept_beside(name, data, last)
         place = self._store if is_beside else self._kept_in_cache(name, data, last)
         if len(data) > self._in_memory_bytes:
@@ -418,7 +422,7 @@ class ManifestStore:
             places.insert(0, (self._store, _LAST_MANIFEST))
         for store, name in places:
             try:
-                value = json.loads(bytes(store.read(name, 0, _LAST_BYTES)))
+                value = without_schema(json.loads(bytes(store.read(name, 0, _LAST_BYTES))), _FORMAT, name)
                 kept = {name: str(value[name]) for name in ("digest", "format", "listing", "rule")}
                 return _Last(nbytes=int(value["nbytes"]), **kept)
             except (
@@ -430,6 +434,7 @@ class ManifestStore:
                 ValueError,
                 KeyError,
                 TypeError,
+                SettingError,
             ):
                 continue
         return None
@@ -494,6 +499,10 @@ def _history(place: ObjectStore, name: str) -> tuple[str, ...]:
         return ()
 
 
+def _about_text(value: Mapping[str, Any], nbytes: int) -> bytes:
+    return json.dumps(with_schema(value, _FORMAT)).encode().ljust(nbytes)
+
+
 def _digests(names: Iterable[str], folder: str, suffix: str) -> frozenset[str]:
     """What the objects of a folder are called, without its name and their suffix."""
     start = f"{folder}/"
@@ -510,7 +519,7 @@ def write_manifest(table: pa.Table, about: Mapping[str, Any], sink: Any) -> None
         about: description of the manifest; see ``about_of``.
         sink: a file of Arrow's or Python's, open for writing.
     """
-    schema = pa.schema(map(_narrow, table.schema), {ABOUT: json.dumps(about)})
+    schema = pa.schema(map(_narrow, table.schema), {ABOUT: json.dumps(with_schema(about, _FORMAT))})
     options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": _repeating(table)}
     with pq.ParquetWriter(sink, schema, **options) as writer:
         for group in _row_groups(table):
@@ -561,4 +570,5 @@ def _has_columns(schema: pa.Schema) -> bool:
 
 
 def _is_of(columns: ManifestColumns, about: Mapping[str, Any], digest: str) -> bool:
-    return about.get("digest") == digest and len(columns.table.column_names) >= len(COLUMNS)
+    is_known = about.get("digest") == digest and about.get("schema") == _FORMAT
+    return is_known and len(columns.table.column_names) >= len(COLUMNS)

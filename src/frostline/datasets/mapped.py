@@ -25,6 +25,7 @@ from frostline.stores.protocols import Readable
 
 __all__ = ("ABOUT", "StoreFile", "copy_of", "kept_copy", "open_copy")
 
+_FORMAT = 1
 ABOUT = b"frostline.manifest"
 """The key of what a manifest says of itself, as JSON."""
 
@@ -42,7 +43,7 @@ _MAX_PLACES = 1 << 32
 def copy_of(cache: Path, url: str, digest: str) -> Path:
     """Where the copy of a manifest of the data at ``url`` is kept."""
     root = hashlib.sha256(url.encode(errors="surrogateescape")).hexdigest()[:16]
-    return cache / _FOLDER / root / f"{digest}.arrow"
+    return cache / _FOLDER / root / f"{digest}.{_FORMAT}.arrow"
 
 
 def open_copy(path: Path) -> tuple[ManifestColumns, Mapping[str, Any]] | None:

@@ -17,7 +17,7 @@ import torch
 
 from frostline.core import Cut, Graph, Levels
 from frostline.core.errors import BadRequest, EngineUnsupported
-from frostline.core.files import make_private_folder, try_lock
+from frostline.core.files import make_private, make_private_folder, try_lock
 from frostline.engines.graph_runner import leaf_values
 from frostline.engines.measure import dry_run
 from frostline.engines.protocols import Arrays, Footprint, Pixels
@@ -200,8 +200,7 @@ def _fill(place: Path, make: Callable[[Path], None]) -> None:
     try:
         with _claimed(new):
             make(new)
-        for path in new.rglob("*"):  # libraries write them for everybody
-            path.chmod(0o700 if path.is_dir() else 0o600)
+        make_private(new)  # libraries write for everybody
         new.rename(place)
     except OSError:
         if not place.is_dir():  # else somebody was faster

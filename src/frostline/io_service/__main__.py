@@ -37,7 +37,9 @@ def main(argument: str) -> int:
 
 
 def _upstream(value: dict[str, Any]) -> Upstream:
-    node = {**value["node"], "tenants": (), "engines": value["node"]["engines"] and tuple(value["node"]["engines"])}
+    engines = value["node"]["engines"]
+    lists = {"tenants": (), "allowed_hosts": (), "engines": engines and tuple(engines)}
+    node = {**value["node"], **lists}
     return Upstream(near=tuple(value["near"]), roots=tuple(value["roots"]), node=NodeSettings(**node))
 
 
@@ -48,4 +50,4 @@ def _say(value: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     end_at_once()
-    raise SystemExit(main(sys.argv[1]))
+    raise SystemExit(main(sys.stdin.readline()))

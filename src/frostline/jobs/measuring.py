@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from frostline.core.errors import FrostlineError
+from frostline.core.errors import FrostlineError, SettingError
 from frostline.core.events import BatchDelivered, EngineChanged, EpochStarted, Event, MeasurementFailed
-from frostline.core.files import FileCache
+from frostline.core.files import FileCache, with_schema, without_schema
 from frostline.core.system import __version__
 from frostline.jobs.router import Router
 from frostline.loaders.fetch import EngineChoice, Fetcher
@@ -22,6 +22,8 @@ from frostline.profiles import Trial
 from frostline.transport import Cancellation
 
 __all__ = ("Measure", "MeasurementCache", "Measurements", "Measuring", "Stage")
+
+_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,20 +59,21 @@ class MeasurementCache:
         if body is None:
             return None
         try:
-            value = json.loads(body)
+            value = without_schema(json.loads(body), _FORMAT, "a kept measurement")
             choice, situation = value["choice"], value["situation"]
             trials = tuple(Trial(**trial) for trial in choice["trials"])
             return Measurements(
                 choice=EngineChoice(engine=choice["engine"], error=choice["error"], trials=trials),
                 situation=None if situation is None else Situation.from_json(situation),
             )
-        except (AssertionError, ValueError, LookupError, TypeError):
+        except (AssertionError, ValueError, LookupError, TypeError, SettingError):
             return None
 
     def put(self, found: Measurements) -> None:
         """Keep it."""
         situation = None if found.situation is None else found.situation.to_json()
-        self._files.put(self._key, json.dumps({"choice": asdict(found.choice), "situation": situation}).encode())
+        value = with_schema({"choice": asdict(found.choice), "situation": situation}, _FORMAT)
+        self._files.put(self._key, json.dumps(value).encode())
 
 
 Measure = Callable[[Cancellation, int], Measurements | None]

@@ -20,8 +20,8 @@ import torch
 
 from frostline.core import REFERENCE, Cut, FeatureBatch, Samples, View
 from frostline.core.config import cache_folder
-from frostline.core.errors import OverBudget
-from frostline.core.files import make_private_folder
+from frostline.core.errors import OverBudget, SettingError
+from frostline.core.files import make_private_folder, with_schema, without_schema
 from frostline.core.system import __version__, usable_cores, usable_memory_bytes
 from frostline.engines.codec_costs import codec_costs, worth_packing
 from frostline.engines.machine import free_device_bytes, hardware_name, host_digest
@@ -47,6 +47,8 @@ __all__ = (
     "measure_link",
     "situate",
 )
+
+_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,17 +104,18 @@ class ProfileCache:
     def get(self, key: ProfileKey) -> MeasuredPrefix | None:
         """What was kept under this key."""
         try:
-            value = json.loads(self._path(key).read_bytes())
+            value = without_schema(json.loads(self._path(key).read_bytes()), _FORMAT, self._path(key))
             return MeasuredPrefix(
                 cuts=tuple(CutCost(**cut) for cut in value["cuts"]),
                 codecs=tuple(CodecCost(**codec) for codec in value["codecs"]),
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, SettingError):
             return None
 
     def put(self, key: ProfileKey, measured: MeasuredPrefix) -> None:
         """Keep it; a file is whole or not there."""
-        value = {"key": asdict(key), "cuts": _plain(measured.cuts), "codecs": _plain(measured.codecs)}
+        costs = {"cuts": _plain(measured.cuts), "codecs": _plain(measured.codecs)}
+        value = with_schema({"key": asdict(key), **costs}, _FORMAT)
         try:
             make_private_folder(self._folder)
             with tempfile.NamedTemporaryFile("w", dir=self._folder, suffix=".part", delete=False) as file:

@@ -43,7 +43,7 @@ from frostline.core.events import (
     Tuned,
 )
 from frostline.core.nouns import ShownInNotebooks
-from frostline.core.units import in_bytes, in_rate, in_samples_per_s
+from frostline.core.units import in_bytes, in_rate, in_samples_per_s, printable
 from frostline.datasets.manifest import refusal_of
 from frostline.loaders.fetch import EngineChoice
 from frostline.planning import Plan, Situation, explain
@@ -411,9 +411,9 @@ def warn_user(event: Event) -> None:
     Python warns where a job is not made as it was asked for, and a node that is lost is logged.
     """
     if isinstance(event, SetupWarning):
-        warnings.warn(event.reason, stacklevel=_level_of_caller())
+        warnings.warn(printable(event.reason), stacklevel=_level_of_caller())
     elif isinstance(event, NodeLost):
-        _LOG.warning("node %s is asked nothing for now: %s", event.url, event.reason)
+        _LOG.warning("node %s is asked nothing for now: %s", event.url, printable(event.reason))
 
 
 def _level_of_caller() -> int:
@@ -491,7 +491,7 @@ class Explanation(ShownInNotebooks):
             f"after {replan.at_s:.0f} s: {replan.before} -> {replan.after}, {replan.reason}" for replan in self._replans
         ]
         lines += [_tuned(tuning) for tuning in self.statistics.tunings[-1:]]
-        return "\n".join([*lines, *self._measured()])
+        return "\n".join(printable(line) for text in (*lines, *self._measured()) for line in text.split("\n"))
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""

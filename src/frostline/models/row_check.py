@@ -27,6 +27,7 @@ from frostline.models.graph import packet_of, reads
 
 __all__ = ("MixedRows", "differs", "is_mixing", "made_rows", "mixed_rows")
 
+_FORMAT = 1
 _MADE = 10
 # Rows of each run, by their numbers: row 1 is looked at. In the second run all others are other ones, and in the third
 # it stands elsewhere, among more.
@@ -230,7 +231,7 @@ def mixed_rows(prefix: Prefix, device: torch.device) -> MixedRows | None:
 
 
 def _key(prefix: Prefix, device: torch.device) -> str:
-    about = [torch.__version__, device.type, graph_to_json(prefix.graph), [cut.after for cut in prefix.cuts]]
+    about = [_FORMAT, torch.__version__, device.type, graph_to_json(prefix.graph), [cut.after for cut in prefix.cuts]]
     inputs = [[list(spec.shape), spec.dtype] for spec in prefix.inputs]
     digest = hashlib.sha256(json.dumps([about, inputs], sort_keys=True).encode())
     for name in sorted(prefix.tensors):

@@ -27,8 +27,8 @@ from torch.utils._pytree import treespec_dumps, treespec_loads
 
 from frostline.core import Dim, Graph, GraphNode, TensorSpec
 from frostline.core.config import cache_folder
-from frostline.core.errors import NotTraceable, UnsafeArtifact
-from frostline.core.files import FileCache
+from frostline.core.errors import NotTraceable, SettingError, UnsafeArtifact
+from frostline.core.files import FileCache, with_schema, without_schema
 from frostline.core.system import __version__, collector_rests
 from frostline.models.artifact import BROKEN, flattened, graph_from_json, graph_to_json, metadata, restored
 from frostline.models.tracing import Trace, agrees, draws_elsewhere
@@ -226,6 +226,7 @@ def _file(module: str) -> bytes:
 
 
 _KEY = "frostline.trace"
+_FORMAT = 1
 
 
 class TraceCache:
@@ -244,15 +245,16 @@ class TraceCache:
         if body is None:
             return None
         try:
-            return _from_json(json.loads(metadata(body)[_KEY]), load_tensors(body))
-        except (*BROKEN, NotImplementedError, UnsafeArtifact):
+            about = without_schema(json.loads(metadata(body)[_KEY]), _FORMAT, "a kept trace")
+            return _from_json(about, load_tensors(body))
+        except (*BROKEN, NotImplementedError, SettingError, UnsafeArtifact):
             return None
 
     def put(self, key: str, trace: Trace) -> None:
         """Keep it. A trace that cannot be said as data is not kept."""
         try:
             tensors, orders = flattened(trace.constants)
-            about = json.dumps({"orders": orders, **_to_json(trace)}, allow_nan=False)
+            about = json.dumps(with_schema({"orders": orders, **_to_json(trace)}, _FORMAT), allow_nan=False)
             body = save_tensors(tensors, metadata={_KEY: about})
         except (*BROKEN, NotImplementedError):
             return

@@ -29,12 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = ("Inspector", "kept_inspections")
 
+_FORMAT = 1
 _MAX_ANSWER_BYTES = 16 << 20
 _PIECE = 1 << 16
 # Seconds to wait per processor second of a check: on a busy machine a child gets few of its seconds.
 _WAIT_FACTOR = 6
 _STARTING_S = 60.0
 _RETRY_AFTER_S = 5.0
+
+
+def _key(request: bytes) -> str:
+    """The name of an inspection, by everything that it depends on."""
+    made_by = f"{_FORMAT}\n{__version__}\n{version('torch')}\n"
+    return hashlib.sha256(made_by.encode() + request).hexdigest()
 
 
 def kept_inspections() -> FileCache:
@@ -95,7 +102,7 @@ class Inspector:
         from frostline.node.inspection_process import MAX_CHECK_BYTES, request_of
 
         request = request_of(header, max_rows=max_rows, max_check_s=max_check_s, limits=limits, tokenizer=tokenizer)
-        key = hashlib.sha256(b"\n".join((__version__.encode(), version("torch").encode(), request))).hexdigest()
+        key = _key(request)
         known = None if self._kept is None else self._kept.get(key)
         if known is not None:
             with contextlib.suppress(*BROKEN):

@@ -47,7 +47,7 @@ class Subprocess:
 
     Args:
         module: module that Python runs.
-        argument: command-line argument of the module.
+        argument: first line that it reads from stdin; every user of the machine may read a command line.
         what: name of the process in messages.
 
     Attributes:
@@ -59,13 +59,17 @@ class Subprocess:
         # The user's own environment variables for OpenMP and malloc take precedence over ours.
         # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away.
         self.process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-            [sys.executable, "-P", "-m", module, argument],
+            [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**ENVIRONMENT, **os.environ},
             start_new_session=True,
         )
+        with suppress(BrokenPipeError):  # it has ended, as its first line will say
+            stdin = _pipe(self.process.stdin)
+            stdin.write(f"{argument}\n".encode())
+            stdin.flush()
         self._lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
         self._listener = threading.Thread(target=self._listen, name="frostline-child-stderr", daemon=True)
         self._listener.start()

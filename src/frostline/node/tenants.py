@@ -26,6 +26,7 @@ from frostline.core.errors import (
     Unauthenticated,
     UnknownName,
 )
+from frostline.core.files import require_guarded
 from frostline.node.memory import Pool, Reservation
 from frostline.node.statistics import Counters
 from frostline.wire.messages import fields_of_patch
@@ -303,9 +304,11 @@ def read_tenants(path: Path) -> tuple[TenantSettings, ...]:
     """Read tenants from a TOML file with a table ``[[tenant]]`` each, whose keys are fields of ``TenantSettings``.
 
     Raises:
-        SettingError: if the file cannot be read or is not valid; the message names the file and the field.
+        SettingError: if the file cannot be read, is not valid, or others may write to it; the message names the file
+            and the field.
     """
     try:
+        require_guarded(path)
         value = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingError(f"cannot read the tenants in {path}: {error}") from error

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core.errors import OrderMismatch, SettingError
+from frostline.core.system import __version__
 from frostline.ordering.orders import EpochOrder, check_inside, check_number
 
 __all__ = ("SCHEMA", "OrderState", "RecordedOrder", "Replay")
@@ -146,7 +147,9 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_MAGIC = b"frostline order 1\n"
+_RECORDED = 1
+_NAME = b"frostline order "
+_MAGIC = _NAME + b"%d\n" % _RECORDED
 _WIDTHS = (np.int8, np.int16, np.int32, np.int64)
 _DIGEST_BYTES = 32
 
@@ -193,7 +196,13 @@ class RecordedOrder:
         """
         body, digest = file[:-_DIGEST_BYTES], file[-_DIGEST_BYTES:]
         if not body.startswith(_MAGIC):
-            raise OrderMismatch("this is no recorded order, or one of a newer Frostline")
+            if not body.startswith(_NAME):
+                raise OrderMismatch("this is no recorded order")
+            schema = body[len(_NAME) : len(_NAME) + 4].partition(b"\n")[0].decode(errors="replace")
+            raise OrderMismatch(
+                f"this order was recorded by another version of Frostline (schema {schema}), this is {__version__}, "
+                f"which reads schema {_RECORDED}: read it with the version that wrote it"
+            )
         if hashlib.sha256(body).digest() != digest:
             raise OrderMismatch("this recorded order is damaged: its checksum does not hold")
         line, _, moved = body.removeprefix(_MAGIC).partition(b"\n")

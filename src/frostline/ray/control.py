@@ -23,7 +23,7 @@ from typing import Any
 
 from frostline.core.config import environment
 from frostline.core.errors import NodeUnreachable, SettingError
-from frostline.core.files import make_private_folder
+from frostline.core.files import make_private_folder, with_schema, without_schema
 from frostline.ray.scaling import NAMESPACE, ClusterSettings
 from frostline.ray.supervisor import ClusterState, Supervisor, is_ours, node_actors, stop_node
 from frostline.wire.node_lists import SUPERVISOR
@@ -43,6 +43,7 @@ __all__ = (
 
 
 _START_S = 120.0
+_FORMAT = 1
 _STOP_S = 45.0
 _LOCAL_LOOK_S = 0.1
 _LAST_WORDS = 2000
@@ -71,9 +72,9 @@ def folder() -> Path:
 def running() -> str | None:
     """The address of the Ray that was started here; None where none runs."""
     try:
-        found = json.loads((folder() / "head.json").read_text())
+        found = without_schema(json.loads((folder() / "head.json").read_text()), _FORMAT, folder())
         address, pid = str(found["address"]), int(found["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, SettingError):
         return None
     return address if _is_ray(pid) else None
 
@@ -110,7 +111,7 @@ def start(cpus: int, object_bytes: int) -> str:
         )
     _wait(process, address)
     found = address.read_text().strip()
-    (at / "head.json").write_text(json.dumps({"pid": process.pid, "address": found}))
+    (at / "head.json").write_text(json.dumps(with_schema({"pid": process.pid, "address": found}, _FORMAT)))
     return found
 
 

@@ -22,8 +22,9 @@ import pyarrow.parquet as pq
 import torch
 
 from frostline.core import REFERENCE, Samples, SampleTable, Skipped
-from frostline.core.errors import DataError, ModelError, TooManySkipped
+from frostline.core.errors import DataError, ModelError, SettingError, TooManySkipped
 from frostline.core.events import Observer, PhaseStarted, ProgressMade
+from frostline.core.files import with_schema, without_schema
 from frostline.core.nouns import taken, widened
 from frostline.datasets import Dataset
 from frostline.engines.graph_runner import as_array
@@ -48,6 +49,7 @@ __all__ = (
 IdsAt = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 
 _KEY = b"frostline.part"
+_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ class Parts:
         self._folder = out.with_name(f".{out.name}.parts")
         self._ids_at = ids_at
         self._ranges = ranges
-        whole = json.dumps({**identity, "rows_per_part": ranges.rows_per_part}, sort_keys=True)
+        whole = json.dumps({**identity, "rows_per_part": ranges.rows_per_part, "schema": _FORMAT}, sort_keys=True)
         about = self._folder / "extraction.json"
         if not about.is_file() or about.read_text() != whole:
             self.remove()
@@ -190,10 +192,10 @@ class Previous:
         """
         try:
             state = pq.ParquetFile(_place(out), page_checksum_verification=True).read(use_threads=False)
-            about = json.loads(state.schema.metadata[_ABOUT])
+            about = without_schema(json.loads(state.schema.metadata[_ABOUT]), _FORMAT, _place(out))
             if about["identity"] == _plain(identity) and about["sha256"] == _sha256(out):
                 return cls(state["id"].to_numpy(), state["key"].to_numpy(), _reader(out))
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, SettingError):
             pass  # all is computed, and both are written anew
         return cls(np.zeros(0, np.int64), np.zeros(0, np.uint64), lambda _: np.zeros(0))
 
@@ -233,7 +235,7 @@ def _keep_state(out: Path, identity: Mapping[str, Any], ids: Iterable[npt.NDArra
         SettingError: the folder cannot be written.
     """
     columns = {"id": np.concatenate([*ids]), "key": np.concatenate([*keys])}
-    about = json.dumps({"identity": _plain(identity), "sha256": _sha256(out)})
+    about = json.dumps(with_schema({"identity": _plain(identity), "sha256": _sha256(out)}, _FORMAT))
     with atomic_file(_place(out)) as file:
         pq.write_table(pa.table(columns, metadata={_ABOUT: about}), file, write_page_checksum=True)
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core.errors import OutOfSpace, SettingError
+from frostline.core.files import make_private
 from frostline.training.run_config import atomic_file
 
 __all__ = (
@@ -65,9 +66,8 @@ def _write_lance(out: Path, tables: Iterable[pa.Table], shape: tuple[int, ...]) 
     try:
         batches = _batches(first, rest, shape)
         lance.write_dataset(pa.RecordBatchReader.from_batches(first.schema, batches), str(part), schema=first.schema)
-        if out.exists():
-            out.rename(before)
-        part.rename(out)
+        make_private(part)  # libraries write for everybody
+        _replace(part, out, before)
     except OSError as error:
         if any(words in str(error).lower() for words in _FULL):
             raise OutOfSpace(f"no space left to write {out}: free some, or choose another folder") from error
@@ -94,6 +94,18 @@ def _batches(first: pa.Table, rest: Iterable[pa.Table], shape: tuple[int, ...]) 
     yield from first.to_batches()
     for table in rest:
         yield from _flat(table, shape).to_batches()
+
+
+def _replace(part: Path, out: Path, before: Path) -> None:
+    """Let a folder take the place of another one, which stays where it cannot."""
+    if out.exists():
+        out.rename(before)
+    try:
+        part.rename(out)
+    except OSError:
+        if before.exists():
+            before.rename(out)
+        raise
 
 
 def _flat(table: pa.Table, shape: tuple[int, ...]) -> pa.Table:

@@ -26,12 +26,11 @@ from frostline.preprocess import (
 from frostline.training.hugging_face import as_loaded, from_hugging_face, tokenizer_named
 from frostline.training.pretrained import Built, from_timm, from_torchvision, import_package
 from frostline.training.processors import texts_for
-from frostline.training.settings import RANDOM, TEXTS, preprocess_of
+from frostline.training.settings import FAMILIES, RANDOM, TEXTS, is_factory, preprocess_of
 
 __all__ = ("Pretrained", "load_model")
 
 _DEMO = "demo:efficientnet_lite0"
-_FAMILIES = ("torchvision", "timm", "hf", "demo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,7 +166,7 @@ def _of_parts(
         return from_hugging_face(
             name, observe, pretrained=is_trained, tokenizer=tokenizer, max_length=max_length, parts=parts
         )
-    if name.partition(":")[0] in _FAMILIES:
+    if not is_factory(name):
         raise SettingError(f"{name} takes one input, and --column names {len(parts)}: name one column")
     texts = [part for part, word in parts.items() if word == TEXTS]
     if bool(texts) is (tokenizer is None):
@@ -193,7 +192,7 @@ def _of_images(name: str, weights: str | None, observe: Observer) -> Built:
         case "demo":
             return _from_demo(name, pretrained=pretrained)
     if weights == RANDOM:
-        raise ModelError(f"{name} makes its weights itself: --weights {RANDOM} is for {', '.join(_FAMILIES)}")
+        raise ModelError(f"{name} makes its weights itself: --weights {RANDOM} is for {', '.join(FAMILIES)}")
     return _from_factory(name)
 
 
@@ -215,7 +214,7 @@ def _from_factory(name: str) -> Built:
     try:
         module = importlib.import_module(path)
     except (ImportError, TypeError, ValueError) as error:
-        hint = nearest(path, _FAMILIES)
+        hint = nearest(path, FAMILIES)
         raise UnknownModel(f"model {name!r}: module {path!r} cannot be imported ({error}){hint}") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):

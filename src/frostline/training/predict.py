@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +18,7 @@ import torch
 
 from frostline.core.errors import ModelError
 from frostline.core.events import Observer, PhaseStarted, ProgressMade
+from frostline.core.units import printable
 from frostline.datasets import Dataset
 from frostline.loaders import Loader
 from frostline.training.run_config import RunConfig, atomic_file
@@ -186,6 +188,14 @@ def _named(table: pa.Table, task: str) -> Iterator[str]:
             yield from prediction.split(";") if task == _LABELS and prediction else [prediction] * (task != _LABELS)
 
 
+def _show(writer: pyarrow.csv.CSVWriter, table: pa.Table) -> None:
+    for place, field in enumerate(table.schema):
+        if field.type == pa.string():
+            shown = pa.array([printable(text) for text in table[field.name].to_pylist()], pa.string())
+            table = table.set_column(place, field, shown)
+    writer.write_table(table)
+
+
 @contextmanager
 def _table(out: Path | None, stdout: BinaryIO, task: str) -> Iterator[Callable[[pa.Table], None]]:
     """Give what writes tables of one schema, one after another."""
@@ -195,7 +205,8 @@ def _table(out: Path | None, stdout: BinaryIO, task: str) -> Iterator[Callable[[
     schema = pa.schema([(name, pa.float32() if name == "probability" else pa.string()) for name in names])
     if out is None:
         with pyarrow.csv.CSVWriter(stdout, schema) as writer:
-            yield writer.write_table
+            # A terminal follows what a file only holds.
+            yield partial(_show, writer) if stdout.isatty() else writer.write_table
         return
     kind = pq.ParquetWriter if out.suffix == ".parquet" else pyarrow.csv.CSVWriter
     with atomic_file(out) as file, kind(file, schema) as writer:

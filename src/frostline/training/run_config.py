@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from frostline.core.errors import OutOfSpace, SettingError
-from frostline.core.files import make_private_folder, open_private
-from frostline.core.system import __version__
+from frostline.core.files import make_private_folder, open_private, with_schema, without_schema
 
 if TYPE_CHECKING:
     import torch
@@ -37,30 +36,23 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCKED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
 
 
-def make_folder(path: Path, *, is_private: bool = False) -> None:
-    """Make a folder and those above it, where they are missing, and see that it takes files.
-
-    Args:
-        path: The folder.
-        is_private: It is made for its user alone, as that of a cache.
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it for their user alone, where they are missing, and see that it takes files.
 
     Raises:
         SettingError: it cannot be made there, or a file is in its place.
         OutOfSpace: the disk is full.
     """
     with _said(path):
-        if is_private:
-            make_private_folder(path)
-        else:
-            path.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path)
         # Some folders exist and take no files; better to know before the work than after it.
         with tempfile.TemporaryFile(dir=path):
             pass
 
 
-def write_text(path: Path, text: str, *, is_private: bool = False) -> None:
-    """Write UTF-8 text, as ``writing`` does."""
-    with atomic_file(path, is_private=is_private) as file:
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text, as ``atomic_file`` does."""
+    with atomic_file(path) as file:
         file.write(text.encode())
 
 
@@ -87,20 +79,17 @@ def write_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"], metadata: M
 
 
 def write_bytes(path: Path, payload: bytes) -> None:
-    """Put ``payload`` at ``path`` in one step, as ``writing`` does."""
+    """Put ``payload`` at ``path`` in one step, as ``atomic_file`` does."""
     with atomic_file(path) as file:
         file.write(payload)
 
 
 @contextmanager
-def atomic_file(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write to that takes its place at ``path`` in one step, on the disk when the block ends.
 
-    What was at ``path`` stays as it is until then, whatever happens on the way; if the block raises, it stays.
-
-    Args:
-        path: Where it will be.
-        is_private: It is made for its user alone, as a file of a cache.
+    What was at ``path`` stays as it is until then, whatever happens on the way; if the block raises, it stays. The file
+    is its user's alone: what comes of a data set says much of what is in it.
 
     Raises:
         OutOfSpace: the disk, the quota or the largest file allowed is full.
@@ -109,7 +98,7 @@ def atomic_file(path: Path, *, is_private: bool = False) -> Iterator[BinaryIO]:
     with _said(path):
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
-            with open_private(part, "xb") if is_private else part.open("xb") as file:
+            with open_private(part, "xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -144,6 +133,9 @@ def _sync_folder(path: Path) -> None:
 
 
 _FILE = "frostline.json"
+_FORMAT = 1
+# More than any data set has classes, and few enough for memory.
+_MAX_OUTPUTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,14 +147,12 @@ class RunConfig:
         outputs: number of scores that the network gives for a sample.
         classes: names of the classes or labels, in the order of the scores; empty where numbers are learned.
         identity: digests of what must be the same when the run goes on, by what they are of.
-        frostline: version that began it.
     """
 
     options: Mapping[str, Any]
     outputs: int
     classes: tuple[str, ...] = ()
     identity: Mapping[str, str] = field(default_factory=dict)
-    frostline: str = __version__
 
     def write(self, folder: Path) -> None:
         """Write it into a run's folder.
@@ -171,23 +161,24 @@ class RunConfig:
             SettingError: the folder cannot be written.
             OutOfSpace: the disk is full.
         """
-        write_text(folder / _FILE, json.dumps(asdict(self), indent=2) + "\n")
+        write_text(folder / _FILE, json.dumps(with_schema(asdict(self), _FORMAT), indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The config of the run in a folder.
 
         Raises:
-            SettingError: there is none, or it is damaged.
+            SettingError: there is none, it is damaged, or another version of Frostline wrote it.
         """
+        path = folder / _FILE
         try:
-            found = cls(**json.loads((folder / _FILE).read_text(encoding="utf-8")))
+            found = cls(**_checked(without_schema(json.loads(path.read_text(encoding="utf-8")), _FORMAT, path)))
         except (FileNotFoundError, NotADirectoryError):
             raise SettingError(
                 f"there is no run in {folder}: it has no {_FILE}, which frostline train --out writes when it begins"
             ) from None
-        except (OSError, ValueError, TypeError) as error:
-            raise SettingError(f"{folder / _FILE} cannot be read: {error}") from error
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise SettingError(f"{path} cannot be read: {error}") from error
         return found
 
     def require(self, identity: Mapping[str, str], folder: Path) -> None:
@@ -206,3 +197,15 @@ class RunConfig:
                 f"the run in {folder} cannot go on: {' and '.join(changed)} are not those that it began with; begin "
                 "another run (--out)"
             )
+
+
+def _checked(value: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a config, which anybody may have written; a wrong one raises ``TypeError`` or ``ValueError``."""
+    outputs, classes = value.get("outputs"), value.get("classes", [])
+    if not isinstance(value.get("options"), dict) or not isinstance(value.get("identity", {}), dict):
+        raise TypeError("options and identity have names")
+    if type(outputs) is not int or not 0 < outputs <= _MAX_OUTPUTS:
+        raise ValueError(f"a network gives from 1 to {_MAX_OUTPUTS} scores, not {outputs!r}")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise TypeError("classes are texts")
+    return {**value, "classes": tuple(classes)}

@@ -5,19 +5,26 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 
+from frostline.core.errors import SettingError
 from frostline.core.events import Evaluated
+from frostline.core.files import with_schema, without_schema
+from frostline.models.artifact import metadata
 from frostline.training.loop import Checkpoint
 from frostline.training.run_config import RunConfig, make_folder, write_tensors
 from frostline.training.settings import CheckpointEvery
 
 __all__ = ("CheckpointFolder", "begin_run")
 
+_FORMAT = 1
+_KEY = "checkpoint"
 _KEPT = 2
 _CHECKPOINTS = "checkpoints"
 _NAME = re.compile(r"step-(\d{10})\.safetensors")
@@ -76,25 +83,37 @@ class CheckpointFolder:
         """
         began = self._clock()
         make_folder(self._folder)
-        write_tensors(self._path(checkpoint.step), _tensors(checkpoint), {"checkpoint": json.dumps(_plain(checkpoint))})
+        plain = json.dumps(with_schema(_plain(checkpoint), _FORMAT))
+        write_tensors(self._path(checkpoint.step), _tensors(checkpoint), {_KEY: plain})
         for path in self._paths()[:-_KEPT]:
             path.unlink()
         self._step, self._at = checkpoint.step, self._clock()
         self._took_s = self._at - began
 
     def latest(self) -> tuple[Checkpoint | None, tuple[str, ...]]:
-        """The newest checkpoint that can be read, and why each newer one cannot; those are removed."""
-        reasons: list[str] = []
+        """The newest whole checkpoint, and why each newer one cannot be read; those are set aside, and never removed.
+
+        Raises:
+            SettingError: none of them is whole, another version of Frostline wrote one, or the system does not let it
+                be read; all stay as they are.
+        """
+        damaged: dict[Path, str] = {}
         for path in reversed(self._paths()):
             try:
                 found = _read(path)
-            except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
-                reasons.append(f"{path.name} cannot be read ({error})")
-                path.unlink()
+            except SafetensorError as error:
+                damaged[path] = f"{path.name} is damaged ({error})"
                 continue
+            for other in damaged:  # else what comes next would be counted, and written, over it
+                other.rename(_free_name(other))
             self._step = found.step
-            return found, tuple(reasons)
-        return None, tuple(reasons)
+            return found, tuple(damaged.values())
+        if damaged:
+            raise SettingError(
+                f"no checkpoint in {self._folder} can be read, and none was touched: {', '.join(damaged.values())}; "
+                "put back a copy of one, or begin a run in another folder (--out)"
+            )
+        return None, ()
 
     def clear(self) -> None:
         """Remove all of them."""
@@ -103,11 +122,21 @@ class CheckpointFolder:
 
     def _paths(self) -> list[Path]:
         """Oldest first; files of other names are nobody's business."""
-        found = self._folder.iterdir() if self._folder.is_dir() else ()
-        return sorted(path for path in found if _NAME.fullmatch(path.name))
+        try:
+            return sorted(path for path in self._folder.iterdir() if _NAME.fullmatch(path.name))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise SettingError(f"{self._folder} cannot be read: {error.strerror}; it stays as it is") from error
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:010}.safetensors"
+
+
+def _free_name(path: Path) -> Path:
+    """A name for a damaged checkpoint that no other one has."""
+    names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in count())
+    return next(name for name in names if not name.exists())
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
@@ -124,13 +153,25 @@ def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Checkpoint:
-    with safe_open(path, framework="pt") as file:
-        plain: dict[str, Any] = json.loads(file.metadata()["checkpoint"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-    plain["scores"] = tuple(Evaluated(**score) for score in plain["scores"])
-    plain |= {name: tuple(tensors[f"list/{name}"].tolist()) for name in _LISTS}
-    plain |= {part: dict(_part(tensors, part)) for part in _PARTS}
-    return Checkpoint(**plain)
+    """A checkpoint of this schema.
+
+    Raises:
+        SafetensorError: the file is cut off, or holds something else.
+        SettingError: another version wrote it, or the system does not let it be read.
+    """
+    try:
+        body = path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error.strerror}; it stays as it is") from error
+    tensors = load(body)
+    try:
+        plain = without_schema(json.loads(metadata(body)[_KEY]), _FORMAT, path)
+        plain["scores"] = tuple(Evaluated(**score) for score in plain["scores"])
+        plain |= {name: tuple(tensors[f"list/{name}"].tolist()) for name in _LISTS}
+        plain |= {part: dict(_part(tensors, part)) for part in _PARTS}
+        return Checkpoint(**plain)
+    except (LookupError, TypeError, ValueError) as error:
+        raise SettingError(f"{path} holds no checkpoint that is understood ({error}); it stays as it is") from error
 
 
 def _part(tensors: Mapping[str, torch.Tensor], part: str) -> Iterator[tuple[str, torch.Tensor]]:

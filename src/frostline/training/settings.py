@@ -32,6 +32,7 @@ from frostline.wire.node_lists import listed_nodes
 from frostline.wire.recipes import LOSSES, SCHEDULES, TASKS, Recipe
 
 __all__ = (
+    "FAMILIES",
     "IMAGES",
     "RANDOM",
     "TEXTS",
@@ -42,12 +43,16 @@ __all__ = (
     "by_input",
     "described",
     "described_parts",
+    "is_factory",
     "preprocess_of",
 )
 
 
 RANDOM = "random"
 """The word in place of a weights file that asks for weights that have learned nothing."""
+
+FAMILIES = ("torchvision", "timm", "hf", "demo")
+"""What stands before the colon of a network's name; any other is a module of the user's own."""
 
 _HELD_OUT = 0.2
 
@@ -324,6 +329,11 @@ class ExtractSettings:
     def __post_init__(self) -> None:
         if self.part_bytes < 1:
             raise SettingError(f"part_bytes must be at least 1, not {self.part_bytes}")
+
+
+def is_factory(model: str) -> bool:
+    """Whether the name of a network is a function of the user's own, which runs where the network is built."""
+    return model.partition(":")[0] not in FAMILIES
 
 
 def _is_here(url: str) -> bool:

@@ -82,7 +82,7 @@ def set_up(
         )
         _freeze(network, settings)
         watch = _Watch(begun, observe)
-        made = partial(_job, settings, network, watch, stack)
+        made = partial(_job, _known(settings, begun), network, watch, stack)
         job = made(begun.data, epochs)
         # As the job lists it: it may have listed it again.
         yield Setup(
@@ -93,6 +93,11 @@ def set_up(
             job=job,
             again=partial(made, job.data),
         )
+
+
+def _known(settings: JobSettings, begun: StartedJob) -> JobSettings:
+    """The settings of a job that its own node knows."""
+    return settings if begun.token is None else replace(settings, loader=replace(settings.loader, token=begun.token))
 
 
 def _job(

@@ -1,13 +1,15 @@
 """Begins a job before PyTorch is imported: lists the data, and starts a node, which gets ready meanwhile."""
 
+import hashlib
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.core.config import LoaderSettings
+from frostline.core.config import LoaderSettings, TenantSettings
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.core.events import Observer, PhaseStarted
 from frostline.datasets import Dataset, MultiLabel
@@ -21,6 +23,7 @@ from frostline.training.settings import IMAGES, JobSettings, by_input, described
 __all__ = ("StartedJob", "begin", "chosen_of", "declared_of", "outputs_of", "samples_of")
 
 _MAX_CLASSES = 1 << 20
+_OWN = "job"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,6 +36,7 @@ class StartedJob:
         near: URL of the user's node, or of the machine's I/O service; None where ``process`` is the node.
         samples: kind of the samples, in the words of ``training.settings``.
         process: the job's own node, which was launched and may not take requests yet.
+        token: token that ``process`` knows; None where there is none.
     """
 
     whole: Dataset
@@ -40,6 +44,7 @@ class StartedJob:
     near: str | None
     samples: str
     process: NodeProcess | None
+    token: str | None = field(default=None, repr=False)
 
 
 @contextmanager
@@ -80,10 +85,14 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
         return
     observe(PhaseStarted(name="starting a node"))
     allow_training = settings.policy == ALL_IN_STORE
+    # Every user of this machine reaches its loopback, and is nobody to whom the node would read this user's data.
+    token = settings.loader.token or secrets.token_urlsafe(32)
+    own = TenantSettings(name=_OWN, token_sha256=hashlib.sha256(token.encode()).hexdigest(), sees_all=True)
     node = replace(settings.node, allow_training=allow_training, trial_niceness=0, trials_in_process=True)
+    node = replace(node, tenants=(own,))
     with NodeProcess(roots_of(data), node, "127.0.0.1", 0, reports=False) as process:
         process.launch()
-        yield StartedJob(whole=whole, data=data, near=None, samples=samples, process=process)
+        yield StartedJob(whole=whole, data=data, near=None, samples=samples, process=process, token=token)
 
 
 def samples_of(data: Dataset, settings: JobSettings) -> str:

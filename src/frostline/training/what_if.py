@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from frostline.core.config import NodeSettings, cache_folder
+from frostline.core.errors import SettingError
+from frostline.core.files import with_schema, without_schema
 from frostline.core.system import __version__
 from frostline.core.units import in_bytes
 from frostline.planning import POLICIES, Plan, Situation, fixed, make_plan, vary
@@ -36,6 +38,8 @@ __all__ = (
     "relative",
 )
 
+
+_FORMAT = 1
 
 ALL_POLICIES = "all"
 """Asks for every rule beside each other, instead of the name of one."""
@@ -242,14 +246,14 @@ def keep(measured: MeasuredSituation) -> Path:
         OutOfSpace: the disk is full.
     """
     path = _place(measured.asked)
-    make_folder(path.parent, is_private=True)
+    make_folder(path.parent)
     whole = {
         "asked": measured.asked,
         "measured": measured.at,
         "fallback": measured.fallback,
         "situation": measured.situation.to_json(),
     }
-    write_text(path, json.dumps(whole, indent=1, allow_nan=False) + "\n", is_private=True)
+    write_text(path, json.dumps(with_schema(whole, _FORMAT), indent=1, allow_nan=False) + "\n")
     return path
 
 
@@ -257,10 +261,11 @@ def find(job: JobSettings) -> MeasuredSituation | None:
     """The latest measurement that answers for a job, or None where this version of Frostline kept none."""
     asked = asked_of(job)
     try:
-        kept = json.loads(_place(asked).read_text(encoding="utf-8"))
+        place = _place(asked)
+        kept = without_schema(json.loads(place.read_text(encoding="utf-8")), _FORMAT, place)
         situation = Situation.from_json(kept["situation"])
         return MeasuredSituation(asked=asked, at=kept["measured"], situation=situation, fallback=kept["fallback"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, SettingError):
         return None
 
 

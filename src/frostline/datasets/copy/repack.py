@@ -20,6 +20,7 @@ from frostline.core import Skipped
 from frostline.core.config import cache_folder
 from frostline.core.errors import ObjectNotFound, SettingError
 from frostline.core.events import Observer, PhaseStarted
+from frostline.core.files import with_schema, without_schema
 from frostline.datasets.copy.layout import FolderNames, check_side, divided, metadata_in, packer_named, say_what_is_left
 from frostline.datasets.copy.parts import (
     CopiedObject,
@@ -50,7 +51,7 @@ _MAX_ROWS = 10_000
 _FOLDERS = "original"
 _FOLDER = ".frostline/ingest"
 _CLAIM = f"{_FOLDER}/what.json"
-_KIND = "frostline repacked 2"
+_FORMAT = 2
 _CLAIM_BYTES, _PART_RECORD_BYTES = 1 << 16, 1 << 26
 
 
@@ -138,7 +139,7 @@ def repack(
     if not packer_named(format).keeps_metadata:
         in_names = {SPLIT} if source.splits_brought else set()
         say_what_is_left(source, observe, [name for name in metadata_in(source.columns) if name not in in_names])
-    claim = {"kind": _KIND, "source": source.digest, "format": format, "side": shorter_side, "part_bytes": part_bytes}
+    claim = {"source": source.digest, "format": format, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
         store = open_store(str(destination))
         records = store
@@ -236,18 +237,19 @@ class _Copy:
         if _CLAIM not in there or is_over:
             if other is not None:
                 raise SettingError(f"{url} is not empty, it holds {other}: choose another place for the copy")
-            self._records.write(_CLAIM, json.dumps(claim, indent=1).encode())
+            self._records.write(_CLAIM, json.dumps(with_schema(claim, _FORMAT), indent=1).encode())
         elif self._claimed(there[_CLAIM]) != claim:
             raise SettingError(f"{url} holds a copy of other data, or one made otherwise: choose another place")
 
     def _claimed(self, entry: Entry) -> Any:
         try:
-            return json.loads(bytes(self._records.read(_CLAIM, 0, min(entry.size, _CLAIM_BYTES))))
+            value = json.loads(bytes(self._records.read(_CLAIM, 0, min(entry.size, _CLAIM_BYTES))))
         except (RecursionError, ValueError) as error:
             raise SettingError(
                 f"{_CLAIM} at {self._records.url} is damaged, which says what is copied to {self._store.url}: "
                 "remove all that lies there, or choose another place"
             ) from error
+        return without_schema(value, _FORMAT, f"{_CLAIM} at {self._records.url}")
 
     def _sweep(self, there: Iterable[str]) -> None:
         """Remove what a run that was killed had begun to write, in every folder that a copy writes to."""

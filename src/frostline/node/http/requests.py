@@ -3,16 +3,22 @@
 Reads the bodies of requests, makes JSON responses, and cancels calls whose client disconnects.
 
 The HTTP protocol of a connection that may be a stranger's: heads have a time limit, and connections a limit too.
+
+Refuses what a page of another site has a browser ask.
 """
 
 import asyncio
 import json
 import logging
 import math
+import re
+import socket
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+import traceback
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -20,13 +26,13 @@ from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from frostline.batching import readable_bytes
-from frostline.core.errors import AnswerDamaged, BadRequest, FrostlineError, Overloaded, Unavailable
+from frostline.core.errors import AnswerDamaged, BadRequest, Forbidden, FrostlineError, Overloaded, Unavailable
 from frostline.core.system import crc32
 from frostline.node.memory import Cancelled
 from frostline.wire.messages import CHECKSUM_HEADER, error_to_json, retry_after, status_of
@@ -34,11 +40,14 @@ from frostline.wire.messages import CHECKSUM_HEADER, error_to_json, retry_after,
 __all__ = (
     "METRICS_TYPE",
     "REFUSALS",
+    "AskedByName",
     "BodyReader",
     "ConnectionLimits",
     "ConnectionTable",
     "GuardedProtocol",
     "Guards",
+    "OwnNames",
+    "SeldomLog",
     "announced",
     "body_length",
     "error_response",
@@ -349,21 +358,59 @@ class Guards:
 
     Attributes:
         is_stopping: whether the server ends, so that answers that go on for ever are to end too.
+        log: takes the place of uvicorn's log.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.is_stopping = False
         self.connections: ConnectionTable[GuardedProtocol] = ConnectionTable(limits)
-        self._counts: dict[str, int] = {}
-        self._said_at_s: dict[str, float] = {}
+        self.log = SeldomLog(_LOG)
 
-    def say(self, what: str, now_s: float) -> None:
-        """Log what was done with a connection: at once, and then at most once a minute with a count."""
-        self._counts[what] = self._counts.get(what, 0) + 1
-        if now_s >= self._said_at_s.get(what, -_LOG_S) + _LOG_S:
-            self._said_at_s[what] = now_s
-            _LOG.warning("%s (%d since the last such line)", what, self._counts.pop(what))
+    def say(self, what: str) -> None:
+        """Log what was done with a connection; see ``SeldomLog``."""
+        self.log.warning(what)
+
+
+class SeldomLog(logging.LoggerAdapter[logging.Logger]):
+    """Logs the same message, whatever fills it, at once and then at most once a minute with a count.
+
+    Whoever reaches a port can cause a line for each request.
+
+    Args:
+        logger: takes the lines.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(logger)
+        self._clock = clock
+        self._counts: dict[tuple[str, str], int] = {}
+        self._said_at_s: dict[tuple[str, str], float] = {}
+
+    @property
+    def level(self) -> int:
+        """The level of the logger, which uvicorn asks for."""
+        return self.logger.level
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a message, or count it; what is logged at all is no question of its count."""
+        if not self.isEnabledFor(level):
+            return
+        what, now_s = str(msg).rstrip(), self._clock()
+        key = (what, _place_of(kwargs.get("exc_info")))
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if now_s >= self._said_at_s.get(key, -_LOG_S) + _LOG_S:
+            self._said_at_s[key] = now_s
+            self.logger.log(level, f"{what} (%d since the last such line)", *args, self._counts.pop(key), **kwargs)
+
+
+def _place_of(error: object) -> str:
+    """What an error is and where it was raised, by which errors are told apart; empty for none."""
+    if not isinstance(error, BaseException):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return f"{type(error).__name__} {frames[0].filename}:{frames[0].lineno}" if frames else type(error).__name__
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -387,6 +434,7 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._guards = guards
+        self.logger = guards.log  # type: ignore[assignment]
         self._head_bytes = 0
         self._is_in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
@@ -407,7 +455,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def turn_away(self) -> None:
         """Close it to make space for another."""
-        self._guards.say("closed a connection to make room for another: too many are open", self.loop.time())
+        self._guards.say("closed a connection to make room for another: too many are open")
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and cycle.response_complete:
             self.transport.close()  # which first sends what is left of its last answer
@@ -439,6 +487,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._guards.connections.answered(self)
         super().on_response_complete()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        self._guards.say("answered a request to change to another protocol as if it had not asked")
+
     def _recognised(self) -> None:
         self._guards.connections.recognised(self)
 
@@ -461,7 +512,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _give_up(self, answer: bytes, what: str) -> None:
         if self.transport.is_closing():
             return
-        self._guards.say(what, self.loop.time())
+        self._guards.say(what)
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
             self.transport.write(answer)
@@ -479,3 +530,85 @@ def is_stopping(state: dict[str, Any]) -> bool:
     """Whether the server of a request is about to end, from the state in the request's ASGI scope."""
     stopping: Callable[[], bool] | None = state.get(_STOPPING)
     return stopping is not None and stopping()
+
+
+_LABEL = re.compile(r"[a-z0-9_-]{1,63}")
+# How a browser says that a page of another site, or of a neighbour of this one, has it ask.
+_FROM_ELSEWHERE = {"cross-site", "same-site"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnNames:
+    """The names by which a server may be asked, so that no page of another site has a browser ask it.
+
+    A page can have a name of its own lead to any address, a loopback's too, and then reads what answers there as its
+    own. It can send what it cannot read. What programs send is not affected.
+
+    Attributes:
+        names: further names, each with all names that end in it; they count as origins too.
+        is_open: a server without tenants, which answers whoever asks; else who asks must send a token, which no page of
+            another site has, and any name will do.
+        is_local: it listens on a loopback, and names without a dot are no names of its own.
+    """
+
+    names: tuple[str, ...] = ()
+    is_open: bool = True
+    is_local: bool = True
+
+    def refusal(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        """Why a request is refused; None where it is not.
+
+        Args:
+            method: its method.
+            path: its path.
+            headers: its headers, with small names.
+        """
+        said = {name: [value for other, value in headers if other == name] for name in (b"host", b"origin")}
+        hosts = [host.decode("latin-1").lower() for host in said[b"host"]]
+        if len(hosts) > 1 or (self.is_open and any(not self._is_own(_name_of(host)) for host in hosts)):
+            return "this server is not asked by that name: use its address, or start it with --allow-host NAME"
+        for origin in said[b"origin"]:
+            place = origin.decode("latin-1").lower().rpartition("//")[2]
+            if place not in hosts and not self._is_named(_name_of(place)):
+                return "pages of other sites may not ask this server: start it with --allow-host NAME where one may"
+        sites = {value.decode("latin-1").lower() for name, value in headers if name == b"sec-fetch-site"}
+        if sites & _FROM_ELSEWHERE and not (path == "/" and method in ("GET", "HEAD")):
+            return "pages of other sites may not ask this server"
+        return None
+
+    def _is_own(self, name: str) -> bool:
+        try:
+            return bool(ip_address(name))
+        except ValueError:
+            is_here = name == "localhost" or name.endswith(".localhost") or name == socket.gethostname().lower()
+            is_plain = not self.is_local and bool(_LABEL.fullmatch(name)) and not name.isdigit()
+            return is_here or is_plain or self._is_named(name)
+
+    def _is_named(self, name: str) -> bool:
+        return any(name == own or name.endswith(f".{own}") for own in self.names)
+
+
+def _name_of(host: str) -> str:
+    """A host's name or address without its port and the brackets of IPv6."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].partition("%")[0]
+    return host.partition(":")[0].rstrip(".")
+
+
+class AskedByName:
+    """An application that answers requests alone which ``names`` does not refuse.
+
+    Args:
+        app: the application.
+        names: names of the server.
+    """
+
+    def __init__(self, app: ASGIApp, names: OwnNames) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        why = self._names.refusal(scope["method"], scope["path"], scope["headers"])
+        app = self._app if why is None else error_response(Forbidden(why))
+        await app(scope, receive, send)

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from frostline.core.errors import AddressInUse, SettingError
 from frostline.node.http.app import make_app
-from frostline.node.http.requests import ConnectionLimits, GuardedProtocol, Guards, limits_of
+from frostline.node.http.requests import AskedByName, ConnectionLimits, GuardedProtocol, Guards, OwnNames, limits_of
 from frostline.node.service import Node
 
 __all__ = ("AppServer", "Server", "listen")
@@ -66,10 +66,14 @@ def listen(host: str, port: int, *, for_others: bool = False, advice: str = _USE
         raise SettingError(f"cannot listen on port {port} of {host}: {error.strerror or error}") from error
     # Checked after binding, because a name may stand for any address.
     address = listening.getsockname()[0]
-    if for_others or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+    if for_others or _is_loopback(address):
         return listening
     listening.close()
     raise SettingError(f"other machines can reach what listens at {address}: {advice}")
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 class AppServer:
@@ -80,6 +84,8 @@ class AppServer:
         listening: socket from ``listen``; closed at the end.
         limits: limits of connections; None derives them from the descriptors that this process may open.
         drain: has the application say that it is about to stop; called before the port closes.
+        is_open: whoever asks is answered, as the app knows no tenants.
+        names: names by which it may be asked beside its address (``requests.OwnNames``).
     """
 
     def __init__(
@@ -88,12 +94,16 @@ class AppServer:
         listening: socket.socket,
         limits: ConnectionLimits | None = None,
         drain: Callable[[], None] | None = None,
+        *,
+        is_open: bool = True,
+        names: tuple[str, ...] = (),
     ) -> None:
         self._listening = listening
         self._ended = threading.Event()
         guards = Guards(limits or limits_of(_descriptors()))
+        names_of = OwnNames(names=names, is_open=is_open, is_local=_is_loopback(listening.getsockname()[0]))
         config = uvicorn.Config(
-            app,
+            AskedByName(app, names_of),
             loop="uvloop",
             http=cast("type[asyncio.Protocol]", partial(GuardedProtocol, guards=guards)),
             ws="none",
@@ -157,7 +167,10 @@ class Server(AppServer):
         *,
         routes: Sequence[Route] = (),
     ) -> None:
-        super().__init__(make_app(node, routes), listening, limits, drain=node.drain)
+        settings = node.settings
+        is_open, names = not settings.tenants, settings.allowed_hosts
+        app = make_app(node, routes)
+        super().__init__(app, listening, limits, node.drain, is_open=is_open, names=names)
 
 
 def _descriptors() -> int:

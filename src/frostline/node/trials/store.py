@@ -7,8 +7,10 @@ import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from frostline.core.files import make_private_folder
+from frostline.core.errors import SettingError
+from frostline.core.files import make_private_folder, with_schema, without_schema
 from frostline.core.system import __version__
 from frostline.engines.machine import hardware_name, version_of
 from frostline.engines.recipe import clear_unfinished
@@ -17,6 +19,7 @@ from frostline.profiles import Trial
 
 __all__ = ("TrialStore",)
 
+_FORMAT = 1
 _MAX_FAILED = 1000
 # Increase it whenever trials measure something else.
 _RULE = 6
@@ -74,9 +77,9 @@ class TrialStore:
         """The stored trial of an engine at a cut, which then counts as used; None if there is none."""
         path = self._path(digest, trial)
         try:
-            found = Trial(**json.loads(path.read_bytes())["trial"])
+            found = Trial(**_read(path)["trial"])
             os.utime(path.parent)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, SettingError):
             return None
         return found
 
@@ -92,8 +95,8 @@ class TrialStore:
     def error(self, digest: str, trial: Trial, samples: str) -> float | None:
         """The measured error of an engine at a cut on some samples; None if it is unknown."""
         try:
-            found = json.loads(self._path(digest, trial, samples).read_bytes())["error"]
-        except (OSError, ValueError, KeyError, TypeError):
+            found = _read(self._path(digest, trial, samples))["error"]
+        except (OSError, ValueError, KeyError, TypeError, SettingError):
             return None
         return float(found) if isinstance(found, int | float) else None
 
@@ -142,8 +145,12 @@ class TrialStore:
         }
 
 
+def _read(path: Path) -> dict[str, Any]:
+    return without_schema(json.loads(path.read_bytes()), _FORMAT, path)
+
+
 def _write(path: Path, value: dict[str, object]) -> None:
     make_private_folder(path.parent)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-        json.dump(value, file, indent=1)
+        json.dump(with_schema(value, _FORMAT), file, indent=1)
     Path(file.name).replace(path)

@@ -10,6 +10,7 @@ from typing import Any
 
 from frostline.core import FLOAT32, REFERENCE, Skipped
 from frostline.core.events import EpochTrained, Evaluated, Event, HeadSelected, Observer, Replanned, StepFinished, Tuned
+from frostline.core.files import with_schema
 from frostline.core.system import __version__
 from frostline.core.units import in_percent
 from frostline.planning import Plan
@@ -26,6 +27,8 @@ __all__ = (
     "recipe_in_words",
     "versions",
 )
+
+_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +168,16 @@ class Report:
         return self.stall_s / training_s if training_s > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values that JSON can hold: a loss that is not finite becomes None."""
+        """A dictionary of plain values that JSON can hold: a loss that is not finite becomes None.
+
+        Beside the fields it has the number of their ``schema``, and the version of Frostline that wrote it.
+        """
         plan = None if self.plan is None else self.plan.to_json()
         derived = {"bytes_ratio": self.bytes_ratio, "stall_share": self.stall_share, "plan": plan}
         own = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         plain = _plain({**own, **derived})
         assert isinstance(plain, dict)
-        return plain
+        return with_schema(plain, _FORMAT)
 
 
 def _plain(value: Any) -> Any:
