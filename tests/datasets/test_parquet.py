@@ -126,7 +126,7 @@ def test_rows_without_an_image_are_left_out_and_those_without_a_label_have_none(
     put_table(store, image=[b"one", None, b"three"], label=["a", "b", None], score=pa.array([1, 2, None], pa.uint8()))
     listed = read(store)
     assert listed.table["offset"].to_pylist() == [0, 2]
-    assert listed.table["label"].to_pylist() == [0, -1]
+    assert listed.table["label"].to_pylist() == [0, None]
     assert listed.table["score"].to_pylist() == [1, None]
     assert found(store, listed) == [b"one", b"three"]
 

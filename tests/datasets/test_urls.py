@@ -73,7 +73,7 @@ def test_labels_stay_as_they_are_written_and_may_be_missing(store):
     store.write("c.jpg", b"c")
     listed = read(store, 'url,label,score\n"./a b.jpg",007,1\nc.jpg,,2.5\n')
     assert listed.classes == ("007",)
-    assert listed.table["label"].to_pylist() == [0, -1]
+    assert listed.table["label"].to_pylist() == [0, None]
     assert listed.table["score"].to_pylist() == [1.0, 2.5]
 
 

@@ -473,6 +473,8 @@ def listed_in(kept: StoredManifest) -> ListedSamples:
         digest=kept.about["digest"],
         reading=kept.about["reading"],
         divided_by_names=kept.about["divided_by_names"],
+        has_named_classes=kept.about["has_named_classes"],
+        declared=kept.about["declared"],
     )
 
 
@@ -484,6 +486,8 @@ def about_of(listed: ListedSamples) -> dict[str, Any]:
         "reading": listed.reading,
         "splits": splits_said(listed.table, divided_by_names=listed.divided_by_names),
         "divided_by_names": listed.divided_by_names,
+        "has_named_classes": listed.has_named_classes,
+        "declared": listed.declared,
     }
 
 

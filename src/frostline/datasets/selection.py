@@ -410,6 +410,22 @@ class Selection:
             names = ", ".join(repr(name) for name in present)
             raise DataError(f"{url} has {len(present)} class ({names}); training needs at least {at_least}")
 
+    def require_labels(self, url: str) -> None:
+        """Make sure that every sample has a label, as a loop that learns classes needs.
+
+        Args:
+            url: address of the data, for sentences.
+
+        Raises:
+            DataError: a sample has none.
+        """
+        without = self.per_label.get(-1, 0)
+        if without:
+            raise DataError(
+                f"{without} of {len(self.manifest.samples)} samples of {url} have no label: leave them out "
+                "(--where 'label is not None'; in Python data.select('label is not None'))"
+            )
+
     def statistics(self, splits: Mapping[str, int]) -> DatasetStatistics:
         """See ``Dataset.statistics``; ``splits`` are the samples in each that was saved, by its name."""
         manifest, lengths = self.manifest, self.manifest.samples.lengths

@@ -200,12 +200,12 @@ def _check_numbers(batch: pa.RecordBatch, classes: int) -> None:
     has_targets = set(TARGET_COLUMNS.names) <= set(batch.schema.names)
     for column_field in (*COLUMNS, *(TARGET_COLUMNS if has_targets else ())):
         column = batch[column_field.name]
-        if column.null_count:
+        if column.null_count and column_field.name != "label":
             raise Refused(f"the node sent a manifest with samples that have no {column_field.name}")
-        if column_field.type == pa.int64() and len(column):
+        if column_field.type == pa.int64() and len(column) > column.null_count:
             found = pc.min_max(column).as_py()
-            minimum, maximum = (-1, classes - 1) if column_field.name == "label" else (0, np.iinfo(np.int64).max)
-            if not minimum <= found["min"] <= found["max"] <= maximum:
+            maximum = classes - 1 if column_field.name == "label" else np.iinfo(np.int64).max
+            if not 0 <= found["min"] <= found["max"] <= maximum:
                 raise Refused(f"the node sent a manifest with a {column_field.name} that makes no sense")
 
 

@@ -228,6 +228,7 @@ def sides_of(settings: TrainSettings, setup: Setup) -> Sides:
     nothing says what to score, it is a share of the samples to train on.
 
     Raises:
+        DataError: labels are learned, and a sample of one side has none.
         SettingError: both sides would have samples in common, or the data brings several splits of which none is
             called as one to train on.
     """
@@ -242,14 +243,23 @@ def sides_of(settings: TrainSettings, setup: Setup) -> Sides:
     if settings.val_split is not None:
         held_out = chosen_of(setup.whole, settings.job, settings.val_split)
         _check_apart(train, held_out, settings.val_split)
+        _check_labels(settings, train, held_out)
         return Sides(train=train, held_out=held_out, train_split=name, val_split=settings.val_split)
     if asked is None and name is not None and settings.val_share is None:
         for scored in scored_among(brought):
             held_out = setup.data[scored]
             if held_out.targets is not None or bool((held_out.samples.labels >= 0).any()):
+                _check_labels(settings, train, held_out)
                 return Sides(train=train, held_out=held_out, train_split=name, val_split=scored)
+    _check_labels(settings, train)
     train, held_out = train.split(settings.held_out_share, settings.job.seed)
     return Sides(train=train, held_out=held_out, train_split=name)
+
+
+def _check_labels(settings: TrainSettings, *sides: Dataset) -> None:
+    if settings.job.targets is None and settings.job.outputs is None:
+        for side in sides:
+            side.selection.require_labels(side.url)
 
 
 def _check_apart(train: Dataset, held_out: Dataset, split: str) -> None:

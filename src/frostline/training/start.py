@@ -71,6 +71,8 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
     data = chosen_of(whole, settings, settings.split)
     if settings.outputs is None and settings.targets is None:
         data.selection.require_classes(min_classes, data.url)
+        if min_classes and (settings.split is not None or not whole.splits_brought):  # else that of the sides counts
+            data.selection.require_labels(data.url)
     else:
         outputs_of(data, settings)  # refuses what makes no sense before a node is started
     samples = samples_of(data, settings)

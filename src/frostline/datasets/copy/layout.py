@@ -32,8 +32,9 @@ from frostline.core.events import ColumnsDropped, Observer
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, names_a_class, suffix_of
-from frostline.datasets.formats.labels import SOURCE, SPLIT
+from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table
 from frostline.datasets.formats.tables import plain
+from frostline.datasets.formats.webdataset import CLASS_MEMBER
 from frostline.datasets.reading import Workers, masks_of, reader_of
 from frostline.preprocess.apply import MAX_PIXELS, Applied, scaled_mask, unpacked
 from frostline.preprocess.images import decoded, size_of
@@ -134,6 +135,14 @@ class Packer(Protocol):
     def keeps_metadata(self) -> bool:
         """Metadata columns go with the samples."""
 
+    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
+        """What lies beside the parts: the table of classes, where they do not say it themselves.
+
+        Args:
+            classes: names, by label.
+            present: those of them that have samples in the copy.
+        """
+
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:
         """The objects of a part.
 
@@ -150,11 +159,18 @@ class Packer(Protocol):
 class ClassFolderLayout:
     """An object a sample, in the folder of its class. Metadata is left behind: there is no place for it.
 
+    Where classes are numbered otherwise than in the order of their names, or some have no samples, ``classes.json``
+    beside the folders says so.
+
     Names are those of the source, as ``datasets.copy.layout`` says. Where there are masks, images and masks lie
     side by side, and are called by their ids: ``images/cat/1a.jpg`` and ``masks/cat/1a.png``.
     """
 
     keeps_metadata = False
+
+    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
+        """See ``Packer.beside``: folders alone are numbered in the order of their names."""
+        return [] if sorted(present) == list(classes) else [OutputObject(CLASSES, class_table(classes))]
 
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
         """See ``Packer.pack``."""
@@ -187,21 +203,28 @@ class Shards:
     """A tar a part, as WebDataset has them: ``key.jpg``, ``key.mask.png``, ``key.cls`` and ``key.json``.
 
     ``.cls`` is the number of the class, as other readers of such shards expect; its name is in the JSON, with the
-    metadata, and Frostline goes by that.
+    metadata, and Frostline goes by that. All classes by their numbers are in ``__classes__``.
     """
 
     keeps_metadata = True
 
+    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
+        """See ``Packer.beside``: each shard has the table."""
+        return ()
+
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         file = io.BytesIO()
+        labels: Sequence[Any] = range(len(classes)) if are_numbers(classes) else classes
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            if classes:
+                _add(tar, CLASS_MEMBER, class_table(classes))
             for sample in samples:
                 # A label that is null says that there is none, whatever other fields are called.
                 about = {
                     **sample.about,
                     SOURCE: sample.source,
-                    "label": classes[sample.label] if sample.label >= 0 else None,
+                    "label": labels[sample.label] if sample.label >= 0 else None,
                 }
                 _add(tar, f"{sample.id:016x}{sample.suffix}", sample.encoded)
                 if sample.mask:
@@ -219,6 +242,10 @@ class Tables:
     """
 
     keeps_metadata = True
+
+    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
+        """See ``Packer.beside``: each file has the table in its schema."""
+        return ()
 
     def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""

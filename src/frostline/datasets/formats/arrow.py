@@ -246,7 +246,7 @@ def _body_length(head: bytes) -> int:
     return int(struct.unpack_from("<q", head, table + place)[0]) if place else 0
 
 
-_RULE = "frostline arrow 1"
+_RULE = "frostline arrow 2"
 # Files indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Results of ``map`` that ``datasets`` keeps beside the data: the same samples again, or other ones.
@@ -299,12 +299,13 @@ class ArrowFiles:
                 "paths alone, write the data again with the images in it, as save_to_disk does by default"
             )
         known_names = {file.classes for file in files if file.classes}
-        labels = labelled(table[SAID].to_pylist(), known_names.pop() if len(known_names) == 1 else ())
+        labels = labelled(table[SAID], known_names.pop() if len(known_names) == 1 else ())
         return ListedSamples(
             table=finished(table, labels),
             classes=labels.classes,
             digest=self.digest(entries),
             divided_by_names=is_divided,
+            has_named_classes=labels.are_names,
         )
 
 

@@ -45,6 +45,8 @@ __all__ = (
     "is_hidden",
     "is_list",
     "is_named",
+    "label_column",
+    "label_numbers",
     "list_column",
     "list_columns",
     "list_names",
@@ -64,7 +66,8 @@ COLUMNS = pa.schema(
         "etag": pa.string(),
     }
 )
-"""The columns that every table of samples starts with; what follows them is metadata."""
+"""The columns that every table of samples starts with; what follows them is metadata. A label is null where a sample
+has none, and nothing else is."""
 
 TARGET_COLUMNS = pa.schema(
     {
@@ -84,15 +87,17 @@ class ListedSamples:
     """The samples of a listing.
 
     Attributes:
-        table: ``COLUMNS`` in their order, none of them with nulls, then any metadata columns. The rows' order follows
-            from the listing alone, and is that of objects and offsets, so that reading all of it is reading on. Ids are
-            ``stable_ids`` of the names, labels are -1 where there is none, etags are those of the samples' objects.
+        table: ``COLUMNS`` in their order, none but that of labels with nulls, then any metadata columns. The rows'
+            order follows from the listing alone, and is that of objects and offsets, so that reading all of it is
+            reading on. Ids are ``stable_ids`` of the names, etags are those of the samples' objects.
         classes: names, by label.
         digest: result of the format's ``digest`` for this listing.
         reading: how the bytes at the samples' addresses are found.
         applied: preprocessing done before the images were kept; None where they are encoded.
         kept_at: name of the object that holds the table already; empty where it is to be kept as a manifest.
         divided_by_names: the column ``split`` was made of the names of folders or files, and is not the data's own.
+        has_named_classes: labels were said by the names of classes; False where their numbers were said.
+        declared: objects that declare one table of classes: ``all``, ``some``, or empty for none of them.
     """
 
     table: pa.Table
@@ -102,6 +107,8 @@ class ListedSamples:
     applied: Applied | None = None
     kept_at: str = ""
     divided_by_names: bool = False
+    has_named_classes: bool = False
+    declared: str = ""
 
     def __post_init__(self) -> None:
         if self.table.schema.remove_metadata().names[: len(COLUMNS)] != COLUMNS.names:
@@ -218,6 +225,21 @@ _SCAN_ROWS = 1 << 19  # whole bytes of a bitmap
 _NUMBERS_A_PAGE = 512
 
 
+def label_column(labels: _Numbers) -> pa.Array:
+    """Labels as a table has them: null where they are -1, which is what still stands below the null."""
+    is_there = labels >= 0
+    if is_there.all():
+        return pa.array(labels)
+    bits = np.packbits(is_there, bitorder="little")
+    values = np.ascontiguousarray(labels, np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(labels), [pa.py_buffer(bits), pa.py_buffer(values)])
+
+
+def label_numbers(column: pa.Array | pa.ChunkedArray) -> _Numbers:
+    """Labels of a table as numbers: -1 where there is none."""
+    return np.asarray(pc.fill_null(column, -1).to_numpy(), np.int64)
+
+
 class SelectedRows(Protocol):
     """Rows chosen of a table; see ``ordering.Chosen`` and ``ordering.RowIndices``."""
 
@@ -290,7 +312,7 @@ class ManifestColumns:
     """A manifest's table, one chunk a column, with what gives back the pages of the file that it may lie in.
 
     Args:
-        table: without nulls in the columns that every table of samples has.
+        table: without nulls in the columns that every table of samples has, but in that of labels.
         mapped: the memory map that it lies in; None where it lies in memory.
         known: known classes of the labels; None where nothing is known.
     """
@@ -323,9 +345,9 @@ class ManifestColumns:
         )
 
     def pieces(self, name: str) -> Iterator[_Numbers]:
-        """A column of whole numbers in order, some at a time."""
+        """A column of whole numbers in order, some at a time; -1 stands for null."""
         for piece in self.scan((name,)):
-            yield np.asarray(piece.column(0).to_numpy(), np.int64)
+            yield label_numbers(piece.column(0))
 
     def places(self) -> Iterator[npt.NDArray[Any]]:
         """The first column in order, some at a time, as wide as it is kept."""
@@ -333,8 +355,15 @@ class ManifestColumns:
             yield piece.column(0).to_numpy()
 
     def numbers(self, name: str) -> _Numbers:
-        """A column of whole numbers, viewed."""
-        return np.asarray(self._array(name).to_numpy(zero_copy_only=True), np.int64)
+        """A column of whole numbers, viewed where it lies in a file or has no nulls; -1 stands for null."""
+        column = self._array(name)
+        if not column.null_count:
+            return np.asarray(column.to_numpy(zero_copy_only=True), np.int64)
+        if self._mapped is None:
+            return label_numbers(column)
+        # The file was written from ``label_column``, and a copy of a hundred million labels would not fit.
+        values: _Numbers = np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
+        return values
 
     def texts(self, name: str) -> ArrowTexts:
         """A column of strings."""

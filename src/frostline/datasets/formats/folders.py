@@ -17,8 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core.errors import DataError, EmptyDataset
-from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, ListedSamples, digest_of, is_hidden, stable_ids
-from frostline.datasets.formats.labels import SPLIT, are_divided, folder_splits
+from frostline.datasets.formats.base import (
+    COLUMNS,
+    TARGET_COLUMNS,
+    ListedSamples,
+    digest_of,
+    is_hidden,
+    label_column,
+    stable_ids,
+)
+from frostline.datasets.formats.labels import CLASSES, SPLIT, are_divided, classes_in, folder_splits
 from frostline.preprocess.images import size_of
 from frostline.stores.protocols import Entries, Entry, Names, ObjectStore, Readable, Versioned
 from frostline.stores.urls import COMPRESSED
@@ -56,7 +64,11 @@ SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 # Part of every digest: raise it whenever the same files would give another table.
-_FOLDER_RULE = "frostline image folders 5"
+_FOLDER_RULE = "frostline image folders 6"
+
+
+# A larger one is no table of classes, whose names stand in every manifest.
+_TABLE_BYTES = 64 << 20
 
 
 class _Layout(NamedTuple):
@@ -79,6 +91,9 @@ class ClassFolderFormat:
     for one to train on: its images have no label. Images in other folders beside those of splits are in none and have
     no label. The folders of splits may lie in one folder that holds everything.
 
+    Where ``classes.json`` beside the folders is a list of names, with those of all folders among them, it says how
+    classes are numbered; else they are in the order of their names.
+
     Where no image lies in a folder, those that lie in none are the samples, without classes.
 
     Names with a part that starts with a dot and names without the suffix of an image are passed over. Where there are
@@ -94,7 +109,7 @@ class ClassFolderFormat:
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_FOLDER_RULE, _listed(entries))
+        return digest_of(f"{_FOLDER_RULE}{_version_of_table(entries)}", _listed(entries))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:  # noqa: ARG002
         """See ``Format.read``; nothing but the listing is needed."""
@@ -103,16 +118,45 @@ class ClassFolderFormat:
             raise EmptyDataset(_nothing_at(store.url, entries))
         objects, sizes, etags = labelled.table.columns
         layout = _layout(labelled)
-        labels, classes = _classes(labelled, layout)
+        labels, folders = _classes(labelled, layout)
+        classes = _table_of_classes(store, entries, folders) or folders
+        labels = _renumbered(labels, folders, classes)
         ids, offsets = stable_ids(Names(objects)), np.zeros(len(labelled), np.int64)
-        columns = [pa.array(ids), objects, objects, pa.array(offsets), sizes, pa.array(labels), etags]
+        columns = [pa.array(ids), objects, objects, pa.array(offsets), sizes, label_column(labels), etags]
         table = pa.table(columns, schema=COLUMNS)
         if layout.splits:
             splits = [_split_names(first, layout) for first in _folders_behind(labelled, "first", layout.prefix)]
             table = table.append_column(SPLIT, pa.chunked_array(splits, pa.string()))
         return ListedSamples(
-            table=table, classes=classes, digest=labelled.digest(_FOLDER_RULE), divided_by_names=bool(layout.splits)
+            table=table,
+            classes=classes,
+            digest=self.digest(entries),
+            divided_by_names=bool(layout.splits),
+            has_named_classes=True,
         )
+
+
+def _version_of_table(entries: Sequence[Entry]) -> str:
+    """What stands for the table of classes beside class folders in a digest; empty where there is none."""
+    found = Entries.of(entries).named(CLASSES)
+    return "" if found is None else f" {found.size} {found.etag}"
+
+
+def _table_of_classes(store: Readable, entries: Sequence[Entry], folders: Sequence[str]) -> tuple[str, ...]:
+    """The classes that ``classes.json`` beside the folders names; empty where it is not there or lacks a folder."""
+    found = Entries.of(entries).named(CLASSES)
+    if found is None or not 0 < found.size <= _TABLE_BYTES:
+        return ()
+    names = classes_in(bytes(store.read(found.object, 0, found.size)))
+    return names if set(folders) <= set(names) else ()
+
+
+def _renumbered(labels: npt.NDArray[np.int64], folders: Sequence[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Labels that are numbers of folders as those of classes; -1 stays."""
+    if folders == classes:
+        return labels
+    number = {name: place for place, name in enumerate(classes)}
+    return np.array([*(number[name] for name in folders), -1], np.int64)[labels]
 
 
 def suffix_of(name: str) -> str:
@@ -336,7 +380,7 @@ def known_sizes(before: ListedSamples | None) -> Mapping[tuple[str, str], Size]:
 
 
 # Part of every digest: raise it whenever the same files would give another table.
-_MASK_RULE = "frostline masks 2"
+_MASK_RULE = "frostline masks 3"
 _THREADS = 16
 
 _IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "leftimg8bit"})
@@ -412,14 +456,16 @@ class MaskPairs:
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_MASK_RULE, (entry for entry in entries if is_image(entry.object)))
+        rule = f"{_MASK_RULE}{_version_of_table(entries)}"
+        return digest_of(rule, (entry for entry in entries if is_image(entry.object)))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Format.read``; of images that are new or have changed, the head is read: masks must be as large."""
         pairs = pairs_of(entries)
         if not pairs:
             raise EmptyDataset(f"{store.url} holds no images with masks (such as images/1.jpg and masks/1.png)")
-        classes = tuple(sorted({pair.folder for pair in pairs} - {""}))
+        folders = tuple(sorted({pair.folder for pair in pairs} - {""}))
+        classes = _table_of_classes(store, entries, folders) or folders
         number = {name: index for index, name in enumerate(classes)}
         names = pa.array([pair.image.object for pair in pairs], pa.string())
         sizes = _sizes(store, [pair.image for pair in pairs], before)
@@ -429,12 +475,17 @@ class MaskPairs:
             "object": names,
             "offset": pa.array(np.zeros(len(pairs), np.int64)),
             "length": pa.array([pair.image.size for pair in pairs], pa.int64()),
-            "label": pa.array([number.get(pair.folder, -1) for pair in pairs], pa.int64()),
+            "label": pa.array([number.get(pair.folder) for pair in pairs], pa.int64()),
             "etag": pa.array([pair.image.etag for pair in pairs], pa.string()),
             **target_columns([_mask(pair.mask) for pair in pairs], sizes),
         }
         schema = pa.unify_schemas([COLUMNS, TARGET_COLUMNS])
-        return ListedSamples(table=pa.table(columns, schema=schema), classes=classes, digest=self.digest(entries))
+        return ListedSamples(
+            table=pa.table(columns, schema=schema),
+            classes=classes,
+            digest=self.digest(entries),
+            has_named_classes=True,
+        )
 
 
 def pairs_of(entries: Iterable[Entry]) -> list[Pair]:

@@ -406,7 +406,7 @@ def _version(etag: str) -> str:
     return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""
 
 
-_RULE = "frostline parquet 4"
+_RULE = "frostline parquet 5"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
 
@@ -459,13 +459,14 @@ class Parquet:
         if not len(table):
             raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds a sample")
         names = {file.classes for file in files if file.classes}
-        said = labelled(table[SAID].to_pylist(), names.pop() if len(names) == 1 else ())
+        said = labelled(table[SAID], names.pop() if len(names) == 1 else ())
         return ListedSamples(
             table=finished(table, said),
             classes=said.classes,
             digest=self.digest(entries),
             reading=CELLS,
             divided_by_names=is_divided,
+            has_named_classes=said.are_names,
         )
 
 

@@ -21,9 +21,27 @@ import pyarrow.compute as pc
 from numpy.lib import format as npy
 
 from frostline.core.errors import DataError, SettingError
-from frostline.datasets.formats.base import COLUMNS, ListedSamples, in_json, is_list, list_names, stable_ids
+from frostline.datasets.formats.base import (
+    COLUMNS,
+    ListedSamples,
+    in_json,
+    is_list,
+    label_column,
+    list_names,
+    stable_ids,
+)
 from frostline.datasets.formats.folders import MASK_FIELDS, filled
-from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, OTHER_LABELS, SPLIT, URL_FIELDS, Labelled
+from frostline.datasets.formats.labels import (
+    LABEL_FIELDS,
+    NO_CLASSES,
+    OTHER_LABELS,
+    SPLIT,
+    URL_FIELDS,
+    Labelled,
+    column_said,
+    said_by,
+    said_of,
+)
 from frostline.preprocess.steps import MAX_INPUTS, is_argument
 from frostline.stores.protocols import Entry, Names, Versioned, is_other_version
 
@@ -41,7 +59,6 @@ __all__ = (
     "finished",
     "is_label",
     "is_scalar",
-    "is_target",
     "known_parts",
     "labels_said",
     "number_lists",
@@ -63,7 +80,7 @@ def finished(table: pa.Table, said: Labelled) -> pa.Table:
     ids = stable_ids(Names(table["name"]))
     table = filled(table)
     about = [name for name in table.schema.names if name not in COLUMNS.names and name != SAID]
-    table = table.append_column("id", pa.array(ids)).append_column("label", pa.array(said.labels))
+    table = table.append_column("id", pa.array(ids)).append_column("label", label_column(said.labels))
     table = table.select([*COLUMNS.names, *about])
     return table if said.other is None else table.append_column(OTHER_LABELS, said.other)
 
@@ -89,8 +106,8 @@ def known_parts(before: ListedSamples | None, object_of: Callable[[str], str] = 
 def _said_in(before: ListedSamples) -> pa.Array:
     if OTHER_LABELS in before.table.schema.names:
         return in_json(before.table[OTHER_LABELS])
-    said: list[Any] = [None if label < 0 else before.classes[label] for label in before.table["label"].to_pylist()]
-    return pa.array(said, pa.string())
+    said = said_of(before.classes, are_names=before.has_named_classes)
+    return pa.array(said, pa.string()).take(before.table["label"].combine_chunks())
 
 
 def _as_listed(table: pa.Table) -> pa.Table:
@@ -354,14 +371,11 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def is_label(kind: pa.DataType) -> bool:
-    """Whether a column of that type can say labels."""
+    """Whether a column of that type can say labels of classes, which names and numbers do."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_integer(plain) or pa.types.is_boolean(plain) or _is_text(plain)
-
-
-def is_target(kind: pa.DataType) -> bool:
-    """Whether a column of that type can say labels that are no classes."""
-    return bool(pa.types.is_floating(kind) or is_list(kind))
+    return _is_text(plain) or bool(
+        pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain)
+    )
 
 
 def _is_other(schema: pa.Schema, name: str) -> bool:
@@ -439,7 +453,7 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
     if columns is None:
         raise DataError(_lacks(object, schema, column))
     kind = None if columns.other is None else schema.field(columns.other).type
-    if kind is not None and not is_target(kind):
+    if kind is not None and not is_list(kind):
         raise DataError(f"{object} has a column {columns.other!r} of the type {kind}, and {NO_CLASSES}")
     return columns
 
@@ -467,7 +481,7 @@ _NO_CLASS = -1
 
 
 def labels_said(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.ChunkedArray | pa.Array:
-    """What samples say of themselves, as texts: names of classes where numbers stand for them, null where nothing.
+    """What samples say of themselves: names of classes where numbers stand for them, null where nothing.
 
     Args:
         object: name of the file, for the sentences.
@@ -475,20 +489,36 @@ def labels_said(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.Chunk
         beside: columns beside the images, that of the labels among them.
 
     Raises:
-        DataError: a label is a number of no class.
+        DataError: a label is a number of no class, or no text in UTF-8.
     """
     if columns.label is None:
-        return pa.nulls(len(beside), pa.string()) if columns.other is None else in_json(beside[columns.other])
-    values = plain(beside[columns.label])
-    if pa.types.is_boolean(values.type):
-        return pc.if_else(values, "True", "False")
-    if not columns.classes or not pa.types.is_integer(values.type):
-        return values.cast(pa.string())
-    greatest = pc.max(values).as_py()
+        other = None if columns.other is None else beside[columns.other]
+        return pa.nulls(len(beside), pa.string()) if other is None else column_said(other, said_by)
+    values = _without_nan(beside[columns.label])
+    if not columns.classes or not _are_whole(values):
+        return column_said(values, said_by)
+    numbers = values.cast(pa.int64())
+    greatest = pc.max(numbers).as_py()
     if greatest is not None and greatest >= len(columns.classes):
         raise DataError(f"{object} has a label {greatest} and names for {len(columns.classes)} classes only")
-    minimum = pc.min(values).as_py()
+    minimum = pc.min(numbers).as_py()
     if minimum is not None and minimum < _NO_CLASS:
-        return values.cast(pa.string())
-    numbers = pc.if_else(pc.greater_equal(values, 0), values, pa.scalar(None, values.type))
-    return pa.chunked_array([pa.array(columns.classes, pa.string()).take(numbers.combine_chunks())])
+        return numbers.cast(pa.string())
+    numbers = pc.if_else(pc.greater_equal(numbers, 0), numbers, pa.scalar(None, pa.int64()))
+    names = said_of(columns.classes, are_names=True)
+    return pa.chunked_array([pa.array(names, pa.string()).take(numbers.combine_chunks())])
+
+
+def _without_nan(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_floating(values.type):
+        return values
+    values = values.cast(pa.float64())
+    return pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)
+
+
+def _are_whole(values: pa.ChunkedArray) -> bool:
+    """Whether a column holds whole numbers, also as floats, which they become where one of them is missing."""
+    if pa.types.is_floating(values.type):
+        there = values.drop_null()
+        return bool(pc.all(pc.equal(pc.floor(there), there)).as_py()) and not pc.any(pc.is_inf(there)).as_py()
+    return bool(pa.types.is_integer(values.type))

@@ -5,10 +5,11 @@ Reads samples whose objects are URLs of their own: each must lie within one of t
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as csv
@@ -19,8 +20,8 @@ from frostline.datasets.formats.base import (
     ListedSamples,
     ManifestColumns,
     digest_of,
-    in_json,
     is_hidden,
+    is_list,
     list_columns,
     list_names,
 )
@@ -39,12 +40,15 @@ from frostline.datasets.formats.labels import (
     NO_CLASSES,
     URL_FIELDS,
     column_name,
+    column_said,
     joined,
     labelled,
+    said_by,
+    said_in,
     with_splits,
 )
 from frostline.datasets.formats.parquet import is_parquet, opened
-from frostline.datasets.formats.tables import SAID, finished, is_label, is_scalar, is_target, plain
+from frostline.datasets.formats.tables import SAID, finished, is_label, is_scalar, plain
 from frostline.stores.local import beside
 from frostline.stores.open import open_store
 from frostline.stores.protocols import NO_LIMITS, Buffer, Described, Entry, ObjectStore, StoreLimits, Versioned
@@ -206,7 +210,7 @@ def _outer(urls: Iterable[str]) -> Mapping[str, int]:
     return outer
 
 
-_RULE = "frostline url lists 5"
+_RULE = "frostline url lists 6"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
 _WEB = {"http": _QUERY, "https": _QUERY}
 # Of these roots, a question mark begins options.
@@ -272,13 +276,14 @@ class UrlLists:
         table = table.append_column("etag", pa.array([entry.etag for entry in there], pa.string()))
         if any(masks):
             table = _with_masks(table.drop_columns([_MASK]), masks, found, known_sizes(before), store.url)
-        said = labelled(table[SAID].to_pylist())
+        said = labelled(table[SAID])
         return ListedSamples(
             table=finished(table, said),
             classes=said.classes,
             digest=self.digest(entries),
             reading=URLS,
             divided_by_names=is_divided,
+            has_named_classes=said.are_names,
         )
 
 
@@ -291,6 +296,7 @@ def _is_list(entry: Entry) -> bool:
 
 
 def _table(store: ObjectStore, entry: Entry, folder: str) -> pa.Table:
+    """The samples of a list; labels come as ``labels.labelled`` takes them."""
     table = _read_csv(store, entry) if _is_csv(entry) else _read_parquet(store, entry)
     url, label, mask = (_column(table.schema, names) for names in (URL_FIELDS, LABEL_FIELDS, _MASK_FIELDS))
     if url is None or plain(table[url]).type != pa.string() or table[url].null_count:
@@ -298,7 +304,7 @@ def _table(store: ObjectStore, entry: Entry, folder: str) -> pa.Table:
     urls = [_canonical(name, folder, entry.object) for name in plain(table[url]).to_pylist()]
     masks = [] if mask is None else plain(table[mask]).cast(pa.string()).to_pylist()
     about = [field.name for field in table.schema if is_scalar(field.type) and field.name not in (url, label, mask)]
-    said = pa.nulls(len(urls), pa.string()) if label is None else plain(table[label]).cast(pa.string())
+    said = pa.nulls(len(urls), pa.string()) if label is None else table[label]
     return pa.table(
         {
             "name": pa.array(urls, pa.string()),
@@ -343,19 +349,25 @@ def _read_csv(store: ObjectStore, entry: Entry) -> pa.Table:
     kinds = dict.fromkeys((*URL_FIELDS, *LABEL_FIELDS, *_MASK_FIELDS), pa.string())
     options = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, quoted_strings_can_be_null=True)
     try:
-        return csv.read_csv(
+        table = csv.read_csv(
             pa.py_buffer(data), read_options=csv.ReadOptions(use_threads=False), convert_options=options
         )
     except pa.ArrowException as error:
         words = " ".join(str(error).split())[:150]
         raise DataError(f"{entry.object} is no CSV file with a line of names on top: {words}") from error
+    label = _column(table.schema, LABEL_FIELDS)
+    return table if label is None else _with_said(table, label, said_in)
+
+
+def _with_said(table: pa.Table, label: str, said: Callable[[Any], str | None]) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(label), label, column_said(table[label], said))
 
 
 def _read_parquet(store: ObjectStore, entry: Entry) -> pa.Table:
     with opened(store, entry.object, entry.size) as (parquet, _):
         label = _column(parquet.schema_arrow, LABEL_FIELDS)
         kind = None if label is None else parquet.schema_arrow.field(label).type
-        if kind is not None and not (is_label(kind) or is_target(kind) or pa.types.is_null(kind)):
+        if kind is not None and not (is_label(kind) or is_list(kind) or pa.types.is_null(kind)):
             raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
         wanted = [field.name for field in parquet.schema_arrow if is_scalar(field.type)]
         table = parquet.read(columns=wanted, use_threads=False)
@@ -363,9 +375,9 @@ def _read_parquet(store: ObjectStore, entry: Entry) -> pa.Table:
         table = table.select([name for name in table.column_names if name not in lists])
         for name, column in lists.items():
             table = table.append_column(name, column)
-        if kind is not None and pa.types.is_floating(kind):
-            table = table.set_column(table.schema.get_field_index(label), label, in_json(table[label]))
-        return table
+        if label is None or label not in table.column_names:
+            return table
+        return _with_said(table, label, said_in if label in lists else said_by)
 
 
 def _column(schema: pa.Schema, names: Sequence[str]) -> str | None:

@@ -41,13 +41,25 @@ from frostline.datasets.formats.folders import (
     size_at,
     target_columns,
 )
-from frostline.datasets.formats.labels import LABEL_FIELDS, SOURCE, columns_of, joined, labelled, said_by, with_splits
+from frostline.datasets.formats.labels import (
+    LABEL_FIELDS,
+    SOURCE,
+    classes_in,
+    columns_of,
+    common_table,
+    joined,
+    labelled,
+    said_by,
+    said_in,
+    with_splits,
+)
 from frostline.datasets.formats.tables import SAID, ObjectRanges, Parts, finished, known_parts
 from frostline.stores.local import FolderStore, beside, error_of_system
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version
 from frostline.stores.urls import TAR_GZ
 
 __all__ = (
+    "CLASS_MEMBER",
     "CompressedTar",
     "CompressedTars",
     "Member",
@@ -406,9 +418,25 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 6"
+_RULE = "frostline webdataset 7"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
+
+
+CLASS_MEMBER = "__classes__"
+"""The member of a shard that holds the table of classes: the readers of others pass over such names."""
+
+
+class _Shard(NamedTuple):
+    """What was read of a shard.
+
+    Attributes:
+        table: its samples.
+        classes: table of classes that it declares; empty where it declares none.
+    """
+
+    table: pa.Table
+    classes: tuple[str, ...]
 
 
 class ShardSample(NamedTuple):
@@ -418,7 +446,7 @@ class ShardSample(NamedTuple):
         name: the shard's and the member's.
         offset: offset of the image's member in bytes.
         length: length of the image in bytes.
-        said: its label, as text; None where nothing says one.
+        said: its label, as ``said_by`` gives it; None where nothing says one.
         about: the fields of its JSON.
         mask: the member that is its mask; None where there is none.
     """
@@ -439,9 +467,9 @@ class WebDataset:
     Where a key has no image, its sound is the sample.
 
     A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
-    ``label`` that is null says that there is none. The other scalar fields of the JSON become columns, and
-    so do its lists. Shards whose names or folders say ``train``, ``val``, ``test`` or the like are splits
-    (``formats.split_names``).
+    ``label`` that is null says that there is none. A member ``__classes__`` is a table of all classes: their names in
+    the order of their numbers, as JSON. The other scalar fields of the JSON become columns, and so do its lists. Shards
+    whose names or folders say ``train``, ``val``, ``test`` or the like are splits (``formats.split_names``).
     """
 
     name = "webdataset"
@@ -463,7 +491,7 @@ class WebDataset:
         shards = sorted(filter(_is_shard, entries))
         if not shards:
             raise EmptyDataset(f"{store.url} holds no WebDataset shards (such as train-000000.tar)")
-        return _listed(store, shards, partial(_table, store, known_parts(before)), self.digest(entries))
+        return _listed(store, shards, partial(_shard, store, _known(before)), self.digest(entries))
 
 
 class CompressedTars:
@@ -489,31 +517,35 @@ class CompressedTars:
         shards = sorted(filter(_is_compressed, entries))
         if not shards:
             raise EmptyDataset(f"{store.url} holds no compressed shards (such as train-000000.tar.gz)")
-        known = known_parts(before, lambda object: CompressedTar.parse(object).file)
-        table_of = partial(_compressed_table, tar_reader(store), known)
-        return _listed(store, shards, table_of, self.digest(entries), UNPACKED)
+        known = _known(before, lambda object: CompressedTar.parse(object).file)
+        read = partial(_compressed_shard, tar_reader(store), known)
+        return _listed(store, shards, read, self.digest(entries), UNPACKED)
 
 
 def _listed(
     store: ObjectStore,
     shards: Sequence[Entry],
-    table_of: Callable[[ThreadPoolExecutor, Entry], pa.Table],
+    read: Callable[[ThreadPoolExecutor, Entry], _Shard],
     digest: str,
     reading: str = OBJECTS,
 ) -> ListedSamples:
     """The samples of all shards, of which several are looked into at once."""
     with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
-        tables = list(threads.map(partial(table_of, heads), shards))
+        found = list(threads.map(partial(read, heads), shards))
+    tables = [shard.table for shard in found]
     table, is_divided = with_splits(joined(tables), [shard.object for shard in shards], list(map(len, tables)))
     if not len(table):
         raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images or sounds")
-    said = labelled(table[SAID].to_pylist())
+    names, declared = common_table(shard.classes for shard in found)
+    said = labelled(table[SAID], names)
     return ListedSamples(
         table=finished(table, said),
         classes=said.classes,
         digest=digest,
         reading=reading,
         divided_by_names=is_divided,
+        has_named_classes=said.are_names,
+        declared=declared,
     )
 
 
@@ -594,13 +626,13 @@ def _label(shard: str, key: str, beside: Member | None, about: dict[str, Any], f
         if field is not None:
             return said_by(about[field])
         if beside is not None:
-            return said_by((beside.contents or b"").decode())
+            return said_in((beside.contents or b"").decode())
     except DataError as error:
         raise DataError(f"the label of {key!r} in {shard}: {error}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"the label of {key!r} in {shard} is no name and no whole number") from error
     folder, slash, _ = key.partition("/")
-    return folder if slash else None
+    return said_by(folder) if slash else None
 
 
 def _json(shard: str, member: Member) -> dict[str, Any]:
@@ -617,10 +649,23 @@ def _split(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{key}", kind.lower()
 
 
-def _table(store: Versioned, known: Parts, heads: ThreadPoolExecutor, shard: Entry) -> pa.Table:
-    if shard.etag and (shard.object, shard.etag) in known:
-        return known[shard.object, shard.etag]
-    samples = samples_of(shard.object, members(store, shard, (".cls", ".json")))
+def _known(before: ListedSamples | None, object_of: Callable[[str], str] = str) -> tuple[Parts, tuple[str, ...]]:
+    """The rows of shards that were read before, and the table of classes that each of them declares."""
+    if before is None or before.declared == "some":  # nobody knows any more which of them does
+        return {}, ()
+    return known_parts(before, object_of), before.classes if before.declared else ()
+
+
+def _shard(store: Versioned, known: tuple[Parts, tuple[str, ...]], heads: ThreadPoolExecutor, shard: Entry) -> _Shard:
+    parts, classes = known
+    if shard.etag and (shard.object, shard.etag) in parts:
+        return _Shard(parts[shard.object, shard.etag], classes)
+    found = list(members(store, shard, (".cls", ".json", CLASS_MEMBER)))
+    classes = next((classes_in(one.contents or b"") for one in found if one.name == CLASS_MEMBER), ())
+    return _Shard(_table(store, heads, shard, samples_of(shard.object, found)), classes)
+
+
+def _table(store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: Sequence[ShardSample]) -> pa.Table:
     return pa.table(
         {
             "name": pa.array([sample.name for sample in samples], pa.string()),
@@ -635,16 +680,19 @@ def _table(store: Versioned, known: Parts, heads: ThreadPoolExecutor, shard: Ent
     )
 
 
-def _compressed_table(reader: TarReader, known: Parts, heads: ThreadPoolExecutor, shard: Entry) -> pa.Table:
-    if shard.etag and (shard.object, shard.etag) in known:
-        return known[shard.object, shard.etag]
+def _compressed_shard(
+    reader: TarReader, known: tuple[Parts, tuple[str, ...]], heads: ThreadPoolExecutor, shard: Entry
+) -> _Shard:
+    parts, classes = known
+    if shard.etag and (shard.object, shard.etag) in parts:
+        return _Shard(parts[shard.object, shard.etag], classes)
     tar = CompressedTar.of(shard)
-    table = _table(reader.within(tar), {}, heads, reader.entry_of(tar))
+    table, classes = _shard(reader.within(tar), ({}, ()), heads, reader.entry_of(tar))
     for column in {"object", TARGET_COLUMNS.names[0]}.intersection(table.schema.names):
         place = table.schema.get_field_index(column)
         named = pc.if_else(pc.not_equal(table[column], ""), str(tar), "")
         table = table.set_column(place, column, named)
-    return table
+    return _Shard(table, classes)
 
 
 def _targets(
