@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tarfile
 import uuid
+from datetime import datetime
+from decimal import Decimal
 from io import BytesIO
 
 import numpy as np
@@ -595,6 +597,35 @@ def test_every_copy_carries_the_table_of_classes(tmp_path, names, labels, way):
         assert sorted(data.samples.labels.tolist()) == sorted(labels)
         said = {data.classes[label] for label in data.samples.labels.tolist()}
         assert said == {names[label] for label in labels}
+
+
+@pytest.mark.parametrize("format", ["parquet", "webdataset", "ready"])
+def test_columns_have_their_types_in_every_copy_that_has_a_place_for_them(tmp_path, images, format):
+    moment = datetime.fromisoformat("2024-05-01T08:30:00.250000")
+    count = len(images)
+    kinds = {
+        "day": pa.array([moment.date()] * count), "clock": pa.array([moment.time()] * count),
+        "at": pa.array([moment] * count), "there": pa.array([moment] * count, pa.timestamp("us", "UTC")),
+        "fine": pa.array(range(count), pa.timestamp("ns")), "lasts": pa.array(range(count), pa.duration("us")),
+        "price": pa.array([Decimal(f"{row}.25") for row in range(count)]),
+        "some": pa.array([None if row % 2 else Decimal("0.5") for row in range(count)]),
+    }  # fmt: skip
+    table = pa.table({"image": [b"P5 4 4 255\n" + bytes([row] * 16) for row in range(count)], **kinds})
+    (tmp_path / "rows").mkdir()
+    pq.write_table(table, tmp_path / "rows" / "x.parquet")
+    data = Dataset(tmp_path / "rows")
+    if format == "ready":
+        ingest(data, tmp_path / "copy", Applied.to(imagenet(4), "uint8"), observe=quiet)
+    else:
+        copied(data, tmp_path / "copy", format)
+    copy = Dataset(tmp_path / "copy")
+    for name in kinds:
+        assert copy.column(name).type == data.column(name).type, name
+        values = [dict(zip(each.names, each.column(name), strict=True)) for each in (data, copy)]
+        if format == "ready":
+            assert values[0] == values[1]
+        else:
+            assert sorted(map(str, values[0].values())) == sorted(map(str, values[1].values()))
 
 
 def test_shards_beside_those_of_a_copy_give_what_a_listing_of_all_gives(tmp_path, store):

@@ -73,9 +73,12 @@ def index(
     found = dataset.statistics()
     checked = _checked(dataset) if checks else None
     if as_json:
+        from frostline.datasets.formats.left_out import json_of
+
         applied = None if dataset.manifest.applied is None else dataset.manifest.applied.to_json()
         about = {"data": dataset.url, "digest": dataset.digest, "applied": applied}
-        tables = {name: dict(getattr(found, name)) for name in ("per_class", "columns", "splits")}
+        tables: dict[str, Any] = {name: dict(getattr(found, name)) for name in ("per_class", "columns", "splits")}
+        tables["left_out"] = json_of(found.left_out)
         print_json({**about, **asdict(found), **tables, "check": None if checked is None else checked.to_json()})
         return
     _show(dataset, found)

@@ -17,7 +17,8 @@ from frostline.core.nouns import ShownInNotebooks
 from frostline.datasets.formats.base import SelectedRows
 from frostline.datasets.formats.known import format_with
 from frostline.datasets.formats.labels import SPLIT
-from frostline.datasets.manifest import DatasetStatistics, Manifest, nobody, rows_of_ids
+from frostline.datasets.formats.left_out import log_left_out, said_of_left_out
+from frostline.datasets.manifest import DatasetStatistics, Manifest, rows_of_ids
 from frostline.datasets.manifest_store import NamedSplits
 from frostline.datasets.selection import Selection
 from frostline.datasets.source import ManifestSource, canonical_url
@@ -57,7 +58,8 @@ class Dataset(ShownInNotebooks):
         near: address of a node beside the data, or of several: the first that serves it lists it, so that nobody here
             needs credentials for the store. A job on these samples runs near the same nodes unless it is given others.
         token: secret with which to ask that node; ``FROSTLINE_TOKEN`` by default. Never shown or logged.
-        observe: told how far the listing is.
+        observe: told how far the listing is, and what it leaves out; by default that is logged as a warning of
+            ``frostline``.
 
     Attributes:
         source: how and by whom the data is listed, for other parts of Frostline.
@@ -83,7 +85,7 @@ class Dataset(ShownInNotebooks):
         targets: str | MultiLabel | Sequence[str | MultiLabel] | None = None,
         near: str | Sequence[str] | None = None,
         token: str | None = None,
-        observe: Observer = nobody,
+        observe: Observer = log_left_out,
     ) -> None:
         if changed not in CHANGED:
             raise SettingError(f"changed is one of {', '.join(CHANGED)}, not {changed!r}{nearest(changed, CHANGED)}")
@@ -106,7 +108,7 @@ class Dataset(ShownInNotebooks):
 
     def __getstate__(self) -> dict[str, Any]:
         # Who is told of a listing stays in this process.
-        return {**self.__dict__, "_observe": nobody}
+        return {**self.__dict__, "_observe": log_left_out}
 
     # One that looks like a sequence would be taken for one that can be iterated.
     __iter__ = None
@@ -135,6 +137,9 @@ class Dataset(ShownInNotebooks):
         """The whole manifest and which of its rows these samples are: what the rest of Frostline works with."""
         if self._selected is None:
             whole = self.source.manifest(self._observe)
+            left = said_of_left_out(self._url, whole.left_out)
+            if left is not None:
+                self._observe(left)
             if not self.declares_targets:
                 check_classes(whole.columns.table, self._url)
             self._selected = Selection(whole, None)

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from frostline.core.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, StoreError
 from frostline.datasets.formats.base import COLUMNS, Format, ListedSamples, ManifestColumns, Widespread
 from frostline.datasets.formats.labels import splits_said
+from frostline.datasets.formats.left_out import read_left_out
 from frostline.datasets.formats.ready import LAYOUT
 from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
 from frostline.ordering import Chosen
@@ -475,6 +476,8 @@ def listed_in(kept: StoredManifest) -> ListedSamples:
         divided_by_names=kept.about["divided_by_names"],
         has_named_classes=kept.about["has_named_classes"],
         declared=kept.about["declared"],
+        used=tuple(kept.about["used"]),
+        left_out=read_left_out(kept.about["left_out"]),
     )
 
 
@@ -488,6 +491,8 @@ def about_of(listed: ListedSamples) -> dict[str, Any]:
         "divided_by_names": listed.divided_by_names,
         "has_named_classes": listed.has_named_classes,
         "declared": listed.declared,
+        "used": listed.used,
+        "left_out": listed.left_out,
     }
 
 

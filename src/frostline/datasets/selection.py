@@ -7,6 +7,7 @@ import ast
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import time
 from functools import cached_property
 from typing import Any
 
@@ -168,8 +169,10 @@ def _compare(left: pc.Expression, operator: ast.cmpop, right: pc.Expression) -> 
 
 def _moment(name: str, value: str | float, kind: pa.DataType) -> pa.Scalar:
     try:
+        if pa.types.is_time(kind) and isinstance(value, str):
+            return pa.scalar(time.fromisoformat(value), kind)
         return pa.scalar(value).cast(kind)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError) as error:
         written = "'2026-11-21T08:30:00Z'" if getattr(kind, "tz", None) else "'2026-11-21' or '2026-11-21T08:30:00'"
         raise SettingError(
             f"column {name!r} holds {kind}: {value!r} is none, which is written like {written}"
@@ -444,4 +447,5 @@ class Selection:
             splits=tuple(splits.items()),
             manifest=manifest.place,
             manifest_found=manifest.found,
+            left_out=manifest.left_out,
         )

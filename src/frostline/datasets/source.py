@@ -43,6 +43,7 @@ from frostline.core.events import Observer, PhaseStarted
 from frostline.core.files import make_private_folder, open_private
 from frostline.core.units import in_bytes
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
+from frostline.datasets.formats.left_out import read_left_out
 from frostline.datasets.manifest import IN_MEMORY_BYTES, Manifest, load_manifest, manifest_of
 from frostline.datasets.manifest_store import NamedSplits, StoredManifest, read_manifest
 from frostline.datasets.mapped import ABOUT, copy_of, kept_copy, open_copy
@@ -79,7 +80,7 @@ _MAX_CLASSES = 1 << 24
 _AT_ONCE = 1 << 16
 # Of more, ids are not held against each other: a request in which one stands twice is refused by its node.
 _MAX_COMPARED = 1 << 24
-_SAID = ("digest", "classes", "reading", "splits")
+_SAID = ("digest", "classes", "reading", "splits", "left_out")
 
 
 def checked(path: Path, head: ManifestHead) -> None:
@@ -152,7 +153,8 @@ def _check_schema(schema: pa.Schema, about: pq.FileMetaData, head: ManifestHead)
 def _about_in(schema: pa.Schema, head: ManifestHead) -> Mapping[str, Any]:
     try:
         about = json.loads((schema.metadata or {}).get(ABOUT, b"{}"))
-    except RecursionError:
+        read_left_out(about["left_out"])
+    except (KeyError, RecursionError, TypeError, ValueError):
         about = None
     is_right = (
         isinstance(about, dict)
@@ -219,6 +221,8 @@ def _is_plain(kind: pa.DataType) -> bool:
         or pa.types.is_floating(kind)
         or pa.types.is_boolean(kind)
         or pa.types.is_null(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_temporal(kind)
         or _is_text(kind)
     )
 

@@ -176,7 +176,7 @@ def _kind_of(name: str, column: str, values: pa.ChunkedArray) -> TargetSpec:
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return TargetSpec(name=name, column=column, kind=NUMBER, dtype=_INT)
-    if pa.types.is_floating(kind):
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return TargetSpec(name=name, column=column, kind=NUMBER, dtype=_FLOAT)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _kind_of_texts(name, column, values)

@@ -37,11 +37,13 @@ from frostline.core.events import (
     RequestHedged,
     RequestRetried,
     SampleSkipped,
+    SamplesLeftOut,
     SetupWarning,
     Tuned,
 )
 from frostline.core.nouns import ShownInNotebooks
 from frostline.core.units import in_bytes, in_rate, in_samples_per_s
+from frostline.datasets.formats.left_out import log_left_out
 from frostline.datasets.manifest import refusal_of
 from frostline.loaders.fetch import EngineChoice
 from frostline.planning import Plan, Situation, explain
@@ -138,6 +140,8 @@ def _nowhere() -> None:
 _PACKAGE = str(Path(__file__).parents[1])
 # A job of days has many, and each costs memory.
 _TUNINGS = 100
+# Of samples that a pass had to do without.
+_LOST_NAMED = 3
 # How the refusal of a tenant's quota begins (``node.tenants``).
 _QUOTA = "tenant "
 
@@ -255,6 +259,8 @@ class StatisticsCollector:
             too_many = len(self._skipped) > self._max_skipped
         self._tell(untold)
         self._observe(event)
+        if isinstance(event, EpochFinished):
+            self._tell_of_pass()
         if self._refuses_changes and isinstance(event, SampleSkipped) and event.changed:
             raise refusal_of(event.object)
         if too_many and isinstance(event, SampleSkipped):
@@ -263,6 +269,16 @@ class StatisticsCollector:
                 f"{len(self._skipped)} samples are unreadable and the job allows {self._max_skipped}, by the count of "
                 f"{whose}; the last is {event.object} ({event.reason}); mend the data or raise skip_allowance"
             )
+
+    def _tell_of_pass(self) -> None:
+        """Tell in one line which samples a pass had to do without."""
+        with self._lock:
+            lost = tuple(self._skipped.values())
+        if lost:
+            named = "; ".join(f"{skipped.object}: {skipped.reason}" for skipped in lost[:_LOST_NAMED])
+            more = "; …" if len(lost) > _LOST_NAMED else ""
+            count = f"{len(lost)} sample{'s' if len(lost) > 1 else ''}"
+            self._observe(SamplesLeftOut(count=len(lost), reason=f"left out of the pass: {count} ({named}{more})"))
 
     def tell(self) -> None:
         """Pass on what other processes could not read since; for the loop's thread, in which observers are told."""
@@ -397,7 +413,11 @@ class StatisticsCollector:
 
 
 def warn_user(event: Event) -> None:
-    """Warn, as Python does, where a job is not made as it was asked for: what happens to events without an observer."""
+    """Warn, as Python does, where a job is not made as it was asked for, and log what it had to leave out.
+
+    That is what happens to events without an observer.
+    """
+    log_left_out(event)
     if isinstance(event, SetupWarning):
         warnings.warn(event.reason, stacklevel=_level_of_caller())
 

@@ -143,8 +143,8 @@ def _say_other_numbers(source: Dataset, observe: Observer) -> None:
         return
     observe(
         SetupWarning(
-            reason=f"a table has no place for the order of classes: {len(there)} have samples, and are numbered there in "
-            f"the order of their names, not as {', '.join(source.classes[:_CLASSES_SHOWN])}"
+            reason=f"a table has no place for the order of classes: {len(there)} have samples, and are numbered there "
+            f"in the order of their names, not as {', '.join(source.classes[:_CLASSES_SHOWN])}"
             f"{', …' if len(source.classes) > _CLASSES_SHOWN else ''}"
         )
     )

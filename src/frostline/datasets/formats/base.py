@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from frostline.core import OBJECTS, READINGS, Samples, Targets
 from frostline.core.errors import DataError
 from frostline.core.nouns import Texts
+from frostline.datasets.formats.left_out import LeftOut
 from frostline.ordering import Chosen, Labels
 from frostline.preprocess import Applied
 from frostline.stores.protocols import Entries, Entry, ObjectStore
@@ -39,8 +40,11 @@ __all__ = (
     "SelectedRows",
     "WholeSamples",
     "Widespread",
+    "column_at",
+    "column_paths",
     "digest_of",
     "flattened",
+    "holds_binary",
     "in_json",
     "is_hidden",
     "is_list",
@@ -49,7 +53,7 @@ __all__ = (
     "label_numbers",
     "list_column",
     "list_columns",
-    "list_names",
+    "nested_names",
     "short_lists",
     "stable_ids",
 )
@@ -98,6 +102,8 @@ class ListedSamples:
         divided_by_names: the column ``split`` was made of the names of folders or files, and is not the data's own.
         has_named_classes: labels were said by the names of classes; False where their numbers were said.
         declared: objects that declare one table of classes: ``all``, ``some``, or empty for none of them.
+        used: names of objects that belong to the format and hold no sample, such as lists.
+        left_out: rows, keys and columns that were looked at and are no samples.
     """
 
     table: pa.Table
@@ -109,6 +115,8 @@ class ListedSamples:
     divided_by_names: bool = False
     has_named_classes: bool = False
     declared: str = ""
+    used: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     def __post_init__(self) -> None:
         if self.table.schema.remove_metadata().names[: len(COLUMNS)] != COLUMNS.names:
@@ -621,9 +629,26 @@ def is_list(kind: pa.DataType) -> bool:
     return _is_number(inner) or _is_text(inner) if deepest is None else _is_number(deepest)
 
 
-def list_names(schema: pa.Schema) -> tuple[str, ...]:
-    """The paths of the columns that hold lists; those of a struct, such as ``objects.bbox``, are columns too."""
-    return tuple(path for path, kind in _fields(schema) if is_list(kind))
+def column_paths(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    """The paths of all columns and their types; the fields of a struct, such as ``objects.bbox``, are columns too."""
+    return list(_fields(schema))
+
+
+def nested_names(schema: pa.Schema) -> tuple[str, ...]:
+    """The paths of the columns whose values are lists, maps or structs, and hold no binary values."""
+    return tuple(path for path, kind in _fields(schema) if pa.types.is_nested(kind) and not holds_binary(kind))
+
+
+def holds_binary(kind: pa.DataType) -> bool:
+    """Whether values of a type are binary, or have binary values in them."""
+    if pa.types.is_nested(kind):
+        return any(holds_binary(kind.field(place).type) for place in range(kind.num_fields))
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
 
 
 def list_columns(parquet: pq.ParquetFile, names: Sequence[str]) -> dict[str, pa.Array]:
@@ -633,20 +658,21 @@ def list_columns(parquet: pq.ParquetFile, names: Sequence[str]) -> dict[str, pa.
         return {}
     # One thread: Arrow's pool would not survive a fork of the process.
     table = parquet.read(columns=short, use_threads=False)
-    return {name: in_json(_at(table, name)) for name in short}
+    return {name: in_json(column_at(table, name)) for name in short}
 
 
 def short_lists(table: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
     """Columns of lists of a table as texts, by their paths, without those with long lists; see ``list_columns``."""
-    found = {path: _at(table, path) for path in paths if path.partition(".")[0] in table.column_names}
+    names = {*table.column_names}
+    found = {path: column_at(table, path) for path in paths if path in names or path.partition(".")[0] in names}
     return {path: in_json(column) for path, column in found.items() if _leaves(column) <= _MAX_VALUES * len(table)}
 
 
 def _leaves(column: pa.ChunkedArray) -> int:
-    """Values in all lists of a column together."""
+    """Values in all lists of a column together; of maps and structs the bytes of them, as numbers take."""
     while _inner(column.type) is not None:
         column = pc.list_flatten(column)
-    return len(column)
+    return int(column.nbytes) // _BYTES_A_VALUE if pa.types.is_nested(column.type) else len(column)
 
 
 def list_column(values: Sequence[Any]) -> pa.Array | None:
@@ -665,7 +691,7 @@ def list_column(values: Sequence[Any]) -> pa.Array | None:
 
 def in_json(values: pa.ChunkedArray | Sequence[Any]) -> pa.Array:
     """Values as JSON, null where there is none: numbers with a fraction keep their point, texts stay as they are."""
-    plain = values.to_pylist() if isinstance(values, pa.ChunkedArray) else values
+    plain = values.to_pylist(maps_as_pydicts="lossy") if isinstance(values, pa.ChunkedArray) else values
     return pa.array([_text(value) for value in plain], pa.string())
 
 
@@ -675,7 +701,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, str):
         return value
     # JSON can escape halves of characters, which cannot be written down.
-    return json.dumps(value, ensure_ascii=True)
+    return json.dumps(value, ensure_ascii=True, default=str)
 
 
 def _inner(kind: pa.DataType) -> pa.DataType | None:
@@ -688,7 +714,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _fields(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
@@ -709,7 +735,8 @@ def _mean_values(parquet: pq.ParquetFile, name: str) -> float:
     return float(values / max(1, about.num_rows))
 
 
-def _at(table: pa.Table, path: str) -> pa.ChunkedArray:
+def column_at(table: pa.Table, path: str) -> pa.ChunkedArray:
+    """A column by its path; see ``column_paths``."""
     if path in table.column_names:
         return table[path]
     outer, _, inner = path.partition(".")

@@ -119,7 +119,8 @@ class ClassFolderFormat:
         objects, sizes, etags = labelled.table.columns
         layout = _layout(labelled)
         labels, folders = _classes(labelled, layout)
-        classes = _table_of_classes(store, entries, folders) or folders
+        table_of_classes = _table_of_classes(store, entries, folders)
+        classes = table_of_classes or folders
         labels = _renumbered(labels, folders, classes)
         ids, offsets = stable_ids(Names(objects)), np.zeros(len(labelled), np.int64)
         columns = [pa.array(ids), objects, objects, pa.array(offsets), sizes, label_column(labels), etags]
@@ -133,6 +134,7 @@ class ClassFolderFormat:
             digest=self.digest(entries),
             divided_by_names=bool(layout.splits),
             has_named_classes=True,
+            used=(CLASSES,) if table_of_classes else (),
         )
 
 
@@ -465,7 +467,8 @@ class MaskPairs:
         if not pairs:
             raise EmptyDataset(f"{store.url} holds no images with masks (such as images/1.jpg and masks/1.png)")
         folders = tuple(sorted({pair.folder for pair in pairs} - {""}))
-        classes = _table_of_classes(store, entries, folders) or folders
+        table_of_classes = _table_of_classes(store, entries, folders)
+        classes = table_of_classes or folders
         number = {name: index for index, name in enumerate(classes)}
         names = pa.array([pair.image.object for pair in pairs], pa.string())
         sizes = _sizes(store, [pair.image for pair in pairs], before)
@@ -485,6 +488,7 @@ class MaskPairs:
             classes=classes,
             digest=self.digest(entries),
             has_named_classes=True,
+            used=(CLASSES,) if table_of_classes else (),
         )
 
 

@@ -337,8 +337,13 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
         for field in table.schema:
             if not pa.types.is_null(field.type):
                 types.setdefault(field.name, set()).add(field.type)
-    mixed = {name for name, kinds in types.items() if len(kinds) > 1 and not kinds <= {pa.int64(), pa.float64()}}
+    mixed = {name for name, kinds in types.items() if not _go_together(kinds)}
     return pa.concat_tables([_with_texts(table, mixed) for table in tables], promote_options="permissive")
+
+
+def _go_together(kinds: set[pa.DataType]) -> bool:
+    """Whether columns of these types become one of numbers, of decimals, or of times in the finest unit."""
+    return kinds <= {pa.int64(), pa.float64()} or len({(kind.id, getattr(kind, "tz", None)) for kind in kinds}) == 1
 
 
 def _with_texts(table: pa.Table, names: set[str]) -> pa.Table:

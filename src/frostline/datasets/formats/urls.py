@@ -23,7 +23,7 @@ from frostline.datasets.formats.base import (
     is_hidden,
     is_list,
     list_columns,
-    list_names,
+    nested_names,
 )
 from frostline.datasets.formats.folders import (
     MASK_FIELDS,
@@ -47,7 +47,7 @@ from frostline.datasets.formats.labels import (
     said_in,
     with_splits,
 )
-from frostline.datasets.formats.parquet import is_parquet, opened
+from frostline.datasets.formats.ranges import is_parquet, opened
 from frostline.datasets.formats.tables import SAID, finished, is_label, is_scalar, plain
 from frostline.stores.local import beside
 from frostline.stores.open import open_store
@@ -57,6 +57,7 @@ from frostline.stores.urls import is_within, normalise_url, object_url, parse_ur
 __all__ = (
     "UrlLists",
     "UrlReader",
+    "located",
     "places_in",
 )
 
@@ -269,11 +270,7 @@ class UrlLists:
         _check_once(urls, store.url)
         masks = table[_MASK].to_pylist() if _MASK in table.schema.names else []
         found = _found([*urls, *filter(None, masks)], entries, store.url)
-        if not any(url in found for url in urls):
-            raise DataError(f"{urls[0]} is listed and not there, nor are {len(urls) - 1} others: mend the list")
-        there = [found.get(url, _MISSING) for url in urls]
-        table = table.append_column("length", pa.array([entry.size for entry in there], pa.int64()))
-        table = table.append_column("etag", pa.array([entry.etag for entry in there], pa.string()))
+        table = _with_sizes(table, found)
         if any(masks):
             table = _with_masks(table.drop_columns([_MASK]), masks, found, known_sizes(before), store.url)
         said = labelled(table[SAID])
@@ -284,7 +281,37 @@ class UrlLists:
             reading=URLS,
             divided_by_names=is_divided,
             has_named_classes=said.are_names,
+            used=tuple(entry.object for entry in lists),
         )
+
+
+def _with_sizes(table: pa.Table, found: Mapping[str, Entry]) -> pa.Table:
+    """A table of URLs with the sizes and versions of their objects; those that are not there stay samples."""
+    urls = table["object"].to_pylist()
+    if not any(url in found for url in urls):
+        raise DataError(f"{urls[0]} is listed and not there, nor are {len(urls) - 1} others: mend the list")
+    there = [found.get(url, _MISSING) for url in urls]
+    table = table.append_column("length", pa.array([entry.size for entry in there], pa.int64()))
+    return table.append_column("etag", pa.array([entry.etag for entry in there], pa.string()))
+
+
+def located(table: pa.Table, file: str, store: ObjectStore, entries: Sequence[Entry]) -> pa.Table:
+    """Rows of a file that name images elsewhere: with the canonical URLs of these, their sizes and versions.
+
+    Args:
+        table: rows of the file, with names of objects as lists have them, and neither sizes nor versions.
+        file: name of the file, for the sentences.
+        store: store that was listed.
+        entries: its listing.
+
+    Raises:
+        DataError: a name is none that can be read, or not one of the objects is there.
+        StoreError: a store failed.
+    """
+    folder = beside(store, store.url)
+    urls = [_canonical(name, folder, file) for name in table["object"].to_pylist()]
+    table = table.set_column(table.schema.get_field_index("object"), "object", pa.array(urls, pa.string()))
+    return _with_sizes(table, _found(list(dict.fromkeys(urls)), entries, store.url))
 
 
 def _is_csv(entry: Entry) -> bool:
@@ -371,7 +398,7 @@ def _read_parquet(store: ObjectStore, entry: Entry) -> pa.Table:
             raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
         wanted = [field.name for field in parquet.schema_arrow if is_scalar(field.type)]
         table = parquet.read(columns=wanted, use_threads=False)
-        lists = list_columns(parquet, list_names(parquet.schema_arrow))
+        lists = list_columns(parquet, nested_names(parquet.schema_arrow))
         table = table.select([name for name in table.column_names if name not in lists])
         for name, column in lists.items():
             table = table.append_column(name, column)

@@ -15,7 +15,7 @@ import shutil
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -53,13 +53,16 @@ from frostline.datasets.formats.labels import (
     said_in,
     with_splits,
 )
-from frostline.datasets.formats.tables import SAID, ObjectRanges, Parts, finished, known_parts
+from frostline.datasets.formats.left_out import KEYS, LeftOut, of_names
+from frostline.datasets.formats.ranges import ObjectRanges
+from frostline.datasets.formats.tables import SAID, finished, is_scalar, known_parts, read_back
 from frostline.stores.local import FolderStore, beside, error_of_system
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version
 from frostline.stores.urls import TAR_GZ
 
 __all__ = (
     "CLASS_MEMBER",
+    "TYPE_MEMBER",
     "CompressedTar",
     "CompressedTars",
     "Member",
@@ -421,10 +424,15 @@ def _checked(name: str, shard: str) -> str:
 _RULE = "frostline webdataset 7"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
+# Kinds of members of keys that have no sample.
+_KINDS_SHOWN = 8
 
 
 CLASS_MEMBER = "__classes__"
 """The member of a shard that holds the table of classes: the readers of others pass over such names."""
+
+TYPE_MEMBER = "__types__"
+"""The member that holds the types of columns which JSON has not, as a schema of Arrow."""
 
 
 class _Shard(NamedTuple):
@@ -433,10 +441,12 @@ class _Shard(NamedTuple):
     Attributes:
         table: its samples.
         classes: table of classes that it declares; empty where it declares none.
+        left_out: keys without a sample.
     """
 
     table: pa.Table
     classes: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
 
 
 class ShardSample(NamedTuple):
@@ -546,6 +556,8 @@ def _listed(
         divided_by_names=is_divided,
         has_named_classes=said.are_names,
         declared=declared,
+        used=tuple(shard.object for shard in shards),
+        left_out=tuple(one for shard in found for one in shard.left_out),
     )
 
 
@@ -555,6 +567,20 @@ def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
     Raises:
         DataError: two members have one name, or a label or JSON makes no sense.
     """
+    groups = _groups(shard, found)
+    return [one for key, group in groups.items() if (one := _sample(shard, key, group)) is not None]
+
+
+def _without_sample(shard: str, found: Iterable[Member]) -> tuple[LeftOut, ...]:
+    """The keys of a shard that have neither an image nor a sound."""
+    groups = _groups(shard, found)
+    lost = [key for key, group in groups.items() if _encoded(shard, key, group) is None]
+    kinds = sorted({f".{kind}" for key in lost for kind in groups[key]})
+    reason = f"with neither an image nor a sound, but {', '.join(kinds[:_KINDS_SHOWN])}"
+    return of_names(KEYS, reason, [f"{shard}/{key}" for key in lost], shard)
+
+
+def _groups(shard: str, found: Iterable[Member]) -> dict[str, dict[str, Member]]:
     groups: dict[str, dict[str, Member]] = {}
     for member in found:
         key, kind = _split(member.name)
@@ -562,7 +588,7 @@ def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
             continue
         if groups.setdefault(key, {}).setdefault(kind, member) is not member:
             raise DataError(f"{shard} holds {member.name!r} twice: make it again")
-    return [one for key, group in groups.items() if (one := _sample(shard, key, group)) is not None]
+    return groups
 
 
 def _sample(shard: str, key: str, group: dict[str, Member]) -> ShardSample | None:
@@ -649,20 +675,41 @@ def _split(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{key}", kind.lower()
 
 
-def _known(before: ListedSamples | None, object_of: Callable[[str], str] = str) -> tuple[Parts, tuple[str, ...]]:
-    """The rows of shards that were read before, and the table of classes that each of them declares."""
-    if before is None or before.declared == "some":  # nobody knows any more which of them does
-        return {}, ()
-    return known_parts(before, object_of), before.classes if before.declared else ()
+def _known(before: ListedSamples | None, object_of: Callable[[str], str] = str) -> dict[tuple[str, str], _Shard]:
+    """What was read of shards before, by their names and etags."""
+    if before is None or before.declared == "some":  # nobody knows any more which of them declares a table of classes
+        return {}
+    classes = before.classes if before.declared else ()
+    return {
+        (name, etag): _Shard(part, classes, tuple(one for one in before.left_out if one.object == name))
+        for (name, etag), part in known_parts(before, object_of).items()
+    }
 
 
-def _shard(store: Versioned, known: tuple[Parts, tuple[str, ...]], heads: ThreadPoolExecutor, shard: Entry) -> _Shard:
-    parts, classes = known
-    if shard.etag and (shard.object, shard.etag) in parts:
-        return _Shard(parts[shard.object, shard.etag], classes)
-    found = list(members(store, shard, (".cls", ".json", CLASS_MEMBER)))
-    classes = next((classes_in(one.contents or b"") for one in found if one.name == CLASS_MEMBER), ())
-    return _Shard(_table(store, heads, shard, samples_of(shard.object, found)), classes)
+def _shard(
+    store: Versioned, known: Mapping[tuple[str, str], _Shard], heads: ThreadPoolExecutor, shard: Entry
+) -> _Shard:
+    if shard.etag and (shard.object, shard.etag) in known:
+        return known[shard.object, shard.etag]
+    found = list(members(store, shard, (".cls", ".json", CLASS_MEMBER, TYPE_MEMBER)))
+    said = {one.name: one.contents or b"" for one in found if one.name in (CLASS_MEMBER, TYPE_MEMBER)}
+    table = _table(store, heads, shard, samples_of(shard.object, found))
+    return _Shard(
+        _typed(table, said.get(TYPE_MEMBER, b"")),
+        classes_in(said.get(CLASS_MEMBER, b"")),
+        _without_sample(shard.object, found),
+    )
+
+
+def _typed(table: pa.Table, types: bytes) -> pa.Table:
+    """A shard's table with the types that columns had before they were written as JSON; others stay as they are."""
+    with suppress(pa.ArrowException, OSError):
+        for field in pa.ipc.read_schema(pa.py_buffer(types)) if types else ():
+            place = table.schema.get_field_index(field.name)
+            if place >= 0 and is_scalar(field.type):
+                column = read_back(table[field.name].combine_chunks(), field.type)
+                table = table.set_column(place, field.name, column)
+    return table
 
 
 def _table(store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: Sequence[ShardSample]) -> pa.Table:
@@ -681,18 +728,18 @@ def _table(store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: S
 
 
 def _compressed_shard(
-    reader: TarReader, known: tuple[Parts, tuple[str, ...]], heads: ThreadPoolExecutor, shard: Entry
+    reader: TarReader, known: Mapping[tuple[str, str], _Shard], heads: ThreadPoolExecutor, shard: Entry
 ) -> _Shard:
-    parts, classes = known
-    if shard.etag and (shard.object, shard.etag) in parts:
-        return _Shard(parts[shard.object, shard.etag], classes)
+    if shard.etag and (shard.object, shard.etag) in known:
+        return known[shard.object, shard.etag]
     tar = CompressedTar.of(shard)
-    table, classes = _shard(reader.within(tar), ({}, ()), heads, reader.entry_of(tar))
+    found = _shard(reader.within(tar), {}, heads, reader.entry_of(tar))
+    table = found.table
     for column in {"object", TARGET_COLUMNS.names[0]}.intersection(table.schema.names):
         place = table.schema.get_field_index(column)
         named = pc.if_else(pc.not_equal(table[column], ""), str(tar), "")
         table = table.set_column(place, column, named)
-    return _Shard(table, classes)
+    return found._replace(table=table)
 
 
 def _targets(

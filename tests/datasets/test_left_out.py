@@ -1,0 +1,142 @@
+"""What of a data set is no sample is named and counted: objects, rows, keys of shards, columns, samples of a pass."""
+
+import io
+import json
+import logging
+import uuid
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import frostline as fl
+from frostline.cli import main
+from frostline.core.errors import EmptyDataset
+from frostline.datasets import Dataset
+from frostline.datasets.formats.left_out import LeftOut
+from frostline.stores.open import open_store
+from support.formats import tar_of
+from support.images import image_folder
+
+IMAGE = b"P5 4 4 255\n" + bytes(16)
+
+
+@pytest.fixture
+def store():
+    return open_store(f"memory://{uuid.uuid4()}")
+
+
+def put(store, *names):
+    for name in names:
+        store.write(name, IMAGE)
+
+
+def said(data):
+    return [(one.what, one.reason, one.total, one.names) for one in data.manifest.left_out]
+
+
+def rows(**columns):
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
+def test_a_class_whose_images_are_of_a_suffix_that_is_not_read_is_named(store, caplog):
+    put(store, "cat/1.jpg", "dog/1.jpg", *(f"frog/{number}.xcf" for number in range(5)), "notes", "in.jpg", "a/.b.jpg")
+    assert said(Dataset(store.url)) == [
+        ("object", "with a hidden name", 1, ("a/.b.jpg",)),
+        ("object", "in no class folder", 1, ("in.jpg",)),
+        ("object", "without a suffix", 1, ("notes",)),
+        ("object", "with the suffix .xcf, which is not read", 5, ("frog/0.xcf", "frog/1.xcf", "frog/2.xcf")),
+    ]
+    [record] = [record for record in caplog.records if record.name == "frostline"]
+    assert record.levelno == logging.WARNING
+    assert "5 objects with the suffix .xcf, which is not read (frog/0.xcf, frog/1.xcf, frog/2.xcf, …)" in record.message
+    assert "\n" not in record.message
+
+
+def test_what_lies_beside_the_samples_of_any_format_is_named_and_what_belongs_to_it_is_not(store):
+    store.write("a.tar", tar_of([("1.jpg", IMAGE), ("2.xcf", IMAGE), ("2.cls", b"3"), ("__meta__", b""), (".x", b"")]))
+    put(store, "odd.jpg", "b.bin")
+    assert said(Dataset(store.url, format="webdataset")) == [
+        ("object", "that the format webdataset has no place for", 1, ("odd.jpg",)),
+        ("object", "with the suffix .bin, which is not read", 1, ("b.bin",)),
+        ("key", "with neither an image nor a sound, but .cls, .xcf", 1, ("a.tar/2",)),
+    ]
+    store.write("a.tar", tar_of([("1.jpg", IMAGE)]))
+    assert [what for what, *_ in said(Dataset(store.url, format="webdataset"))] == ["object"] * 2
+
+
+def test_images_that_no_list_names_are_left_out_and_the_lists_are_not(store):
+    put(store, "a b.jpg", "c%20.jpg", "d.jpg")
+    store.write("labels.csv", b"file_name,label\na b.jpg,x\nc%20.jpg,y\n")
+    assert said(Dataset(store.url)) == [("object", "that the format urls has no place for", 1, ("d.jpg",))]
+
+
+def test_rows_without_a_sample_and_columns_without_a_place_are_named(store):
+    images = [IMAGE, None, IMAGE, None, None, None]
+    store.write("a.parquet", rows(image=images, label=list("aabbab"), other=images, fine=range(6)))
+    data = Dataset(store.url)
+    lost = ("a.parquet/1", "a.parquet/3", "a.parquet/4")
+    wanted = [("row", "without a sample", 4, lost), ("column", "of a type that is no metadata", 1, ("other",))]
+    assert (len(data), said(data)) == (2, wanted)
+    assert said(Dataset(store.url)) == wanted, "as it was found again"
+    store.write("b.parquet", rows(image=[IMAGE, None], label=["a", "b"]))
+    wanted[0] = ("row", "without a sample", 5, lost)
+    assert said(Dataset(store.url)) == wanted, "of the first file nothing but the end was read again"
+
+
+def test_what_came_beside_the_data_since_the_manifest_was_built_is_named_too(store):
+    put(store, "cat/1.jpg")
+    assert said(Dataset(store.url)) == []
+    put(store, "cat/1.xcf")
+    data = Dataset(store.url)
+    assert data.manifest.found
+    assert said(data) == [("object", "with the suffix .xcf, which is not read", 1, ("cat/1.xcf",))]
+    assert data.statistics().left_out == (LeftOut(*said(data)[0]),)
+
+
+def test_the_command_says_it_in_one_line_and_in_its_json(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = image_folder(tmp_path / "data", per_class=1)
+    (folder / "top.jpg").write_bytes(IMAGE)
+    with pytest.raises(SystemExit):
+        main(["index", "--data", str(folder), "--json"])
+    out, errors = capsys.readouterr()
+    [found] = json.loads(out)["left_out"]
+    assert (found["what"], found["total"], found["names"]) == ("object", 1, ["top.jpg"])
+    assert " ".join(errors.split()).count("1 object in no class folder (top.jpg)") == 1
+
+
+def test_a_pass_that_had_to_do_without_samples_says_so_once_at_its_end(tmp_path, caplog):
+    folder = image_folder(tmp_path / "data", per_class=2)
+    (folder / "circle" / "9.jpg").write_bytes(b"")
+    loader = fl.loader(str(folder), 2, preprocess=fl.preprocess.imagenet(28))
+    for _ in range(2):
+        caplog.clear()
+        assert sum(len(batch.ids) for batch in loader) == 6
+        [line] = [record.message for record in caplog.records if record.name == "frostline"]
+        assert line.startswith("left out of the pass: 1 sample (circle/9.jpg: ")
+
+
+parts = st.text("ab.é", min_size=1, max_size=3)
+suffixes = st.sampled_from([".jpg", ".png", ".wav", ".xcf", ".JPG", ""])
+names = st.builds(lambda folders, base, suffix: "/".join([*folders, base + suffix]), st.lists(parts, max_size=2), parts,
+                  suffixes)  # fmt: skip
+
+
+@given(st.sets(names.filter(lambda name: not {".", ".."} & set(name.split("/"))), min_size=1, max_size=12))
+def test_the_samples_of_folders_and_what_is_left_out_are_all_objects(found):
+    # A name of a store that is a folder of another is none in a file system, and is one in a bucket.
+    store = open_store(f"memory://{uuid.uuid4()}")
+    put(store, *found)
+    try:
+        data = Dataset(store.url, format="folders")
+        count, left = len(data), data.manifest.left_out
+    except EmptyDataset:
+        return
+    assert count + sum(one.total for one in left) == len(found)
+    assert not {name for one in left for name in one.names} & set(data.names)
+    assert {name for one in left for name in one.names} <= found
