@@ -63,6 +63,8 @@ __all__ = (
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 # A row group is what one read of a cell decodes.
 _GROUP_ROWS = 64
+# What stands behind a length and ftyp.
+_BRANDS = {b"avif": ".avif", b"avis": ".avif", b"heic": ".heic", b"heix": ".heic", b"mif1": ".heic"}
 # What stands behind RIFF and a length.
 _RIFFS = {b"WEBP": ".webp", b"WAVE": ".wav"}
 # The first bytes of what ``preprocess`` reads.
@@ -72,6 +74,11 @@ _STARTS = (
     (b"BM", ".bmp"),
     (b"II*\0", ".tif"),
     (b"MM\0*", ".tif"),
+    (b"GIF8", ".gif"),
+    (b"\0\0\1\0", ".ico"),
+    (b"\0\0\0\x0cjP  ", ".jp2"),
+    (b"\xff\x4f\xff\x51", ".j2k"),
+    (b"P4", ".pbm"),
     (b"P5", ".pgm"),
     (b"P6", ".ppm"),
     (b"\x93NUMPY", ".npy"),
@@ -334,6 +341,8 @@ def suffix_by_content(encoded: bytes) -> str:
     """The suffix that a sample's first bytes ask for; ``.jpg`` where they are of no known kind."""
     if encoded[:4] == b"RIFF" and encoded[8:12] in _RIFFS:
         return _RIFFS[encoded[8:12]]
+    if encoded[4:8] == b"ftyp" and encoded[8:12] in _BRANDS:
+        return _BRANDS[encoded[8:12]]
     return next((suffix for start, suffix in _STARTS if encoded.startswith(start)), ".jpg")
 
 

@@ -55,7 +55,12 @@ __all__ = (
 )
 
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+IMAGE_SUFFIXES = frozenset(
+    {
+        ".avif", ".bmp", ".gif", ".heic", ".heif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx",
+        ".npy", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp",
+    }
+)  # fmt: skip
 SOUND_SUFFIXES = frozenset({".flac", ".ogg", ".opus", ".wav"})
 KINDS = (IMAGE_SUFFIXES, SOUND_SUFFIXES)
 """Suffixes of each kind of samples: where several lie in one place, the first of them are the samples."""
@@ -64,7 +69,7 @@ SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 # Part of every digest: raise it whenever the same files would give another table.
-_FOLDER_RULE = "frostline image folders 6"
+_FOLDER_RULE = "frostline image folders 7"
 
 
 # A larger one is no table of classes, whose names stand in every manifest.
@@ -382,7 +387,7 @@ def known_sizes(before: ListedSamples | None) -> Mapping[tuple[str, str], Size]:
 
 
 # Part of every digest: raise it whenever the same files would give another table.
-_MASK_RULE = "frostline masks 3"
+_MASK_RULE = "frostline masks 4"
 _THREADS = 16
 
 _IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "leftimg8bit"})
@@ -402,6 +407,8 @@ _MASK_ENDS = (
 )  # fmt: skip
 _ENDS_IN_FOLDERS = (*_MASK_ENDS, "_masks", "_label", "_labels", "_seg", "_gt")
 _FOLDER_END = "_masks"
+# Before all ends: a mask that is called as its image is.
+_SAME_NAME = -1
 # What the names of all masks have in them, and those of some other objects.
 _LIKELY = "(?i)annotation|ground_truth|gt|label|mask|segmentation|trimaps"
 _FOLDERS_AT_HAND = 4096
@@ -425,12 +432,14 @@ class _Place(NamedTuple):
     """What a name says of an object.
 
     Attributes:
-        key: name without the part that tells images from masks: the same for both of a pair.
+        name: name without its suffix and without the folders that tell images from masks.
+        key: the same without the end that tells images from masks: the same for both of a pair.
         is_mask: it is a mask.
         rank: precedence of the mask: of several masks of an image, the lowest rank counts.
         is_some_only: masks like it belong to some of the images.
     """
 
+    name: str
     key: str
     is_mask: bool
     rank: int = 0
@@ -442,8 +451,9 @@ class MaskPairs:
 
     Folders tell them apart (``images`` and ``masks`` at any depth, ``JPEGImages`` and ``SegmentationClass``,
     ``leftImg8bit`` and ``gtFine``, ``train`` and ``train_masks``), or the ends of names (``1.tif`` and ``1_mask.tif``).
-    What is left of the two names is the same. The first folder that is left is the class. An image without a mask is
-    a sample without one, but in the layout of Pascal VOC, where it belongs to other tasks.
+    What is left of the two names is the same; a mask whose whole name is that of an image goes before others. The
+    first folder that is left is the class. An image without a mask is a sample without one, but in the layout of Pascal
+    VOC, where it belongs to other tasks.
     """
 
     name = "masks"
@@ -453,8 +463,10 @@ class MaskPairs:
         """See ``Format.claims``: one pair is enough."""
         # Most listings are of other formats, and may be of millions: one look at each name tells.
         likely = Entries.of(entries).matching(_LIKELY)
-        masks = {place.key for _, place in _placed(likely) if place.is_mask}
-        return bool(masks) and any(place.key in masks for _, place in _placed(entries) if not place.is_mask)
+        masks = {name for _, place in _placed(likely) if place.is_mask for name in (place.name, place.key)}
+        return bool(masks) and any(
+            not masks.isdisjoint((place.name, place.key)) for _, place in _placed(entries) if not place.is_mask
+        )
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
@@ -498,25 +510,36 @@ def pairs_of(entries: Iterable[Entry]) -> list[Pair]:
     Raises:
         DataError: two images, or two masks, have one name but for their suffix.
     """
+    placed = list(_placed(sorted(entries)))
     images: dict[str, Entry] = {}
-    masks: dict[str, tuple[int, Entry]] = {}
-    some_only = False
-    for entry, place in _placed(sorted(entries)):
+    names: dict[str, str] = {}
+    for entry, place in placed:
         if not place.is_mask:
-            if place.key in images:
-                raise DataError(_twice(images[place.key], entry, "the images of one sample"))
-            images[place.key] = entry
+            if place.name in images:
+                raise DataError(_twice(images[place.name], entry, "the images of one sample"))
+            images[place.name] = entry
+            names.setdefault(place.key, place.name)
+    masks: dict[str, tuple[int, Entry]] = {}
+    for entry, place in placed:
+        name, rank = _image_of(place, images, names) if place.is_mask else (None, 0)
+        if name is None:
             continue
-        some_only |= place.is_some_only
-        known = masks.get(place.key)
-        if known is not None and known[0] == place.rank:
+        known = masks.get(name)
+        if known is not None and known[0] == rank:
             raise DataError(_twice(known[1], entry, "the mask of one image"))
-        if known is None or place.rank < known[0]:
-            masks[place.key] = (place.rank, entry)
-    if not masks.keys() & images.keys():
-        return []
-    found = ((key, image, masks[key][1] if key in masks else None) for key, image in images.items())
-    return [Pair(image, mask, _folder_of(key)) for key, image, mask in found if mask or not some_only]
+        if known is None or rank < known[0]:
+            masks[name] = (rank, entry)
+    some_only = any(place.is_some_only for _, place in placed)
+    found = ((name, image, masks[name][1] if name in masks else None) for name, image in images.items())
+    pairs = [Pair(image, mask, _folder_of(name)) for name, image, mask in found if mask or not some_only]
+    return pairs if masks else []
+
+
+def _image_of(mask: _Place, images: Mapping[str, Entry], names: Mapping[str, str]) -> tuple[str | None, int]:
+    """The name of the image that a mask belongs to, and the mask's precedence among those of the same image."""
+    if mask.name in images:
+        return mask.name, _SAME_NAME
+    return (mask.key if mask.key in images else names.get(mask.name, names.get(mask.key))), mask.rank
 
 
 def _mask(entry: Entry | None) -> Mask:
@@ -550,8 +573,8 @@ def _place(name: str) -> _Place:
     end = _end_of(stem, _ENDS_IN_FOLDERS if is_mask else _MASK_ENDS)
     if is_mask or (end and not is_image_folder):
         rank = _ENDS_IN_FOLDERS.index(end) if end else len(_ENDS_IN_FOLDERS)
-        return _Place(left + stem[: len(stem) - len(end)], True, rank, is_some_only)
-    return _Place(left + stem[: len(stem) - len(_end_of(stem, _IMAGE_ENDS))], False)
+        return _Place(left + stem, left + stem[: len(stem) - len(end)], True, rank, is_some_only)
+    return _Place(left + stem, left + stem[: len(stem) - len(_end_of(stem, _IMAGE_ENDS))], False)
 
 
 def _end_of(stem: str, ends: Iterable[str]) -> str:
