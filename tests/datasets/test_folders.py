@@ -273,6 +273,62 @@ def classes_of(*texts):
     return labelled([said_in(text) for text in texts]).classes
 
 
+def labels_by_name(data):
+    return {name: label if label < 0 else data.classes[label]
+            for name, label in zip(data.names, data.samples.labels.tolist(), strict=True)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("folder", "written"),
+    [("images", "images/{}.jpg"), ("train_images", "{}.jpg"), ("train", "{}"), ("deep/images", "./images/{}.jpg")],
+)
+def test_a_list_beside_a_folder_of_images_says_their_labels(store, folder, written):
+    for number in range(5):
+        store.write(f"{folder}/{number}.jpg", b"x")
+    rows = [f"{written.format(number)},{('cat', 'dog')[number % 2]},{number}" for number in (3, 2, 1, 0, 7)]
+    store.write("labels.csv", "\n".join(["image_id,label,age", *rows]).encode())
+    store.write("sample_submission.csv", b"image_id,label\n4,cat\n")
+    data = Dataset(store.url)
+    wanted = {f"{folder}/{number}.jpg": -1 if number == 4 else ("cat", "dog")[number % 2] for number in range(5)}
+    assert labels_by_name(data) == wanted
+    assert data.column("age").to_pylist() == [0, 1, 2, 3, None]
+    left = {(one.reason, one.names) for one in data.manifest.left_out}
+    assert left == {
+        ("of labels.csv that name no image here", (written.format(7),)),
+        ("with the suffix .csv, which is not read", ("sample_submission.csv",)),
+    }
+    assert data.manifest.reading == "objects"
+    store.write("labels.csv", "\n".join(["image_id,label", f"{written.format(0)},owl"]).encode())
+    assert Dataset(store.url).classes == ("owl",), "another list is another manifest"
+
+
+def test_a_list_of_something_else_beside_images_is_named_and_not_taken(store):
+    for number in range(2):
+        store.write(f"images/{number}.jpg", b"x")
+    store.write("stations.csv", b"station,height\na,1\n")
+    data = Dataset(store.url)
+    assert data.classes == ("images",)
+    assert [one.names for one in data.manifest.left_out] == [("stations.csv",)]
+
+
+def test_folders_that_are_classes_stay_and_lists_called_metadata_add_columns(store):
+    for name in ("cat/1.jpg", "dog/1.jpg", "dog/2.jpg"):
+        store.write(name, b"x")
+    store.write("labels.csv", b"file_name,label\ncat/1.jpg,x\n")
+    rows = [
+        {"file_name": "1.jpg", "text": "a"},
+        {"file_name": "2.jpg", "text": "b"},
+        {"file_name": "2.jpg", "text": "c"},
+    ]
+    store.write("dog/metadata.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("cat", "dog"), [0, 1, 1])
+    assert data.column("text").to_pylist() == [None, "a", "b"]
+    assert [(one.what, one.names) for one in data.manifest.left_out] == [
+        ("object", ("labels.csv",)), ("row", ("2.jpg",))
+    ]  # fmt: skip
+
+
 SOUND = b"RIFF\x24\0\0\0WAVE" + bytes(20)
 
 

@@ -28,6 +28,7 @@ __all__ = (
     "Labelled",
     "are_divided",
     "are_numbers",
+    "called",
     "class_table",
     "classes_in",
     "column_said",
@@ -54,7 +55,10 @@ __all__ = (
 LABEL_FIELDS = ("label", "cls", "class", "class_name")
 """Fields and columns that say a sample's label, the first that is there."""
 
-URL_FIELDS = ("url", "uri", "image_url", "file_name", "path", "image")
+URL_FIELDS = (
+    "url", "uri", "image_url", "file_name", "path", "file_path", "image_path", "image_file", "image", "image_name",
+    "file", "image_id", "id",
+)  # fmt: skip
 """Columns of lists that say where a sample is, the first that is there."""
 
 OTHER_LABELS = "frostline_label"
@@ -77,6 +81,22 @@ _LEADING_ZERO = re.compile(r"0[0-9]+")
 _LIST = re.compile(r"\[.*\]", re.DOTALL)
 # A name among labels as they are said; numbers and lists stand there as they are written.
 _NAME = '"'
+
+
+_NO_LETTER = re.compile(r"[\W_]+")
+
+
+def called(names: Sequence[str], fields: Sequence[str]) -> str | None:
+    """The first of some fields among names, as people match them: ``File Name`` is ``file_name``; None for none."""
+    exact = next((field for field in fields if field in names), None)
+    if exact is not None:
+        return exact
+    plain = {_letters(name): name for name in reversed(names)}
+    return next((plain[_letters(field)] for field in fields if _letters(field) in plain), None)
+
+
+def _letters(name: str) -> str:
+    return _NO_LETTER.sub("", name.casefold())
 
 
 class Labelled(NamedTuple):
