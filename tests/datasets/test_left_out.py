@@ -5,6 +5,7 @@ import json
 import logging
 import uuid
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import frostline as fl
 from frostline.cli import main
-from frostline.core.errors import EmptyDataset
+from frostline.core.errors import EmptyDataset, SettingError
 from frostline.datasets import Dataset
 from frostline.datasets.formats.left_out import LeftOut
 from frostline.stores.open import open_store
@@ -96,6 +97,60 @@ def test_what_came_beside_the_data_since_the_manifest_was_built_is_named_too(sto
     assert data.manifest.found
     assert said(data) == [("object", "with the suffix .xcf, which is not read", 1, ("cat/1.xcf",))]
     assert data.statistics().left_out == (LeftOut(*said(data)[0]),)
+
+
+def kinds_of(store, folder):
+    """Five samples with a column of names and one of whole numbers, in the format that a folder is called by."""
+    names = ["cat", "dog", None, "cat", "owl"]
+    fields = [{"Category": name, "grade": 2.0 * row} for row, name in enumerate(names)]
+    if folder == "webdataset":
+        members = [(f"{row}.{kind}", data) for row, one in enumerate(fields)
+    named = data.take(np.array([1, 3]))
+    assert Dataset(url)["odd"].names == Dataset(url, label="grade")["odd"].names == named.names
+        store.write("a.tar", tar_of(members))
+    elif folder == "parquet":
+        images = [IMAGE] * len(fields)
+        store.write("a.parquet", rows(image=images, Category=names, grade=[one["grade"] for one in fields]))
+    else:
+        place = "" if folder == "urls" else "images/"
+        put(store, *(f"{place}{row}.pgm" for row in range(5)))
+        lines = [f"{row},{one['Category'] or ''},{one['grade']}" for row, one in enumerate(fields)]
+        store.write("labels.csv", "\n".join(["image_id,Category,grade", *lines]).encode())
+    return store.url
+
+
+@pytest.mark.parametrize("folder", ["webdataset", "parquet", "urls", "folders"])
+def test_the_column_of_labels_can_be_named_in_every_format(store, folder):
+    url = kinds_of(store, folder)
+    data = Dataset(url, label="category")
+    assert (data.classes, data.samples.labels.tolist()) == (("cat", "dog", "owl"), [0, 1, -1, 0, 2])
+    assert data.column("Category").to_pylist() == ["cat", "dog", None, "cat", "owl"]
+    assert len(data.select("label == 'cat'")) == 2
+    assert data.select("label is not None").classes == data.classes
+    numbers = Dataset(url, label="grade")
+    assert (len(numbers.classes), numbers.samples.labels.tolist()) == (9, [0, 2, 4, 6, 8])
+    assert len({numbers.digest, data.digest, Dataset(url).digest}) == 3
+    data.save_splits({"odd": data.take(np.array([1, 3]))})
+    assert Dataset(url)["odd"].names == Dataset(url, label="grade")["odd"].names == data.take(np.array([1, 3])).names
+    with pytest.raises(SettingError, match="no column 'colour' of labels, only"):
+        _ = Dataset(url, label="colour").samples
+
+
+def test_the_command_names_the_column_of_labels_and_copies_by_it(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    kinds_of(open_store(str(tmp_path / "data")), "parquet")
+    for command in (
+        ["index", "--data", str(tmp_path / "data"), "--label", "category", "--json"],
+        ["ingest", str(tmp_path / "data"), str(tmp_path / "copy"), "--format", "webdataset", "--label", "CATEGORY"],
+        ["index", "--data", str(tmp_path / "copy"), "--json"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code == 0
+        out = capsys.readouterr().out
+        if command[0] == "index":
+            assert json.loads(out)["per_class"] == {"cat": 2, "dog": 1, "owl": 1}
 
 
 def test_the_command_says_it_in_one_line_and_in_its_json(tmp_path, capsys, monkeypatch):

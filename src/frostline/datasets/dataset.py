@@ -20,7 +20,7 @@ from frostline.datasets.formats.labels import SPLIT
 from frostline.datasets.formats.left_out import log_left_out, said_of_left_out
 from frostline.datasets.manifest import DatasetStatistics, Manifest, rows_of_ids
 from frostline.datasets.manifest_store import NamedSplits
-from frostline.datasets.selection import Selection
+from frostline.datasets.selection import Selection, labelled_by
 from frostline.datasets.source import ManifestSource, canonical_url
 from frostline.datasets.targets import MultiLabel, TargetColumns, check_classes, checked_targets, specs_of
 from frostline.ordering import Chosen
@@ -45,6 +45,8 @@ class Dataset(ShownInNotebooks):
         format: name of the format that the data has, where more than one lies there; by default what it looks like.
         column: column of Parquet files with the samples: texts or encoded images; or columns by the inputs that they
             make, ``{"pixel_values": "image", "input_ids": "caption"}``. It becomes a part of the format's name.
+        label: column whose values are the labels: names, or whole numbers from 0; by default one that is called as
+            labels are, such as ``label`` or ``class``, or what the format itself says.
         relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
             hundred million objects. What changed since is noticed when it is read.
         changed: policy for objects that have changed since they were listed; their samples are never
@@ -80,6 +82,7 @@ class Dataset(ShownInNotebooks):
         beside: bool = False,
         format: str | None = None,
         column: str | Mapping[str, str] | None = None,
+        label: str | None = None,
         relist: bool = True,
         changed: str = CHANGED[0],
         targets: str | MultiLabel | Sequence[str | MultiLabel] | None = None,
@@ -101,7 +104,8 @@ class Dataset(ShownInNotebooks):
             "token": token,
         }
         self.source = ManifestSource(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
-        self._asked["targets"] = targets
+        self._asked |= {"targets": targets, "label": label}
+        self._label = label
         self._declared, self._is_single = checked_targets(targets)
         self._observe = observe
         self._selected: Selection | None = None
@@ -140,7 +144,9 @@ class Dataset(ShownInNotebooks):
             left = said_of_left_out(self._url, whole.left_out)
             if left is not None:
                 self._observe(left)
-            if not self.declares_targets:
+            if self._label is not None:
+                whole = labelled_by(whole, self._label, self._url)
+            if not self.declares_targets and self._label is None:
                 check_classes(whole.columns.table, self._url)
             self._selected = Selection(whole, None)
         return self._selected

@@ -359,6 +359,7 @@ class Manifest:
         splits: splits that the data itself names in its column ``split``.
         saved: splits that came with it from the node that listed the data, by name; none where it was listed here.
         left_out: what of the data is no sample, by kind and reason.
+        listing: digest of the listing, by which splits are kept, where that is not ``digest``.
     """
 
     samples: SampleTable
@@ -374,6 +375,7 @@ class Manifest:
     splits: tuple[str, ...] = ()
     saved: Mapping[str, Chosen] = field(default_factory=dict)
     left_out: tuple[LeftOut, ...] = ()
+    listing: str = ""
 
 
 def load_manifest(

@@ -530,7 +530,8 @@ class ManifestSource:
         """The splits that were saved of a manifest of this data."""
         store = None if self.near else open_store(self.url)
         size = len(manifest.samples)
-        return NamedSplits(store, self.cache, manifest.digest, size, beside=self.beside, given=manifest.saved)
+        digest = manifest.listing or manifest.digest
+        return NamedSplits(store, self.cache, digest, size, beside=self.beside, given=manifest.saved)
 
     def require_store(self) -> None:
         """Do nothing where the data's own store is asked.

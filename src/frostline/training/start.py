@@ -60,6 +60,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
         settings.data,
         format=settings.format,
         column=by_input(settings.column, "--column") or settings.column,
+        label=settings.label,
         relist=settings.relist,
         changed=settings.changed,
         targets=declared_of(settings),

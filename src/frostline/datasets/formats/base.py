@@ -389,6 +389,11 @@ class ManifestColumns:
         """Another table of the same rows, columns of which may lie in the same file."""
         return ManifestColumns(table, self._mapped, self._known)
 
+    def with_labels(self, labels: pa.Array) -> "ManifestColumns":
+        """The same rows with other labels, as ``label_column`` makes them."""
+        place = self.table.schema.get_field_index("label")
+        return ManifestColumns(self.table.set_column(place, "label", labels), self._mapped)
+
     def forget(self) -> None:
         """Give pages back that were read from the file; they come again when they are read."""
         if self._mapped is not None:
