@@ -1,22 +1,34 @@
-"""What of a data set is no sample is named and counted: objects, rows, keys of shards, columns, samples of a pass."""
+"""Nothing of a data set is lost without a word.
+
+What is no sample is named and counted: objects, rows, keys of shards, columns, samples of a pass.
+
+Copies of data sets at random between all formats keep samples, classes, labels, splits and metadata.
+"""
 
 import io
 import json
 import logging
+import shutil
+import tempfile
 import uuid
+from datetime import date, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import frostline as fl
 from frostline.cli import main
 from frostline.core.errors import EmptyDataset, SettingError
 from frostline.datasets import Dataset
+from frostline.datasets.copy.ready import ingest
+from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.left_out import LeftOut
+from frostline.preprocess import Applied, imagenet
 from frostline.stores.open import open_store
 from support.formats import tar_of
 from support.images import image_folder
@@ -104,9 +116,9 @@ def kinds_of(store, folder):
     names = ["cat", "dog", None, "cat", "owl"]
     fields = [{"Category": name, "grade": 2.0 * row} for row, name in enumerate(names)]
     if folder == "webdataset":
-        members = [(f"{row}.{kind}", data) for row, one in enumerate(fields)
-    named = data.take(np.array([1, 3]))
-    assert Dataset(url)["odd"].names == Dataset(url, label="grade")["odd"].names == named.names
+        labels = [json.dumps({"label": "x", **one}).encode() for one in fields]
+        images = [(f"{row}.pgm", IMAGE) for row in range(len(fields))]
+        members = [*images, *((f"{row}.json", label) for row, label in enumerate(labels))]
         store.write("a.tar", tar_of(members))
     elif folder == "parquet":
         images = [IMAGE] * len(fields)
@@ -131,7 +143,8 @@ def test_the_column_of_labels_can_be_named_in_every_format(store, folder):
     assert (len(numbers.classes), numbers.samples.labels.tolist()) == (9, [0, 2, 4, 6, 8])
     assert len({numbers.digest, data.digest, Dataset(url).digest}) == 3
     data.save_splits({"odd": data.take(np.array([1, 3]))})
-    assert Dataset(url)["odd"].names == Dataset(url, label="grade")["odd"].names == data.take(np.array([1, 3])).names
+    named = data.take(np.array([1, 3])).names
+    assert Dataset(url)["odd"].names == Dataset(url, label="grade")["odd"].names == named
     with pytest.raises(SettingError, match="no column 'colour' of labels, only"):
         _ = Dataset(url, label="colour").samples
 
@@ -195,3 +208,97 @@ def test_the_samples_of_folders_and_what_is_left_out_are_all_objects(found):
     assert count + sum(one.total for one in left) == len(found)
     assert not {name for one in left for name in one.names} & set(data.names)
     assert {name for one in left for name in one.names} <= found
+
+
+FORMATS = ("parquet", "webdataset", "original", "ready")
+FIRST, LAST = datetime.fromisoformat("1900-01-01"), datetime.fromisoformat("2200-01-01")
+NAMES = st.text(st.characters(categories=["L", "N"], max_codepoint=0x24F), min_size=1, max_size=5)
+VALUES = {
+    "whole": st.integers(-(1 << 60), 1 << 60),
+    "share": st.floats(allow_nan=False, allow_infinity=False, width=32),
+    "is odd": st.booleans(),
+    "words": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=6),
+    "day": st.dates(date(1900, 1, 1), date(2200, 1, 1)),
+    "at": st.datetimes(FIRST, LAST),
+    "lasts": st.timedeltas(timedelta(days=-9), timedelta(days=9)),
+    "price": st.decimals(-9999, 9999, places=3),
+}
+
+
+def numbered_image(number):
+    return b"P5 4 4 255\n" + bytes([number % 256, number // 256] * 8)
+
+
+@st.composite
+def some_data(draw):
+    """The classes, with some that no sample has, and the rows of a data set."""
+    classes = draw(st.lists(NAMES, min_size=1, max_size=5, unique_by=str.lower))
+    columns = draw(st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=4))
+    rows = draw(
+        st.lists(
+            st.fixed_dictionaries(
+                {"label": st.sampled_from(range(len(classes))), **{name: st.none() | VALUES[name] for name in columns}}
+            ),
+            min_size=1,
+            max_size=8,
+        )
+    )
+    return classes, columns, rows
+
+
+def written(folder, classes, columns, rows, splits):
+    """Parquet files of Hugging Face's kind, one for each split."""
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": classes}}
+    said = json.dumps({"info": {"features": features}})
+    kinds = {name: pa.array([row[name] for row in rows]).type for name in columns}
+    kinds |= {"price": pa.decimal128(10, 3)} if "price" in columns else {}
+    for number, split in enumerate(splits):
+        some = list(enumerate(rows))[number :: len(splits)]
+        table = pa.table(
+            {
+                "image": [numbered_image(place) for place, _ in some],
+                "label": pa.array([row["label"] for _, row in some], pa.int64()),
+                **{name: pa.array([row[name] for _, row in some], kinds[name]) for name in columns},
+            }
+        )
+        pq.write_table(table.replace_schema_metadata({"huggingface": said}), folder / f"{split}.parquet")
+
+
+def contents(data, columns):
+    """What is said of each sample, as texts in an order that follows from them alone."""
+    labels = [None if label < 0 else data.classes[label] for label in data.samples.labels.tolist()]
+    told = [data.column(name).to_pylist() for name in columns]
+    return sorted(map(repr, zip(labels, *told, strict=True)))
+
+
+def copied(source, destination, format):
+    if format == "ready":
+        ingest(source, destination, Applied.to(imagenet(4), "uint8"), observe=lambda _: None)
+    else:
+        repack(source, destination, format, observe=lambda _: None)
+    return Dataset(destination)
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(some_data(), st.lists(st.sampled_from(FORMATS), min_size=1, max_size=3), st.booleans())
+def test_copies_keep_classes_labels_splits_and_metadata(data, way, is_divided):
+    classes, columns, rows = data
+    folder = Path(tempfile.mkdtemp())
+    try:
+        (folder / "rows").mkdir()
+        splits = ("train", "val") if is_divided and len(rows) > 1 else ("all",)
+        written(folder / "rows", classes, columns, rows, splits)
+        source = Dataset(folder / "rows")
+        assert len(source) == len(rows)
+        columns = [*columns, *(["split"] if len(splits) > 1 else [])]
+        for number, format in enumerate(way):
+            copy = copied(source, folder / str(number), format)
+            if format == "original":  # which has no place for other columns, and says so
+                columns = [name for name in columns if name == "split"]
+            assert copy.classes == tuple(classes)
+            assert copy.splits_brought == source.splits_brought
+            assert copy.manifest.left_out == ()
+            assert contents(copy, columns) == contents(source, columns)
+            source = copy
+    finally:
+        shutil.rmtree(folder)
