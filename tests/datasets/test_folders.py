@@ -221,6 +221,25 @@ def test_whole_numbers_of_a_list_may_have_a_point_and_names_stay_as_they_are(sto
     assert (data.classes, data.samples.labels.tolist()) == (("0", "1", "2"), [0, -1, 2, 1])
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_names_that_are_bytes_are_labels_and_no_masks(store, kind, format):
+    images = [b"P5 1 1 255\n" + bytes([row]) for row in range(4)]
+    table = pa.table({"image": images, "label": pa.array([b"cat", "hübsch".encode(), None, b"cat"], kind)})
+    out = io.BytesIO()
+    if format == "parquet":
+        pq.write_table(table, out)
+    elif kind == pa.binary_view():
+        return  # such columns of Arrow files are no cells that are read in place
+    else:
+        with pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+    store.write(f"x.{format}", out.getvalue())
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("cat", "hübsch"), [0, 1, -1, 0])
+    assert not data.has_targets
+
+
 def test_truth_values_are_classes(store):
     store.write("x.parquet", parquet(pa.array([True, False, None])))
     data = Dataset(store.url)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from frostline.datasets.formats.labels import column_name, joined, labelled, wit
 from frostline.datasets.formats.left_out import LeftOut
 from frostline.datasets.formats.ranges import ObjectRanges
 from frostline.datasets.formats.tables import (
+    LOOKED_AT,
     SAID,
     ColumnRoles,
     finished,
@@ -29,8 +31,10 @@ from frostline.datasets.formats.tables import (
     labels_said,
     left_in,
     left_of_table,
+    may_name_classes,
     plain,
     roles_in,
+    with_names_for_masks,
     with_partitions,
 )
 from frostline.stores.protocols import Entry, ObjectStore, Versioned
@@ -356,6 +360,9 @@ def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Ent
         return _File(table, columns.classes, left)
     tables, row = [_schema_of(stream.schema, columns, entry)], 0
     for batch in stream.batches():
+        if not row and may_name_classes(columns):
+            columns = with_names_for_masks(columns, _first(store, entry, batch, columns))
+            tables = [_schema_of(stream.schema, columns, entry)]
         tables.append(_table(store, heads, entry, columns, batch, row))
         row += len(batch)
     table = pa.concat_tables(tables, promote_options="permissive")
@@ -363,6 +370,14 @@ def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Ent
     lost = [name for number in range(row) if (name := f"{entry.object}/{number}") not in kept]
     left = left_of_table(entry.object, lost, columns.left)
     return _File(table, columns.classes, left)
+
+
+def _first(store: Versioned, entry: Entry, batch: StreamedBatch, columns: ColumnRoles) -> list[bytes]:
+    """The first values of the column that may be one of masks."""
+    assert columns.mask is not None
+    cells = batch.cells(columns.mask)
+    places = zip(cells.offsets[cells.valid].tolist(), cells.lengths[cells.valid].tolist(), strict=True)
+    return [bytes(store.read(entry.object, offset, length)) for offset, length in islice(places, LOOKED_AT) if length]
 
 
 def _schema_of(schema: pa.Schema, columns: ColumnRoles, entry: Entry) -> pa.Table:

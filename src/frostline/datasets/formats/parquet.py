@@ -31,6 +31,7 @@ from frostline.datasets.formats.left_out import ROWS, LeftOut
 from frostline.datasets.formats.ranges import is_parquet, opened
 from frostline.datasets.formats.tables import (
     HEADER_BYTES,
+    LOOKED_AT,
     NUMBER_BYTES,
     SAID,
     ColumnRoles,
@@ -40,9 +41,11 @@ from frostline.datasets.formats.tables import (
     labels_said,
     left_in,
     left_of_table,
+    may_name_classes,
     number_lists,
     plain,
     roles_of_parts,
+    with_names_for_masks,
     with_partitions,
 )
 from frostline.datasets.formats.urls import located
@@ -417,6 +420,9 @@ def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> 
         if entry.etag and (entry.object, entry.etag) in known:
             table, left = known[entry.object, entry.etag]
             return _File(table, columns.classes, left)
+        if may_name_classes(columns) and columns.mask is not None:
+            first = next(_groups(parquet, columns.mask), pa.chunked_array([], pa.large_binary()))
+            columns = with_names_for_masks(columns, first.drop_null().slice(0, LOOKED_AT).to_pylist())
         table = _table(parquet, entry, columns, paths)
         elsewhere = _elsewhere(parquet, table, paths)
     if is_other_version(entry.etag, source.version):

@@ -50,6 +50,7 @@ from frostline.stores.protocols import Names
 
 __all__ = (
     "HEADER_BYTES",
+    "LOOKED_AT",
     "NUMBER_BYTES",
     "SAID",
     "ColumnRoles",
@@ -65,11 +66,13 @@ __all__ = (
     "labels_said",
     "left_in",
     "left_of_table",
+    "may_name_classes",
     "number_lists",
     "plain",
     "read_back",
     "roles_in",
     "roles_of_parts",
+    "with_names_for_masks",
     "with_partitions",
     "written_out",
 )
@@ -566,6 +569,34 @@ def _hint(schema: pa.Schema) -> str:
     if url is not None:
         return f"; if {url} says where images are, name the format: format='urls', or --format urls"
     return f"; if samples are the texts in {texts[0]}, name the column: column={texts[0]!r}" if texts else ""
+
+
+# Longer values are no names of classes.
+_LONGEST_NAME = 256
+LOOKED_AT = 64
+"""Values of a column by which it is judged whether they are names or masks."""
+
+
+def may_name_classes(columns: ColumnRoles) -> bool:
+    """Whether the column of masks is called as labels are, and its type does not say that they are images."""
+    return columns.label is None and columns.mask in LABEL_FIELDS
+
+
+def with_names_for_masks(columns: ColumnRoles, values: Sequence[bytes]) -> ColumnRoles:
+    """The roles where a binary column that is called as labels are holds names and no masks; else as they were.
+
+    Args:
+        columns: roles for which ``may_name_classes`` holds.
+        values: first values of that column.
+    """
+    return replace(columns, label=columns.mask, mask=None) if values and all(map(_is_name, values)) else columns
+
+
+def _is_name(value: bytes) -> bool:
+    try:
+        return len(value) <= _LONGEST_NAME and value.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
 
 
 # What Hugging Face writes for a sample without a class, where classes have names.
