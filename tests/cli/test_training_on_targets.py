@@ -135,6 +135,31 @@ def test_labels_with_fractions_are_learned_where_they_are_named(capsys, folder, 
     assert run(capsys, *asked(tmp_path, near, *how))[0] == 0
 
 
+def test_training_says_how_many_samples_have_no_label_and_how_to_leave_them_out(capsys, folder, near, tmp_path):
+    images = pq.read_table(folder / "x.parquet")["image"].to_pylist()[:20]
+    said = [None if row % 10 == 9 else ("cat", "dog")[row % 2] for row in range(len(images))]
+    for name, labels in (("names", said), ("numbers", [label and float(label == "dog") for label in said])):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"image": images, "label": labels}), tmp_path / name / "x.parquet")
+        code, _, errors = run(capsys, *asked(tmp_path / name, near, "--epochs", 1))
+        assert (code, "2 of 20 samples of" in errors) == (2, True), errors
+        assert "--where 'label is not None'" in errors
+        where = ("--where", "label is not None", "--epochs", 1, "--json")
+        code, report, errors = run(capsys, *asked(tmp_path / name, near, *where))
+        assert code == 0, errors
+        assert json.loads(report)["samples"] + json.loads(report)["val_samples"] == 18
+
+
+def test_a_split_to_score_that_has_no_labels_is_refused_where_it_is_named(capsys, folder, near, tmp_path):
+    images = pq.read_table(folder / "x.parquet")["image"].to_pylist()
+    labels = [None if row >= 12 else ("cat", "dog")[row % 2] for row in range(16)]
+    for name, rows in (("train", slice(0, 8)), ("val", slice(8, 12)), ("test", slice(12, 16))):
+        pq.write_table(pa.table({"image": images[rows], "label": labels[rows]}), tmp_path / f"{name}.parquet")
+    code, _, errors = run(capsys, *asked(tmp_path, near, "--epochs", 1, "--val-split", "test"))
+    assert (code, "4 of 4 samples of" in errors) == (2, True), errors
+    assert run(capsys, *asked(tmp_path, near, "--epochs", 1))[0] == 0, "the test split takes no part"
+
+
 def test_a_function_of_ones_own_learns_labels_where_it_is_said_so(capsys, folder, near, tmp_path):
     file = tmp_path / "own.py"
     file.write_text("from torch.nn.functional import binary_cross_entropy_with_logits as loss\n")

@@ -163,7 +163,7 @@ def test_reads_plain_image_columns_and_leaves_out_rows_without_an_image(store, k
     assert [bytes(store.read(**place)) for place in places] == [b"one", b"", b"three"]
     assert listed.table["n"].to_pylist() == [1, 3, 4]
     assert listed.table["name"].to_pylist() == ["0.arrow/0", "0.arrow/2", "0.arrow/3"]
-    assert listed.table["label"].to_pylist() == [0, 1, -1]
+    assert listed.table["label"].to_pylist() == [0, 1, None]
 
 
 def test_files_that_can_be_entered_in_their_middle_are_read_too(store):

@@ -26,7 +26,7 @@ from frostline.datasets.check import check
 from frostline.datasets.copy.layout import suffix_by_content
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.folders import ClassFolderFormat, suffix_of
-from frostline.datasets.formats.labels import classified
+from frostline.datasets.formats.labels import labelled, said_in
 from frostline.preprocess import imagenet
 from frostline.preprocess.apply import decode_into
 from frostline.stores.open import open_store
@@ -85,7 +85,7 @@ def test_images_in_no_folder_count_where_there_are_no_others():
     assert column(listing, "object") == ["cat/c.jpg"]
     listing = listing_of("b.jpg", "a.jpg", "cat/notes.txt", ".hidden.jpg")
     assert column(listing, "object") == ["a.jpg", "b.jpg"]
-    assert column(listing, "label") == [-1, -1]
+    assert column(listing, "label") == [None, None]
     assert listing.classes == ()
     assert not FORMAT.claims([Entry("a.jpg", 1, "")]), "lists beside them may say more"
 
@@ -154,12 +154,10 @@ def parquet(labels, features=None, **columns):
     ("labels", "words"),
     [
         (pa.array([0.5, 1.5]), ("'0.5'",)),
-        (pa.array([0.0, 1.0, None]), ("'0.0'",)),
         (pa.array([[1, 0], [0, 1]]), ("'[1, 0]'",)),
         (pa.array([{"a": 1}, {"a": 2}]), ("x.parquet", "'label'", "struct<")),
         (pa.array([-1, 1]), ("'-1'",)),
         (pa.array([3, -7], pa.int8()), ("'-7'",)),
-        (pa.array(["0.5", "2"]), ("'0.5'",)),
         (pa.array(["[1, 2]", "[]"]), ("'[",)),
     ],
 )
@@ -171,6 +169,75 @@ def test_columns_of_other_targets_are_refused(store, labels, words):
 def test_prefers_a_column_of_classes_to_another_column_called_label(store):
     store.write("x.parquet", parquet(pa.array([[1.0], [2.0]]), **{"class": ["cat", "dog"]}))
     assert Dataset(store.url).classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "numbers"),
+    [
+        (pa.array([0.0, 1.0, None, 3.0]), ("0", "1", "2", "3"), [0, 1, -1, 3]),
+        (pa.array([2.0, float("nan"), 0.0], pa.float32()), ("0", "1", "2"), [2, -1, 0]),
+        (pa.array(["2019", "2020", None, "2019"]), ("2019", "2020"), [0, 1, -1, 0]),
+        (pa.array(["10", "9", "0"]), ("0", "9", "10"), [2, 1, 0]),
+        (pa.array(["10115", "01099", "10115"]).dictionary_encode(), ("01099", "10115"), [1, 0, 1]),
+        (pa.array(["0.5", "2", "-1"]), ("-1", "0.5", "2"), [1, 2, 0]),
+        (pa.array(["NA", "null", "nan", None, ""]), ("NA", "nan", "null"), [0, 2, 1, -1, -1]),
+        (pa.array([1, 0, None], pa.uint8()).dictionary_encode(), ("0", "1"), [1, 0, -1]),
+    ],
+    ids=str,
+)
+def test_numbers_are_numbers_of_classes_and_texts_are_names_whatever_stands_in_them(store, labels, classes, numbers):
+    store.write("x.parquet", parquet(labels))
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (classes, numbers)
+    assert data.column("label").to_pylist() == [None if number < 0 else number for number in numbers]
+    assert len(data.select("label is not None")) == sum(number >= 0 for number in numbers)
+    assert len(data.select(f"label != '{classes[0]}'")) == sum(number > 0 for number in numbers)
+
+
+def test_shards_say_numbers_by_cls_and_names_by_texts_of_their_json(store):
+    members = [(f"{row}.jpg", b"x") for row in range(4)]
+    numbers = [(f"{row}.cls", text) for row, text in enumerate((b"1.0", b"0", b" 2\n", b"0.0"))]
+    store.write("x.tar", tar_of([*members, *numbers]))
+    assert Dataset(store.url).samples.labels.tolist() == [1, 0, 2, 0]
+    said = (1.0, 0, None, 3.0)
+    numbers = [(f"{row}.json", json.dumps({"label": label}).encode()) for row, label in enumerate(said)]
+    store.write("x.tar", tar_of([*members, *numbers]))
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("0", "1", "2", "3"), [1, 0, -1, 3])
+    years = [(f"{row}.json", json.dumps({"label": str(2019 + row % 2)}).encode()) for row in range(4)]
+    store.write("x.tar", tar_of([*members, *years]))
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("2019", "2020"), [0, 1, 0, 1])
+    # What was known of the first shard is names still.
+    store.write("y.tar", tar_of([("9.jpg", b"x"), ("9.json", b'{"label": "2024"}')]))
+    assert Dataset(store.url).classes == ("2019", "2020", "2024")
+
+
+def test_whole_numbers_of_a_list_may_have_a_point_and_names_stay_as_they_are(store):
+    for name in "abcd":
+        store.write(f"{name}.jpg", b"x")
+    store.write("l.csv", b"file_name,label\na.jpg,0.0\nb.jpg,\nc.jpg,2.0\nd.jpg,1.0\n")
+    data = Dataset(store.url, format="urls")
+    assert (data.classes, data.samples.labels.tolist()) == (("0", "1", "2"), [0, -1, 2, 1])
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_names_that_are_bytes_are_labels_and_no_masks(store, kind, format):
+    images = [b"P5 1 1 255\n" + bytes([row]) for row in range(4)]
+    table = pa.table({"image": images, "label": pa.array([b"cat", "hübsch".encode(), None, b"cat"], kind)})
+    out = io.BytesIO()
+    if format == "parquet":
+        pq.write_table(table, out)
+    elif kind == pa.binary_view():
+        return  # such columns of Arrow files are no cells that are read in place
+    else:
+        with pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+    store.write(f"x.{format}", out.getvalue())
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("cat", "hübsch"), [0, 1, -1, 0])
+    assert not data.has_targets
 
 
 def test_truth_values_are_classes(store):
@@ -192,7 +259,7 @@ def test_members_of_shards_that_say_other_targets_are_refused(store, label):
     refused(store, "'[0, 1]'" if label == b"[0, 1]" else f"'{float(label)}'".removesuffix(".0'"))
 
 
-@pytest.mark.parametrize("label", [-1, 0.25, "-1", "0.5", [0, 1]])
+@pytest.mark.parametrize("label", [-1, 0.25, [0, 1]])
 def test_json_in_shards_that_says_other_targets_is_refused(store, label):
     members = [("1.jpg", b"x"), ("1.json", json.dumps({"label": label}).encode())]
     store.write("x.tar", tar_of([*members, ("2.jpg", b"x"), ("2.json", b'{"label": 3}')]))
@@ -216,8 +283,69 @@ def test_lists_as_parquet_say_them_by_the_type_of_their_column(store):
 
 
 def test_among_names_a_number_is_a_name():
-    assert classified(["v1.5", "2.0", "-1"])[1] == ("-1", "2.0", "v1.5")
-    assert classified(["001", "002"])[1] == ("001", "002")
+    assert classes_of("v1.5", "2.0", "-1") == ("-1", "2.0", "v1.5")
+    assert classes_of("001", "002") == ("001", "002")
+    assert classes_of("10115", "01099") == ("01099", "10115"), "a postal code is no number"
+
+
+def classes_of(*texts):
+    return labelled([said_in(text) for text in texts]).classes
+
+
+def labels_by_name(data):
+    return {name: label if label < 0 else data.classes[label]
+            for name, label in zip(data.names, data.samples.labels.tolist(), strict=True)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("folder", "written"),
+    [("images", "images/{}.jpg"), ("train_images", "{}.jpg"), ("train", "{}"), ("deep/images", "./images/{}.jpg")],
+)
+def test_a_list_beside_a_folder_of_images_says_their_labels(store, folder, written):
+    for number in range(5):
+        store.write(f"{folder}/{number}.jpg", b"x")
+    rows = [f"{written.format(number)},{('cat', 'dog')[number % 2]},{number}" for number in (3, 2, 1, 0, 7)]
+    store.write("labels.csv", "\n".join(["image_id,label,age", *rows]).encode())
+    store.write("sample_submission.csv", b"image_id,label\n4,cat\n")
+    data = Dataset(store.url)
+    wanted = {f"{folder}/{number}.jpg": -1 if number == 4 else ("cat", "dog")[number % 2] for number in range(5)}
+    assert labels_by_name(data) == wanted
+    assert data.column("age").to_pylist() == [0, 1, 2, 3, None]
+    left = {(one.reason, one.names) for one in data.manifest.left_out}
+    assert left == {
+        ("of labels.csv that name no image here", (written.format(7),)),
+        ("with the suffix .csv, which is not read", ("sample_submission.csv",)),
+    }
+    assert data.manifest.reading == "objects"
+    store.write("labels.csv", "\n".join(["image_id,label", f"{written.format(0)},owl"]).encode())
+    assert Dataset(store.url).classes == ("owl",), "another list is another manifest"
+
+
+def test_a_list_of_something_else_beside_images_is_named_and_not_taken(store):
+    for number in range(2):
+        store.write(f"images/{number}.jpg", b"x")
+    store.write("stations.csv", b"station,height\na,1\n")
+    data = Dataset(store.url)
+    assert data.classes == ("images",)
+    assert [one.names for one in data.manifest.left_out] == [("stations.csv",)]
+
+
+def test_folders_that_are_classes_stay_and_lists_called_metadata_add_columns(store):
+    for name in ("cat/1.jpg", "dog/1.jpg", "dog/2.jpg"):
+        store.write(name, b"x")
+    store.write("labels.csv", b"file_name,label\ncat/1.jpg,x\n")
+    rows = [
+        {"file_name": "1.jpg", "text": "a"},
+        {"file_name": "2.jpg", "text": "b"},
+        {"file_name": "2.jpg", "text": "c"},
+    ]
+    store.write("dog/metadata.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("cat", "dog"), [0, 1, 1])
+    assert data.column("text").to_pylist() == [None, "a", "b"]
+    assert [(one.what, one.names) for one in data.manifest.left_out] == [
+        ("object", ("labels.csv",)), ("row", ("2.jpg",))
+    ]  # fmt: skip
 
 
 SOUND = b"RIFF\x24\0\0\0WAVE" + bytes(20)

@@ -51,6 +51,10 @@ LAYOUTS = {
         "gtFine/train/bonn/bonn_1_2_gtFine_labelIds.png",
         "train",
     ),
+    "equal names with an end of images": ("images/scan_1_image.png", "masks/scan_1_image.png", ""),
+    "equal names with an end of masks": ("images/1_mask.png", "masks/1_mask.png", ""),
+    "an end of images alone": ("images/1_image.png", "masks/1.png", ""),
+    "Carvana": ("train/car0_01.jpg", "train_masks/car0_01_mask.gif", "train"),
     "pets": ("images/Abyssinian_1.jpg", "annotations/trimaps/Abyssinian_1.png", ""),
 }
 
@@ -105,6 +109,16 @@ def test_an_image_without_a_mask_stays_but_for_that_of_another_task():
     ]
     voc = ("JPEGImages/1.jpg", "JPEGImages/2.jpg", "SegmentationClass/1.png")
     assert paired(*voc) == [("JPEGImages/1.jpg", "SegmentationClass/1.png")]
+
+
+def test_a_mask_that_is_called_as_an_image_goes_before_others():
+    image, other = "images/1_image.png", "images/1.png"
+    assert paired(image, "masks/1_image.png", "masks/1_mask.png") == [(image, "masks/1_image.png")]
+    assert paired(image, other, "masks/1_image.png", "masks/1.png") == [
+        (other, "masks/1.png"),
+        (image, "masks/1_image.png"),
+    ]
+    assert paired(image, other, "masks/1_mask.png") == [(other, "masks/1_mask.png"), (image, None)]
 
 
 def test_two_masks_of_one_image_are_refused_by_name():

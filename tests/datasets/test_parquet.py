@@ -10,6 +10,8 @@ import io
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -126,9 +128,132 @@ def test_rows_without_an_image_are_left_out_and_those_without_a_label_have_none(
     put_table(store, image=[b"one", None, b"three"], label=["a", "b", None], score=pa.array([1, 2, None], pa.uint8()))
     listed = read(store)
     assert listed.table["offset"].to_pylist() == [0, 2]
-    assert listed.table["label"].to_pylist() == [0, -1]
+    assert listed.table["label"].to_pylist() == [0, None]
     assert listed.table["score"].to_pylist() == [1, None]
     assert found(store, listed) == [b"one", b"three"]
+
+
+MOMENT = datetime.fromisoformat("2024-05-01T08:30:00.250000")
+ODD = {
+    "day": [date(2024, 5, 1), date(2024, 5, 2), None],
+    "at": [MOMENT, MOMENT + timedelta(days=1), None],
+    "there": pa.array([MOMENT, None, MOMENT], pa.timestamp("ms", "Europe/Berlin")),
+    "fine": pa.array([1, 2, None], pa.timestamp("ns")),
+    "clock": [time(8, 30, 0, 5), time(9), None],
+    "lasts": [timedelta(seconds=1.5), timedelta(days=2), None],
+    "price": [Decimal("0.25"), Decimal("12.50"), None],
+    "small": pa.array([Decimal("1.5"), None, Decimal("2.5")], pa.decimal32(4, 1)),
+    "nothing": pa.nulls(3),
+    "view": pa.array(["x", "y", None], pa.string_view()),
+    "camera": [{"make": "N", "year": 2024, "lens": {"mm": 35}}, {"make": "C", "year": 2020, "lens": None}, None],
+    "counts": pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int64())),
+    "boxes": [[{"x": 1, "name": "cat"}], [], None],
+}
+
+
+def test_columns_of_every_type_are_metadata(store):
+    put_table(store, image=[b"1", b"2", b"3"], label=["a", "b", "a"], **ODD)
+    data = Dataset(store.url)
+    assert data.manifest.left_out == ()
+    values = {name: data.column(name).to_pylist() for name in data.columns[7:] if name not in ("fine", "there")}
+    assert data.column("fine").cast(pa.int64()).to_pylist() == [1, 2, None]
+    assert data.column("there").type == pa.timestamp("us", "Europe/Berlin")
+    assert values == {
+        **{name: ODD[name] for name in ("day", "at", "clock", "lasts", "price")},
+        "small": [Decimal("1.5"), None, Decimal("2.5")], "nothing": [None] * 3, "view": ["x", "y", None],
+        "camera.make": ["N", "C", None], "camera.year": [2024, 2020, None], "camera.lens": ['{"mm": 35}', None, None],
+        "counts": ['{"a": 1}', "{}", None], "boxes": ['[{"x": 1, "name": "cat"}]', "[]", None],
+    }  # fmt: skip
+    for chosen, rows in {
+        "day >= '2024-05-02'": ["2"], "at < '2024-05-02'": ["1"], "clock > '08:45'": ["2"], "price >= 1.5": ["2"],
+        "price is None": ["3"], "column('camera.year') == 2020": ["2"], "fine is not None": ["1", "2"],
+        "there is None": ["2"],
+    }.items():  # fmt: skip
+        assert [name[-1] for name in data.select(chosen).names] == [str(int(row) - 1) for row in rows], chosen
+    assert Dataset(store.url, targets="price").take(np.arange(2)).targets.at(np.arange(2)).tolist() == [0.25, 12.5]
+    with pytest.raises(SettingError, match="clock"):
+        data.select("clock > 'noon'")
+
+
+def test_columns_of_several_files_become_of_one_type(store):
+    images = {"image": [b"1"]}
+    put_table(store, "a.parquet", **images, at=pa.array([5], pa.timestamp("s")), price=[Decimal("0.25")], odd=[1])
+    put_table(
+        store, "b.parquet", **images, at=pa.array([7], pa.timestamp("ns")), price=[Decimal("100.125")], odd=[MOMENT]
+    )
+    data = Dataset(store.url)
+    assert data.column("at").cast(pa.int64()).to_pylist() == [5 * 10**9, 7]
+    assert data.column("price").to_pylist() == [Decimal("0.25"), Decimal("100.125")]
+    assert data.column("odd").to_pylist() == ["1", "2024-05-01 08:30:00.250000"]
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_arrows_view_types_are_texts_and_binary_values(store, nested):
+    data = [b"1", b"a longer image of many bytes"]
+    image = pa.array(data, pa.binary_view())
+    image = pa.StructArray.from_arrays([image], ["bytes"]) if nested else image
+    put_table(store, image=image, label=pa.array(["cat", "dog"], pa.string_view()))
+    listed = read(store)
+    assert found(store, listed) == data
+    assert (listed.classes, listed.table["label"].to_pylist()) == (("cat", "dog"), [0, 1])
+
+
+def test_folders_of_partitions_are_columns_and_labels(store):
+    for folder, images in (
+        ("label=cat/site=north%20a/year=2024", [b"1"]),
+        ("label=dog/site=b/year=2020", [b"2", b"3"]),
+    ):
+        put_table(store, f"{folder}/x.parquet", image=images)
+    put_table(store, "label=dog/site=__HIVE_DEFAULT_PARTITION__/year=2020/id=7/y.parquet", image=[b"4"])
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("cat", "dog"), [0, 1, 1, 1])
+    assert data.column("site").to_pylist() == ["north a", None, "b", "b"]
+    assert data.column("year").to_pylist() == [2024, 2020, 2020, 2020]
+    assert data.column("meta_id").to_pylist() == [None, 7, None, None]
+    put_table(store, "label=10/year=new/z.parquet", image=[b"5"])
+    again, fresh = Dataset(store.url), Dataset(store.url, beside=True, cache=None)
+    assert again.classes == ("10", "cat", "dog")
+    assert again.column("year").to_pylist() == ["new", "2024", "2020", "2020", "2020"]
+    assert again.manifest.columns.table.equals(read(store).table)
+    assert fresh.digest == again.digest
+
+
+def test_a_partition_called_split_is_the_split(store):
+    for split, image in (("train", b"1"), ("test", b"2")):
+        put_table(store, f"split={split}/x.parquet", image=[image], label=["a"])
+    data = Dataset(store.url)
+    assert data.splits_brought == ("train", "test")
+    assert data["test"].names == ["split=test/x.parquet/0"]
+
+
+def test_what_a_file_says_itself_goes_before_its_folder(store):
+    put_table(store, "label=cat/site=a/x.parquet", image=[b"1", b"2"], label=["dog", "cow"], site=["b", "c"])
+    data = Dataset(store.url)
+    assert (data.classes, data.column("site").to_pylist()) == (("cow", "dog"), ["b", "c"])
+
+
+def test_rows_that_say_paths_alone_are_read_from_there(tmp_path):
+    (tmp_path / "data/images").mkdir(parents=True)
+    for name in ("a b.jpg", "c.jpg"):
+        (tmp_path / "data/images" / name).write_bytes(name.encode())
+    (tmp_path / "d.jpg").write_bytes(b"d")
+    paths = ["images/a b.jpg", None, "images/c.jpg", str(tmp_path / "d.jpg"), "images/gone.jpg"]
+    images = pa.array([{"bytes": None, "path": path} for path in paths], BINARY.type)
+    pq.write_table(pa.table({"image": images, "label": list("xyxyx")}), tmp_path / "data/x.parquet")
+    how = {"cache": tmp_path / "cache", "format": "parquet"}
+    data = Dataset(tmp_path / "data", **how)
+    assert data.manifest.reading == "urls"
+    assert data.samples.labels.tolist() == [0, 0, 1, 0]
+    assert [(one.what, one.total, one.names) for one in data.manifest.left_out] == [("row", 1, ("x.parquet/1",))]
+    reader = open_samples(data.url, "urls", roots=("file:///",))
+    samples = data.samples.take(np.arange(3))
+    places = zip(samples.objects, samples.lengths.tolist(), strict=True)
+    assert [bytes(reader.read(object, 0, length)) for object, length in places] == [b"a b.jpg", b"c.jpg", b"d"]
+    assert Dataset(tmp_path / "data", **how).manifest.found
+    # Beside rows that hold their images, they are left out and counted.
+    pq.write_table(pa.table({"image": [b"0"], "label": ["x"]}), tmp_path / "data/y.parquet")
+    data = Dataset(tmp_path / "data", **how)
+    assert (len(data), data.manifest.left_out[-1].total) == (1, 5)
 
 
 def test_files_without_images_get_a_sentence(store):

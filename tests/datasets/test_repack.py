@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tarfile
 import uuid
+from datetime import datetime
+from decimal import Decimal
 from io import BytesIO
 
 import numpy as np
@@ -554,12 +556,109 @@ def test_shards_say_the_number_of_the_class_to_others_and_its_name_to_us(store):
     size = next(item.size for item in open_store(copy.url).list() if item.object == shard)
     with tarfile.open(fileobj=io.BytesIO(bytes(open_store(copy.url).read(shard, 0, size)))) as packed:
         members = {getmember.name: packed.extractfile(getmember).read() for getmember in packed.getmembers()}
+    assert json.loads(members.pop("__classes__")) == ["cat", "dog"], "other readers pass over a name like this"
     keys = sorted({name.partition(".")[0] for name in members})
     assert sorted((members[f"{key}.jpg"], members[f"{key}.cls"]) for key in keys) == [
         (JPEG + b"cat/1.jpg", b"0"), (JPEG + b"dog/2.jpg", b"1")
     ]  # fmt: skip
     again = copied_of_copied_names(copy, "webdataset")
     assert (again.classes, again.columns) == (copy.classes, copy.columns)
+
+
+def rows_with_classes(folder, names, labels):
+    """A Parquet file as Hugging Face writes it, of samples whose classes have names."""
+    images = [JPEG + bytes([number]) for number in range(len(labels))]
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": names}}
+    table = pa.table({"image": images, "label": pa.array(labels, pa.int64())})
+    folder.mkdir()
+    said = json.dumps({"info": {"features": features}})
+    pq.write_table(table.replace_schema_metadata({"huggingface": said}), folder / "data.parquet")
+    return Dataset(folder)
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["zebra", "ant", "monkey", "unseen"], [0, 1, 2, 0, 1, 2]),
+        ([str(number) for number in range(12)], [11, 2, 10, 0, 2]),
+        (["2", "1", "0"], [0, 1, 2]),
+        (["2020", "2019", "a b", "é"], [1, 0, 1, 0]),
+    ],
+    ids=["with one unseen", "numbers", "numbers turned round", "odd names"],
+)
+@pytest.mark.parametrize("way", [("webdataset",), ("original",), ("parquet", "webdataset", "original", "webdataset")])
+def test_every_copy_carries_the_table_of_classes(tmp_path, names, labels, way):
+    data = rows_with_classes(tmp_path / "rows", names, labels)
+    assert (data.classes, data.samples.labels.tolist()) == (tuple(names), labels)
+    for number, format in enumerate(way):
+        copied(data, tmp_path / str(number), format)
+        data = Dataset(tmp_path / str(number))
+        assert data.classes == tuple(names)
+        assert sorted(data.samples.labels.tolist()) == sorted(labels)
+        said = {data.classes[label] for label in data.samples.labels.tolist()}
+        assert said == {names[label] for label in labels}
+
+
+@pytest.mark.parametrize("format", ["parquet", "webdataset", "ready"])
+def test_columns_have_their_types_in_every_copy_that_has_a_place_for_them(tmp_path, images, format):
+    moment = datetime.fromisoformat("2024-05-01T08:30:00.250000")
+    count = len(images)
+    kinds = {
+        "day": pa.array([moment.date()] * count), "clock": pa.array([moment.time()] * count),
+        "at": pa.array([moment] * count), "there": pa.array([moment] * count, pa.timestamp("us", "UTC")),
+        "fine": pa.array(range(count), pa.timestamp("ns")), "lasts": pa.array(range(count), pa.duration("us")),
+        "price": pa.array([Decimal(f"{row}.25") for row in range(count)]),
+        "some": pa.array([None if row % 2 else Decimal("0.5") for row in range(count)]),
+    }  # fmt: skip
+    table = pa.table({"image": [b"P5 4 4 255\n" + bytes([row] * 16) for row in range(count)], **kinds})
+    (tmp_path / "rows").mkdir()
+    pq.write_table(table, tmp_path / "rows" / "x.parquet")
+    data = Dataset(tmp_path / "rows")
+    if format == "ready":
+        ingest(data, tmp_path / "copy", Applied.to(imagenet(4), "uint8"), observe=quiet)
+    else:
+        copied(data, tmp_path / "copy", format)
+    copy = Dataset(tmp_path / "copy")
+    for name in kinds:
+        assert copy.column(name).type == data.column(name).type, name
+        values = [dict(zip(each.names, each.column(name), strict=True)) for each in (data, copy)]
+        if format == "ready":
+            assert values[0] == values[1]
+        else:
+            assert sorted(map(str, values[0].values())) == sorted(map(str, values[1].values()))
+
+
+def test_shards_beside_those_of_a_copy_give_what_a_listing_of_all_gives(tmp_path, store):
+    data = rows_with_classes(tmp_path / "rows", ["zebra", "ant"], [0, 1, 0])
+    copied(data, store.url, "webdataset")
+    assert Dataset(store.url).classes == ("zebra", "ant")
+    own = tar_of([("1.jpg", JPEG), ("1.json", b'{"label": "ant"}')])
+    store.write("x.tar", own)
+    assert Dataset(store.url).classes == ("zebra", "ant"), "all labels are among those that a shard declares"
+    other = tar_of([("__classes__", b'["ant", "cat"]'), ("2.jpg", JPEG), ("2.json", b'{"label": "cat"}')])
+    store.write("y.tar", other)
+    assert Dataset(store.url).classes == ("ant", "cat", "zebra"), "two tables that differ say no order"
+    for name in [entry.object for entry in store.list() if entry.object.startswith("part-")]:
+        store.remove(name)
+    assert Dataset(store.url).classes == ("ant", "cat")
+    store.remove("y.tar")
+    assert Dataset(store.url).classes == ("ant",)
+
+
+def test_a_table_of_classes_beside_folders_that_lacks_one_of_them_is_none(store):
+    for name in ("zebra/1.jpg", "ant/2.jpg"):
+        store.write(name, JPEG)
+    for table, classes in (
+        (b'["zebra", "ant"]', ("zebra", "ant")),
+        (b'["zebra", "ox"]', ("ant", "zebra")),
+        (b'["zebra", "ant", "ant"]', ("ant", "zebra")),
+        (b'{"0": "zebra", "1": "ant"}', ("ant", "zebra")),
+        (b"not JSON", ("ant", "zebra")),
+    ):
+        store.write("classes.json", table)
+        data = Dataset(store.url)
+        assert data.classes == classes
+        assert {classes[label] for label in data.samples.labels.tolist()} == {"ant", "zebra"}
 
 
 def test_a_field_that_is_null_in_every_sample_is_a_column_of_nothing(store):

@@ -6,6 +6,7 @@ A file that is a data set by its name, on disk and in a bucket; and images that 
 """
 
 import gzip
+import json
 import os
 import shutil
 import uuid
@@ -19,6 +20,7 @@ import frostline as fl
 from frostline.core import errors
 from frostline.core.config import NodeSettings
 from frostline.core.errors import AccessDenied, BadRequest, DataError, DataNotFound, EmptyDataset, ObjectNotFound
+from frostline.datasets import Dataset
 from frostline.datasets.formats.urls import UrlLists, UrlReader
 from frostline.datasets.reading import roots_of
 from frostline.node import Node
@@ -73,12 +75,66 @@ def test_labels_stay_as_they_are_written_and_may_be_missing(store):
     store.write("c.jpg", b"c")
     listed = read(store, 'url,label,score\n"./a b.jpg",007,1\nc.jpg,,2.5\n')
     assert listed.classes == ("007",)
-    assert listed.table["label"].to_pylist() == [0, -1]
+    assert listed.table["label"].to_pylist() == [0, None]
     assert listed.table["score"].to_pylist() == [1.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("file_name,label,place\n{a},NA,Orléans\n{b},null,Köln\n{c},nan,NA\n", "latin-1"),
+        ("filename;Label;Place\n{a};NA;Orléans\n{b};null;Köln\n{c};nan;NA\n", "utf-8"),
+        ("File_Name\t Class Name \tplace\r\n{a}\tNA\tOrléans\r\n{b}\tnull\tKöln\r\n{c}\tnan\tNA\r\n", "utf-16"),
+        ('"Image Path"|"label"|"place"\n"{a}"|"NA"|"Orléans"\n"{b}"|"null"|"Köln"\n"{c}"|"nan"|"NA"\n', "utf-8-sig"),
+        ("IMAGE, label, place\n {a}, NA, Orléans\n{b} ,null,Köln\n{c},nan ,NA\n", "cp1252"),
+    ],
+    ids=["latin-1", "semicolons", "tabs in UTF-16", "quoted bars", "spaces"],
+)
+@pytest.mark.parametrize("names", [("a.jpg", "b.jpg", "d/c.jpg"), ("a", "b", "c"), ("./a.jpg", "b.jpg", "c.jpg")])
+def test_csv_is_read_as_people_write_it(store, text, encoding, names):
+    for name in ("a.jpg", "b.jpg", "d/c.jpg"):
+        store.write(name, name.encode())
+    store.write("labels.csv", text.format(**dict(zip("abc", names, strict=True))).encode(encoding))
+    data = Dataset(store.url, format="urls")
+    assert [name.removeprefix(f"{store.url}/") for name in data.names] == ["a.jpg", "b.jpg", "d/c.jpg"]
+    assert [data.classes[label] for label in data.samples.labels.tolist()] == ["NA", "null", "nan"]
+    [place] = data.columns[7:]
+    assert [value.strip() for value in data.column(place).to_pylist()] == ["Orléans", "Köln", "NA"]
+    assert place.lower() == "place"
+
+
+def test_columns_of_numbers_take_what_stands_for_none_and_texts_keep_it(store):
+    for name in "abc":
+        store.write(f"{name}.jpg", b"x")
+    store.write("l.csv", b"file_name,label,width,region\na.jpg,x,3,NA\nb.jpg,y,NA,\nc.jpg,,4,EU\n")
+    data = Dataset(store.url)
+    assert data.column("width").to_pylist() == [3, None, 4]
+    assert data.column("region").to_pylist() == ["NA", None, "EU"]
+    assert data.column("label").to_pylist() == [0, 1, None]
+
+
+def test_lists_of_json_lines_are_read_and_rows_without_a_sample_are_counted(store):
+    for name in ("a.jpg", "b.jpg"):
+        store.write(name, b"x")
+    rows = [
+        {"file_name": "a.jpg", "label": "x", "boxes": [[1, 2]]},
+        {"file_name": "b.jpg", "label": None},
+        {"label": "y"},
+    ]
+    store.write("metadata.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("x",), [0, -1])
+    assert data.column("boxes").to_pylist() == ["[[1, 2]]", None]
+    assert [(one.what, one.total) for one in data.manifest.left_out] == [("row", 1)]
+    store.write("metadata.jsonl", b'{"file_name": "a.jpg"}\n{')
+    with pytest.raises(DataError, match=r"line 2 of metadata\.jsonl is no JSON"):
+        _ = Dataset(store.url).samples
 
 
 def test_lists_that_make_no_sense_get_a_sentence(store):
     store.write("a.jpg", b"a")
+    assert "its columns are kind, place" in refused(store, "kind,place\na.jpg,1\n")
+    assert "two columns called 'x'" in refused(store, "url,x,x\na.jpg,1,2\n")
     assert "labels.csv has no column that says where each sample is" in refused(store, "name,label\na.jpg,1\n")
     assert "labels.csv is no CSV file" in refused(store, "url,label\na.jpg\nb,c,d\n")
     assert "labels.csv is no CSV file" in refused(store, "")

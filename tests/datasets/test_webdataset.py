@@ -10,7 +10,7 @@ import pytest
 
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets import Dataset
-from frostline.datasets.formats.labels import classified, columns_of
+from frostline.datasets.formats.labels import columns_of, labelled, said_in
 from frostline.datasets.formats.webdataset import WebDataset
 from frostline.stores.open import open_store
 from frostline.testing.formats import EXAMPLES
@@ -30,7 +30,7 @@ def read(store, *files, **options):
 
 
 def labels(listed):
-    names = [None if label < 0 else listed.classes[label] for label in listed.table["label"].to_pylist()]
+    names = [None if label is None else listed.classes[label] for label in listed.table["label"].to_pylist()]
     return dict(zip((name.partition("/")[2] for name in listed.table["name"].to_pylist()), names, strict=True))
 
 
@@ -84,16 +84,18 @@ def test_a_label_is_what_cls_says_or_the_json_or_the_folder():
 def test_numbers_are_labels_as_they_are():
     store = open_store(f"memory://{uuid.uuid4()}")
     listed = read(store, ("1.jpg", b"1"), ("1.cls", b"7"), ("2.jpg", b"2"), ("2.json", b'{"cls": 2}'), ("3.jpg", b"3"))
-    assert listed.table["label"].to_pylist() == [7, 2, -1]
+    assert listed.table["label"].to_pylist() == [7, 2, None]
     assert listed.classes == tuple("01234567")
 
 
 def test_numbers_among_names_are_names():
-    values, classes = classified(["3", "cat", None, "3", "007"])
-    assert classes == ("007", "3", "cat")
-    assert values.tolist() == [1, 2, -1, 1, 0]
-    with pytest.raises(DataError, match="123456789 is no number of a class"):
-        classified(["123456789"])
+    found = labelled([*map(said_in, ("3", "cat", "", "3", "007"))])
+    assert found.classes == ("007", "3", "cat")
+    assert found.labels.tolist() == [1, 2, -1, 1, 0]
+    assert found.are_names
+    for large in ("123456789", "1e300", "9" * 30):
+        with pytest.raises(DataError, match="is no number of a class"):
+            labelled([said_in(large)])
 
 
 def test_lists_in_the_json_are_columns_of_json():

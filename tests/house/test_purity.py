@@ -24,7 +24,7 @@ PARTS = {
         "ClassFolderFormat MaskPairs Pair is_image is_sample names_a_class pairs_of suffix_of"
     ),
     "datasets.formats.tables": (
-        "ColumnRoles columns_by_input columns_in_text columns_of_schema is_label is_scalar is_target "
+        "ColumnRoles columns_by_input columns_in_text columns_of_schema is_label is_scalar "
         "labels_said roles_in roles_of_parts"
     ),
     "datasets.manifest": (
@@ -46,7 +46,7 @@ PARTS = {
     "ray.tasks": "row_ranges",
     "stores.protocols": "LinkBounds StoreLimits Waits",
     "stores.reads": "Range RangePiece RangePlan plan_ranges plan_ranges_apart",
-    "training.run": "Sides in_words is_test sides_of",
+    "training.run": "Sides few_of_a_class in_words is_test sides_of",
     "training.what_if": "MeasuredSituation Question WhatIf WhatIfPlan answer relative",
     "wire.codecs": "Codec offered offered_precisions",
     "wire.messages": (

@@ -232,9 +232,42 @@ def test_an_image_that_scaling_would_blow_up_is_refused(size):
         decoded(imagenet(224), sliver)
 
 
+KINDS = ("GIF", "AVIF", "JPEG2000", "ICO")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+def test_other_formats_give_the_pixels_that_pillow_gives(kind, mode):
+    data = encoded(picture(48, 40).convert(mode), kind)
+    for wanted in ("RGB", "L"):
+        with Image.open(BytesIO(data)) as image:
+            pixels = np.asarray(image.convert(wanted))
+        assert np.array_equal(np.asarray(images.decoded(data, wanted, max_pixels=5_000)), pixels)
+    assert size_of(data) == (pixels.shape[1], pixels.shape[0])
+    with pytest.raises(SampleError, match="too many pixels"):
+        images.decoded(data, "RGB", max_pixels=100)
+
+
+def test_an_icon_with_a_larger_image_in_it_is_refused_before_it_is_decoded():
+    file = BytesIO()
+    picture(48, 48).save(file, "ICO", sizes=[(48, 48)])
+    data = bytearray(file.getvalue())
+    assert images.decoded(bytes(data), "RGB", max_pixels=10_000).size == (48, 48)
+    data[6:8] = bytes([16, 16])  # width and height of its first entry
+    with pytest.raises(SampleError, match="the icon says"):
+        images.decoded(bytes(data), "RGB", max_pixels=10_000)
+    assert size_of(bytes(data)) == (0, 0)
+
+
+def test_an_image_of_a_plugin_that_is_not_installed_gets_a_sentence(monkeypatch):
+    monkeypatch.setattr(images, "_reads_heif", lambda: False)
+    with pytest.raises(SampleError, match="install pillow-heif"):
+        images.decoded(b"\0\0\0\x18ftypheic" + bytes(40), "RGB", max_pixels=100)
+
+
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of what it then refuses
 @settings(max_examples=100)
-@given(data=st.data(), kind=st.sampled_from(["JPEG", "PNG", "TIFF", "WEBP", "BMP", "PPM"]))
+@given(data=st.data(), kind=st.sampled_from([*KINDS, "JPEG", "PNG", "TIFF", "WEBP", "BMP", "PPM"]))
 def test_damaged_images_are_only_skipped(data, kind):
     damaged = bytearray(encoded(picture(48, 40), kind))
     spots = data.draw(st.lists(st.tuples(st.integers(0, len(damaged) - 1), st.integers(0, 255)), max_size=8))

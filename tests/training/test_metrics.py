@@ -1,13 +1,21 @@
-"""Metrics over batches are those over all samples at once, and say so where they have no meaning."""
+"""Metrics over batches are those over all samples at once, and say so where they have no meaning.
+
+What a share to hold out makes of classes that are too small for it is said before they are scored.
+"""
 
 import math
+import uuid
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, root_mean_squared_error
 
+from frostline.datasets import Dataset
+from frostline.stores.open import open_store
 from frostline.training.metrics import make_metrics, metrics_of
+from frostline.training.run import Sides, few_of_a_class
+from frostline.training.settings import JobSettings, TrainSettings
 from frostline.wire.recipes import METRICS_OF
 
 
@@ -49,3 +57,27 @@ def test_each_task_has_metrics_of_its_own():
     assert metrics_of("classes") == ("accuracy",)
     assert metrics_of("labels") == ("macro_f1", "auroc")
     assert metrics_of("numbers", ("rmse", "rmse")) == ("rmse",)
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "words"),
+    [
+        ([2] * 20, 0.2, ["20 of 20 classes have so few samples", "50% of all samples are held out, and 20% were"]),
+        ([1, 1, 40], 0.2, ["2 of 3 classes have a single sample, which is trained on and never scored"]),
+        ([1, 2, 40], 0.2, ["1 of 3 classes have so few", "; 1 of 3 classes have a single sample"]),
+        ([10, 3, 40], 0.2, []),
+        ([2] * 20, 0.5, []),
+    ],
+)
+def test_classes_too_small_for_the_share_to_hold_out_are_said_at_the_start(counts, share, words):
+    store = open_store(f"memory://{uuid.uuid4()}")
+    for label, count in enumerate(counts):
+        for number in range(count):
+            store.write(f"{label:02}/{number}.jpg", b"x")
+    data = Dataset(store.url)
+    settings = TrainSettings(job=JobSettings(data=store.url, model="m", until="features"), val_share=share)
+    train, held_out = data.split(share, 0)
+    said = few_of_a_class(settings, Sides(train=train, held_out=held_out))
+    assert all(word in said for word in words)
+    assert bool(said) == bool(words)
+    assert few_of_a_class(settings, Sides(train=train, held_out=held_out, val_split="test")) == ""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frostline.cli.options import as_json, changed_option, format_option, list_option, where_option
+from frostline.cli.options import as_json, changed_option, format_option, label_option, list_option, where_option
 from frostline.cli.show import ProgressBar, bar, print_json, print_table, say
 from frostline.cli.units import SHARES
 from frostline.core.units import in_bytes, in_seconds
@@ -24,6 +24,7 @@ _MAX_SHOWN = 10
 @click.command(epilog="Example: frostline index --data photos/ --split train=0.8,val=0.1,test=0.1")
 @click.option("--data", required=True, metavar="URL", help="Folder or URL of the data.")
 @format_option
+@label_option
 @list_option
 @changed_option
 @click.option(
@@ -46,6 +47,7 @@ _MAX_SHOWN = 10
 def index(
     data: str,
     format: str | None,
+    label: str | None,
     relist: bool,
     changed: str,
     near: tuple[str, ...],
@@ -64,7 +66,7 @@ def index(
     takes no writes, and is built again only when the listing has changed. Splits are kept beside it: see train --split.
     With --near nobody here needs credentials for the store: its node lists, and splits are kept in the cache folder.
     """
-    whole = _listed(data, format=format, relist=relist, changed=changed, near=near, beside=beside)
+    whole = _listed(data, format=format, label=label, relist=relist, changed=changed, near=near, beside=beside)
     dataset = whole if where is None else whole.select(where)
     if shares is not None:
         whole.save_splits(dataset.split(shares, seed, by=by))
@@ -73,9 +75,12 @@ def index(
     found = dataset.statistics()
     checked = _checked(dataset) if checks else None
     if as_json:
+        from frostline.datasets.formats.left_out import json_of
+
         applied = None if dataset.manifest.applied is None else dataset.manifest.applied.to_json()
         about = {"data": dataset.url, "digest": dataset.digest, "applied": applied}
-        tables = {name: dict(getattr(found, name)) for name in ("per_class", "columns", "splits")}
+        tables: dict[str, Any] = {name: dict(getattr(found, name)) for name in ("per_class", "columns", "splits")}
+        tables["left_out"] = json_of(found.left_out)
         print_json({**about, **asdict(found), **tables, "check": None if checked is None else checked.to_json()})
         return
     _show(dataset, found)

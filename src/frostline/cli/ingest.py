@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from frostline.cli.options import as_json, changed_option, list_option, where_option
+from frostline.cli.options import as_json, changed_option, label_option, list_option, where_option
 from frostline.cli.show import ProgressBar, on_ray, print_json, say
 from frostline.cli.units import BYTES
 from frostline.core.errors import SettingError
@@ -78,6 +78,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 @click.option(
     "--workers", type=click.IntRange(min=1), default=16, show_default=True, help="Number of samples read at once."
 )
+@label_option
 @list_option
 @changed_option
 @click.option(
@@ -106,6 +107,7 @@ def ingest(
     *,
     format: str,
     source_format: str | None,
+    label: str | None,
     relist: bool,
     changed: str,
     where: str | None,
@@ -124,7 +126,7 @@ def ingest(
 
     if on and any(url.startswith("memory://") for url in (source, destination)):
         raise SettingError("memory:// is that of one process, and tasks of Ray are others: name a folder or a store")
-    data = Dataset(source, format=source_format, relist=relist, changed=changed)
+    data = Dataset(source, format=source_format, label=label, relist=relist, changed=changed)
     data = data if where is None else data.select(where)
     if format == "ready":
         _ready(data, destination, on, as_json=as_json, **options)

@@ -29,6 +29,7 @@ from frostline.core.events import (
     RequestFinished,
     RequestRetried,
     SampleSkipped,
+    SamplesLeftOut,
     SetupWarning,
     StepFinished,
     WaitingForRows,
@@ -59,6 +60,7 @@ _WARNINGS = (
     NodeRestarted,
     RequestRetried,
     SampleSkipped,
+    SamplesLeftOut,
     SetupWarning,
 )
 # Passwords in addresses, and signatures of those that a store has signed.

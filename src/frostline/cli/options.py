@@ -32,6 +32,7 @@ __all__ = (
     "epochs_option",
     "format_option",
     "job_options",
+    "label_option",
     "list_locally_option",
     "list_option",
     "node_options",
@@ -84,6 +85,11 @@ format_option = click.option(
     metavar="NAME",
     help="Format of the data, where several lie there: folders, masks, webdataset, parquet (parquet:COLUMN for texts), "
     "arrow, urls, cql, ready or tar.gz.",
+)
+label_option = click.option(
+    "--label",
+    metavar="COLUMN",
+    help="Column whose values are the labels, such as category; by default one that is called label, cls or class.",
 )
 changed_option = click.option(
     "--changed",
@@ -173,6 +179,7 @@ _DATA = (
         help="Column of Parquet files that has the samples: texts, lists of numbers, or encoded images or sounds. Or a "
         "column for each input that the network takes by name: pixel_values=image,input_ids=caption.",
     ),
+    label_option,
     list_option,
     changed_option,
     where_option,

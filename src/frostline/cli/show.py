@@ -43,6 +43,7 @@ from frostline.core.events import (
     RequestRetried,
     RunResumed,
     SampleSkipped,
+    SamplesLeftOut,
     SetupWarning,
     SplitsChosen,
     StepFinished,
@@ -279,6 +280,8 @@ class ProgressBar:
                 self._say(f"the node runs the frozen layers by {event.after} from now on{rate} ({error})")
             case MeasurementFailed():
                 self._say(f"nothing could be measured for a better plan, and the job goes on: {event.reason}")
+            case SamplesLeftOut():
+                self._say(event.reason)
             case _:
                 pass
 

@@ -34,6 +34,7 @@ __all__ = (
     "RequestRetried",
     "RunResumed",
     "SampleSkipped",
+    "SamplesLeftOut",
     "SetupWarning",
     "SplitsChosen",
     "StepFinished",
@@ -186,6 +187,19 @@ class SampleSkipped:
     object: str
     reason: str
     changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesLeftOut:
+    """Of a data set that was listed, or of a pass that ended, ``count`` objects or rows are left out; once each.
+
+    Attributes:
+        count: number of them.
+        reason: one line: what they are, why, and the first names.
+    """
+
+    count: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,6 +405,7 @@ Event = (
     | RequestRetried
     | RunResumed
     | SampleSkipped
+    | SamplesLeftOut
     | SplitsChosen
     | StepFinished
     | Tuned

@@ -17,9 +17,10 @@ from frostline.core.nouns import ShownInNotebooks
 from frostline.datasets.formats.base import SelectedRows
 from frostline.datasets.formats.known import format_with
 from frostline.datasets.formats.labels import SPLIT
-from frostline.datasets.manifest import DatasetStatistics, Manifest, nobody, rows_of_ids
+from frostline.datasets.formats.left_out import log_left_out, said_of_left_out
+from frostline.datasets.manifest import DatasetStatistics, Manifest, rows_of_ids
 from frostline.datasets.manifest_store import NamedSplits
-from frostline.datasets.selection import Selection
+from frostline.datasets.selection import Selection, labelled_by
 from frostline.datasets.source import ManifestSource, canonical_url
 from frostline.datasets.targets import MultiLabel, TargetColumns, check_classes, checked_targets, specs_of
 from frostline.ordering import Chosen
@@ -44,6 +45,8 @@ class Dataset(ShownInNotebooks):
         format: name of the format that the data has, where more than one lies there; by default what it looks like.
         column: column of Parquet files with the samples: texts or encoded images; or columns by the inputs that they
             make, ``{"pixel_values": "image", "input_ids": "caption"}``. It becomes a part of the format's name.
+        label: column whose values are the labels: names, or whole numbers from 0; by default one that is called as
+            labels are, such as ``label`` or ``class``, or what the format itself says.
         relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
             hundred million objects. What changed since is noticed when it is read.
         changed: policy for objects that have changed since they were listed; their samples are never
@@ -57,7 +60,8 @@ class Dataset(ShownInNotebooks):
         near: address of a node beside the data, or of several: the first that serves it lists it, so that nobody here
             needs credentials for the store. A job on these samples runs near the same nodes unless it is given others.
         token: secret with which to ask that node; ``FROSTLINE_TOKEN`` by default. Never shown or logged.
-        observe: told how far the listing is.
+        observe: told how far the listing is, and what it leaves out; by default that is logged as a warning of
+            ``frostline``.
 
     Attributes:
         source: how and by whom the data is listed, for other parts of Frostline.
@@ -78,12 +82,13 @@ class Dataset(ShownInNotebooks):
         beside: bool = False,
         format: str | None = None,
         column: str | Mapping[str, str] | None = None,
+        label: str | None = None,
         relist: bool = True,
         changed: str = CHANGED[0],
         targets: str | MultiLabel | Sequence[str | MultiLabel] | None = None,
         near: str | Sequence[str] | None = None,
         token: str | None = None,
-        observe: Observer = nobody,
+        observe: Observer = log_left_out,
     ) -> None:
         if changed not in CHANGED:
             raise SettingError(f"changed is one of {', '.join(CHANGED)}, not {changed!r}{nearest(changed, CHANGED)}")
@@ -99,14 +104,15 @@ class Dataset(ShownInNotebooks):
             "token": token,
         }
         self.source = ManifestSource(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
-        self._asked["targets"] = targets
+        self._asked |= {"targets": targets, "label": label}
+        self._label = label
         self._declared, self._is_single = checked_targets(targets)
         self._observe = observe
         self._selected: Selection | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Who is told of a listing stays in this process.
-        return {**self.__dict__, "_observe": nobody}
+        return {**self.__dict__, "_observe": log_left_out}
 
     # One that looks like a sequence would be taken for one that can be iterated.
     __iter__ = None
@@ -135,7 +141,12 @@ class Dataset(ShownInNotebooks):
         """The whole manifest and which of its rows these samples are: what the rest of Frostline works with."""
         if self._selected is None:
             whole = self.source.manifest(self._observe)
-            if not self.declares_targets:
+            left = said_of_left_out(self._url, whole.left_out)
+            if left is not None:
+                self._observe(left)
+            if self._label is not None:
+                whole = labelled_by(whole, self._label, self._url)
+            if not self.declares_targets and self._label is None:
                 check_classes(whole.columns.table, self._url)
             self._selected = Selection(whole, None)
         return self._selected

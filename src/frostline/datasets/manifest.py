@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,18 @@ from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, SampleTable
 from frostline.core.errors import DataChanged, Forbidden
 from frostline.core.events import Event, Observer, PhaseStarted, ProgressMade, SampleSkipped
 from frostline.core.nouns import Texts
-from frostline.datasets.formats.base import ManifestColumns, SelectedRows, WholeSamples, Widespread, digest_of
+from frostline.datasets.formats.base import (
+    Format,
+    ManifestColumns,
+    SelectedRows,
+    WholeSamples,
+    Widespread,
+    digest_of,
+)
+from frostline.datasets.formats.cql import CqlTables
+from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, ClassFolderFormat
 from frostline.datasets.formats.known import format_named, format_of
+from frostline.datasets.formats.left_out import OBJECTS_LEFT, LeftOut, objects_left_out, read_left_out, summed
 from frostline.datasets.formats.parquet import Cell
 from frostline.datasets.formats.webdataset import CompressedTar
 from frostline.datasets.manifest_store import ManifestStore, StoredManifest, about_of, listed_in
@@ -347,6 +358,8 @@ class Manifest:
         reading: how the bytes at the samples' addresses are found.
         splits: splits that the data itself names in its column ``split``.
         saved: splits that came with it from the node that listed the data, by name; none where it was listed here.
+        left_out: what of the data is no sample, by kind and reason.
+        listing: digest of the listing, by which splits are kept, where that is not ``digest``.
     """
 
     samples: SampleTable
@@ -361,6 +374,8 @@ class Manifest:
     reading: str = OBJECTS
     splits: tuple[str, ...] = ()
     saved: Mapping[str, Chosen] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
+    listing: str = ""
 
 
 def load_manifest(
@@ -427,7 +442,8 @@ def load_manifest(
         listed_then = listed_elsewhere(kept.columns.table, store.url)
         elsewhere = changes_elsewhere(listed_then, chosen.found_now(listed_then))
     if kept is not None and not any(elsewhere):
-        return manifest_of(kept, found=True)
+        _check_within(store, is_refused=only_within and kept.about["reading"] == URLS)
+        return manifest_of(kept, found=True, left_out=_objects_left_out(kept, chosen, entries, store.url))
     before = None if kept is None else listed_in(kept)
     if before is None and (refuses_changes or chosen.is_incremental):
         before = manifests.before(chosen, sizes, of_any_rule=refuses_changes)
@@ -439,6 +455,10 @@ def load_manifest(
         )
     observe(PhaseStarted(name="building the manifest"))
     listed = chosen.read(store, entries, before)
+    _check_within(store, is_refused=only_within and listed.reading == URLS)
+    if not listed.kept_at:
+        objects = _left_out_of(listed.table, listed.used, listed.reading, chosen, entries, store.url)
+        listed = replace(listed, left_out=(*objects, *listed.left_out))
     del entries, before  # a table as large as the listing follows
     if any(elsewhere):
         listed = replace(listed, digest=digest_of(digest, listed_elsewhere(listed.table, store.url).values()))
@@ -451,8 +471,47 @@ def load_manifest(
     return manifest_of(kept, found=False)
 
 
+def _objects_left_out(kept: StoredManifest, format: Format, entries: Entries, url: str) -> tuple[LeftOut, ...]:
+    """What is left out of a listing whose manifest was found: other objects than then may lie beside the samples."""
+    about = listed_in(kept)
+    found = _left_out_of(about.table, about.used, about.reading, format, entries, url)
+    return (*found, *(one for one in about.left_out if one.what != OBJECTS_LEFT))
+
+
+def _left_out_of(
+    table: pa.Table, used: Sequence[str], reading: str, format: Format, entries: Entries, url: str
+) -> tuple[LeftOut, ...]:
+    """The objects of a listing of which nothing was made."""
+    if isinstance(format, CqlTables):  # a table's rows are its own, and those without data are no samples
+        return ()
+    if isinstance(format, ClassFolderFormat) and len(entries) == len(table) + len(used):
+        return ()  # which spares millions of names from being compared
+    columns = [pc.unique(table[name]) for name, _ in _COLUMNS if name in table.schema.names]
+    object_of = _within(url) if reading == URLS else _FILES.get(reading, str)
+    names = [[object_of(name) for name in column.to_pylist() if name] for column in columns]
+    samples = [pa.chunked_array([list(dict.fromkeys(some))], pa.string()) for some in names]
+    return objects_left_out(entries, samples, used, format.name, SAMPLE_SUFFIXES)
+
+
+def _within(url: str) -> Callable[[str], str]:
+    """Gives the name of an object within a root by its canonical URL; what lies elsewhere keeps its URL."""
+    root, _, options = url.partition("?")
+    start, end = f"{root.rstrip('/')}/", f"?{options}" if options else ""
+    plain = unquote if root.startswith(("file:", "http:", "https:")) else str
+
+    def name_of(url: str) -> str:
+        return plain(url[len(start) :].removesuffix(end)) if url.startswith(start) else url
+
+    return name_of
+
+
 def manifest_of(
-    kept: StoredManifest, *, found: bool, applied: Applied | None = None, saved: Mapping[str, Chosen] | None = None
+    kept: StoredManifest,
+    *,
+    found: bool,
+    applied: Applied | None = None,
+    saved: Mapping[str, Chosen] | None = None,
+    left_out: tuple[LeftOut, ...] | None = None,
 ) -> Manifest:
     """A manifest that was read or built.
 
@@ -461,6 +520,7 @@ def manifest_of(
         found: see ``Manifest``.
         applied: likewise.
         saved: likewise; None is none.
+        left_out: likewise; None takes what was left out when it was built.
     """
     samples = WholeSamples(kept.columns)
     return Manifest(
@@ -476,6 +536,7 @@ def manifest_of(
         reading=kept.about["reading"],
         splits=tuple(kept.about["splits"]),
         saved=saved or {},
+        left_out=summed(read_left_out(kept.about["left_out"]) if left_out is None else left_out),
     )
 
 
@@ -523,6 +584,7 @@ class DatasetStatistics:
         splits: name and number of samples of each split that was saved.
         manifest: URL of the table.
         manifest_found: it was there already; False where it was built now.
+        left_out: what of the data is no sample, by kind and reason.
     """
 
     samples: int
@@ -538,6 +600,7 @@ class DatasetStatistics:
     splits: tuple[tuple[str, int], ...]
     manifest: str
     manifest_found: bool
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def quantiles_of(lengths: npt.NDArray[np.int64]) -> SizeQuantiles:

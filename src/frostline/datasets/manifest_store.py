@@ -20,6 +20,7 @@ from frostline.core.errors import AccessDenied, BadRequest, DataNotFound, Object
 from frostline.core.files import with_schema, without_schema
 from frostline.datasets.formats.base import COLUMNS, Format, ListedSamples, ManifestColumns, Widespread
 from frostline.datasets.formats.labels import splits_said
+from frostline.datasets.formats.left_out import read_left_out
 from frostline.datasets.formats.ready import LAYOUT
 from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
 from frostline.ordering import Chosen
@@ -478,6 +479,10 @@ def listed_in(kept: StoredManifest) -> ListedSamples:
         digest=kept.about["digest"],
         reading=kept.about["reading"],
         divided_by_names=kept.about["divided_by_names"],
+        has_named_classes=kept.about["has_named_classes"],
+        declared=kept.about["declared"],
+        used=tuple(kept.about["used"]),
+        left_out=read_left_out(kept.about["left_out"]),
     )
 
 
@@ -489,6 +494,10 @@ def about_of(listed: ListedSamples) -> dict[str, Any]:
         "reading": listed.reading,
         "splits": splits_said(listed.table, divided_by_names=listed.divided_by_names),
         "divided_by_names": listed.divided_by_names,
+        "has_named_classes": listed.has_named_classes,
+        "declared": listed.declared,
+        "used": listed.used,
+        "left_out": listed.left_out,
     }
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frostline.core.files import make_private_folder, open_private
-from frostline.datasets.formats.base import COLUMNS, LabelSummary, ManifestColumns
+from frostline.datasets.formats.base import COLUMNS, LabelSummary, ManifestColumns, label_column
 from frostline.ordering import count_labels, places_by_label
 from frostline.stores.local import error_of_system
 from frostline.stores.protocols import Readable
@@ -143,6 +143,7 @@ def _write(spool: Path, file: pq.ParquetFile) -> None:
         for name, pieces in further.items():
             pieces.append(batch[name])
     arrays = {name: column.array() for name, column in spooled.items()}
+    arrays["label"] = label_column(arrays["label"].to_numpy())
     if is_same:
         del arrays["name"]
     for name, pieces in further.items():
@@ -161,9 +162,10 @@ def _write(spool: Path, file: pq.ParquetFile) -> None:
 
 def _known_labels(spool: Path, column: pa.Array) -> tuple[dict[bytes, bytes], dict[str, pa.Array]]:
     """What a split by class needs, for a copy's head and as a column; nothing where labels are too far apart."""
-    if not 0 < len(column) <= _MAX_PLACES or _span(column) > _MAX_CLASSES:
+    numbers = np.frombuffer(column.buffers()[1] or b"", np.int64, len(column))
+    if not 0 < len(column) <= _MAX_PLACES or int(numbers.max()) - int(numbers.min()) > _MAX_CLASSES:
         return {}, {}
-    labels = count_labels(lambda: iter((np.asarray(column.to_numpy(), np.int64),)))
+    labels = count_labels(lambda: iter((numbers,)))
     said = {"first": labels.first, "counts": labels.counts.tolist(), "is_ascending": labels.is_ascending}
     if labels.is_ascending:
         return {_LABELS: json.dumps(said).encode()}, {}
@@ -171,11 +173,6 @@ def _known_labels(spool: Path, column: pa.Array) -> tuple[dict[bytes, bytes], di
     for piece in places_by_label(labels):
         places.add(pa.array(piece.astype(np.uint32)))
     return {_LABELS: json.dumps(said).encode()}, {_PLACES: places.array()}
-
-
-def _span(column: pa.Array) -> int:
-    found = pc.min_max(column)
-    return int(found["max"].as_py()) - int(found["min"].as_py())
 
 
 def _without_known(table: pa.Table) -> tuple[pa.Table, LabelSummary | None]:
@@ -192,14 +189,15 @@ def _without_known(table: pa.Table) -> tuple[pa.Table, LabelSummary | None]:
 
 
 class _Numbers:
-    """A column of whole numbers, written to a file piece by piece."""
+    """A column of whole numbers, written to a file piece by piece; null, as labels may be, as -1."""
 
     def __init__(self, folder: Path, name: str, kind: pa.DataType | None = None) -> None:
         self._file = _new(folder / f"{name}.numbers")
         self._kind = kind or pa.int64()
 
     def add(self, column: pa.Array) -> None:
-        self._file.write(memoryview(column.to_numpy(zero_copy_only=True)).cast("B"))
+        numbers = column if not column.null_count else pc.fill_null(column, -1)
+        self._file.write(memoryview(numbers.to_numpy(zero_copy_only=True)).cast("B"))
 
     def array(self) -> pa.Array:
         data = _mapped(self._file)

@@ -7,6 +7,7 @@ import ast
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import time
 from functools import cached_property
 from typing import Any
 
@@ -16,8 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core.errors import DataError, SettingError, nearest
-from frostline.datasets.formats.base import ManifestColumns, PartOfSamples, SelectedRows, WholeSamples
-from frostline.datasets.formats.labels import LABEL_FIELDS
+from frostline.datasets.formats.base import (
+    COLUMNS,
+    ManifestColumns,
+    PartOfSamples,
+    SelectedRows,
+    WholeSamples,
+    label_column,
+)
+from frostline.datasets.formats.labels import LABEL_FIELDS, called, column_said, labelled, no_class, said_by
+from frostline.datasets.formats.tables import plain
 from frostline.datasets.manifest import (
     DatasetStatistics,
     JoinedRows,
@@ -33,6 +42,7 @@ from frostline.ordering import Chosen, Labels, RowIndices, count_labels, split_a
 
 __all__ = (
     "Selection",
+    "labelled_by",
     "parse_expression",
     "values_of",
 )
@@ -168,8 +178,10 @@ def _compare(left: pc.Expression, operator: ast.cmpop, right: pc.Expression) -> 
 
 def _moment(name: str, value: str | float, kind: pa.DataType) -> pa.Scalar:
     try:
+        if pa.types.is_time(kind) and isinstance(value, str):
+            return pa.scalar(time.fromisoformat(value), kind)
         return pa.scalar(value).cast(kind)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError) as error:
         written = "'2026-11-21T08:30:00Z'" if getattr(kind, "tz", None) else "'2026-11-21' or '2026-11-21T08:30:00'"
         raise SettingError(
             f"column {name!r} holds {kind}: {value!r} is none, which is written like {written}"
@@ -215,6 +227,46 @@ def _select_rows(
         mask[done : done + len(found)] = found
         done += len(found)
     return kept_of(rows, mask)
+
+
+def labelled_by(manifest: Manifest, label: str, url: str) -> Manifest:
+    """A manifest with labels by one of its columns; its splits stay those of the listing.
+
+    Args:
+        manifest: manifest of a whole data set.
+        label: name of the column, in whatever case it is written.
+        url: address of the data, for sentences.
+
+    Raises:
+        SettingError: there is no such column.
+        DataError: its values are no labels.
+    """
+    known = manifest.columns.table.column_names
+    name = called(known[len(COLUMNS) :], (label, f"meta_{label}"))
+    if name is None:
+        if label in LABEL_FIELDS and len(manifest.classes):
+            return manifest
+        raise SettingError(f"{url} has no column {label!r} of labels, only {', '.join(known)}{nearest(label, known)}")
+    column = manifest.columns.table[name]
+    try:
+        said = labelled(column_said(plain(column), said_by))
+    except DataError as error:
+        raise DataError(f"the column {name!r} of {url} says no labels: {error}") from error
+    columns = manifest.columns.with_labels(label_column(said.labels))
+    if said.other is not None:
+        raise DataError(f"the column {name!r} of {url} says no classes: {no_class(str(said.other[0].as_py()))}")
+    samples = WholeSamples(columns)
+    digest = hashlib.sha256(f"{manifest.digest} label {name}".encode()).hexdigest()
+    listing = manifest.listing or manifest.digest
+    return replace(
+        manifest,
+        samples=samples,
+        etags=samples.versions,
+        columns=columns,
+        classes=said.classes,
+        digest=digest,
+        listing=listing,
+    )
 
 
 def values_of(columns: ManifestColumns, rows: SelectedRows | None, name: str) -> pa.ChunkedArray:
@@ -404,11 +456,27 @@ class Selection:
             raise DataError(
                 f"not one of the {len(self.manifest.samples)} samples of {url} has a label: class folders such "
                 f"as cats/1.jpg say them, or a column {' or '.join(LABEL_FIELDS)} of a list or table, and there they "
-                "are empty or missing"
+                "are empty or missing; name another column, such as --label category (in Python label='category')"
             )
         if len(present) < at_least:
             names = ", ".join(repr(name) for name in present)
             raise DataError(f"{url} has {len(present)} class ({names}); training needs at least {at_least}")
+
+    def require_labels(self, url: str) -> None:
+        """Make sure that every sample has a label, as a loop that learns classes needs.
+
+        Args:
+            url: address of the data, for sentences.
+
+        Raises:
+            DataError: a sample has none.
+        """
+        without = self.per_label.get(-1, 0)
+        if without:
+            raise DataError(
+                f"{without} of {len(self.manifest.samples)} samples of {url} have no label: leave them out "
+                "(--where 'label is not None'; in Python data.select('label is not None'))"
+            )
 
     def statistics(self, splits: Mapping[str, int]) -> DatasetStatistics:
         """See ``Dataset.statistics``; ``splits`` are the samples in each that was saved, by its name."""
@@ -428,4 +496,5 @@ class Selection:
             splits=tuple(splits.items()),
             manifest=manifest.place,
             manifest_found=manifest.found,
+            left_out=manifest.left_out,
         )

@@ -46,6 +46,7 @@ from frostline.core.events import Observer, PhaseStarted
 from frostline.core.files import make_private_folder, open_private
 from frostline.core.units import in_bytes
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
+from frostline.datasets.formats.left_out import read_left_out
 from frostline.datasets.manifest import IN_MEMORY_BYTES, Manifest, load_manifest, manifest_of
 from frostline.datasets.manifest_store import NamedSplits, StoredManifest, read_manifest
 from frostline.datasets.mapped import ABOUT, copy_of, kept_copy, open_copy
@@ -82,7 +83,7 @@ _MAX_CLASSES = 1 << 24
 _AT_ONCE = 1 << 16
 # Of more, ids are not held against each other: a request in which one stands twice is refused by its node.
 _MAX_COMPARED = 1 << 24
-_SAID = ("digest", "classes", "reading", "splits")
+_SAID = ("digest", "classes", "reading", "splits", "left_out")
 
 
 def checked(path: Path, head: ManifestHead) -> None:
@@ -155,7 +156,8 @@ def _check_schema(schema: pa.Schema, about: pq.FileMetaData, head: ManifestHead)
 def _about_in(schema: pa.Schema, head: ManifestHead) -> Mapping[str, Any]:
     try:
         about = json.loads((schema.metadata or {}).get(ABOUT, b"{}"))
-    except RecursionError:
+        read_left_out(about["left_out"])
+    except (KeyError, RecursionError, TypeError, ValueError):
         about = None
     is_right = (
         isinstance(about, dict)
@@ -203,12 +205,12 @@ def _check_numbers(batch: pa.RecordBatch, classes: int) -> None:
     has_targets = set(TARGET_COLUMNS.names) <= set(batch.schema.names)
     for column_field in (*COLUMNS, *(TARGET_COLUMNS if has_targets else ())):
         column = batch[column_field.name]
-        if column.null_count:
+        if column.null_count and column_field.name != "label":
             raise Refused(f"the node sent a manifest with samples that have no {column_field.name}")
-        if column_field.type == pa.int64() and len(column):
+        if column_field.type == pa.int64() and len(column) > column.null_count:
             found = pc.min_max(column).as_py()
-            minimum, maximum = (-1, classes - 1) if column_field.name == "label" else (0, np.iinfo(np.int64).max)
-            if not minimum <= found["min"] <= found["max"] <= maximum:
+            maximum = classes - 1 if column_field.name == "label" else np.iinfo(np.int64).max
+            if not 0 <= found["min"] <= found["max"] <= maximum:
                 raise Refused(f"the node sent a manifest with a {column_field.name} that makes no sense")
 
 
@@ -222,6 +224,8 @@ def _is_plain(kind: pa.DataType) -> bool:
         or pa.types.is_floating(kind)
         or pa.types.is_boolean(kind)
         or pa.types.is_null(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_temporal(kind)
         or _is_text(kind)
     )
 
@@ -558,7 +562,8 @@ class ManifestSource:
         """The splits that were saved of a manifest of this data."""
         store = None if self.near else open_store(self.url)
         size = len(manifest.samples)
-        return NamedSplits(store, self.cache, manifest.digest, size, beside=self.beside, given=manifest.saved)
+        digest = manifest.listing or manifest.digest
+        return NamedSplits(store, self.cache, digest, size, beside=self.beside, given=manifest.saved)
 
     def require_store(self) -> None:
         """Do nothing where the data's own store is asked.

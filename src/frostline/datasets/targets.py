@@ -176,7 +176,7 @@ def _kind_of(name: str, column: str, values: pa.ChunkedArray) -> TargetSpec:
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return TargetSpec(name=name, column=column, kind=NUMBER, dtype=_INT)
-    if pa.types.is_floating(kind):
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return TargetSpec(name=name, column=column, kind=NUMBER, dtype=_FLOAT)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _kind_of_texts(name, column, values)
@@ -345,15 +345,12 @@ class TargetColumns:
 
     def _check_values(self, spec: TargetSpec) -> None:
         column = self._columns.table.column(spec.column)
-        is_label = spec.column == "label"
-        if (spec.kind == NUMBER and spec.dtype == "float32") or not (column.null_count or is_label):
+        if (spec.kind == NUMBER and spec.dtype == "float32") or not column.null_count:
             return
         values = values_of(self._columns, self._rows, spec.column)
-        without = pc.sum(pc.less(values, 0)).as_py() or 0 if is_label else values.null_count
+        without = values.null_count
         if without:
-            how = (
-                f", such as select({f'{spec.name} is not None'!r})" if spec.name.isidentifier() and not is_label else ""
-            )
+            how = f", such as select({f'{spec.column} is not None'!r})" if spec.column.isidentifier() else ""
             raise DataError(
                 f"{without} of {len(values)} samples have no value in the column {spec.name!r}, which is a target: "
                 f"leave them out{how}"

@@ -39,11 +39,13 @@ from frostline.core.events import (
     RequestHedged,
     RequestRetried,
     SampleSkipped,
+    SamplesLeftOut,
     SetupWarning,
     Tuned,
 )
 from frostline.core.nouns import ShownInNotebooks
 from frostline.core.units import in_bytes, in_rate, in_samples_per_s, printable
+from frostline.datasets.formats.left_out import log_left_out
 from frostline.datasets.manifest import refusal_of
 from frostline.loaders.fetch import EngineChoice
 from frostline.planning import Plan, Situation, explain
@@ -142,6 +144,8 @@ _LOG = logging.getLogger("frostline")
 _PACKAGE = str(Path(__file__).parents[1])
 # A job of days has many, and each costs memory.
 _TUNINGS = 100
+# Of samples that a pass had to do without.
+_LOST_NAMED = 3
 # How the refusal of a tenant's quota begins (``node.tenants``).
 _QUOTA = "tenant "
 
@@ -263,6 +267,8 @@ class StatisticsCollector:
             too_many = len(self._skipped) > self._max_skipped
         self._tell(untold)
         self._observe(event)
+        if isinstance(event, EpochFinished):
+            self._tell_of_pass()
         if self._refuses_changes and isinstance(event, SampleSkipped) and event.changed:
             raise refusal_of(event.object)
         if too_many and isinstance(event, SampleSkipped):
@@ -271,6 +277,16 @@ class StatisticsCollector:
                 f"{len(self._skipped)} samples are unreadable and the job allows {self._max_skipped}, by the count of "
                 f"{whose}; the last is {event.object} ({event.reason}); mend the data or raise skip_allowance"
             )
+
+    def _tell_of_pass(self) -> None:
+        """Tell in one line which samples a pass had to do without."""
+        with self._lock:
+            lost = tuple(self._skipped.values())
+        if lost:
+            named = "; ".join(f"{skipped.object}: {skipped.reason}" for skipped in lost[:_LOST_NAMED])
+            more = "; …" if len(lost) > _LOST_NAMED else ""
+            count = f"{len(lost)} sample{'s' if len(lost) > 1 else ''}"
+            self._observe(SamplesLeftOut(count=len(lost), reason=f"left out of the pass: {count} ({named}{more})"))
 
     def tell(self) -> None:
         """Pass on what other processes could not read since; for the loop's thread, in which observers are told."""
@@ -408,8 +424,9 @@ class StatisticsCollector:
 def warn_user(event: Event) -> None:
     """What happens to events without an observer.
 
-    Python warns where a job is not made as it was asked for, and a node that is lost is logged.
+    Python warns where a job is not made as it was asked for. Lost nodes, and samples that were left out, are logged.
     """
+    log_left_out(event)
     if isinstance(event, SetupWarning):
         warnings.warn(printable(event.reason), stacklevel=_level_of_caller())
     elif isinstance(event, NodeLost):

@@ -33,6 +33,7 @@ from frostline.preprocess.images import (
     decoded,
     decoded_classes,
     is_array,
+    is_jpeg2000,
     jittered,
     numbers_into,
     size_of,
@@ -254,6 +255,8 @@ def _pixel_bytes(stored: Stored) -> int:
 MAX_PIXELS = 50_000_000  # above the 48 megapixels of today's phones
 
 _BYTES_PER_PIXEL = 22
+# A quarter more than a pixel of others, in quarters.
+_JPEG2000_SHARE = 5
 # A token of one byte takes about 250 bytes while its text is tokenized.
 _PIXELS_PER_BYTE_OF_TEXT = 12
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -389,14 +392,15 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
             case CenterCrop():
                 maximum = max(maximum, step.size**2)
                 width = height = step.size
-    return maximum
+    return -(-maximum * _JPEG2000_SHARE // 4) if is_jpeg2000(encoded) else maximum
 
 
 def scratch_bytes(max_pixels: int = MAX_PIXELS) -> int:
     """An upper bound of the memory that one call of ``decode_into`` uses beside ``out`` and a copy of ``encoded``.
 
     Measured at the peak, in bytes a pixel: WebP 20, whose reader has canvases of its own; every other format 12,
-    which are the decoded image, the scaled one and the one between the two passes of scaling.
+    which are the decoded image, the scaled one and the one between the two passes of scaling; but JPEG 2000 25, whose
+    reader has numbers of 32 bits, so that ``pixels_needed`` counts it for more.
     """
     return _BYTES_PER_PIXEL * max_pixels + (1 << 20)
 

@@ -3,12 +3,14 @@
 Reads arrays as NumPy keeps them: images, masks, and any other numbers; within bounds, and never a pickle.
 """
 
+import importlib
 import math
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from io import BytesIO
 from tokenize import TokenError
 from typing import Any, Literal
@@ -17,9 +19,13 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 from PIL import (
+    AvifImagePlugin,
     BmpImagePlugin,
+    GifImagePlugin,
+    IcoImagePlugin,
     Image,
     ImageEnhance,
+    Jpeg2KImagePlugin,
     JpegImagePlugin,
     PngImagePlugin,
     PpmImagePlugin,
@@ -41,6 +47,7 @@ __all__ = (
     "decoded_classes",
     "header_of",
     "is_array",
+    "is_jpeg2000",
     "jittered",
     "numbers_into",
     "pixels_of",
@@ -195,8 +202,17 @@ _FORMATS = {
     "BMP": BmpImagePlugin,
     "TIFF": TiffImagePlugin,
     "WEBP": WebPImagePlugin,
+    "GIF": GifImagePlugin,
+    "JPEG2000": Jpeg2KImagePlugin,
+    "ICO": IcoImagePlugin,
+    "AVIF": AvifImagePlugin,
 }
+_HEIF = "HEIF"
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _LONGEST_MAGIC = 16
+_PNG = b"\x89PNG\r\n\x1a\n"
+_ICON_SIDE = 256
+_JPEG2000 = (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
 # What Pillow takes for the sign that bytes are of another format.
 _OTHER_FORMAT = (SyntaxError, IndexError, TypeError, struct.error)
 _MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB", "HSV"}
@@ -223,6 +239,11 @@ _BROKEN = (
 def is_array(encoded: bytes | memoryview) -> bool:
     """Whether a sample is an array and not an encoded image."""
     return bytes(encoded[: len(npy.MAGIC_PREFIX)]) == npy.MAGIC_PREFIX
+
+
+def is_jpeg2000(encoded: bytes | memoryview) -> bool:
+    """Whether an image is a JPEG 2000, by its first bytes."""
+    return bytes(encoded[:_LONGEST_MAGIC]).startswith(_JPEG2000)
 
 
 def decoded(
@@ -286,14 +307,45 @@ def _opened(encoded: bytes | memoryview) -> Image.Image:
     in one thread alone. What it refuses is refused here.
     """
     magic = bytes(encoded[:_LONGEST_MAGIC])
-    for name in _FORMATS:
+    is_heif = magic[4:8] == b"ftyp" and magic[8:12] in _HEIF_BRANDS
+    for name in (*_FORMATS, *([_HEIF] if is_heif and _reads_heif() else ())):
         try:
             open_as, accepts = Image.OPEN[name]
             if accepts is None or accepts(magic) is True:
+                if name == "ICO":
+                    _check_icon(encoded)
                 return _of_a_size(open_as(BytesIO(encoded), ""))
         except _OTHER_FORMAT:
             continue
+    if is_heif:
+        raise SampleError("it is a HEIC image, which Pillow reads by its plugin: install pillow-heif where it is read")
     raise UnidentifiedImageError
+
+
+@cache
+def _reads_heif() -> bool:
+    """Whether the plugin is installed, which this then registers."""
+    try:
+        plugin = importlib.import_module("pillow_heif")
+    except ImportError:
+        return False
+    plugin.register_heif_opener()
+    return True
+
+
+def _check_icon(encoded: bytes | memoryview) -> None:
+    """Make sure that the images within an icon have the sizes that it says, 256 at most: opening it decodes one."""
+    (count,) = struct.unpack_from("<H", encoded, 4)
+    for entry in range(6, 6 + 16 * count, 16):
+        width, height = encoded[entry] or _ICON_SIDE, encoded[entry + 1] or _ICON_SIDE
+        (start,) = struct.unpack_from("<I", encoded, entry + 12)
+        if bytes(encoded[start : start + len(_PNG)]) == _PNG:
+            size = struct.unpack_from(">II", encoded, start + 16)
+        else:  # a bitmap, below which its mask lies
+            size = struct.unpack_from("<ii", encoded, start + 4)
+            size = (size[0], size[1] // 2)
+        if size != (width, height):
+            raise OSError(f"the icon says {width} x {height}, and the image in it {size[0]} x {size[1]}")
 
 
 def _of_a_size(image: Image.Image) -> Image.Image:
@@ -323,7 +375,7 @@ def size_of(encoded: bytes | memoryview) -> Size:
         return size_of_array(encoded)
     try:
         return _opened(encoded).size
-    except (*_BROKEN, Image.DecompressionBombError):
+    except (*_BROKEN, SampleError, Image.DecompressionBombError):
         return 0, 0
 
 

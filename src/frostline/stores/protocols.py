@@ -399,6 +399,11 @@ class Entries(Sequence[Entry]):
         """Whether one of them has that name."""
         return bool(pc.index(self.table["object"], pa.scalar(name, _COLUMNS.types[0])).as_py() >= 0)
 
+    def named(self, name: str) -> Entry | None:
+        """The one of that name; None where there is none."""
+        place = pc.index(self.table["object"], pa.scalar(name, _COLUMNS.types[0])).as_py()
+        return None if place < 0 else self[place]
+
     def digest(self, rule: str) -> str:
         """SHA-256 of a rule and of all entries in their order: names, sizes and etags, each ended by a NUL."""
         # A name holds no NUL, so that the columns cannot run into each other.

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -46,6 +47,7 @@ from frostline.wire.recipes import FEW_EPOCHS
 __all__ = (
     "Sides",
     "Stages",
+    "few_of_a_class",
     "in_words",
     "is_test",
     "sides_of",
@@ -228,6 +230,7 @@ def sides_of(settings: TrainSettings, setup: Setup) -> Sides:
     nothing says what to score, it is a share of the samples to train on.
 
     Raises:
+        DataError: labels are learned, and a sample of one side has none.
         SettingError: both sides would have samples in common, or the data brings several splits of which none is
             called as one to train on.
     """
@@ -242,14 +245,49 @@ def sides_of(settings: TrainSettings, setup: Setup) -> Sides:
     if settings.val_split is not None:
         held_out = chosen_of(setup.whole, settings.job, settings.val_split)
         _check_apart(train, held_out, settings.val_split)
+        _check_labels(settings, train, held_out)
         return Sides(train=train, held_out=held_out, train_split=name, val_split=settings.val_split)
     if asked is None and name is not None and settings.val_share is None:
         for scored in scored_among(brought):
             held_out = setup.data[scored]
             if held_out.targets is not None or bool((held_out.samples.labels >= 0).any()):
+                _check_labels(settings, train, held_out)
                 return Sides(train=train, held_out=held_out, train_split=name, val_split=scored)
+    _check_labels(settings, train)
     train, held_out = train.split(settings.held_out_share, settings.job.seed)
     return Sides(train=train, held_out=held_out, train_split=name)
+
+
+def few_of_a_class(settings: TrainSettings, sides: Sides) -> str:
+    """What becomes of classes that are too small to be divided by the share to hold out; empty where none is.
+
+    Args:
+        settings: settings of the run, with the share.
+        sides: samples to train on and to score.
+    """
+    if sides.val_split is not None or not len(sides.held_out) or sides.train.targets is not None:
+        return ""
+    share = settings.held_out_share
+    trained, scored = (Counter(side.selection.per_label) for side in (sides.train, sides.held_out))
+    counts = {label: count for label, count in (trained + scored).items() if label >= 0}
+    alone = sum(count == 1 for count in counts.values())
+    more = sum(count > 1 and count * share < _HALF for count in counts.values())
+    said = []
+    if more:
+        real = len(sides.held_out) / (len(sides.train) + len(sides.held_out))
+        said.append(
+            f"{more} of {len(counts)} classes have so few samples that one of each is more than the share to hold out: "
+            f"{real:.0%} of all samples are held out, and {share:.0%} were asked for"
+        )
+    if alone:
+        said.append(f"{alone} of {len(counts)} classes have a single sample, which is trained on and never scored")
+    return "; ".join(said)
+
+
+def _check_labels(settings: TrainSettings, *sides: Dataset) -> None:
+    if settings.job.targets is None and settings.job.outputs is None:
+        for side in sides:
+            side.selection.require_labels(side.url)
 
 
 def _check_apart(train: Dataset, held_out: Dataset, split: str) -> None:
@@ -260,6 +298,8 @@ def _check_apart(train: Dataset, held_out: Dataset, split: str) -> None:
         )
 
 
+# A class whose share is less gets one sample held out all the same.
+_HALF = 0.5
 _TESTS = {"test", "tests", "testing"}
 _NO_WORD = re.compile(r"[^a-z]+")
 
@@ -342,6 +382,8 @@ class _Run:
         self._sides = sides_of(settings, setup)
         self._train, self._held_out = self._sides.train, self._sides.held_out
         record(self._sides.taken)
+        if why := few_of_a_class(settings, self._sides):
+            record(SetupWarning(reason=why))
         self._recipe = replace(settings.recipe, selects=not is_test(self._sides.val_split))
         every = CheckpointEvery.parse(settings.checkpoint_every)
         self._checkpoints = None if settings.out is None else CheckpointFolder(settings.out, every)

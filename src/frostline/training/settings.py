@@ -66,6 +66,7 @@ class JobSettings:
         format: name of the format that it has (``datasets.formats``); None takes what it looks like.
         column: name of the column of Parquet files that has the samples, such as texts (``datasets.Dataset``); or the
             columns of several inputs, as in ``pixel_values=image,input_ids=caption``.
+        label: name of the column with the labels (``datasets.Dataset``); None takes one that is called so.
         relist: list the data; False takes the manifest that was built last (``datasets.Dataset``).
         changed: policy for objects that changed since they were listed (``datasets.Dataset``).
         where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.
@@ -106,6 +107,7 @@ class JobSettings:
     until: str
     format: str | None = None
     column: str | None = None
+    label: str | None = None
     relist: bool = True
     changed: str = CHANGED[0]
     where: str | None = None

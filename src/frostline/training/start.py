@@ -65,6 +65,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
         settings.data,
         format=settings.format,
         column=by_input(settings.column, "--column") or settings.column,
+        label=settings.label,
         relist=settings.relist,
         changed=settings.changed,
         targets=declared_of(settings),
@@ -76,6 +77,8 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
     data = chosen_of(whole, settings, settings.split)
     if settings.outputs is None and settings.targets is None:
         data.selection.require_classes(min_classes, data.url)
+        if min_classes and (settings.split is not None or not whole.splits_brought):  # else that of the sides counts
+            data.selection.require_labels(data.url)
     else:
         outputs_of(data, settings)  # refuses what makes no sense before a node is started
     samples = samples_of(data, settings)

@@ -222,6 +222,7 @@ def asked_of(job: JobSettings) -> dict[str, Any]:
     return {
         "data": normalise_url(job.data),
         "column": job.column,
+        "label": job.label,
         "model": job.model,
         "until": job.until,
         "near": None if job.near is None else job.near.rstrip("/"),

@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from frostline.core import Samples, Skipped
 from frostline.core.errors import SettingError
-from frostline.core.events import Observer, PhaseStarted
+from frostline.core.events import Observer, PhaseStarted, SetupWarning
 from frostline.core.nouns import taken
 from frostline.datasets.copy.layout import Metadata, Scaling, check_side, divided, say_what_is_left
 from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, finished, made_here, whole_parts
 from frostline.datasets.dataset import Dataset
+from frostline.datasets.formats.labels import are_numbers, in_order
 from frostline.datasets.manifest import refusing
 from frostline.datasets.reading import refreshed_here, require_one_part
 from frostline.stores.cql.store import CqlStore
@@ -30,6 +31,7 @@ __all__ = ("Put", "put_into_table")
 
 # A part: asked about at once whether they are there, and put again by a task whose process died.
 _ROWS_A_PART = 512
+_CLASSES_SHOWN = 20
 # Read at once, and held until they are put.
 _BYTES_AT_ONCE = 16 << 20
 # A seal is the SHA-256 of the data, then what the data was read from, then the data set.
@@ -116,6 +118,7 @@ def put_into_table(
     lacking = store.create(kinds, has_masks=source.has_targets)
     behind = [name for name, called in free.items() if called in lacking]
     say_what_is_left(source, observe, [*metadata.nested, *behind])
+    _say_other_numbers(source, observe)
     observe(PhaseStarted(name="putting samples into a table"))
     kept = {name: called for name, called in free.items() if called not in lacking}
     plan = _TablePlan(source=source, table=store, columns=kept, side=shorter_side, workers=workers, verify=verify)
@@ -130,6 +133,20 @@ def put_into_table(
         nbytes=sum(part.nbytes for part in parts),
         seconds=time.perf_counter() - started,
         skipped=tuple(skipped for part in parts for skipped in part.skipped),
+    )
+
+
+def _say_other_numbers(source: Dataset, observe: Observer) -> None:
+    """Say if the table, which has no place for the classes' order and for those without samples, numbers them anew."""
+    there = [source.classes[label] for label, count in source.selection.per_label.items() if count and label >= 0]
+    if are_numbers(source.classes) or list(source.classes) == in_order(there):
+        return
+    observe(
+        SetupWarning(
+            reason=f"a table has no place for the order of classes: {len(there)} have samples, and are numbered there "
+            f"in the order of their names, not as {', '.join(source.classes[:_CLASSES_SHOWN])}"
+            f"{', …' if len(source.classes) > _CLASSES_SHOWN else ''}"
+        )
     )
 
 

@@ -14,7 +14,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -32,8 +32,9 @@ from frostline.core.events import ColumnsDropped, Observer
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, names_a_class, suffix_of
-from frostline.datasets.formats.labels import SOURCE, SPLIT
-from frostline.datasets.formats.tables import plain
+from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table
+from frostline.datasets.formats.tables import plain, read_back, written_out
+from frostline.datasets.formats.webdataset import CLASS_MEMBER, TYPE_MEMBER
 from frostline.datasets.reading import Workers, masks_of, reader_of
 from frostline.preprocess.apply import MAX_PIXELS, Applied, scaled_mask, unpacked
 from frostline.preprocess.images import decoded, size_of
@@ -62,6 +63,8 @@ __all__ = (
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 # A row group is what one read of a cell decodes.
 _GROUP_ROWS = 64
+# What stands behind a length and ftyp.
+_BRANDS = {b"avif": ".avif", b"avis": ".avif", b"heic": ".heic", b"heix": ".heic", b"mif1": ".heic"}
 # What stands behind RIFF and a length.
 _RIFFS = {b"WEBP": ".webp", b"WAVE": ".wav"}
 # The first bytes of what ``preprocess`` reads.
@@ -71,6 +74,11 @@ _STARTS = (
     (b"BM", ".bmp"),
     (b"II*\0", ".tif"),
     (b"MM\0*", ".tif"),
+    (b"GIF8", ".gif"),
+    (b"\0\0\1\0", ".ico"),
+    (b"\0\0\0\x0cjP  ", ".jp2"),
+    (b"\xff\x4f\xff\x51", ".j2k"),
+    (b"P4", ".pbm"),
     (b"P5", ".pgm"),
     (b"P6", ".ppm"),
     (b"\x93NUMPY", ".npy"),
@@ -99,7 +107,7 @@ class Loose:
         id: in the source, which names it in the destination where a name is needed.
         name: in the source.
         label: number of its class; -1 where it has none.
-        about: its metadata columns.
+        about: its metadata columns, as JSON has them.
         encoded: its image.
         is_remade: the image was made of kept pixels, so that it may be of another kind than its name says.
         object: name of the image in class folders, without its suffix; empty where the id names it.
@@ -134,13 +142,24 @@ class Packer(Protocol):
     def keeps_metadata(self) -> bool:
         """Metadata columns go with the samples."""
 
-    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:
+    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
+        """What lies beside the parts: the table of classes, where they do not say it themselves.
+
+        Args:
+            classes: names, by label.
+            present: those of them that have samples in the copy.
+        """
+
+    def pack(
+        self, part: int, samples: Sequence[Loose], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
+    ) -> Iterable[OutputObject]:
         """The objects of a part.
 
         Args:
             part: its number.
             samples: samples of the part, in the source's order.
             classes: names, by label.
+            kinds: types of the metadata columns.
 
         Raises:
             SettingError: the format cannot hold these samples.
@@ -150,13 +169,26 @@ class Packer(Protocol):
 class ClassFolderLayout:
     """An object a sample, in the folder of its class. Metadata is left behind: there is no place for it.
 
+    Where classes are numbered otherwise than in the order of their names, or some have no samples, ``classes.json``
+    beside the folders says so.
+
     Names are those of the source, as ``datasets.copy.layout`` says. Where there are masks, images and masks lie
     side by side, and are called by their ids: ``images/cat/1a.jpg`` and ``masks/cat/1a.png``.
     """
 
     keeps_metadata = False
 
-    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
+    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
+        """See ``Packer.beside``: folders alone are numbered in the order of their names."""
+        return [] if sorted(present) == list(classes) else [OutputObject(CLASSES, class_table(classes))]
+
+    def pack(
+        self,
+        part: int,  # noqa: ARG002
+        samples: Sequence[Loose],
+        classes: Sequence[str],
+        kinds: Mapping[str, pa.DataType],  # noqa: ARG002
+    ) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         for sample in samples:
             if sample.mask is not None:
@@ -187,21 +219,33 @@ class Shards:
     """A tar a part, as WebDataset has them: ``key.jpg``, ``key.mask.png``, ``key.cls`` and ``key.json``.
 
     ``.cls`` is the number of the class, as other readers of such shards expect; its name is in the JSON, with the
-    metadata, and Frostline goes by that.
+    metadata, and Frostline goes by that. All classes by their numbers are in ``__classes__``, and the types of columns
+    that JSON has not, such as dates, in ``__types__``.
     """
 
     keeps_metadata = True
 
-    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:
+    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
+        """See ``Packer.beside``: each shard has the table."""
+        return ()
+
+    def pack(
+        self, part: int, samples: Sequence[Loose], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
+    ) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         file = io.BytesIO()
+        labels: Sequence[Any] = range(len(classes)) if are_numbers(classes) else classes
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            if classes:
+                _add(tar, CLASS_MEMBER, class_table(classes))
+            if further := {name: kind for name, kind in kinds.items() if not _is_of_json(kind)}:
+                _add(tar, TYPE_MEMBER, pa.schema(further).serialize().to_pybytes())
             for sample in samples:
                 # A label that is null says that there is none, whatever other fields are called.
                 about = {
                     **sample.about,
                     SOURCE: sample.source,
-                    "label": classes[sample.label] if sample.label >= 0 else None,
+                    "label": labels[sample.label] if sample.label >= 0 else None,
                 }
                 _add(tar, f"{sample.id:016x}{sample.suffix}", sample.encoded)
                 if sample.mask:
@@ -220,7 +264,13 @@ class Tables:
 
     keeps_metadata = True
 
-    def pack(self, part: int, samples: Sequence[Loose], classes: Sequence[str]) -> Iterable[OutputObject]:
+    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
+        """See ``Packer.beside``: each file has the table in its schema."""
+        return ()
+
+    def pack(
+        self, part: int, samples: Sequence[Loose], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
+    ) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         images = [{"bytes": sample.encoded, "path": f"{sample.id:016x}{sample.suffix}"} for sample in samples]
         masks = [_cell(sample) for sample in samples if sample.mask is not None]
@@ -232,7 +282,10 @@ class Tables:
                 **({"mask": pa.array(masks, _IMAGE)} if masks else {}),
                 "label": pa.array([sample.label if sample.label >= 0 else None for sample in samples], pa.int64()),
                 SOURCE: pa.array([sample.source for sample in samples], pa.string()),
-                **{_free(name, names, own): pa.array([sample.about.get(name) for sample in samples]) for name in names},
+                **{
+                    _free(name, names, own): read_back([sample.about.get(name) for sample in samples], kinds[name])
+                    for name in names
+                },
             }
         )
         features: dict[str, Any] = {name: {"_type": "Image"} for name in own}
@@ -288,6 +341,8 @@ def suffix_by_content(encoded: bytes) -> str:
     """The suffix that a sample's first bytes ask for; ``.jpg`` where they are of no known kind."""
     if encoded[:4] == b"RIFF" and encoded[8:12] in _RIFFS:
         return _RIFFS[encoded[8:12]]
+    if encoded[4:8] == b"ftyp" and encoded[8:12] in _BRANDS:
+        return _BRANDS[encoded[8:12]]
     return next((suffix for start, suffix in _STARTS if encoded.startswith(start)), ".jpg")
 
 
@@ -397,8 +452,9 @@ def _is_name(place: str) -> bool:
     )
 
 
-_KINDS = {pa.int64(): "bigint", pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "text"}
 _TIME = pa.timestamp("ms")
+_JSON = (pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.large_string())
+_KINDS = {pa.int64(): "bigint", pa.float64(): "double", pa.bool_(): "boolean", pa.string(): "text", _TIME: "timestamp"}
 
 
 def metadata_in(columns: Sequence[str]) -> tuple[str, ...]:
@@ -420,7 +476,7 @@ def say_what_is_left(source: Dataset, observe: Observer, left: Sequence[str] | N
 
 
 class Metadata:
-    """The metadata columns of a data set that hold one plain value a sample, in one of five types.
+    """The metadata columns of a data set that hold one plain value a sample; tables of CQL have five types of them.
 
     Attributes:
         nested: names of the columns that are left out because their values are lists or the like.
@@ -430,14 +486,12 @@ class Metadata:
         names = metadata_in(source.columns)
         columns = {name: source.column(name) for name in names}
         self.nested = tuple(name for name in names if pa.types.is_nested(columns[name].type))
-        self._columns = {name: _plain(columns[name]) for name in names if name not in self.nested}
+        self._columns = {name: plain(columns[name]) for name in names if name not in self.nested}
 
     @property
     def kinds(self) -> Mapping[str, str]:
         """Type of each column, in the words of CQL, by its name."""
-        return {
-            name: "timestamp" if column.type == _TIME else _KINDS[column.type] for name, column in self._columns.items()
-        }
+        return {name: _KINDS[_in_cql(column).type] for name, column in self._columns.items()}
 
     def without(self, names: Sequence[str]) -> "Metadata":
         """The metadata without some columns."""
@@ -447,8 +501,8 @@ class Metadata:
         return rest
 
     def rows(self, start: int, stop: int) -> list[tuple[Any, ...]]:
-        """The values of some samples, each in the order of the columns."""
-        values = [column.slice(start, stop - start).to_pylist() for column in self._columns.values()]
+        """The values of some samples as a table of CQL has them, each in the order of the columns."""
+        values = [_in_cql(column).slice(start, stop - start).to_pylist() for column in self._columns.values()]
         return list(zip(*values, strict=True)) if values else [()] * (stop - start)
 
     def table(self, start: int, stop: int) -> Mapping[str, pa.ChunkedArray]:
@@ -456,12 +510,19 @@ class Metadata:
         return {name: column.slice(start, stop - start) for name, column in self._columns.items()}
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _is_of_json(kind: pa.DataType) -> bool:
+    """Whether JSON tells values of a type from those of others, or there are none."""
+    return pa.types.is_dictionary(kind) or pa.types.is_nested(kind) or pa.types.is_null(kind) or kind in _JSON
+
+
+def _in_cql(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column in one of the five types; texts stand for what the others cannot hold whole."""
     if pa.types.is_timestamp(column.type):
-        return column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(_TIME)
-    if pa.types.is_null(column.type) or pa.types.is_large_string(column.type):
-        return column.cast(pa.string())
-    return plain(column)
+        with suppress(pa.ArrowInvalid):  # finer than what a table has
+            return column.cast(pa.timestamp("ms", column.type.tz)).cast(_TIME)
+    if column.type in _KINDS:
+        return column
+    return pa.chunked_array([[None if value is None else str(value) for value in written_out(column)]], pa.string())
 
 
 def picture_of(applied: Applied, record: bytes | memoryview) -> bytes:

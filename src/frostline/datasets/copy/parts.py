@@ -31,6 +31,7 @@ from frostline.datasets.copy.layout import (
     packer_named,
 )
 from frostline.datasets.dataset import Dataset
+from frostline.datasets.formats.tables import written_out
 from frostline.stores.protocols import ObjectStore
 
 __all__ = (
@@ -312,7 +313,8 @@ class _PartWriter:
         kept = [(row, found) for row, found in enumerate(read) if isinstance(found, Pictures)]
         objects = [""] * len(rows) if self._names is None else self._names.objects(rows.start, rows.stop)
         loose = [self._loose(samples, names, about, objects, row, pictures) for row, pictures in kept]
-        packed = packer_named(self._format).pack(part.number, loose, self._source.classes)
+        kinds = {name: column.type for name, column in self._about.items()}
+        packed = packer_named(self._format).pack(part.number, loose, self._source.classes, kinds)
         written: list[Future[tuple[str, CopiedObject]]] = [self._writers.submit(self._write, obj) for obj in packed]
         copied = CopiedPart(
             number=part.number,
@@ -355,8 +357,8 @@ class _PartWriter:
 
 
 def metadata_values(about: Mapping[str, pa.ChunkedArray], rows: range) -> dict[str, list[Any]]:
-    """The values of some rows, by column."""
-    return {name: column.slice(rows.start, len(rows)).to_pylist() for name, column in about.items()}
+    """The values of some rows, by column, as ``tables.written_out`` gives them."""
+    return {name: written_out(column.slice(rows.start, len(rows))) for name, column in about.items()}
 
 
 def metadata_digest(about: Mapping[str, list[Any]]) -> str:

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -36,7 +37,7 @@ from frostline.datasets.copy.parts import (
 )
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.formats.labels import SPLIT
-from frostline.datasets.manifest import refusing
+from frostline.datasets.manifest import refusing, rows_of_ids
 from frostline.datasets.reading import refreshed_here, require_one_part
 from frostline.stores.local import FolderStore, is_partial
 from frostline.stores.open import open_store
@@ -51,7 +52,7 @@ _MAX_ROWS = 10_000
 _FOLDERS = "original"
 _FOLDER = ".frostline/ingest"
 _CLAIM = f"{_FOLDER}/what.json"
-_FORMAT = 2
+_FORMAT = 3
 _CLAIM_BYTES, _PART_RECORD_BYTES = 1 << 16, 1 << 26
 
 
@@ -201,6 +202,8 @@ class _Copy:
             found=partial(self._found, there),
             keep=self._kept,
         )
+        for packed in packer_named(self._plan.format).beside(self._source.classes, self._present(parts)):
+            self._store.write(*packed)
         if runner is not made_here:  # tasks that were killed may have left something
             self._sweep(self._listed())
         return Repacked(
@@ -214,6 +217,14 @@ class _Copy:
             seconds=time.perf_counter() - started,
             skipped=tuple(skipped for part in parts for skipped in part.skipped),
         )
+
+    def _present(self, parts: Iterable[CopiedPart]) -> list[str]:
+        """The classes that have samples in the copy."""
+        counts = Counter(self._source.selection.per_label)
+        lost = np.array([skipped.id for part in parts for skipped in part.skipped], np.int64)
+        rows = rows_of_ids(self._source.samples.ids, lost) if len(lost) else lost
+        counts.subtract(self._source.samples.labels_at(rows).tolist())
+        return [self._source.classes[label] for label, count in counts.items() if count and label >= 0]
 
     def _listed(self) -> dict[str, Entry]:
         there = {entry.object: entry for entry in self._store.list()}

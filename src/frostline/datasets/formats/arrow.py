@@ -4,11 +4,12 @@ Finds where the cells of an Arrow stream lie in its file, without reading the co
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,19 +17,25 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from frostline.core.errors import DataError, EmptyDataset
-from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden, short_lists
+from frostline.datasets.formats.base import ListedSamples, column_at, digest_of, is_hidden, short_lists
 from frostline.datasets.formats.folders import NO_MASK, Mask, size_at, target_columns
 from frostline.datasets.formats.labels import column_name, joined, labelled, with_splits
+from frostline.datasets.formats.left_out import LeftOut
+from frostline.datasets.formats.ranges import ObjectRanges
 from frostline.datasets.formats.tables import (
+    LOOKED_AT,
     SAID,
     ColumnRoles,
-    ObjectRanges,
-    Parts,
     finished,
     known_parts,
     labels_said,
+    left_in,
+    left_of_table,
+    may_name_classes,
     plain,
     roles_in,
+    with_names_for_masks,
+    with_partitions,
 )
 from frostline.stores.protocols import Entry, ObjectStore, Versioned
 
@@ -175,6 +182,11 @@ class StreamedBatch:
     def __len__(self) -> int:
         return int(self._batch.num_rows)
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the columns."""
+        return tuple(self._batch.schema.names)
+
     def column(self, name: str) -> pa.Array:
         """A column's values.
 
@@ -246,7 +258,7 @@ def _body_length(head: bytes) -> int:
     return int(struct.unpack_from("<q", head, table + place)[0]) if place else 0
 
 
-_RULE = "frostline arrow 1"
+_RULE = "frostline arrow 2"
 # Files indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Results of ``map`` that ``datasets`` keeps beside the data: the same samples again, or other ones.
@@ -257,6 +269,7 @@ _SPLIT_FOLDERS = "dataset_dict.json"
 class _File(NamedTuple):
     table: pa.Table
     classes: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
 
 
 class ArrowFiles:
@@ -287,10 +300,11 @@ class ArrowFiles:
         found = sorted(filter(_is_arrow, entries))
         if not found:
             raise EmptyDataset(f"{store.url} holds no Arrow files (such as data-00000-of-00001.arrow)")
-        known = known_parts(before)
+        known = {key: (part, left_in(before, key[0])) for key, part in known_parts(before).items()}
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
             files = list(threads.map(partial(_read, store, known, heads), found))
-        tables, names = [file.table for file in files], [entry.object for entry in found]
+        names = [entry.object for entry in found]
+        tables = with_partitions([file.table for file in files], names)
         said = splits_of_folders(names, (entry.object for entry in entries))
         table, is_divided = with_splits(joined(tables), names, list(map(len, tables)), said)
         if not len(table):
@@ -299,12 +313,15 @@ class ArrowFiles:
                 "paths alone, write the data again with the images in it, as save_to_disk does by default"
             )
         known_names = {file.classes for file in files if file.classes}
-        labels = labelled(table[SAID].to_pylist(), known_names.pop() if len(known_names) == 1 else ())
+        labels = labelled(table[SAID], known_names.pop() if len(known_names) == 1 else ())
         return ListedSamples(
             table=finished(table, labels),
             classes=labels.classes,
             digest=self.digest(entries),
             divided_by_names=is_divided,
+            has_named_classes=labels.are_names,
+            used=(*names, *(entry.object for entry in entries if _says_splits(entry.object))),
+            left_out=tuple(one for file in files for one in file.left_out),
         )
 
 
@@ -332,30 +349,51 @@ def _is_arrow(entry: Entry) -> bool:
     return base.endswith(".arrow") and not base.startswith(_LEFT_BEHIND) and not is_hidden(entry.object)
 
 
-def _read(store: Versioned, known: Parts, heads: ThreadPoolExecutor, entry: Entry) -> _File:
+_Known = Mapping[tuple[str, str], tuple[pa.Table, tuple[LeftOut, ...]]]
+
+
+def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Entry) -> _File:
     stream = ArrowStream(ObjectRanges(store, entry), entry.object, entry.size)
     columns = roles_in(entry.object, stream.schema)
     if entry.etag and (entry.object, entry.etag) in known:
-        return _File(known[entry.object, entry.etag], columns.classes)
+        table, left = known[entry.object, entry.etag]
+        return _File(table, columns.classes, left)
     tables, row = [_schema_of(stream.schema, columns, entry)], 0
     for batch in stream.batches():
+        if not row and may_name_classes(columns):
+            columns = with_names_for_masks(columns, _first(store, entry, batch, columns))
+            tables = [_schema_of(stream.schema, columns, entry)]
         tables.append(_table(store, heads, entry, columns, batch, row))
         row += len(batch)
-    return _File(pa.concat_tables(tables, promote_options="permissive"), columns.classes)
+    table = pa.concat_tables(tables, promote_options="permissive")
+    kept = set(table["name"].to_pylist())
+    lost = [name for number in range(row) if (name := f"{entry.object}/{number}") not in kept]
+    left = left_of_table(entry.object, lost, columns.left)
+    return _File(table, columns.classes, left)
+
+
+def _first(store: Versioned, entry: Entry, batch: StreamedBatch, columns: ColumnRoles) -> list[bytes]:
+    """The first values of the column that may be one of masks."""
+    assert columns.mask is not None
+    cells = batch.cells(columns.mask)
+    places = zip(cells.offsets[cells.valid].tolist(), cells.lengths[cells.valid].tolist(), strict=True)
+    return [bytes(store.read(entry.object, offset, length)) for offset, length in islice(places, LOOKED_AT) if length]
 
 
 def _schema_of(schema: pa.Schema, columns: ColumnRoles, entry: Entry) -> pa.Table:
     """The table of a file without batches."""
-    beside = pa.table({name: pa.chunked_array([], schema.field(name).type) for name in _beside(columns)})
+    beside = pa.table({name: pa.chunked_array([], schema.field(name).type) for name in _beside(columns, schema.names)})
     none = np.empty(0, np.int64)
     places = CellPositions(offsets=none, lengths=none, valid=none.astype(bool))
     return _columns(entry, columns, places, beside, 0)
 
 
-def _beside(columns: ColumnRoles) -> tuple[str, ...]:
-    named = (*columns.about, columns.label, columns.other, *(path.partition(".")[0] for path in columns.lists))
+def _beside(columns: ColumnRoles, names: Sequence[str]) -> tuple[str, ...]:
+    paths = (*columns.about, columns.label, columns.other, *columns.lists)
+    # A name of a column may have a dot in it, as the path of a struct's field has.
+    named = (path if path in names else path.partition(".")[0] for path in paths if path is not None)
     images = {path.partition(".")[0] for path in (columns.image, columns.mask) if path is not None}
-    return tuple(dict.fromkeys(name for name in named if name is not None and name not in images))
+    return tuple(dict.fromkeys(name for name in named if name not in images))
 
 
 def _table(
@@ -363,7 +401,7 @@ def _table(
 ) -> pa.Table:
     # In the order in which they lie there, so that reading goes on and does not go back.
     places = batch.cells(columns.image)
-    beside = pa.table({name: batch.column(name) for name in _beside(columns)})
+    beside = pa.table({name: batch.column(name) for name in _beside(columns, batch.names)})
     table = _columns(entry, columns, places, beside, row)
     if columns.mask is not None:
         for name, column in _targets(store, heads, entry, places, batch.cells(columns.mask)).items():
@@ -383,7 +421,7 @@ def _columns(entry: Entry, columns: ColumnRoles, places: CellPositions, beside: 
             "length": pa.array(places.lengths),
             "etag": pa.array([entry.etag] * rows, pa.string()),
             SAID: said,
-            **{column_name(name): plain(beside[name]) for name in columns.about},
+            **{column_name(name): plain(column_at(beside, name)) for name in columns.about},
             **{column_name(name): column for name, column in lists.items()},
         }
     )

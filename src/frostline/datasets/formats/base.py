@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from frostline.core import OBJECTS, READINGS, Samples, Targets
 from frostline.core.errors import DataError
 from frostline.core.nouns import Texts
+from frostline.datasets.formats.left_out import LeftOut
 from frostline.ordering import Chosen, Labels
 from frostline.preprocess import Applied
 from frostline.stores.protocols import Entries, Entry, ObjectStore
@@ -39,15 +40,20 @@ __all__ = (
     "SelectedRows",
     "WholeSamples",
     "Widespread",
+    "column_at",
+    "column_paths",
     "digest_of",
     "flattened",
+    "holds_binary",
     "in_json",
     "is_hidden",
     "is_list",
     "is_named",
+    "label_column",
+    "label_numbers",
     "list_column",
     "list_columns",
-    "list_names",
+    "nested_names",
     "short_lists",
     "stable_ids",
 )
@@ -64,7 +70,8 @@ COLUMNS = pa.schema(
         "etag": pa.string(),
     }
 )
-"""The columns that every table of samples starts with; what follows them is metadata."""
+"""The columns that every table of samples starts with; what follows them is metadata. A label is null where a sample
+has none, and nothing else is."""
 
 TARGET_COLUMNS = pa.schema(
     {
@@ -84,15 +91,19 @@ class ListedSamples:
     """The samples of a listing.
 
     Attributes:
-        table: ``COLUMNS`` in their order, none of them with nulls, then any metadata columns. The rows' order follows
-            from the listing alone, and is that of objects and offsets, so that reading all of it is reading on. Ids are
-            ``stable_ids`` of the names, labels are -1 where there is none, etags are those of the samples' objects.
+        table: ``COLUMNS`` in their order, none but that of labels with nulls, then any metadata columns. The rows'
+            order follows from the listing alone, and is that of objects and offsets, so that reading all of it is
+            reading on. Ids are ``stable_ids`` of the names, etags are those of the samples' objects.
         classes: names, by label.
         digest: result of the format's ``digest`` for this listing.
         reading: how the bytes at the samples' addresses are found.
         applied: preprocessing done before the images were kept; None where they are encoded.
         kept_at: name of the object that holds the table already; empty where it is to be kept as a manifest.
         divided_by_names: the column ``split`` was made of the names of folders or files, and is not the data's own.
+        has_named_classes: labels were said by the names of classes; False where their numbers were said.
+        declared: objects that declare one table of classes: ``all``, ``some``, or empty for none of them.
+        used: names of objects that belong to the format and hold no sample, such as lists.
+        left_out: rows, keys and columns that were looked at and are no samples.
     """
 
     table: pa.Table
@@ -102,6 +113,10 @@ class ListedSamples:
     applied: Applied | None = None
     kept_at: str = ""
     divided_by_names: bool = False
+    has_named_classes: bool = False
+    declared: str = ""
+    used: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     def __post_init__(self) -> None:
         if self.table.schema.remove_metadata().names[: len(COLUMNS)] != COLUMNS.names:
@@ -218,6 +233,21 @@ _SCAN_ROWS = 1 << 19  # whole bytes of a bitmap
 _NUMBERS_A_PAGE = 512
 
 
+def label_column(labels: _Numbers) -> pa.Array:
+    """Labels as a table has them: null where they are -1, which is what still stands below the null."""
+    is_there = labels >= 0
+    if is_there.all():
+        return pa.array(labels)
+    bits = np.packbits(is_there, bitorder="little")
+    values = np.ascontiguousarray(labels, np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(labels), [pa.py_buffer(bits), pa.py_buffer(values)])
+
+
+def label_numbers(column: pa.Array | pa.ChunkedArray) -> _Numbers:
+    """Labels of a table as numbers: -1 where there is none."""
+    return np.asarray(pc.fill_null(column, -1).to_numpy(), np.int64)
+
+
 class SelectedRows(Protocol):
     """Rows chosen of a table; see ``ordering.Chosen`` and ``ordering.RowIndices``."""
 
@@ -290,7 +320,7 @@ class ManifestColumns:
     """A manifest's table, one chunk a column, with what gives back the pages of the file that it may lie in.
 
     Args:
-        table: without nulls in the columns that every table of samples has.
+        table: without nulls in the columns that every table of samples has, but in that of labels.
         mapped: the memory map that it lies in; None where it lies in memory.
         known: known classes of the labels; None where nothing is known.
     """
@@ -323,9 +353,9 @@ class ManifestColumns:
         )
 
     def pieces(self, name: str) -> Iterator[_Numbers]:
-        """A column of whole numbers in order, some at a time."""
+        """A column of whole numbers in order, some at a time; -1 stands for null."""
         for piece in self.scan((name,)):
-            yield np.asarray(piece.column(0).to_numpy(), np.int64)
+            yield label_numbers(piece.column(0))
 
     def places(self) -> Iterator[npt.NDArray[Any]]:
         """The first column in order, some at a time, as wide as it is kept."""
@@ -333,8 +363,15 @@ class ManifestColumns:
             yield piece.column(0).to_numpy()
 
     def numbers(self, name: str) -> _Numbers:
-        """A column of whole numbers, viewed."""
-        return np.asarray(self._array(name).to_numpy(zero_copy_only=True), np.int64)
+        """A column of whole numbers, viewed where it lies in a file or has no nulls; -1 stands for null."""
+        column = self._array(name)
+        if not column.null_count:
+            return np.asarray(column.to_numpy(zero_copy_only=True), np.int64)
+        if self._mapped is None:
+            return label_numbers(column)
+        # The file was written from ``label_column``, and a copy of a hundred million labels would not fit.
+        values: _Numbers = np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
+        return values
 
     def texts(self, name: str) -> ArrowTexts:
         """A column of strings."""
@@ -351,6 +388,11 @@ class ManifestColumns:
     def of(self, table: pa.Table) -> "ManifestColumns":
         """Another table of the same rows, columns of which may lie in the same file."""
         return ManifestColumns(table, self._mapped, self._known)
+
+    def with_labels(self, labels: pa.Array) -> "ManifestColumns":
+        """The same rows with other labels, as ``label_column`` makes them."""
+        place = self.table.schema.get_field_index("label")
+        return ManifestColumns(self.table.set_column(place, "label", labels), self._mapped)
 
     def forget(self) -> None:
         """Give pages back that were read from the file; they come again when they are read."""
@@ -592,9 +634,26 @@ def is_list(kind: pa.DataType) -> bool:
     return _is_number(inner) or _is_text(inner) if deepest is None else _is_number(deepest)
 
 
-def list_names(schema: pa.Schema) -> tuple[str, ...]:
-    """The paths of the columns that hold lists; those of a struct, such as ``objects.bbox``, are columns too."""
-    return tuple(path for path, kind in _fields(schema) if is_list(kind))
+def column_paths(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    """The paths of all columns and their types; the fields of a struct, such as ``objects.bbox``, are columns too."""
+    return list(_fields(schema))
+
+
+def nested_names(schema: pa.Schema) -> tuple[str, ...]:
+    """The paths of the columns whose values are lists, maps or structs, and hold no binary values."""
+    return tuple(path for path, kind in _fields(schema) if pa.types.is_nested(kind) and not holds_binary(kind))
+
+
+def holds_binary(kind: pa.DataType) -> bool:
+    """Whether values of a type are binary, or have binary values in them."""
+    if pa.types.is_nested(kind):
+        return any(holds_binary(kind.field(place).type) for place in range(kind.num_fields))
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
 
 
 def list_columns(parquet: pq.ParquetFile, names: Sequence[str]) -> dict[str, pa.Array]:
@@ -604,20 +663,21 @@ def list_columns(parquet: pq.ParquetFile, names: Sequence[str]) -> dict[str, pa.
         return {}
     # One thread: Arrow's pool would not survive a fork of the process.
     table = parquet.read(columns=short, use_threads=False)
-    return {name: in_json(_at(table, name)) for name in short}
+    return {name: in_json(column_at(table, name)) for name in short}
 
 
 def short_lists(table: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
     """Columns of lists of a table as texts, by their paths, without those with long lists; see ``list_columns``."""
-    found = {path: _at(table, path) for path in paths if path.partition(".")[0] in table.column_names}
+    names = {*table.column_names}
+    found = {path: column_at(table, path) for path in paths if path in names or path.partition(".")[0] in names}
     return {path: in_json(column) for path, column in found.items() if _leaves(column) <= _MAX_VALUES * len(table)}
 
 
 def _leaves(column: pa.ChunkedArray) -> int:
-    """Values in all lists of a column together."""
+    """Values in all lists of a column together; of maps and structs the bytes of them, as numbers take."""
     while _inner(column.type) is not None:
         column = pc.list_flatten(column)
-    return len(column)
+    return int(column.nbytes) // _BYTES_A_VALUE if pa.types.is_nested(column.type) else len(column)
 
 
 def list_column(values: Sequence[Any]) -> pa.Array | None:
@@ -636,7 +696,7 @@ def list_column(values: Sequence[Any]) -> pa.Array | None:
 
 def in_json(values: pa.ChunkedArray | Sequence[Any]) -> pa.Array:
     """Values as JSON, null where there is none: numbers with a fraction keep their point, texts stay as they are."""
-    plain = values.to_pylist() if isinstance(values, pa.ChunkedArray) else values
+    plain = values.to_pylist(maps_as_pydicts="lossy") if isinstance(values, pa.ChunkedArray) else values
     return pa.array([_text(value) for value in plain], pa.string())
 
 
@@ -646,7 +706,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, str):
         return value
     # JSON can escape halves of characters, which cannot be written down.
-    return json.dumps(value, ensure_ascii=True)
+    return json.dumps(value, ensure_ascii=True, default=str)
 
 
 def _inner(kind: pa.DataType) -> pa.DataType | None:
@@ -659,7 +719,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _fields(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
@@ -680,7 +740,8 @@ def _mean_values(parquet: pq.ParquetFile, name: str) -> float:
     return float(values / max(1, about.num_rows))
 
 
-def _at(table: pa.Table, path: str) -> pa.ChunkedArray:
+def column_at(table: pa.Table, path: str) -> pa.ChunkedArray:
+    """A column by its path; see ``column_paths``."""
     if path in table.column_names:
         return table[path]
     outer, _, inner = path.partition(".")

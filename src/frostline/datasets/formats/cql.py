@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core.errors import DataError, EmptyDataset
-from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named, stable_ids
+from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named, label_column, stable_ids
 from frostline.datasets.formats.folders import NO_MASK, Mask, Size, known_sizes, target_columns
 from frostline.datasets.formats.labels import OTHER_LABELS, column_name, labelled, said_by
 from frostline.preprocess.images import size_of
@@ -16,7 +16,7 @@ from frostline.stores.protocols import LABELS, MASKS, Entry, ObjectStore, Tabula
 
 __all__ = ("CqlTables",)
 
-_RULE = "frostline cql 5"
+_RULE = "frostline cql 6"
 # No column of a table of CQL is called so.
 _OBJECT, _NAME = "/object", "/name"
 
@@ -64,7 +64,7 @@ class CqlTables:
                 rows[_OBJECT],
                 pa.array(np.zeros(len(objects), np.int64)),
                 pa.array([sample.length for sample in measured], pa.int64()),
-                pa.array(labels.labels),
+                label_column(labels.labels),
                 pa.array([there[name].etag for name in objects], pa.string()),
             ],
             schema=COLUMNS,
@@ -83,6 +83,7 @@ class CqlTables:
             table=table.filter(pc.greater_equal(table["length"], 0)),
             classes=labels.classes,
             digest=self.digest(entries),
+            has_named_classes=labels.are_names,
         )
 
 

@@ -17,8 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core.errors import DataError, EmptyDataset
-from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, ListedSamples, digest_of, is_hidden, stable_ids
-from frostline.datasets.formats.labels import SPLIT, are_divided, folder_splits
+from frostline.datasets.formats.base import (
+    COLUMNS,
+    TARGET_COLUMNS,
+    ListedSamples,
+    digest_of,
+    is_hidden,
+    label_column,
+    stable_ids,
+)
+from frostline.datasets.formats.labels import CLASSES, SPLIT, are_divided, classes_in, folder_splits
 from frostline.preprocess.images import size_of
 from frostline.stores.protocols import Entries, Entry, Names, ObjectStore, Readable, Versioned
 from frostline.stores.urls import COMPRESSED
@@ -47,7 +55,12 @@ __all__ = (
 )
 
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+IMAGE_SUFFIXES = frozenset(
+    {
+        ".avif", ".bmp", ".gif", ".heic", ".heif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx",
+        ".npy", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp",
+    }
+)  # fmt: skip
 SOUND_SUFFIXES = frozenset({".flac", ".ogg", ".opus", ".wav"})
 KINDS = (IMAGE_SUFFIXES, SOUND_SUFFIXES)
 """Suffixes of each kind of samples: where several lie in one place, the first of them are the samples."""
@@ -56,7 +69,11 @@ SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 # Part of every digest: raise it whenever the same files would give another table.
-_FOLDER_RULE = "frostline image folders 5"
+_FOLDER_RULE = "frostline image folders 7"
+
+
+# A larger one is no table of classes, whose names stand in every manifest.
+_TABLE_BYTES = 64 << 20
 
 
 class _Layout(NamedTuple):
@@ -79,6 +96,9 @@ class ClassFolderFormat:
     for one to train on: its images have no label. Images in other folders beside those of splits are in none and have
     no label. The folders of splits may lie in one folder that holds everything.
 
+    Where ``classes.json`` beside the folders is a list of names, with those of all folders among them, it says how
+    classes are numbered; else they are in the order of their names.
+
     Where no image lies in a folder, those that lie in none are the samples, without classes.
 
     Names with a part that starts with a dot and names without the suffix of an image are passed over. Where there are
@@ -94,7 +114,7 @@ class ClassFolderFormat:
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_FOLDER_RULE, _listed(entries))
+        return digest_of(f"{_FOLDER_RULE}{_version_of_table(entries)}", _listed(entries))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:  # noqa: ARG002
         """See ``Format.read``; nothing but the listing is needed."""
@@ -103,16 +123,47 @@ class ClassFolderFormat:
             raise EmptyDataset(_nothing_at(store.url, entries))
         objects, sizes, etags = labelled.table.columns
         layout = _layout(labelled)
-        labels, classes = _classes(labelled, layout)
+        labels, folders = _classes(labelled, layout)
+        table_of_classes = _table_of_classes(store, entries, folders)
+        classes = table_of_classes or folders
+        labels = _renumbered(labels, folders, classes)
         ids, offsets = stable_ids(Names(objects)), np.zeros(len(labelled), np.int64)
-        columns = [pa.array(ids), objects, objects, pa.array(offsets), sizes, pa.array(labels), etags]
+        columns = [pa.array(ids), objects, objects, pa.array(offsets), sizes, label_column(labels), etags]
         table = pa.table(columns, schema=COLUMNS)
         if layout.splits:
             splits = [_split_names(first, layout) for first in _folders_behind(labelled, "first", layout.prefix)]
             table = table.append_column(SPLIT, pa.chunked_array(splits, pa.string()))
         return ListedSamples(
-            table=table, classes=classes, digest=labelled.digest(_FOLDER_RULE), divided_by_names=bool(layout.splits)
+            table=table,
+            classes=classes,
+            digest=self.digest(entries),
+            divided_by_names=bool(layout.splits),
+            has_named_classes=True,
+            used=(CLASSES,) if table_of_classes else (),
         )
+
+
+def _version_of_table(entries: Sequence[Entry]) -> str:
+    """What stands for the table of classes beside class folders in a digest; empty where there is none."""
+    found = Entries.of(entries).named(CLASSES)
+    return "" if found is None else f" {found.size} {found.etag}"
+
+
+def _table_of_classes(store: Readable, entries: Sequence[Entry], folders: Sequence[str]) -> tuple[str, ...]:
+    """The classes that ``classes.json`` beside the folders names; empty where it is not there or lacks a folder."""
+    found = Entries.of(entries).named(CLASSES)
+    if found is None or not 0 < found.size <= _TABLE_BYTES:
+        return ()
+    names = classes_in(bytes(store.read(found.object, 0, found.size)))
+    return names if set(folders) <= set(names) else ()
+
+
+def _renumbered(labels: npt.NDArray[np.int64], folders: Sequence[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Labels that are numbers of folders as those of classes; -1 stays."""
+    if folders == classes:
+        return labels
+    number = {name: place for place, name in enumerate(classes)}
+    return np.array([*(number[name] for name in folders), -1], np.int64)[labels]
 
 
 def suffix_of(name: str) -> str:
@@ -336,7 +387,7 @@ def known_sizes(before: ListedSamples | None) -> Mapping[tuple[str, str], Size]:
 
 
 # Part of every digest: raise it whenever the same files would give another table.
-_MASK_RULE = "frostline masks 2"
+_MASK_RULE = "frostline masks 4"
 _THREADS = 16
 
 _IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "leftimg8bit"})
@@ -356,6 +407,8 @@ _MASK_ENDS = (
 )  # fmt: skip
 _ENDS_IN_FOLDERS = (*_MASK_ENDS, "_masks", "_label", "_labels", "_seg", "_gt")
 _FOLDER_END = "_masks"
+# Before all ends: a mask that is called as its image is.
+_SAME_NAME = -1
 # What the names of all masks have in them, and those of some other objects.
 _LIKELY = "(?i)annotation|ground_truth|gt|label|mask|segmentation|trimaps"
 _FOLDERS_AT_HAND = 4096
@@ -379,12 +432,14 @@ class _Place(NamedTuple):
     """What a name says of an object.
 
     Attributes:
-        key: name without the part that tells images from masks: the same for both of a pair.
+        name: name without its suffix and without the folders that tell images from masks.
+        key: the same without the end that tells images from masks: the same for both of a pair.
         is_mask: it is a mask.
         rank: precedence of the mask: of several masks of an image, the lowest rank counts.
         is_some_only: masks like it belong to some of the images.
     """
 
+    name: str
     key: str
     is_mask: bool
     rank: int = 0
@@ -396,8 +451,9 @@ class MaskPairs:
 
     Folders tell them apart (``images`` and ``masks`` at any depth, ``JPEGImages`` and ``SegmentationClass``,
     ``leftImg8bit`` and ``gtFine``, ``train`` and ``train_masks``), or the ends of names (``1.tif`` and ``1_mask.tif``).
-    What is left of the two names is the same. The first folder that is left is the class. An image without a mask is
-    a sample without one, but in the layout of Pascal VOC, where it belongs to other tasks.
+    What is left of the two names is the same; a mask whose whole name is that of an image goes before others. The
+    first folder that is left is the class. An image without a mask is a sample without one, but in the layout of Pascal
+    VOC, where it belongs to other tasks.
     """
 
     name = "masks"
@@ -407,19 +463,24 @@ class MaskPairs:
         """See ``Format.claims``: one pair is enough."""
         # Most listings are of other formats, and may be of millions: one look at each name tells.
         likely = Entries.of(entries).matching(_LIKELY)
-        masks = {place.key for _, place in _placed(likely) if place.is_mask}
-        return bool(masks) and any(place.key in masks for _, place in _placed(entries) if not place.is_mask)
+        masks = {name for _, place in _placed(likely) if place.is_mask for name in (place.name, place.key)}
+        return bool(masks) and any(
+            not masks.isdisjoint((place.name, place.key)) for _, place in _placed(entries) if not place.is_mask
+        )
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_MASK_RULE, (entry for entry in entries if is_image(entry.object)))
+        rule = f"{_MASK_RULE}{_version_of_table(entries)}"
+        return digest_of(rule, (entry for entry in entries if is_image(entry.object)))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Format.read``; of images that are new or have changed, the head is read: masks must be as large."""
         pairs = pairs_of(entries)
         if not pairs:
             raise EmptyDataset(f"{store.url} holds no images with masks (such as images/1.jpg and masks/1.png)")
-        classes = tuple(sorted({pair.folder for pair in pairs} - {""}))
+        folders = tuple(sorted({pair.folder for pair in pairs} - {""}))
+        table_of_classes = _table_of_classes(store, entries, folders)
+        classes = table_of_classes or folders
         number = {name: index for index, name in enumerate(classes)}
         names = pa.array([pair.image.object for pair in pairs], pa.string())
         sizes = _sizes(store, [pair.image for pair in pairs], before)
@@ -429,12 +490,18 @@ class MaskPairs:
             "object": names,
             "offset": pa.array(np.zeros(len(pairs), np.int64)),
             "length": pa.array([pair.image.size for pair in pairs], pa.int64()),
-            "label": pa.array([number.get(pair.folder, -1) for pair in pairs], pa.int64()),
+            "label": pa.array([number.get(pair.folder) for pair in pairs], pa.int64()),
             "etag": pa.array([pair.image.etag for pair in pairs], pa.string()),
             **target_columns([_mask(pair.mask) for pair in pairs], sizes),
         }
         schema = pa.unify_schemas([COLUMNS, TARGET_COLUMNS])
-        return ListedSamples(table=pa.table(columns, schema=schema), classes=classes, digest=self.digest(entries))
+        return ListedSamples(
+            table=pa.table(columns, schema=schema),
+            classes=classes,
+            digest=self.digest(entries),
+            has_named_classes=True,
+            used=(CLASSES,) if table_of_classes else (),
+        )
 
 
 def pairs_of(entries: Iterable[Entry]) -> list[Pair]:
@@ -443,25 +510,36 @@ def pairs_of(entries: Iterable[Entry]) -> list[Pair]:
     Raises:
         DataError: two images, or two masks, have one name but for their suffix.
     """
+    placed = list(_placed(sorted(entries)))
     images: dict[str, Entry] = {}
-    masks: dict[str, tuple[int, Entry]] = {}
-    some_only = False
-    for entry, place in _placed(sorted(entries)):
+    names: dict[str, str] = {}
+    for entry, place in placed:
         if not place.is_mask:
-            if place.key in images:
-                raise DataError(_twice(images[place.key], entry, "the images of one sample"))
-            images[place.key] = entry
+            if place.name in images:
+                raise DataError(_twice(images[place.name], entry, "the images of one sample"))
+            images[place.name] = entry
+            names.setdefault(place.key, place.name)
+    masks: dict[str, tuple[int, Entry]] = {}
+    for entry, place in placed:
+        name, rank = _image_of(place, images, names) if place.is_mask else (None, 0)
+        if name is None:
             continue
-        some_only |= place.is_some_only
-        known = masks.get(place.key)
-        if known is not None and known[0] == place.rank:
+        known = masks.get(name)
+        if known is not None and known[0] == rank:
             raise DataError(_twice(known[1], entry, "the mask of one image"))
-        if known is None or place.rank < known[0]:
-            masks[place.key] = (place.rank, entry)
-    if not masks.keys() & images.keys():
-        return []
-    found = ((key, image, masks[key][1] if key in masks else None) for key, image in images.items())
-    return [Pair(image, mask, _folder_of(key)) for key, image, mask in found if mask or not some_only]
+        if known is None or rank < known[0]:
+            masks[name] = (rank, entry)
+    some_only = any(place.is_some_only for _, place in placed)
+    found = ((name, image, masks[name][1] if name in masks else None) for name, image in images.items())
+    pairs = [Pair(image, mask, _folder_of(name)) for name, image, mask in found if mask or not some_only]
+    return pairs if masks else []
+
+
+def _image_of(mask: _Place, images: Mapping[str, Entry], names: Mapping[str, str]) -> tuple[str | None, int]:
+    """The name of the image that a mask belongs to, and the mask's precedence among those of the same image."""
+    if mask.name in images:
+        return mask.name, _SAME_NAME
+    return (mask.key if mask.key in images else names.get(mask.name, names.get(mask.key))), mask.rank
 
 
 def _mask(entry: Entry | None) -> Mask:
@@ -495,8 +573,8 @@ def _place(name: str) -> _Place:
     end = _end_of(stem, _ENDS_IN_FOLDERS if is_mask else _MASK_ENDS)
     if is_mask or (end and not is_image_folder):
         rank = _ENDS_IN_FOLDERS.index(end) if end else len(_ENDS_IN_FOLDERS)
-        return _Place(left + stem[: len(stem) - len(end)], True, rank, is_some_only)
-    return _Place(left + stem[: len(stem) - len(_end_of(stem, _IMAGE_ENDS))], False)
+        return _Place(left + stem, left + stem[: len(stem) - len(end)], True, rank, is_some_only)
+    return _Place(left + stem, left + stem[: len(stem) - len(_end_of(stem, _IMAGE_ENDS))], False)
 
 
 def _end_of(stem: str, ends: Iterable[str]) -> str:

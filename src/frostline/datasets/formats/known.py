@@ -7,7 +7,8 @@ from frostline.core.errors import SettingError, nearest
 from frostline.datasets.formats.arrow import ArrowFiles
 from frostline.datasets.formats.base import Format
 from frostline.datasets.formats.cql import CqlTables
-from frostline.datasets.formats.folders import ClassFolderFormat, MaskPairs
+from frostline.datasets.formats.folders import MaskPairs
+from frostline.datasets.formats.lists import AnnotatedFolders
 from frostline.datasets.formats.parquet import Parquet
 from frostline.datasets.formats.ready import ReadyFormat
 from frostline.datasets.formats.tables import columns_by_input, columns_in_text
@@ -22,7 +23,7 @@ FORMATS: tuple[Format, ...] = (
     ReadyFormat(),
     CqlTables(),
     MaskPairs(),
-    ClassFolderFormat(),
+    AnnotatedFolders(),
     WebDataset(),
     Parquet(),
     ArrowFiles(),
@@ -32,7 +33,7 @@ FORMATS: tuple[Format, ...] = (
 """In the order in which they are asked."""
 
 # Says what it found nothing of, where no format claims a listing.
-_LAST: Format = ClassFolderFormat()
+_LAST: Format = AnnotatedFolders()
 
 
 def format_of(entries: Sequence[Entry]) -> Format:

@@ -17,6 +17,7 @@ from frostline.core.errors import DataError
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, flattened, list_column
 
 __all__ = (
+    "CLASSES",
     "LABEL_FIELDS",
     "NO_CLASSES",
     "OTHER_LABELS",
@@ -26,15 +27,23 @@ __all__ = (
     "URL_FIELDS",
     "Labelled",
     "are_divided",
-    "classified",
+    "are_numbers",
+    "called",
+    "class_table",
+    "classes_in",
+    "column_said",
     "columns_of",
+    "common_table",
     "folder_splits",
+    "in_order",
     "is_split",
     "joined",
     "labelled",
+    "name_said",
     "no_class",
-    "numbered",
     "said_by",
+    "said_in",
+    "said_of",
     "scored_among",
     "splits_of",
     "splits_said",
@@ -46,7 +55,10 @@ __all__ = (
 LABEL_FIELDS = ("label", "cls", "class", "class_name")
 """Fields and columns that say a sample's label, the first that is there."""
 
-URL_FIELDS = ("url", "uri", "image_url", "file_name", "path", "image")
+URL_FIELDS = (
+    "url", "uri", "image_url", "file_name", "path", "file_path", "image_path", "image_file", "image", "image_name",
+    "file", "image_id", "id",
+)  # fmt: skip
 """Columns of lists that say where a sample is, the first that is there."""
 
 OTHER_LABELS = "frostline_label"
@@ -60,77 +72,113 @@ NO_CLASSES = (
 
 # More would not be classes but something else that was taken for them.
 _MAX_CLASSES = 1 << 24
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 # Targets of another kind: with a sign, a point or an exponent, and lists.
 _ANY_NUMBER = re.compile(r"[-+]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|inf|Infinity)")
+_DIGITS = re.compile(r"[0-9]{1,18}")
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
+# Those of postal codes and of names that are filled up: no number is written so.
+_LEADING_ZERO = re.compile(r"0[0-9]+")
 _LIST = re.compile(r"\[.*\]", re.DOTALL)
+# A name among labels as they are said; numbers and lists stand there as they are written.
+_NAME = '"'
 
 
-def classified(said: Sequence[str | None], names: Sequence[str] = ()) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Labels and the classes' names.
+_NO_LETTER = re.compile(r"[\W_]+")
 
-    Where every sample that says anything gives a whole number, numbers are labels and their texts are the names of the
-    classes, from 0 to the greatest. Else the texts are names, in their order.
 
-    Args:
-        said: label that each sample states; None where it states none.
-        names: names of all classes, by label, where the data has them; they count where every label is one of them.
+def called(names: Sequence[str], fields: Sequence[str]) -> str | None:
+    """The first of some fields among names, as people match them: ``File Name`` is ``file_name``; None for none."""
+    exact = next((field for field in fields if field in names), None)
+    if exact is not None:
+        return exact
+    plain = {_letters(name): name for name in reversed(names)}
+    return next((plain[_letters(field)] for field in fields if _letters(field) in plain), None)
 
-    Raises:
-        DataError: a number is too large to be that of a class, or the labels are targets of another kind: negative
-            numbers, numbers with a fraction, lists.
-    """
-    texts = sorted({text for text in said if text is not None})
-    if names and set(texts) <= set(names):
-        return _placed(said, names)
-    if all(_NUMBER.fullmatch(text) for text in texts):
-        return numbered(np.array([-1 if text is None else int(text) for text in said], np.int64))
-    _check_classes(texts)
-    return _placed(said, texts)
+
+def _letters(name: str) -> str:
+    return _NO_LETTER.sub("", name.casefold())
 
 
 class Labelled(NamedTuple):
     """What the samples of a data set say of themselves.
 
     Attributes:
-        labels: ``int64[n]``, number of each sample's class; -1 where it has none.
+        labels: number of each sample's class, ``int64[n]``; -1 where it has none.
         classes: names of the classes, by label.
         other: column of labels that are no classes; None where labels are classes.
+        are_names: labels were said by names; False where their numbers were said.
     """
 
     labels: npt.NDArray[np.int64]
     classes: tuple[str, ...]
     other: pa.Array | None = None
+    are_names: bool = False
 
 
-def labelled(said: Sequence[str | None], names: Sequence[str] = ()) -> Labelled:
+def labelled(said: pa.ChunkedArray | pa.Array | Sequence[str | None], names: Sequence[str] = ()) -> Labelled:
     """Labels as classes, where they are some; else a column of the numbers or lists that they are, and no classes.
 
+    Where every sample that says anything says a whole number, also one such as 1.0, numbers are labels, and their texts
+    are the names of the classes, from 0 to the greatest. Else labels are names, in their order; names that are whole
+    numbers stand in the order of their values.
+
     Args:
-        said: as of ``classified``.
-        names: likewise.
+        said: labels, as ``said_by`` and ``said_in`` give them; null where a sample has none.
+        names: names of all classes, by label, where the data has them; they count where every label is one of them.
 
     Raises:
         DataError: a number is too large to be that of a class, or numbers, names and lists are mixed.
     """
-    texts = {text for text in said if text is not None}
-    if not (names and texts <= set(names)):
-        if _others(sorted(texts)) and all(map(_ANY_NUMBER.fullmatch, texts)):
-            return _with_others(said, _numbers(said, texts))
-        if texts and all(map(_is_list, texts)):
-            return _with_others(said, pa.array(said, pa.string()))
-    return Labelled(*classified(said, names))
+    column = said if isinstance(said, pa.ChunkedArray | pa.Array) else pa.array(said, pa.string())
+    found = pc.dictionary_encode(column)
+    found = found.unify_dictionaries().combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    distinct: list[str] = found.dictionary.to_pylist() if len(found) else []
+    texts = [name_said(label) for label in distinct]
+    if names and set(texts) <= set(names):
+        return _placed(found, texts, names, are_names=distinct != texts or not are_numbers(names))
+    numbers = [label for label in distinct if _ANY_NUMBER.fullmatch(label)]
+    lists = [label for label in distinct if _is_list(label)]
+    if len(numbers) == len(distinct):
+        whole = [_class_number(label) for label in distinct]
+        if None not in whole:
+            return _numbered(found, [number for number in whole if number is not None])
+        return _with_others(found, _numbers(distinct))
+    if distinct and len(lists) == len(distinct):
+        return _with_others(found, pa.array(distinct, pa.string()))
+    if lists:
+        raise DataError(no_class(lists[0]))
+    return _placed(found, texts, in_order(texts), are_names=True)
 
 
-def _with_others(said: Sequence[str | None], column: pa.Array) -> Labelled:
-    return Labelled(np.full(len(said), -1, np.int64), (), column)
+def _taken(found: pa.Array, values: Sequence[int | None]) -> npt.NDArray[np.int64]:
+    """A value for each sample, by the number of what it says; -1 where it says nothing."""
+    if not len(found):
+        return np.zeros(0, np.int64)
+    places = pa.array(values, pa.int64()).take(found.indices)
+    return np.array(pc.fill_null(places, -1).to_numpy(zero_copy_only=False), np.int64)
 
 
-def _numbers(said: Sequence[str | None], texts: set[str]) -> pa.Array:
-    if all(map(_WHOLE.fullmatch, texts)):
-        return pa.array([None if text is None else int(text) for text in said], pa.int64())
-    return pa.array([None if text is None else float(text) for text in said], pa.float64())
+def _placed(found: pa.Array, texts: Sequence[str], names: Sequence[str], *, are_names: bool) -> Labelled:
+    place = {name: number for number, name in enumerate(names)}
+    return Labelled(_taken(found, [place[text] for text in texts]), tuple(names), are_names=are_names)
+
+
+def _with_others(found: pa.Array, values: pa.Array) -> Labelled:
+    return Labelled(np.full(len(found), -1, np.int64), (), values.take(found.indices))
+
+
+def _class_number(label: str) -> int | None:
+    """The number of a class; None where a number is none of one."""
+    if _DIGITS.fullmatch(label):
+        return int(label)
+    number = float(label)
+    return int(number) if number.is_integer() and number >= 0 else None
+
+
+def _numbers(labels: Sequence[str]) -> pa.Array:
+    if all(map(_WHOLE.fullmatch, labels)):
+        return pa.array(list(map(int, labels)), pa.int64())
+    return pa.array(list(map(float, labels)), pa.float64())
 
 
 def _is_list(text: str) -> bool:
@@ -140,27 +188,77 @@ def _is_list(text: str) -> bool:
         return False
 
 
-def numbered(labels: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Labels that are numbers already, and names for them.
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of classes in their order: that of texts, or of the values where all of them are whole numbers."""
+    different = set(names)
+    if all(map(_DIGITS.fullmatch, different)):
+        return sorted(different, key=lambda name: (int(name), name))
+    return sorted(different)
 
-    Raises:
-        DataError: a number is too large to be that of a class.
-    """
-    greatest = int(labels.max(initial=-1))
+
+def _numbered(found: pa.Array, numbers: Sequence[int]) -> Labelled:
+    greatest = max(numbers, default=-1)
     if greatest >= _MAX_CLASSES:
         raise DataError(f"{greatest} is no number of a class: labels are names, or numbers below {_MAX_CLASSES}")
-    return labels, tuple(str(number) for number in range(greatest + 1))
+    return Labelled(_taken(found, numbers), tuple(str(number) for number in range(greatest + 1)))
+
+
+CLASSES = "classes.json"
+"""The object beside class folders that holds the table of their classes."""
+
+
+def are_numbers(classes: Sequence[str]) -> bool:
+    """Whether classes have no names but their numbers."""
+    return all(name == str(number) for number, name in enumerate(classes))
+
+
+def class_table(classes: Sequence[str]) -> bytes:
+    """The table of classes as copies carry it: their names in the order of their numbers, as JSON; or how many.
+
+    Many thousand classes without names would else be as large as samples are.
+    """
+    return json.dumps(len(classes) if are_numbers(classes) else list(classes), ensure_ascii=True).encode()
+
+
+def classes_in(table: bytes) -> tuple[str, ...]:
+    """The inverse of ``class_table``; empty where it is none."""
+    try:
+        found = json.loads(table)
+    except (ValueError, RecursionError):
+        return ()
+    if isinstance(found, int) and 0 <= found <= _MAX_CLASSES:
+        return tuple(map(str, range(found)))
+    is_table = isinstance(found, list) and all(isinstance(name, str) for name in found)
+    return tuple(map(_text, found)) if is_table and len(set(found)) == len(found) else ()
+
+
+def common_table(tables: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], str]:
+    """The one table of classes that several objects declare, and which of them do: ``all``, ``some`` or none.
+
+    The names are empty where none does, or two declare different ones.
+    """
+    different = set(tables)
+    declared = different - {()}
+    names = next(iter(declared)) if len(declared) == 1 else ()
+    return names, "" if not declared else "all" if len(different) == 1 else "some"
 
 
 def said_by(label: object) -> str | None:
-    """A label found in JSON or in a table, as text; None where it says nothing."""
+    """A label of JSON, of a table or of a file of Parquet, as ``labelled`` takes it; None where it says nothing.
+
+    A text is a name, also one of digits, and a number is a number.
+    """
     match label:
-        case None | "":
+        case None:
             return None
-        case bool() | int() | str():
-            return str(label).strip() or None
-        case float() if label.is_integer():
-            return str(int(label))
+        case bool():
+            return _name(str(label))
+        case str():
+            return label if _is_list(label) else _name(label.strip())
+        case bytes():
+            return _name(_decoded(label).strip())
+        case int():
+            return str(label)
         case float():
             return None if math.isnan(label) else repr(label)
         case list():
@@ -169,28 +267,53 @@ def said_by(label: object) -> str | None:
             raise DataError(no_class(str(label)))
 
 
+def said_in(text: str | None) -> str | None:
+    """A label of a file of plain text, in which nothing but the text itself tells a number from a name.
+
+    What is written with zeros in front, such as a postal code, is a name.
+    """
+    plain = (text or "").strip()
+    is_number = _ANY_NUMBER.fullmatch(plain) and not _LEADING_ZERO.fullmatch(plain)
+    return plain if is_number or _is_list(plain) else _name(plain)
+
+
+def name_said(said: str) -> str:
+    """The name of a class that a label says; of a number its text."""
+    return str(json.loads(said)) if said.startswith(_NAME) else said
+
+
+def said_of(names: Sequence[str], *, are_names: bool) -> list[str | None]:
+    """What ``labelled`` made classes of, by label."""
+    return [_name(name) if are_names else name for name in names]
+
+
+def column_said(column: pa.ChunkedArray | pa.Array, said: Callable[[Any], str | None]) -> pa.ChunkedArray | pa.Array:
+    """The labels of a column, each different one asked for once."""
+    if pa.types.is_integer(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_nested(column.type):
+        return pa.array([said(value) for value in column.to_pylist()], pa.string())
+    found = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    found = found.unify_dictionaries().combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    if not len(column):
+        return pa.array([], pa.string())
+    return pa.array([said(value) for value in found.dictionary.to_pylist()], pa.string()).take(found.indices)
+
+
+def _name(text: str) -> str | None:
+    return json.dumps(_text(text), ensure_ascii=False) if text else None
+
+
+def _decoded(label: bytes) -> str:
+    try:
+        return label.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"a label is {label[:20]!r}, which is no text in UTF-8") from error
+
+
 def no_class(label: str) -> str:
     """What is said of a label that is none of a class."""
     return f"a label is {label[:50]!r}, and {NO_CLASSES}"
-
-
-def _check_classes(texts: Sequence[str]) -> None:
-    """Make sure that texts which are not all numbers of classes are names, and not targets of another kind."""
-    if others := _others(texts):
-        raise DataError(no_class(others[0]))
-
-
-def _others(texts: Sequence[str]) -> list[str]:
-    """Those of the texts that are neither names nor numbers of classes."""
-    others = [text for text in texts if _LIST.fullmatch(text)]
-    if all(map(_ANY_NUMBER.fullmatch, texts)):  # among names a number is a name, such as that of a version
-        others += [text for text in texts if not text.isdigit()]
-    return others
-
-
-def _placed(said: Sequence[str | None], names: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    place: dict[str | None, int] = {name: number for number, name in enumerate(names)}
-    return np.array([place.get(text, -1) for text in said], np.int64), tuple(names)
 
 
 SOURCE = "frostline_source"
@@ -234,8 +357,13 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
         for field in table.schema:
             if not pa.types.is_null(field.type):
                 types.setdefault(field.name, set()).add(field.type)
-    mixed = {name for name, kinds in types.items() if len(kinds) > 1 and not kinds <= {pa.int64(), pa.float64()}}
+    mixed = {name for name, kinds in types.items() if not _go_together(kinds)}
     return pa.concat_tables([_with_texts(table, mixed) for table in tables], promote_options="permissive")
+
+
+def _go_together(kinds: set[pa.DataType]) -> bool:
+    """Whether columns of these types become one of numbers, of decimals, or of times in the finest unit."""
+    return kinds <= {pa.int64(), pa.float64()} or len({(kind.id, getattr(kind, "tz", None)) for kind in kinds}) == 1
 
 
 def _with_texts(table: pa.Table, names: set[str]) -> pa.Table:

@@ -7,7 +7,7 @@ import bisect
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,30 +16,39 @@ from itertools import accumulate
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from cachetools import LRUCache
 
-from frostline.core import CELLS
+from frostline.core import CELLS, URLS
 from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError
-from frostline.datasets.formats.base import ListedSamples, digest_of, is_hidden, list_columns
+from frostline.datasets.formats.base import ListedSamples, column_at, column_paths, digest_of, list_columns
 from frostline.datasets.formats.folders import NO_MASK, Mask, target_columns
 from frostline.datasets.formats.labels import column_name, joined, labelled, with_splits
+from frostline.datasets.formats.left_out import ROWS, LeftOut
+from frostline.datasets.formats.ranges import is_parquet, opened
 from frostline.datasets.formats.tables import (
     HEADER_BYTES,
+    LOOKED_AT,
     NUMBER_BYTES,
     SAID,
     ColumnRoles,
-    Parts,
     arrays_of,
     finished,
     known_parts,
     labels_said,
+    left_in,
+    left_of_table,
+    may_name_classes,
     number_lists,
     plain,
     roles_of_parts,
+    with_names_for_masks,
+    with_partitions,
 )
+from frostline.datasets.formats.urls import located
 from frostline.preprocess.images import size_of
 from frostline.preprocess.steps import MAX_INPUTS, framed, record_bytes
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version, plain_etag
@@ -50,102 +59,8 @@ __all__ = (
     "CellCache",
     "CellReader",
     "Parquet",
-    "RangeFile",
-    "is_parquet",
     "leaf",
-    "opened",
 )
-
-
-_END_BYTES = 64 << 10
-
-
-class RangeFile:
-    """A file of a store, as Arrow reads one: whole ranges, one request each. For one thread.
-
-    Attributes:
-        version: the etag that came with what was read; empty before that.
-    """
-
-    closed = False
-
-    def __init__(self, store: Versioned, name: str, size: int) -> None:
-        self.version = ""
-        self._store = store
-        self._name = name
-        self._size = size
-        self._place = 0
-
-    def tell(self) -> int:
-        """Where reading goes on."""
-        return self._place
-
-    def seek(self, place: int, whence: int = 0) -> int:
-        """Go on from a place."""
-        self._place = place + (0, self._place, self._size)[whence]
-        return self._place
-
-    def read(self, size: int = -1) -> bytes:
-        """The bytes from here on, as many as there are.
-
-        Raises:
-            DataError: the file was replaced since the first read.
-        """
-        left = max(0, self._size - self._place)
-        length = left if size < 0 else min(size, left)
-        if not length:
-            return b""
-        data, version = self._store.read_version(self._name, self._place, length)
-        if is_other_version(self.version, version):
-            raise DataError(f"{self._name} changed while it was read: ask again when nobody writes to it")
-        self.version = version
-        self._place += length
-        return bytes(data)
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def writable(self) -> bool:
-        """It is not."""
-        return False
-
-    def flush(self) -> None:
-        """There is nothing to write."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-
-@contextmanager
-def opened(
-    store: Versioned, name: str, size: int, metadata: pq.FileMetaData | None = None
-) -> Iterator[tuple[pq.ParquetFile, RangeFile]]:
-    """A Parquet file to read from, in this thread alone: Arrow's own threads would not survive a fork.
-
-    Args:
-        store: store that holds the file.
-        name: name of the object.
-        size: size of the object in bytes.
-        metadata: metadata of the file, where it was read before.
-
-    Raises:
-        DataError: the file is damaged, cut off or encrypted, and what the caller reads from it too.
-        StoreError: the store failed.
-    """
-    source = RangeFile(store, name, size)
-    try:
-        yield pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=False), source
-    except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the file
-        raise
-    except (pa.ArrowException, OSError) as error:
-        if "crypt" in str(error).lower():
-            raise DataError(f"{name} is encrypted, and Frostline has no key: write it without encryption") from error
-        raise DataError(f"{name} is no Parquet file, or is damaged or cut off: make it again") from error
 
 
 def leaf(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -406,7 +321,7 @@ def _version(etag: str) -> str:
     return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""
 
 
-_RULE = "frostline parquet 4"
+_RULE = "frostline parquet 5"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
 
@@ -414,6 +329,9 @@ _THREADS = 4
 class _File(NamedTuple):
     table: pa.Table
     classes: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+    elsewhere: pa.Table | None = None
+    lost: Sequence[str] = ()
 
 
 class Parquet:
@@ -421,9 +339,11 @@ class Parquet:
 
     What the schema's ``huggingface`` metadata says of columns and classes holds. Parquet tells the size of no cell but
     with its page, so the first listing reads the column of images once, a row group at a time; of a file that did not
-    change only the end is read again. Scalar columns become metadata. A second column of images, called ``mask``,
-    ``segmentation``, ``annotation`` or ``label``, is that of the masks. Files whose names or folders say ``train``,
-    ``val``, ``test`` or the like are splits (``formats.split_names``).
+    change only the end is read again. Where no file holds images, but structs with a ``path`` and no ``bytes``, images
+    are read from there, as those of lists of URLs. Scalar columns become metadata. A second column of images, called
+    ``mask``, ``segmentation``, ``annotation`` or ``label``, is that of the masks. Files whose names or folders say
+    ``train``, ``val``, ``test`` or the like are splits (``formats.split_names``), and folders such as ``site=north``
+    are columns.
 
     Args:
         column: name of the column with the samples, or those of their parts by the inputs that are made of them
@@ -451,38 +371,67 @@ class Parquet:
         found = sorted(filter(is_parquet, entries))
         if not found:
             raise EmptyDataset(f"{store.url} holds no Parquet files (such as train.parquet)")
-        known = known_parts(before, _cells_of)
+        parts = {} if before is None or before.reading == URLS else known_parts(before, _cells_of)
+        known = {key: (part, left_in(before, key[0])) for key, part in parts.items()}
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
             files = list(threads.map(partial(_read, store, known, self._column), found))
-        tables = [file.table for file in files]
+        are_elsewhere = not any(map(_has_rows, files)) and any(file.elsewhere is not None for file in files)
+        if are_elsewhere:
+            files = [_located(file, entry.object, store, entries) for file, entry in zip(files, found, strict=True)]
+        tables = with_partitions([file.table for file in files], [entry.object for entry in found])
         table, is_divided = with_splits(joined(tables), [entry.object for entry in found], list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds a sample")
         names = {file.classes for file in files if file.classes}
-        said = labelled(table[SAID].to_pylist(), names.pop() if len(names) == 1 else ())
+        said = labelled(table[SAID], names.pop() if len(names) == 1 else ())
         return ListedSamples(
             table=finished(table, said),
             classes=said.classes,
             digest=self.digest(entries),
-            reading=CELLS,
+            reading=URLS if are_elsewhere else CELLS,
             divided_by_names=is_divided,
+            has_named_classes=said.are_names,
+            used=tuple(entry.object for entry in found),
+            left_out=tuple(one for file in files for one in file.left_out),
         )
 
 
-def is_parquet(entry: Entry) -> bool:
-    """Whether an object is a Parquet file by its name, and not hidden."""
-    return entry.object.lower().endswith(".parquet") and not is_hidden(entry.object)
+_Known = Mapping[tuple[str, str], tuple[pa.Table, tuple[LeftOut, ...]]]
 
 
-def _read(store: Versioned, known: Parts, column: str | None, entry: Entry) -> _File:
+def _has_rows(file: _File) -> bool:
+    return len(file.table) > 0
+
+
+def _located(file: _File, object: str, store: ObjectStore, entries: Sequence[Entry]) -> _File:
+    """A file whose rows say paths alone, with the images that lie there; rows without a path are left out."""
+    if file.elsewhere is None:
+        return file
+    names = set(file.elsewhere["name"].to_pylist())
+    lost = [name for name in file.lost if name not in names]
+    columns = tuple(one for one in file.left_out if one.what != ROWS)
+    table = located(file.elsewhere, object, store, entries)
+    return file._replace(table=table, left_out=(*left_of_table(object, lost, ()), *columns))
+
+
+def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> _File:
     with opened(store, entry.object, entry.size) as (parquet, source):
         columns, paths = roles_of_parts(entry.object, parquet.schema_arrow, column)
         if entry.etag and (entry.object, entry.etag) in known:
-            return _File(known[entry.object, entry.etag], columns.classes)
+            table, left = known[entry.object, entry.etag]
+            return _File(table, columns.classes, left)
+        if may_name_classes(columns) and columns.mask is not None:
+            first = next(_groups(parquet, columns.mask), pa.chunked_array([], pa.large_binary()))
+            columns = with_names_for_masks(columns, first.drop_null().slice(0, LOOKED_AT).to_pylist())
         table = _table(parquet, entry, columns, paths)
+        elsewhere = _elsewhere(parquet, table, paths)
     if is_other_version(entry.etag, source.version):
         raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
-    return _File(table, columns.classes)
+    lost = np.flatnonzero(table["length"].is_null().to_numpy())
+    names = [f"{entry.object}/{row}" for row in lost.tolist()]
+    left = left_of_table(entry.object, names, columns.left)
+    kept = table.filter(pc.is_valid(table["length"]))
+    return _File(kept, columns.classes, left, None if len(kept) else elsewhere, names)
 
 
 def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: Sequence[str]) -> pa.Table:
@@ -493,7 +442,7 @@ def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: S
     said = pa.nulls(rows, pa.string()) if beside is None else labels_said(entry.object, columns, beside)
     lists = list_columns(parquet, columns.lists)
     places = pa.array(range(rows), pa.int64())
-    table = pa.table(
+    return pa.table(
         {
             "name": pa.array([f"{entry.object}/{row}" for row in range(rows)], pa.string()),
             "object": pa.array([str(Cell.of(entry, *paths))] * rows, pa.string()),
@@ -501,12 +450,27 @@ def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: S
             "length": lengths,
             "etag": pa.array([entry.etag] * rows, pa.string()),
             SAID: said,
-            **({column_name(name): plain(beside[name]) for name in columns.about} if beside else {}),
+            **({column_name(name): plain(column_at(beside, name)) for name in columns.about} if beside else {}),
             **{column_name(name): column for name, column in lists.items()},
             **(_targets(parquet, entry, columns.image, columns.mask) if columns.mask else {}),
         }
     )
-    return table.filter(pc.is_valid(lengths))
+
+
+def _elsewhere(parquet: pq.ParquetFile, table: pa.Table, paths: Sequence[str]) -> pa.Table | None:
+    """The rows of a file that say paths of images instead of the images; None where there are none."""
+    [image] = paths if len(paths) == 1 else [""]
+    column, _, field = image.rpartition(".")
+    says_paths = field == "bytes" and dict(column_paths(parquet.schema_arrow)).get(f"{column}.path") is not None
+    if not says_paths or table["length"].null_count < len(table):
+        return None
+    said = pc.struct_field(parquet.read(columns=[f"{column}.path"], use_threads=False)[column], "path")
+    said = said.cast(pa.string())
+    table = table.drop_columns(["length", "etag"]).set_column(table.schema.get_field_index("object"), "object", said)
+    place = table.schema.get_field_index("offset")
+    table = table.set_column(place, "offset", pa.repeat(pa.scalar(0, pa.int64()), len(table)))
+    rows = table.filter(pc.not_equal(pc.fill_null(said, ""), ""))
+    return rows if len(rows) else None
 
 
 def _targets(parquet: pq.ParquetFile, entry: Entry, image: str, mask: str) -> dict[str, pa.Array]:

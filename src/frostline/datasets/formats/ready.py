@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from frostline.core import Samples, Skipped
 from frostline.core.errors import DataError, EmptyDataset
-from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named
+from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named, label_column, label_numbers
 from frostline.datasets.formats.folders import NO_MASK, Mask, target_columns
 from frostline.preprocess import Applied
 from frostline.preprocess.apply import record_bytes, record_stride
@@ -92,7 +92,7 @@ LAYOUT = f"{_FOLDER}/layout.json"
 TABLE = f"{_FOLDER}/samples.parquet"
 """Written last: where it is, the format is whole."""
 
-_FORMAT = 1
+_FORMAT = 2
 _SCHEMA = pa.schema(
     {
         "id": pa.int64(),
@@ -398,7 +398,8 @@ def part_name(number: int) -> str:
 
 
 def _table(samples: Samples, names: Sequence[str], about: Mapping[str, pa.ChunkedArray | pa.Array]) -> pa.Table:
-    columns = [samples.ids, samples.objects, samples.offsets, samples.lengths, samples.labels, names]
+    labels = label_column(samples.labels)
+    columns = [samples.ids, samples.objects, samples.offsets, samples.lengths, labels, names]
     own = [pa.array(column, kind) for column, kind in zip(columns, _SCHEMA.types, strict=True)]
     return pa.table([*own, *about.values()], [*_SCHEMA.names, *about])
 
@@ -413,7 +414,7 @@ def _columns(table: pa.Table) -> tuple[Samples, list[str]]:
         objects=table["object"].to_pylist(),
         offsets=_numbers(table, "offset"),
         lengths=_numbers(table, "length"),
-        labels=_numbers(table, "label"),
+        labels=label_numbers(table["label"]),
     )
     return samples, table["name"].to_pylist()
 
@@ -443,7 +444,7 @@ def _about(table: pa.Table, kind: str) -> dict[str, Any]:
     return about
 
 
-_RULE = "frostline ready 1"
+_RULE = "frostline ready 2"
 
 
 class ReadyFormat:
@@ -480,6 +481,7 @@ class ReadyFormat:
             digest=self.digest(entries),
             applied=ready.layout.applied,
             kept_at=TABLE,
+            has_named_classes=True,
         )
 
 
@@ -497,7 +499,7 @@ def _manifest_table(ready: ReadyTable, there: dict[str, Entry]) -> pa.Table:
         pa.array(samples.objects, pa.string()),
         pa.array(samples.offsets),
         pa.array(samples.lengths),
-        pa.array(samples.labels),
+        label_column(samples.labels),
         pa.array([there[name].etag for name in samples.objects], pa.string()),
     ]
     table = pa.table(columns, schema=COLUMNS)

@@ -2,18 +2,17 @@
 
 Decides which column of a file holds images, masks, labels and metadata, by schema and by name. Pure.
 
-Reads places of one object that mostly follow each other, such as headers, by ranges of a fitting size.
-
 Lists of numbers in a column of Parquet as arrays, each as NumPy's ``save`` would write it.
 """
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BytesIO
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, unquote, urlencode
 
 import numpy as np
 import pyarrow as pa
@@ -21,18 +20,40 @@ import pyarrow.compute as pc
 from numpy.lib import format as npy
 
 from frostline.core.errors import DataError, SettingError
-from frostline.datasets.formats.base import COLUMNS, ListedSamples, in_json, is_list, list_names, stable_ids
+from frostline.datasets.formats.base import (
+    COLUMNS,
+    ListedSamples,
+    column_paths,
+    in_json,
+    is_list,
+    label_column,
+    nested_names,
+    stable_ids,
+)
 from frostline.datasets.formats.folders import MASK_FIELDS, filled
-from frostline.datasets.formats.labels import LABEL_FIELDS, NO_CLASSES, OTHER_LABELS, SPLIT, URL_FIELDS, Labelled
+from frostline.datasets.formats.labels import (
+    LABEL_FIELDS,
+    NO_CLASSES,
+    OTHER_LABELS,
+    SPLIT,
+    URL_FIELDS,
+    Labelled,
+    column_name,
+    column_said,
+    said_by,
+    said_in,
+    said_of,
+)
+from frostline.datasets.formats.left_out import COLUMNS_LEFT, ROWS, LeftOut, of_names
 from frostline.preprocess.steps import MAX_INPUTS, is_argument
-from frostline.stores.protocols import Entry, Names, Versioned, is_other_version
+from frostline.stores.protocols import Names
 
 __all__ = (
     "HEADER_BYTES",
+    "LOOKED_AT",
     "NUMBER_BYTES",
     "SAID",
     "ColumnRoles",
-    "ObjectRanges",
     "Parts",
     "arrays_of",
     "columns_by_input",
@@ -41,13 +62,19 @@ __all__ = (
     "finished",
     "is_label",
     "is_scalar",
-    "is_target",
     "known_parts",
     "labels_said",
+    "left_in",
+    "left_of_table",
+    "may_name_classes",
     "number_lists",
     "plain",
+    "read_back",
     "roles_in",
     "roles_of_parts",
+    "with_names_for_masks",
+    "with_partitions",
+    "written_out",
 )
 
 
@@ -63,9 +90,74 @@ def finished(table: pa.Table, said: Labelled) -> pa.Table:
     ids = stable_ids(Names(table["name"]))
     table = filled(table)
     about = [name for name in table.schema.names if name not in COLUMNS.names and name != SAID]
-    table = table.append_column("id", pa.array(ids)).append_column("label", pa.array(said.labels))
+    table = table.append_column("id", pa.array(ids)).append_column("label", label_column(said.labels))
     table = table.select([*COLUMNS.names, *about])
     return table if said.other is None else table.append_column(OTHER_LABELS, said.other)
+
+
+# What writers of partitions have for a value that is null.
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
+
+
+def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa.Table]:
+    """The tables of files with the columns that the names of their folders say, as in ``site=north/label=cat/``.
+
+    A label is said so where the file itself says none. Values are whole numbers where those of all files are, and
+    texts otherwise. A column of the same name in the file itself stays, as long as it holds anything else.
+
+    Args:
+        tables: one a file, with labels as texts.
+        files: their names.
+    """
+    said = [_partitions_of(file) for file in files]
+    names = sorted({name for found in said for name in found})
+    label = next((name for name in LABEL_FIELDS if name in names), None)
+    made = [_without_empty(table, [column_name(name) for name in names]) for table in tables]
+    for name in names:
+        values = [found.get(name) for found in said]
+        are_whole = all(_WHOLE.fullmatch(value) for value in values if value is not None)
+        kind = pa.int64() if are_whole and any(values) else pa.string()
+        for place, value in enumerate(values):
+            if name in said[place]:
+                table = made[place]
+                has_none = table[SAID].null_count == len(table) or table[SAID].unique().to_pylist() == [said_in(value)]
+                if name == label and has_none:
+                    made[place] = _with_constant(table, SAID, said_in(value), pa.string())
+                else:
+                    made[place] = _with_partition(table, column_name(name), value, kind)
+    return made
+
+
+def _without_empty(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """A table without those columns that hold nothing: what an earlier listing put there for the files of others."""
+    return table.drop_columns([name for name in names if name in table.schema.names and _is_empty(table[name])])
+
+
+def _is_empty(column: pa.ChunkedArray) -> bool:
+    return bool(column.null_count == len(column))
+
+
+def _partitions_of(file: str) -> dict[str, str | None]:
+    pairs = (part.partition("=") for part in file.split("/")[:-1])
+    return {
+        unquote(name): None if value == _NO_VALUE else unquote(value) for name, mark, value in pairs if mark and name
+    }
+
+
+def _with_partition(table: pa.Table, name: str, value: str | None, kind: pa.DataType) -> pa.Table:
+    if name in table.schema.names:
+        there = table[name].unique().to_pylist()
+        if any(found is not None and str(found) != value for found in there):
+            return table
+        table = table.drop_columns([name])
+    return _with_constant(table, name, value if value is None or kind != pa.int64() else int(value), kind)
+
+
+def _with_constant(table: pa.Table, name: str, value: Any, kind: pa.DataType) -> pa.Table:
+    column = pa.repeat(pa.scalar(value, kind), len(table))
+    place = table.schema.get_field_index(name)
+    return table.append_column(name, column) if place < 0 else table.set_column(place, name, column)
 
 
 def known_parts(before: ListedSamples | None, object_of: Callable[[str], str] = str) -> Parts:
@@ -86,11 +178,22 @@ def known_parts(before: ListedSamples | None, object_of: Callable[[str], str] = 
     return {(object_of(part["object"][0].as_py()), part["etag"][0].as_py()): part for part in parts}
 
 
+def left_in(before: ListedSamples | None, object: str) -> tuple[LeftOut, ...]:
+    """What an earlier listing left out of an object."""
+    return () if before is None else tuple(one for one in before.left_out if one.object == object)
+
+
+def left_of_table(object: str, rows: Sequence[str], columns: Sequence[str]) -> tuple[LeftOut, ...]:
+    """What is left out of a file: rows without a sample, and columns whose values are neither samples nor metadata."""
+    without = of_names(ROWS, "without a sample", rows, object)
+    return (*without, *of_names(COLUMNS_LEFT, "of a type that is no metadata", columns, object))
+
+
 def _said_in(before: ListedSamples) -> pa.Array:
     if OTHER_LABELS in before.table.schema.names:
         return in_json(before.table[OTHER_LABELS])
-    said: list[Any] = [None if label < 0 else before.classes[label] for label in before.table["label"].to_pylist()]
-    return pa.array(said, pa.string())
+    said = said_of(before.classes, are_names=before.has_named_classes)
+    return pa.array(said, pa.string()).take(before.table["label"].combine_chunks())
 
 
 def _as_listed(table: pa.Table) -> pa.Table:
@@ -103,79 +206,76 @@ def _as_listed(table: pa.Table) -> pa.Table:
 
 
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column in one of four types, so that those of several files go together."""
+    """A column in one of few types, so that those of several files go together; nothing of its values is lost.
+
+    Numbers are of 64 bits, or decimals; times are whole microseconds, or nanoseconds where they are finer; dates are
+    days, and texts are UTF-8.
+    """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_boolean(kind):
-        return column.cast(pa.bool_())
+    if pa.types.is_temporal(kind):
+        return _in_units(column.cast(kind))
+    if pa.types.is_decimal(kind):
+        return column.cast(kind if kind.bit_width >= _DECIMAL_BITS else pa.decimal128(kind.precision, kind.scale))
+    if pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return column.cast(kind)
     if pa.types.is_integer(kind):
         return column.cast(pa.int64(), safe=kind != pa.uint64())
     return column.cast(pa.float64() if pa.types.is_floating(kind) else pa.string())
 
 
-# Reading on through what is not needed costs less than another round trip, up to about here.
-_GAP_BYTES = 64 << 10
-# A header with a name and a small member or two.
-_MIN_BYTES = 8 << 10
-_MAX_BYTES = 1 << 20
-# Headers with long names, and contents that are looked into, are far smaller.
-_LONGEST_BYTES = 16 << 20
+_DECIMAL_BITS = 128
 
 
-class ObjectRanges:
-    """As much of a file as ``tarfile`` needs of one. For one thread.
+def _in_units(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_date(kind):
+        return column.cast(pa.date32())
+    if pa.types.is_time(kind):
+        made: Callable[[str], pa.DataType] = pa.time64
+    elif pa.types.is_duration(kind):
+        made = pa.duration
+    elif pa.types.is_timestamp(kind):
+        made = partial(pa.timestamp, tz=kind.tz)
+    else:  # intervals, which have no unit of their own
+        return column.cast(pa.string())
+    try:
+        return column.cast(made("us"))
+    except pa.ArrowInvalid:  # a value has nanoseconds
+        return column.cast(made("ns"))
 
-    Args:
-        store: store that holds the object.
-        entry: its entry in the store's listing.
+
+def written_out(column: pa.ChunkedArray | pa.Array) -> list[Any]:
+    """The values of a column as JSON has them: dates, times and decimals as texts, durations in their units."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_duration(kind):
+        return list(column.cast(pa.int64()).to_pylist())
+    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        return list(column.cast(pa.string()).to_pylist())
+    return list(column.to_pylist())
+
+
+def read_back(values: pa.Array | Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """The inverse of ``written_out``.
+
+    Raises:
+        ArrowException: a value is none of that type.
     """
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    found = values if isinstance(values, pa.Array) else _array(values, kind)
+    if pa.types.is_time(kind):  # which Arrow reads from no text of their own
+        moments = pc.binary_join_element_wise("1970-01-01", found.cast(pa.string()), " ")
+        return moments.cast(pa.timestamp(kind.unit)).cast(kind)
+    if pa.types.is_duration(kind):
+        return found.cast(pa.int64()).cast(kind)
+    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        return found.cast(pa.string()).cast(kind)
+    return found.cast(kind)
 
-    def __init__(self, store: Versioned, entry: Entry) -> None:
-        self._store = store
-        self._entry = entry
-        self._place = 0
-        self._start = 0
-        self._held = b""
-        self._window = _MIN_BYTES
 
-    def tell(self) -> int:
-        """Where reading goes on."""
-        return self._place
-
-    def seek(self, place: int) -> int:
-        """Go on from a place."""
-        self._place = place
-        return place
-
-    def read(self, size: int) -> bytes:
-        """The bytes from here on; raises what ``at`` raises."""
-        data = self.at(self._place, size)
-        self._place += len(data)
-        return data
-
-    def at(self, place: int, size: int) -> bytes:
-        """The bytes at a place, or as many as the file has.
-
-        Raises:
-            DataError: they are more than any header has, or the file has changed since it was listed.
-            StoreError: the store failed.
-        """
-        if size > _LONGEST_BYTES:
-            raise DataError(f"{self._entry.object} has a header of {size} bytes at byte {place}: it is damaged")
-        size = min(size, self._entry.size - place)
-        if size <= 0:
-            return b""
-        if not self._start <= place <= place + size <= self._start + len(self._held):
-            self._fetch(place, size)
-        return self._held[place - self._start : place - self._start + size]
-
-    def _fetch(self, place: int, size: int) -> None:
-        is_near = 0 <= place - self._start - len(self._held) + size < _GAP_BYTES
-        self._window = min(2 * self._window, _MAX_BYTES) if is_near else _MIN_BYTES
-        length = min(max(size, self._window), self._entry.size - place)
-        data, version = self._store.read_version(self._entry.object, place, length)
-        if is_other_version(self._entry.etag, version):
-            raise DataError(f"{self._entry.object} changed while it was read: ask again when nobody writes to it")
-        self._start, self._held = place, bytes(data)
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_duration(kind):
+        return pa.array(values, pa.int64())
+    return pa.array(values, pa.string() if pa.types.is_temporal(kind) or pa.types.is_decimal(kind) else kind)
 
 
 HEADER_BYTES = 256
@@ -266,8 +366,9 @@ class ColumnRoles:
         label: name of the column; None where no column is one.
         other: name of a column that is called as labels are and holds something else; None where none is.
         classes: names that a label's number stands for; empty where it is its own.
-        about: scalar columns beside them.
-        lists: paths of columns of lists.
+        about: paths of scalar columns beside them.
+        lists: paths of columns of lists, maps and structs.
+        left: columns that are none of these, such as other binary ones.
     """
 
     image: str
@@ -277,6 +378,7 @@ class ColumnRoles:
     classes: tuple[str, ...]
     about: tuple[str, ...]
     lists: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRoles | None:
@@ -303,7 +405,11 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
     label = next((name for name in wanted if name in can_be), None)
     other = next((name for name in LABEL_FIELDS if name not in leaves and _is_other(schema, name)), None)
     other = other if label is None else None
-    about = tuple(field.name for field in schema if is_scalar(field.type) and field.name not in (label, other, image))
+    used = {label, other, image, mask, *leaves}
+    beside = [(path, kind) for path, kind in column_paths(schema) if not {path, path.partition(".")[0]} & used]
+    images = [name for name in leaves if name not in (label, other, image, mask)]
+    about = tuple(path for path, kind in beside if is_scalar(kind))
+    nested = nested_names(schema)
     classes = features[label].get("names") if label is not None and label in numbered else None
     names = tuple(map(str, classes)) if isinstance(classes, list) else ()
     return ColumnRoles(
@@ -313,7 +419,8 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
         other=other,
         classes=names,
         about=about,
-        lists=tuple(name for name in list_names(schema) if name not in (other, image)),
+        lists=tuple(path for path, _ in beside if path in nested),
+        left=(*images, *(path for path, _ in beside if path not in (*about, *nested))),
     )
 
 
@@ -346,22 +453,19 @@ def _chosen_leaf(schema: pa.Schema, column: str) -> str | None:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_label(kind: pa.DataType) -> bool:
-    """Whether a column of that type can say labels."""
+    """Whether a column of that type can say labels of classes, which names and numbers do."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_integer(plain) or pa.types.is_boolean(plain) or _is_text(plain)
-
-
-def is_target(kind: pa.DataType) -> bool:
-    """Whether a column of that type can say labels that are no classes."""
-    return bool(pa.types.is_floating(kind) or is_list(kind))
+    return _is_text(plain) or bool(
+        pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain)
+    )
 
 
 def _is_other(schema: pa.Schema, name: str) -> bool:
@@ -371,7 +475,9 @@ def _is_other(schema: pa.Schema, name: str) -> bool:
 def is_scalar(kind: pa.DataType) -> bool:
     """Whether a column of that type can be metadata."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain) or _is_text(plain)
+    is_number = pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_decimal(plain)
+    is_time = pa.types.is_temporal(plain) and not pa.types.is_interval(plain)
+    return bool(is_number or is_time or pa.types.is_boolean(plain) or pa.types.is_null(plain)) or _is_text(plain)
 
 
 def columns_in_text(columns: str | Mapping[str, str]) -> str:
@@ -419,9 +525,12 @@ def roles_of_parts(object: str, schema: pa.Schema, text: str | None) -> tuple[Co
         return roles, (roles.image,)
     roles = roles_in(object, schema, columns[0])
     label = None if roles.label in columns else roles.label
-    about = tuple(name for name in roles.about if name not in columns)
+    about, lists, left = (
+        tuple(path for path in some if not {path, path.partition(".")[0]} & {*columns})
+        for some in (roles.about, roles.lists, roles.left)
+    )
     paths = tuple(roles_in(object, schema, column).image for column in columns)
-    return replace(roles, label=label, about=about), paths
+    return replace(roles, label=label, about=about, lists=lists, left=left), paths
 
 
 def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> ColumnRoles:
@@ -439,7 +548,7 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
     if columns is None:
         raise DataError(_lacks(object, schema, column))
     kind = None if columns.other is None else schema.field(columns.other).type
-    if kind is not None and not is_target(kind):
+    if kind is not None and not is_list(kind):
         raise DataError(f"{object} has a column {columns.other!r} of the type {kind}, and {NO_CLASSES}")
     return columns
 
@@ -462,12 +571,40 @@ def _hint(schema: pa.Schema) -> str:
     return f"; if samples are the texts in {texts[0]}, name the column: column={texts[0]!r}" if texts else ""
 
 
+# Longer values are no names of classes.
+_LONGEST_NAME = 256
+LOOKED_AT = 64
+"""Values of a column by which it is judged whether they are names or masks."""
+
+
+def may_name_classes(columns: ColumnRoles) -> bool:
+    """Whether the column of masks is called as labels are, and its type does not say that they are images."""
+    return columns.label is None and columns.mask in LABEL_FIELDS
+
+
+def with_names_for_masks(columns: ColumnRoles, values: Sequence[bytes]) -> ColumnRoles:
+    """The roles where a binary column that is called as labels are holds names and no masks; else as they were.
+
+    Args:
+        columns: roles for which ``may_name_classes`` holds.
+        values: first values of that column.
+    """
+    return replace(columns, label=columns.mask, mask=None) if values and all(map(_is_name, values)) else columns
+
+
+def _is_name(value: bytes) -> bool:
+    try:
+        return len(value) <= _LONGEST_NAME and value.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
+
+
 # What Hugging Face writes for a sample without a class, where classes have names.
 _NO_CLASS = -1
 
 
 def labels_said(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.ChunkedArray | pa.Array:
-    """What samples say of themselves, as texts: names of classes where numbers stand for them, null where nothing.
+    """What samples say of themselves: names of classes where numbers stand for them, null where nothing.
 
     Args:
         object: name of the file, for the sentences.
@@ -475,20 +612,36 @@ def labels_said(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.Chunk
         beside: columns beside the images, that of the labels among them.
 
     Raises:
-        DataError: a label is a number of no class.
+        DataError: a label is a number of no class, or no text in UTF-8.
     """
     if columns.label is None:
-        return pa.nulls(len(beside), pa.string()) if columns.other is None else in_json(beside[columns.other])
-    values = plain(beside[columns.label])
-    if pa.types.is_boolean(values.type):
-        return pc.if_else(values, "True", "False")
-    if not columns.classes or not pa.types.is_integer(values.type):
-        return values.cast(pa.string())
-    greatest = pc.max(values).as_py()
+        other = None if columns.other is None else beside[columns.other]
+        return pa.nulls(len(beside), pa.string()) if other is None else column_said(other, said_by)
+    values = _without_nan(beside[columns.label])
+    if not columns.classes or not _are_whole(values):
+        return column_said(values, said_by)
+    numbers = values.cast(pa.int64())
+    greatest = pc.max(numbers).as_py()
     if greatest is not None and greatest >= len(columns.classes):
         raise DataError(f"{object} has a label {greatest} and names for {len(columns.classes)} classes only")
-    minimum = pc.min(values).as_py()
+    minimum = pc.min(numbers).as_py()
     if minimum is not None and minimum < _NO_CLASS:
-        return values.cast(pa.string())
-    numbers = pc.if_else(pc.greater_equal(values, 0), values, pa.scalar(None, values.type))
-    return pa.chunked_array([pa.array(columns.classes, pa.string()).take(numbers.combine_chunks())])
+        return numbers.cast(pa.string())
+    numbers = pc.if_else(pc.greater_equal(numbers, 0), numbers, pa.scalar(None, pa.int64()))
+    names = said_of(columns.classes, are_names=True)
+    return pa.chunked_array([pa.array(names, pa.string()).take(numbers.combine_chunks())])
+
+
+def _without_nan(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_floating(values.type):
+        return values
+    values = values.cast(pa.float64())
+    return pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)
+
+
+def _are_whole(values: pa.ChunkedArray) -> bool:
+    """Whether a column holds whole numbers, also as floats, which they become where one of them is missing."""
+    if pa.types.is_floating(values.type):
+        there = values.drop_null()
+        return bool(pc.all(pc.equal(pc.floor(there), there)).as_py()) and not pc.any(pc.is_inf(there)).as_py()
+    return bool(pa.types.is_integer(values.type))

@@ -11,7 +11,6 @@ from contextlib import suppress
 from itertools import islice
 
 import pyarrow as pa
-import pyarrow.csv as csv
 
 from frostline.core import URLS
 from frostline.core.errors import AccessDenied, BadRequest, DataError, EmptyDataset, ObjectNotFound, SettingError
@@ -19,13 +18,8 @@ from frostline.datasets.formats.base import (
     ListedSamples,
     ManifestColumns,
     digest_of,
-    in_json,
-    is_hidden,
-    list_columns,
-    list_names,
 )
 from frostline.datasets.formats.folders import (
-    MASK_FIELDS,
     NO_MASK,
     Mask,
     Size,
@@ -35,16 +29,12 @@ from frostline.datasets.formats.folders import (
     target_columns,
 )
 from frostline.datasets.formats.labels import (
-    LABEL_FIELDS,
-    NO_CLASSES,
-    URL_FIELDS,
-    column_name,
     joined,
     labelled,
     with_splits,
 )
-from frostline.datasets.formats.parquet import is_parquet, opened
-from frostline.datasets.formats.tables import SAID, finished, is_label, is_scalar, is_target, plain
+from frostline.datasets.formats.lists import ListRows, ObjectFinder, is_list_of_samples, is_text_list, read_list
+from frostline.datasets.formats.tables import SAID, finished
 from frostline.stores.local import beside
 from frostline.stores.open import open_store
 from frostline.stores.protocols import NO_LIMITS, Buffer, Described, Entry, ObjectStore, StoreLimits, Versioned
@@ -53,6 +43,7 @@ from frostline.stores.urls import is_within, normalise_url, object_url, parse_ur
 __all__ = (
     "UrlLists",
     "UrlReader",
+    "located",
     "places_in",
 )
 
@@ -206,14 +197,13 @@ def _outer(urls: Iterable[str]) -> Mapping[str, int]:
     return outer
 
 
-_RULE = "frostline url lists 5"
+_RULE = "frostline url lists 7"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
 _WEB = {"http": _QUERY, "https": _QUERY}
 # Of these roots, a question mark begins options.
 _PLACED = ("s3", "gs", "az", "memory")
 _OF_PLACED = "no URL can name such an object of a bucket; rename it"
-# A column of masks' URLs, and what it is called here until it is known what lies there.
-_MASK_FIELDS = (*MASK_FIELDS, "mask_url", "mask_file_name", "mask_path")
+# What a column of masks' URLs is called here until it is known what lies there.
 _MASK = "/mask"
 _HEADS_AT_ONCE = 32
 _Key = tuple[str, str]
@@ -233,16 +223,19 @@ class UrlLists:
     Lists that are called ``train``, ``val``, ``test`` or the like are splits (``formats.split_names``).
     """
 
-    name = "urls"
     is_incremental = True
 
+    def __init__(self, label: str | None = None) -> None:
+        self.name = "urls"
+        self._label = label
+
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """See ``Format.claims``: one CSV file is enough."""
-        return any(map(_is_csv, entries))
+        """See ``Format.claims``: one file of CSV or of JSON lines is enough."""
+        return any(map(is_text_list, entries))
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_RULE, (entry for entry in entries if _is_list(entry) or is_sample(entry.object)))
+        return digest_of(_RULE, (entry for entry in entries if is_list_of_samples(entry) or is_sample(entry.object)))
 
     def found_now(self, urls: Iterable[str]) -> Mapping[str, Entry]:
         """See ``Widespread.found_now``."""
@@ -253,11 +246,13 @@ class UrlLists:
 
         Only the sizes of images that have masks are taken from before.
         """
-        lists = sorted(filter(_is_list, entries))
+        lists = sorted(filter(is_list_of_samples, entries))
         if not lists:
             raise EmptyDataset(f"{store.url} holds no list of URLs (such as labels.csv)")
         folder = beside(store, store.url)
-        tables = [_table(store, entry, folder) for entry in lists]
+        finder = ObjectFinder(entries)
+        rows = [read_list(store, entry, self._label) for entry in lists]
+        tables = [_table(some, entry, folder, finder) for some, entry in zip(rows, lists, strict=True)]
         table, is_divided = with_splits(joined(tables), [entry.object for entry in lists], list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"the lists at {store.url} name no samples")
@@ -265,48 +260,67 @@ class UrlLists:
         _check_once(urls, store.url)
         masks = table[_MASK].to_pylist() if _MASK in table.schema.names else []
         found = _found([*urls, *filter(None, masks)], entries, store.url)
-        if not any(url in found for url in urls):
-            raise DataError(f"{urls[0]} is listed and not there, nor are {len(urls) - 1} others: mend the list")
-        there = [found.get(url, _MISSING) for url in urls]
-        table = table.append_column("length", pa.array([entry.size for entry in there], pa.int64()))
-        table = table.append_column("etag", pa.array([entry.etag for entry in there], pa.string()))
+        table = _with_sizes(table, found)
         if any(masks):
             table = _with_masks(table.drop_columns([_MASK]), masks, found, known_sizes(before), store.url)
-        said = labelled(table[SAID].to_pylist())
+        said = labelled(table[SAID])
         return ListedSamples(
             table=finished(table, said),
             classes=said.classes,
             digest=self.digest(entries),
             reading=URLS,
             divided_by_names=is_divided,
+            has_named_classes=said.are_names,
+            used=tuple(entry.object for entry in lists),
+            left_out=tuple(one for some in rows for one in some.left_out),
         )
 
 
-def _is_csv(entry: Entry) -> bool:
-    return entry.object.lower().endswith(".csv") and not is_hidden(entry.object)
+def _with_sizes(table: pa.Table, found: Mapping[str, Entry]) -> pa.Table:
+    """A table of URLs with the sizes and versions of their objects; those that are not there stay samples."""
+    urls = table["object"].to_pylist()
+    if not any(url in found for url in urls):
+        raise DataError(f"{urls[0]} is listed and not there, nor are {len(urls) - 1} others: mend the list")
+    there = [found.get(url, _MISSING) for url in urls]
+    table = table.append_column("length", pa.array([entry.size for entry in there], pa.int64()))
+    return table.append_column("etag", pa.array([entry.etag for entry in there], pa.string()))
 
 
-def _is_list(entry: Entry) -> bool:
-    return _is_csv(entry) or is_parquet(entry)
+def located(table: pa.Table, file: str, store: ObjectStore, entries: Sequence[Entry]) -> pa.Table:
+    """Rows of a file that name images elsewhere: with the canonical URLs of these, their sizes and versions.
+
+    Args:
+        table: rows of the file, with names of objects as lists have them, and neither sizes nor versions.
+        file: name of the file, for the sentences.
+        store: store that was listed.
+        entries: its listing.
+
+    Raises:
+        DataError: a name is none that can be read, or not one of the objects is there.
+        StoreError: a store failed.
+    """
+    folder = beside(store, store.url)
+    urls = [_canonical(name, folder, file) for name in table["object"].to_pylist()]
+    table = table.set_column(table.schema.get_field_index("object"), "object", pa.array(urls, pa.string()))
+    return _with_sizes(table, _found(list(dict.fromkeys(urls)), entries, store.url))
 
 
-def _table(store: ObjectStore, entry: Entry, folder: str) -> pa.Table:
-    table = _read_csv(store, entry) if _is_csv(entry) else _read_parquet(store, entry)
-    url, label, mask = (_column(table.schema, names) for names in (URL_FIELDS, LABEL_FIELDS, _MASK_FIELDS))
-    if url is None or plain(table[url]).type != pa.string() or table[url].null_count:
-        raise DataError(f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}")
-    urls = [_canonical(name, folder, entry.object) for name in plain(table[url]).to_pylist()]
-    masks = [] if mask is None else plain(table[mask]).cast(pa.string()).to_pylist()
-    about = [field.name for field in table.schema if is_scalar(field.type) and field.name not in (url, label, mask)]
-    said = pa.nulls(len(urls), pa.string()) if label is None else plain(table[label]).cast(pa.string())
+def _table(rows: ListRows, entry: Entry, folder: str, finder: ObjectFinder) -> pa.Table:
+    """The samples of a list; labels come as ``labels.labelled`` takes them."""
+
+    def url_of(name: str) -> str:
+        is_relative = "://" not in name and not name.startswith("/")
+        return _canonical((finder.object_of(name, entry.object) if is_relative else None) or name, folder, entry.object)
+
+    urls = [url_of(name) for name in rows.files]
     return pa.table(
         {
             "name": pa.array(urls, pa.string()),
             "object": pa.array(urls, pa.string()),
             "offset": pa.array([0] * len(urls), pa.int64()),
-            SAID: said,
-            **{column_name(name): plain(table[name]) for name in about},
-            **({_MASK: [mask and _canonical(mask, folder, entry.object) for mask in masks]} if any(masks) else {}),
+            SAID: pa.nulls(len(urls), pa.string()) if rows.said is None else rows.said,
+            **rows.about,
+            **({_MASK: [mask and url_of(mask) for mask in rows.masks]} if any(rows.masks) else {}),
         }
     )
 
@@ -335,41 +349,6 @@ def _with_masks(
     for name, column in target_columns(masks, sizes).items():
         table = table.append_column(name, column)
     return table
-
-
-def _read_csv(store: ObjectStore, entry: Entry) -> pa.Table:
-    data = store.read(entry.object, 0, entry.size)
-    # Labels stay as they are written; other columns get the type that all their values have.
-    kinds = dict.fromkeys((*URL_FIELDS, *LABEL_FIELDS, *_MASK_FIELDS), pa.string())
-    options = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, quoted_strings_can_be_null=True)
-    try:
-        return csv.read_csv(
-            pa.py_buffer(data), read_options=csv.ReadOptions(use_threads=False), convert_options=options
-        )
-    except pa.ArrowException as error:
-        words = " ".join(str(error).split())[:150]
-        raise DataError(f"{entry.object} is no CSV file with a line of names on top: {words}") from error
-
-
-def _read_parquet(store: ObjectStore, entry: Entry) -> pa.Table:
-    with opened(store, entry.object, entry.size) as (parquet, _):
-        label = _column(parquet.schema_arrow, LABEL_FIELDS)
-        kind = None if label is None else parquet.schema_arrow.field(label).type
-        if kind is not None and not (is_label(kind) or is_target(kind) or pa.types.is_null(kind)):
-            raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
-        wanted = [field.name for field in parquet.schema_arrow if is_scalar(field.type)]
-        table = parquet.read(columns=wanted, use_threads=False)
-        lists = list_columns(parquet, list_names(parquet.schema_arrow))
-        table = table.select([name for name in table.column_names if name not in lists])
-        for name, column in lists.items():
-            table = table.append_column(name, column)
-        if kind is not None and pa.types.is_floating(kind):
-            table = table.set_column(table.schema.get_field_index(label), label, in_json(table[label]))
-        return table
-
-
-def _column(schema: pa.Schema, names: Sequence[str]) -> str | None:
-    return next((name for name in names if name in schema.names), None)
 
 
 def _canonical(url: str, root: str, name: str) -> str:

@@ -15,7 +15,7 @@ import shutil
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -41,13 +41,28 @@ from frostline.datasets.formats.folders import (
     size_at,
     target_columns,
 )
-from frostline.datasets.formats.labels import LABEL_FIELDS, SOURCE, columns_of, joined, labelled, said_by, with_splits
-from frostline.datasets.formats.tables import SAID, ObjectRanges, Parts, finished, known_parts
+from frostline.datasets.formats.labels import (
+    LABEL_FIELDS,
+    SOURCE,
+    classes_in,
+    columns_of,
+    common_table,
+    joined,
+    labelled,
+    said_by,
+    said_in,
+    with_splits,
+)
+from frostline.datasets.formats.left_out import KEYS, LeftOut, of_names
+from frostline.datasets.formats.ranges import ObjectRanges
+from frostline.datasets.formats.tables import SAID, finished, is_scalar, known_parts, read_back
 from frostline.stores.local import FolderStore, beside, error_of_system
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version
 from frostline.stores.urls import TAR_GZ
 
 __all__ = (
+    "CLASS_MEMBER",
+    "TYPE_MEMBER",
     "CompressedTar",
     "CompressedTars",
     "Member",
@@ -406,9 +421,32 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 6"
+_RULE = "frostline webdataset 8"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
+# Kinds of members of keys that have no sample.
+_KINDS_SHOWN = 8
+
+
+CLASS_MEMBER = "__classes__"
+"""The member of a shard that holds the table of classes: the readers of others pass over such names."""
+
+TYPE_MEMBER = "__types__"
+"""The member that holds the types of columns which JSON has not, as a schema of Arrow."""
+
+
+class _Shard(NamedTuple):
+    """What was read of a shard.
+
+    Attributes:
+        table: its samples.
+        classes: table of classes that it declares; empty where it declares none.
+        left_out: keys without a sample.
+    """
+
+    table: pa.Table
+    classes: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
 
 
 class ShardSample(NamedTuple):
@@ -418,7 +456,7 @@ class ShardSample(NamedTuple):
         name: the shard's and the member's.
         offset: offset of the image's member in bytes.
         length: length of the image in bytes.
-        said: its label, as text; None where nothing says one.
+        said: its label, as ``said_by`` gives it; None where nothing says one.
         about: the fields of its JSON.
         mask: the member that is its mask; None where there is none.
     """
@@ -439,9 +477,9 @@ class WebDataset:
     Where a key has no image, its sound is the sample.
 
     A label is what ``.cls`` says, else a field of the JSON, else the first folder of the key; numbers or names. A field
-    ``label`` that is null says that there is none. The other scalar fields of the JSON become columns, and
-    so do its lists. Shards whose names or folders say ``train``, ``val``, ``test`` or the like are splits
-    (``formats.split_names``).
+    ``label`` that is null says that there is none. A member ``__classes__`` is a table of all classes: their names in
+    the order of their numbers, as JSON. The other scalar fields of the JSON become columns, and so do its lists. Shards
+    whose names or folders say ``train``, ``val``, ``test`` or the like are splits (``formats.split_names``).
     """
 
     name = "webdataset"
@@ -463,7 +501,7 @@ class WebDataset:
         shards = sorted(filter(_is_shard, entries))
         if not shards:
             raise EmptyDataset(f"{store.url} holds no WebDataset shards (such as train-000000.tar)")
-        return _listed(store, shards, partial(_table, store, known_parts(before)), self.digest(entries))
+        return _listed(store, shards, partial(_shard, store, _known(before)), self.digest(entries))
 
 
 class CompressedTars:
@@ -489,31 +527,37 @@ class CompressedTars:
         shards = sorted(filter(_is_compressed, entries))
         if not shards:
             raise EmptyDataset(f"{store.url} holds no compressed shards (such as train-000000.tar.gz)")
-        known = known_parts(before, lambda object: CompressedTar.parse(object).file)
-        table_of = partial(_compressed_table, tar_reader(store), known)
-        return _listed(store, shards, table_of, self.digest(entries), UNPACKED)
+        known = _known(before, lambda object: CompressedTar.parse(object).file)
+        read = partial(_compressed_shard, tar_reader(store), known)
+        return _listed(store, shards, read, self.digest(entries), UNPACKED)
 
 
 def _listed(
     store: ObjectStore,
     shards: Sequence[Entry],
-    table_of: Callable[[ThreadPoolExecutor, Entry], pa.Table],
+    read: Callable[[ThreadPoolExecutor, Entry], _Shard],
     digest: str,
     reading: str = OBJECTS,
 ) -> ListedSamples:
     """The samples of all shards, of which several are looked into at once."""
     with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
-        tables = list(threads.map(partial(table_of, heads), shards))
+        found = list(threads.map(partial(read, heads), shards))
+    tables = [shard.table for shard in found]
     table, is_divided = with_splits(joined(tables), [shard.object for shard in shards], list(map(len, tables)))
     if not len(table):
         raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images or sounds")
-    said = labelled(table[SAID].to_pylist())
+    names, declared = common_table(shard.classes for shard in found)
+    said = labelled(table[SAID], names)
     return ListedSamples(
         table=finished(table, said),
         classes=said.classes,
         digest=digest,
         reading=reading,
         divided_by_names=is_divided,
+        has_named_classes=said.are_names,
+        declared=declared,
+        used=tuple(shard.object for shard in shards),
+        left_out=tuple(one for shard in found for one in shard.left_out),
     )
 
 
@@ -523,6 +567,20 @@ def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
     Raises:
         DataError: two members have one name, or a label or JSON makes no sense.
     """
+    groups = _groups(shard, found)
+    return [one for key, group in groups.items() if (one := _sample(shard, key, group)) is not None]
+
+
+def _without_sample(shard: str, found: Iterable[Member]) -> tuple[LeftOut, ...]:
+    """The keys of a shard that have neither an image nor a sound."""
+    groups = _groups(shard, found)
+    lost = [key for key, group in groups.items() if _encoded(shard, key, group) is None]
+    kinds = sorted({f".{kind}" for key in lost for kind in groups[key]})
+    reason = f"with neither an image nor a sound, but {', '.join(kinds[:_KINDS_SHOWN])}"
+    return of_names(KEYS, reason, [f"{shard}/{key}" for key in lost], shard)
+
+
+def _groups(shard: str, found: Iterable[Member]) -> dict[str, dict[str, Member]]:
     groups: dict[str, dict[str, Member]] = {}
     for member in found:
         key, kind = _split(member.name)
@@ -530,7 +588,7 @@ def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
             continue
         if groups.setdefault(key, {}).setdefault(kind, member) is not member:
             raise DataError(f"{shard} holds {member.name!r} twice: make it again")
-    return [one for key, group in groups.items() if (one := _sample(shard, key, group)) is not None]
+    return groups
 
 
 def _sample(shard: str, key: str, group: dict[str, Member]) -> ShardSample | None:
@@ -594,13 +652,13 @@ def _label(shard: str, key: str, beside: Member | None, about: dict[str, Any], f
         if field is not None:
             return said_by(about[field])
         if beside is not None:
-            return said_by((beside.contents or b"").decode())
+            return said_in((beside.contents or b"").decode())
     except DataError as error:
         raise DataError(f"the label of {key!r} in {shard}: {error}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"the label of {key!r} in {shard} is no name and no whole number") from error
     folder, slash, _ = key.partition("/")
-    return folder if slash else None
+    return said_by(folder) if slash else None
 
 
 def _json(shard: str, member: Member) -> dict[str, Any]:
@@ -617,10 +675,44 @@ def _split(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{key}", kind.lower()
 
 
-def _table(store: Versioned, known: Parts, heads: ThreadPoolExecutor, shard: Entry) -> pa.Table:
+def _known(before: ListedSamples | None, object_of: Callable[[str], str] = str) -> dict[tuple[str, str], _Shard]:
+    """What was read of shards before, by their names and etags."""
+    if before is None or before.declared == "some":  # nobody knows any more which of them declares a table of classes
+        return {}
+    classes = before.classes if before.declared else ()
+    return {
+        (name, etag): _Shard(part, classes, tuple(one for one in before.left_out if one.object == name))
+        for (name, etag), part in known_parts(before, object_of).items()
+    }
+
+
+def _shard(
+    store: Versioned, known: Mapping[tuple[str, str], _Shard], heads: ThreadPoolExecutor, shard: Entry
+) -> _Shard:
     if shard.etag and (shard.object, shard.etag) in known:
         return known[shard.object, shard.etag]
-    samples = samples_of(shard.object, members(store, shard, (".cls", ".json")))
+    found = list(members(store, shard, (".cls", ".json", CLASS_MEMBER, TYPE_MEMBER)))
+    said = {one.name: one.contents or b"" for one in found if one.name in (CLASS_MEMBER, TYPE_MEMBER)}
+    table = _table(store, heads, shard, samples_of(shard.object, found))
+    return _Shard(
+        _typed(table, said.get(TYPE_MEMBER, b"")),
+        classes_in(said.get(CLASS_MEMBER, b"")),
+        _without_sample(shard.object, found),
+    )
+
+
+def _typed(table: pa.Table, types: bytes) -> pa.Table:
+    """A shard's table with the types that columns had before they were written as JSON; others stay as they are."""
+    with suppress(pa.ArrowException, OSError):
+        for field in pa.ipc.read_schema(pa.py_buffer(types)) if types else ():
+            place = table.schema.get_field_index(field.name)
+            if place >= 0 and is_scalar(field.type):
+                column = read_back(table[field.name].combine_chunks(), field.type)
+                table = table.set_column(place, field.name, column)
+    return table
+
+
+def _table(store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: Sequence[ShardSample]) -> pa.Table:
     return pa.table(
         {
             "name": pa.array([sample.name for sample in samples], pa.string()),
@@ -635,16 +727,19 @@ def _table(store: Versioned, known: Parts, heads: ThreadPoolExecutor, shard: Ent
     )
 
 
-def _compressed_table(reader: TarReader, known: Parts, heads: ThreadPoolExecutor, shard: Entry) -> pa.Table:
+def _compressed_shard(
+    reader: TarReader, known: Mapping[tuple[str, str], _Shard], heads: ThreadPoolExecutor, shard: Entry
+) -> _Shard:
     if shard.etag and (shard.object, shard.etag) in known:
         return known[shard.object, shard.etag]
     tar = CompressedTar.of(shard)
-    table = _table(reader.within(tar), {}, heads, reader.entry_of(tar))
+    found = _shard(reader.within(tar), {}, heads, reader.entry_of(tar))
+    table = found.table
     for column in {"object", TARGET_COLUMNS.names[0]}.intersection(table.schema.names):
         place = table.schema.get_field_index(column)
         named = pc.if_else(pc.not_equal(table[column], ""), str(tar), "")
         table = table.set_column(place, column, named)
-    return table
+    return found._replace(table=table)
 
 
 def _targets(

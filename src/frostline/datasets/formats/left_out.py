@@ -1,0 +1,170 @@
+"""What of a data set is no sample: objects, rows and columns that are named and counted instead of dropped."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from frostline.core.events import Event, SamplesLeftOut
+from frostline.stores.protocols import Entries
+
+__all__ = (
+    "COLUMNS_LEFT",
+    "KEYS",
+    "OBJECTS_LEFT",
+    "ROWS",
+    "LeftOut",
+    "json_of",
+    "log_left_out",
+    "objects_left_out",
+    "of_names",
+    "read_left_out",
+    "said_of_left_out",
+    "summed",
+)
+
+OBJECTS_LEFT, ROWS, KEYS, COLUMNS_LEFT = "object", "row", "key", "column"
+"""What can be left out."""
+
+_NAMED = 3
+_MAX_NAME = 200
+_LOG = logging.getLogger("frostline")
+# Frostline's own, beside the data.
+_OWN = ".frostline/"
+# The suffix of a name, as formats take it.
+_SUFFIX = r"[^/](?P<suffix>\.[^./]*)$"
+
+
+class LeftOut(NamedTuple):
+    """What is no sample for one reason.
+
+    Attributes:
+        what: kind of it, one of ``OBJECTS_LEFT``, ``ROWS``, ``KEYS`` and ``COLUMNS_LEFT``.
+        reason: reason in a few words, such as ``without an image``.
+        total: number of them.
+        names: first of their names.
+        object: object in which rows or keys lie; empty where objects themselves are left out.
+    """
+
+    what: str
+    reason: str
+    total: int
+    names: tuple[str, ...]
+    object: str = ""
+
+    def __str__(self) -> str:
+        more = ", …" if self.total > len(self.names) else ""
+        plural = "" if self.total == 1 else "s"
+        return f"{self.total:,} {self.what}{plural} {self.reason} ({', '.join(self.names)}{more})"
+
+
+def of_names(what: str, reason: str, names: Sequence[str], object: str = "") -> tuple[LeftOut, ...]:
+    """What is left out by these names; nothing where there are none."""
+    shown = tuple(name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…" for name in names[:_NAMED])
+    return (LeftOut(what, reason, len(names), shown, object),) if len(names) else ()
+
+
+def summed(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    """What is left out of all objects together, by kind and reason."""
+    sums: dict[tuple[str, str], LeftOut] = {}
+    for one in found:
+        known = sums.get((one.what, one.reason), LeftOut(one.what, one.reason, 0, ()))
+        # Every file of a table has the same columns.
+        total = max(known.total, one.total) if one.what == COLUMNS_LEFT else known.total + one.total
+        names = tuple(dict.fromkeys((*known.names, *one.names)))[:_NAMED]
+        sums[one.what, one.reason] = LeftOut(one.what, one.reason, total, names)
+    return tuple(sums.values())
+
+
+def said_of_left_out(url: str, found: Sequence[LeftOut]) -> SamplesLeftOut | None:
+    """One line about what is left out of a data set; None where nothing is.
+
+    Args:
+        url: address of the data, for the line.
+        found: what ``summed`` gives.
+    """
+    if not found:
+        return None
+    count = sum(one.total for one in found if one.what != COLUMNS_LEFT)
+    return SamplesLeftOut(count=count, reason=f"left out of {url}: {'; '.join(map(str, found))}")
+
+
+def log_left_out(event: Event) -> None:
+    """Log what is left out, as a warning: what happens to such events where nobody observes."""
+    if isinstance(event, SamplesLeftOut):
+        _LOG.warning(event.reason)
+
+
+def read_left_out(values: Any) -> tuple[LeftOut, ...]:
+    """The inverse of JSON's list of what is left out.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = tuple(
+            LeftOut(str(what), str(reason), int(total), tuple(map(str, names)), str(object))
+            for what, reason, total, names, object in values
+        )
+    except TypeError as error:
+        raise ValueError("this is no list of what is left out") from error
+    if any(one.total < 1 or len(one.names) > _NAMED for one in found):
+        raise ValueError("this is no list of what is left out")
+    return found
+
+
+def objects_left_out(
+    entries: Entries, samples: Sequence[pa.ChunkedArray], used: Iterable[str], format: str, suffixes: Iterable[str]
+) -> tuple[LeftOut, ...]:
+    """The objects of a listing that a format made no samples of, and did not read for them.
+
+    Args:
+        entries: listing, in any order.
+        samples: columns of the names of objects that samples, or masks, lie in.
+        used: names of other objects that belong to the format.
+        format: name of the format, for the reasons.
+        suffixes: suffixes of samples.
+    """
+    objects = entries.table["object"]
+    is_left = pc.invert(pc.starts_with(objects, _OWN))
+    for column in (*samples, pa.chunked_array([list(used)], pa.string())):
+        is_left = pc.and_not(is_left, pc.is_in(objects, value_set=column.cast(objects.type)))
+    left = entries.where(is_left)
+    return tuple(_by_reason(left.table["object"].combine_chunks(), format, sorted(suffixes))) if len(left) else ()
+
+
+def _by_reason(objects: pa.Array, format: str, of_samples: Sequence[str]) -> Iterator[LeftOut]:
+    suffixes = pc.utf8_lower(pc.fill_null(pc.struct_field(pc.extract_regex(objects, _SUFFIX), "suffix"), ""))
+    is_hidden = _mask(pc.or_(pc.starts_with(objects, "."), pc.match_substring(objects, "/.")))
+    is_sample = _mask(pc.is_in(suffixes, value_set=pa.array(of_samples)))
+    yield from _named("with a hidden name", objects, is_hidden)
+    is_loose = ~_mask(pc.match_substring(objects, "/"))
+    is_beside = is_sample & ~is_hidden
+    if format == "folders":
+        yield from _named("in no class folder", objects, is_beside & is_loose)
+        is_beside &= ~is_loose
+    yield from _named(f"that the format {format} has no place for", objects, is_beside)
+    others = ~is_hidden & ~is_sample
+    for suffix in sorted(set(suffixes.filter(pa.array(others)).to_pylist())):
+        of_suffix = others & _mask(pc.equal(suffixes, suffix))
+        reason = f"with the suffix {suffix}, which is not read" if suffix else "without a suffix"
+        yield from _named(reason, objects, of_suffix)
+
+
+def _mask(column: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _named(reason: str, objects: pa.Array, mask: npt.NDArray[np.bool_]) -> tuple[LeftOut, ...]:
+    rows = np.flatnonzero(mask)
+    names = objects.take(pa.array(rows[:_NAMED])).to_pylist()
+    return (of_names(OBJECTS_LEFT, reason, names)[0]._replace(total=len(rows)),) if len(rows) else ()
+
+
+def json_of(found: Iterable[LeftOut]) -> list[Mapping[str, Any]]:
+    """What is left out as plain values, for people and programs."""
+    return [{name: value for name, value in one._asdict().items() if name != "object"} for one in found]

@@ -1,0 +1,404 @@
+"""Lists of samples as people write them, in CSV, JSON lines or Parquet, by themselves or beside folders of images.
+
+Finds the object of a listing that a list means, by its path, by what is left of it, or by its name without a suffix.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+
+from frostline.core.errors import DataError
+from frostline.datasets.formats.base import (
+    ListedSamples,
+    digest_of,
+    is_hidden,
+    is_list,
+    label_column,
+    list_columns,
+    nested_names,
+)
+from frostline.datasets.formats.folders import MASK_FIELDS, ClassFolderFormat, is_sample
+from frostline.datasets.formats.labels import (
+    LABEL_FIELDS,
+    NO_CLASSES,
+    OTHER_LABELS,
+    URL_FIELDS,
+    called,
+    column_name,
+    column_said,
+    columns_of,
+    is_split,
+    labelled,
+    said_by,
+    said_in,
+)
+from frostline.datasets.formats.left_out import ROWS, LeftOut, of_names
+from frostline.datasets.formats.ranges import is_parquet, opened
+from frostline.datasets.formats.tables import is_label, is_scalar, plain
+from frostline.stores.protocols import Entry, ObjectStore
+
+__all__ = ("AnnotatedFolders", "ListRows", "ObjectFinder", "is_list_of_samples", "is_text_list", "read_list")
+
+_MASK_FIELDS = (*MASK_FIELDS, "mask_url", "mask_file_name", "mask_path")
+_SEPARATORS = ",;\t|"
+_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_LONGEST = 1 << 30
+# Lists that belong to the images of folders whatever the folders are called, as Hugging Face calls them.
+_METADATA = ("metadata.csv", "metadata.jsonl")
+# Lists of what a contest asks for, whose labels are none.
+_NO_LABELS = re.compile(r"(?i)submission")
+# What folders of images are called that are no classes.
+_OF_IMAGES = re.compile(r"(?i)^(?:.*[^a-z])?(?:images?|imgs?|jpe?gs?|pngs?|photos?|pictures?|data)(?:[^a-z].*)?$")
+
+
+class ListRows(NamedTuple):
+    """What a list says of its samples.
+
+    Attributes:
+        files: URL or name of each, as it is written there.
+        said: labels, as ``labels.labelled`` takes them; None where no column has some.
+        masks: URL or name of each sample's mask; empty where the list has none.
+        about: its other columns.
+        left_out: rows that name no sample.
+    """
+
+    files: list[str]
+    said: pa.Array | None
+    masks: list[str | None]
+    about: Mapping[str, pa.Array]
+    left_out: tuple[LeftOut, ...]
+
+
+def is_text_list(entry: Entry) -> bool:
+    """Whether an object may be a list by its name: CSV or JSON lines, and not hidden."""
+    return entry.object.lower().endswith((".csv", ".jsonl")) and not is_hidden(entry.object)
+
+
+def is_list_of_samples(entry: Entry) -> bool:
+    """Whether an object may be a list by its name: one of text, or a Parquet file."""
+    return is_text_list(entry) or is_parquet(entry)
+
+
+def read_list(store: ObjectStore, entry: Entry, label: str | None = None) -> ListRows:
+    """What a list says.
+
+    Columns are matched as people do, whatever their case and however words in their names are put together.
+
+    Args:
+        store: store that holds the list.
+        entry: its entry in the listing.
+        label: name of the column with the labels; by default one that is called as labels are.
+
+    Raises:
+        DataError: it is no list, two columns have one name, or no column says where samples are.
+        StoreError: the store failed.
+    """
+    table, said = _table(store, entry, label)
+    names = table.column_names
+    file, mask = called(names, URL_FIELDS), called(names, _MASK_FIELDS)
+    if file is None or plain(table[file]).type not in (pa.string(), pa.int64(), pa.null()):
+        raise DataError(
+            f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}; its columns are "
+            f"{', '.join(names)[:200]}"
+        )
+    files = pc.utf8_trim_whitespace(plain(table[file]).cast(pa.string()))
+    is_there = pc.not_equal(pc.fill_null(files, ""), "")
+    lost = [f"{entry.object}/{row}" for row, there in enumerate(is_there.to_pylist()) if not there]
+    table, files = table.filter(is_there), files.filter(is_there)
+    about = {
+        column_name(field.name): plain(table[field.name]).combine_chunks()
+        for field in table.schema
+        if is_scalar(field.type) and field.name not in (file, mask, said)
+    }
+    return ListRows(
+        files=files.to_pylist(),
+        said=None if said is None else table[said].combine_chunks(),
+        masks=[] if mask is None else plain(table[mask]).cast(pa.string()).to_pylist(),
+        about=about,
+        left_out=of_names(ROWS, "without a name of a sample", lost, entry.object),
+    )
+
+
+def _table(store: ObjectStore, entry: Entry, label: str | None) -> tuple[pa.Table, str | None]:
+    """The columns of a list, and the name of that with labels, which come as ``labels.labelled`` takes them."""
+    if is_parquet(entry):
+        return _of_parquet(store, entry, label)
+    if entry.size > _LONGEST:
+        raise DataError(f"{entry.object} is longer than a list of text is read: write it as Parquet")
+    data = bytes(store.read(entry.object, 0, entry.size))
+    return _of_json(entry, data, label) if entry.object.lower().endswith(".jsonl") else _of_csv(entry, data, label)
+
+
+def _text_of(data: bytes) -> str:
+    """The text of a file in the encoding that it begins as, in UTF-8, or as Windows writes western languages."""
+    for mark, encoding in _BOMS:
+        if data.startswith(mark):
+            return data.decode(encoding, "replace")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.decode("cp1252", "replace")
+
+
+def _separator_of(line: str) -> str:
+    """The separator that stands most often in the line of names, outside of quotes."""
+    bare = re.sub(r'"[^"]*"', "", line)
+    return max(_SEPARATORS, key=lambda mark: (bare.count(mark), -_SEPARATORS.index(mark)))
+
+
+def _of_csv(entry: Entry, data: bytes, label: str | None) -> tuple[pa.Table, str | None]:
+    text = _text_of(data)
+    separator = _separator_of(text.lstrip("\r\n").partition("\n")[0])
+    head = next(iter(re.split(r"\r\n|\n|\r", text.lstrip("\r\n"))), "")
+    names = [name.strip().strip('"') for name in head.split(separator)]
+    fields = (called(names, some) for some in (URL_FIELDS, _MASK_FIELDS))
+    label = _label_of(entry, names, label)
+    texts = {*filter(None, fields), *([label] if label is not None else [])}
+    # Files, masks and labels stay as they are written; other columns get the type that all their values have.
+    kinds = {raw: pa.string() for raw in (name.strip('"') for name in head.split(separator)) if raw.strip() in texts}
+    options = csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
+    try:
+        table = csv.read_csv(
+            pa.py_buffer(text.encode()),
+            read_options=csv.ReadOptions(use_threads=False),
+            parse_options=csv.ParseOptions(delimiter=separator),
+            convert_options=options,
+        )
+    except pa.ArrowException as error:
+        words = " ".join(str(error).split())[:150]
+        raise DataError(f"{entry.object} is no CSV file with a line of names on top: {words}") from error
+    table = table.rename_columns([name.strip() for name in table.column_names])
+    _check_names(entry, table.column_names)
+    return _with_said(_without_blanks(table), label, said_in), label
+
+
+def _without_blanks(table: pa.Table) -> pa.Table:
+    """Texts that are empty as null; a text such as NA stays one."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            column = table.column(place)
+            blank = pa.scalar(None, pa.string())
+            table = table.set_column(place, field.name, pc.if_else(pc.equal(column, ""), blank, column))
+    return table
+
+
+def _of_json(entry: Entry, data: bytes, label: str | None) -> tuple[pa.Table, str | None]:
+    rows = []
+    for number, line in enumerate(_text_of(data).splitlines(), 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"line {number} of {entry.object} is no JSON") from error
+        if isinstance(row, dict):
+            rows.append(row)
+    label = _label_of(entry, list(dict.fromkeys(name for row in rows for name in row)), label)
+    said = [said_by(row.get(label)) if label is not None else None for row in rows]
+    found = columns_of([{name: value for name, value in row.items() if name != label} for row in rows])
+    table = pa.table({name.removeprefix("meta_"): column for name, column in found.items()})
+    return (table if label is None else table.append_column(label, pa.array(said, pa.string()))), label
+
+
+def _of_parquet(store: ObjectStore, entry: Entry, label: str | None) -> tuple[pa.Table, str | None]:
+    with opened(store, entry.object, entry.size) as (parquet, _):
+        schema = parquet.schema_arrow
+        _check_names(entry, schema.names)
+        label = _label_of(entry, schema.names, label)
+        kind = None if label is None else schema.field(label).type
+        if kind is not None and not (is_label(kind) or is_list(kind) or pa.types.is_null(kind)):
+            raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
+        wanted = [field.name for field in schema if is_scalar(field.type)]
+        table = parquet.read(columns=wanted, use_threads=False)
+        lists = list_columns(parquet, nested_names(schema))
+        table = table.select([name for name in table.column_names if name not in lists])
+        for name, column in lists.items():
+            table = table.append_column(name, column)
+        return _with_said(table, label, said_in if label in lists else said_by), label
+
+
+def _label_of(entry: Entry, names: Sequence[str], label: str | None) -> str | None:
+    if label is None:
+        return called(names, LABEL_FIELDS)
+    found = called(names, (label,))
+    if found is None:
+        raise DataError(f"{entry.object} has no column {label!r} of labels; its columns are {', '.join(names)[:200]}")
+    return found
+
+
+def _check_names(entry: Entry, names: Sequence[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{entry.object} has two columns called {twice!r}: give each its own name")
+
+
+def _with_said(table: pa.Table, label: str | None, said: Callable[[Any], str | None]) -> pa.Table:
+    if label is None or label not in table.column_names:
+        return table
+    return table.set_column(table.schema.get_field_index(label), label, column_said(table[label], said))
+
+
+class ObjectFinder:
+    """Finds the objects that lists mean, among those of a listing.
+
+    Args:
+        entries: listing.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        names = [entry.object for entry in entries if not is_hidden(entry.object)]
+        self._names = set(names)
+        self._by_base: dict[str, list[str]] = {}
+        for name in filter(is_sample, names):
+            base = name.rpartition("/")[2]
+            for key in (base, base.rpartition(".")[0]):
+                self._by_base.setdefault(key, []).append(name)
+
+    def object_of(self, written: str, file: str) -> str | None:
+        """The object that a name in a list means; None where there is none, or there are several.
+
+        Args:
+            written: name as it is written in the list.
+            file: name of the list: names may be relative to the root or to its folder.
+        """
+        name = written.removeprefix("./")
+        folder = file.rpartition("/")[0]
+        for likely in (name, f"{folder}/{name}"):
+            if likely in self._names:
+                return likely
+        found = [known for known in self._by_base.get(name.rpartition("/")[2], ()) if _ends_with(known, name)]
+        return found[0] if len(found) == 1 else None
+
+
+def _ends_with(known: str, name: str) -> bool:
+    stem = known.rpartition(".")[0]
+    return name in (known, stem) or known.endswith(f"/{name}") or stem.endswith(f"/{name}")
+
+
+class AnnotatedFolders(ClassFolderFormat):
+    """Class folders, with lists beside them: ``labels.csv`` beside ``images``, and ``metadata.jsonl`` anywhere.
+
+    Where folders say no classes, as a single one does and those called ``images`` or ``train``, lists of images give
+    the labels; an image that stands in none has none. Their other columns are metadata. Lists called ``metadata`` give
+    metadata beside classes too. What lists name is found by its path, or by its name alone, also without its suffix.
+    """
+
+    def digest(self, entries: Sequence[Entry]) -> str:
+        """See ``Format.digest``."""
+        lists = list(filter(_may_annotate, entries))
+        digest = super().digest(entries)
+        return digest_of(f"{_RULE} {digest}", lists) if lists else digest
+
+    def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
+        """See ``Format.read``; lists are read."""
+        found = super().read(store, entries, before)
+        lists = sorted(filter(_may_annotate, entries))
+        if not lists:
+            return found
+        says_classes = not (len(found.classes) == 1 or all(map(_is_no_class, found.classes)))
+        if says_classes:
+            lists = [entry for entry in lists if entry.object.rpartition("/")[2].lower() in _METADATA]
+        return _annotated(found, store, entries, lists, takes_labels=not says_classes)
+
+
+_RULE = "frostline annotated folders 1"
+
+
+def _may_annotate(entry: Entry) -> bool:
+    return is_text_list(entry) and not _NO_LABELS.search(entry.object.rpartition("/")[2])
+
+
+def _is_no_class(folder: str) -> bool:
+    return (
+        is_split(folder) or _OF_IMAGES.match(folder) is not None or any(map(is_split, re.split(r"[^a-zA-Z]+", folder)))
+    )
+
+
+def _annotated(
+    found: ListedSamples, store: ObjectStore, entries: Sequence[Entry], lists: Sequence[Entry], *, takes_labels: bool
+) -> ListedSamples:
+    """The samples of folders with what lists say of them."""
+    finder, objects = ObjectFinder(entries), found.table["object"].to_pylist()
+    place = {name: row for row, name in enumerate(objects)}
+    columns: dict[str, pa.Array] = {}
+    said: pa.Array | None = None
+    used: list[str] = []
+    left: list[LeftOut] = []
+    for entry in lists:
+        try:
+            rows = read_list(store, entry)
+        except DataError:
+            continue  # it is a list of something else, and is named as left out
+        meant = [place.get(finder.object_of(name, entry.object) or "") for name in rows.files]
+        if not any(row is not None for row in meant):
+            continue
+        used.append(entry.object)
+        left += _lost(entry, rows, meant)
+        at: list[int | None] = [None] * len(objects)
+        for number, row in reversed(list(enumerate(meant))):
+            if row is not None:
+                at[row] = number
+        for name, column in rows.about.items():
+            _add(columns, name, column.take(pa.array(at, pa.int64())))
+        if rows.said is not None and takes_labels:
+            new = rows.said.take(pa.array(at, pa.int64()))
+            said = new if said is None else pc.coalesce(said, new)
+        elif rows.said is not None:
+            texts = column_said(rows.said, lambda label: json.loads(label) if label and label[0] == '"' else label)
+            _add(columns, "meta_label", texts.take(pa.array(at, pa.int64())))
+    return _with_columns(found, columns, said, tuple(used), tuple(left))
+
+
+def _lost(entry: Entry, rows: ListRows, meant: Sequence[int | None]) -> tuple[LeftOut, ...]:
+    """The rows of a list that mean no image, or one that a row before them means."""
+    missing = [rows.files[number] for number, row in enumerate(meant) if row is None]
+    first = {row: number for number, row in reversed(list(enumerate(meant)))}
+    again = [rows.files[number] for number, row in enumerate(meant) if row is not None and first[row] != number]
+    return (
+        *rows.left_out,
+        *of_names(ROWS, f"of {entry.object} that name no image here", missing, entry.object),
+        *of_names(ROWS, f"of {entry.object} that name an image again", again, entry.object),
+    )
+
+
+def _add(columns: dict[str, pa.Array], name: str, column: pa.Array) -> None:
+    """A column beside others, or what another list says of other images in the same one."""
+    there = columns.get(name)
+    if there is None or pa.types.is_null(there.type):
+        columns[name] = column
+    elif there.type == column.type:
+        columns[name] = pc.coalesce(there, column)
+    elif not pa.types.is_null(column.type):
+        columns[name] = pc.coalesce(there.cast(pa.string()), column.cast(pa.string()))
+
+
+def _with_columns(
+    found: ListedSamples,
+    columns: Mapping[str, pa.Array],
+    said: pa.Array | None,
+    used: tuple[str, ...],
+    left_out: tuple[LeftOut, ...],
+) -> ListedSamples:
+    table, classes = found.table, found.classes
+    labels = None if said is None else labelled(said)
+    if labels is not None:
+        classes = labels.classes
+        table = table.set_column(table.schema.get_field_index("label"), "label", label_column(labels.labels))
+    for name, column in columns.items():
+        if name not in table.schema.names:
+            table = table.append_column(name, column)
+    if labels is not None and labels.other is not None:
+        table = table.append_column(OTHER_LABELS, labels.other)
+    return replace(
+        found,
+        table=table,
+        classes=classes,
+        used=(*found.used, *used),
+        left_out=(*found.left_out, *left_out),
+        has_named_classes=found.has_named_classes if labels is None else labels.are_names,
+    )

@@ -1,0 +1,172 @@
+"""Reads files of a store by ranges: Parquet files as Arrow reads them, and headers that mostly follow each other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from frostline.core.errors import DataError
+from frostline.datasets.formats.base import is_hidden
+from frostline.stores.protocols import Entry, Versioned, is_other_version
+
+__all__ = ("ObjectRanges", "RangeFile", "is_parquet", "opened")
+
+
+def is_parquet(entry: Entry) -> bool:
+    """Whether an object is a Parquet file by its name, and not hidden."""
+    return entry.object.lower().endswith(".parquet") and not is_hidden(entry.object)
+
+
+class RangeFile:
+    """A file of a store, as Arrow reads one: whole ranges, one request each. For one thread.
+
+    Attributes:
+        version: the etag that came with what was read; empty before that.
+    """
+
+    closed = False
+
+    def __init__(self, store: Versioned, name: str, size: int) -> None:
+        self.version = ""
+        self._store = store
+        self._name = name
+        self._size = size
+        self._place = 0
+
+    def tell(self) -> int:
+        """Where reading goes on."""
+        return self._place
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        """Go on from a place."""
+        self._place = place + (0, self._place, self._size)[whence]
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        """The bytes from here on, as many as there are.
+
+        Raises:
+            DataError: the file was replaced since the first read.
+        """
+        left = max(0, self._size - self._place)
+        length = left if size < 0 else min(size, left)
+        if not length:
+            return b""
+        data, version = self._store.read_version(self._name, self._place, length)
+        if is_other_version(self.version, version):
+            raise DataError(f"{self._name} changed while it was read: ask again when nobody writes to it")
+        self.version = version
+        self._place += length
+        return bytes(data)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def writable(self) -> bool:
+        """It is not."""
+        return False
+
+    def flush(self) -> None:
+        """There is nothing to write."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@contextmanager
+def opened(
+    store: Versioned, name: str, size: int, metadata: pq.FileMetaData | None = None
+) -> Iterator[tuple[pq.ParquetFile, RangeFile]]:
+    """A Parquet file to read from, in this thread alone: Arrow's own threads would not survive a fork.
+
+    Args:
+        store: store that holds the file.
+        name: name of the object.
+        size: size of the object in bytes.
+        metadata: metadata of the file, where it was read before.
+
+    Raises:
+        DataError: the file is damaged, cut off or encrypted, and what the caller reads from it too.
+        StoreError: the store failed.
+    """
+    source = RangeFile(store, name, size)
+    try:
+        yield pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=False), source
+    except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the file
+        raise
+    except (pa.ArrowException, OSError) as error:
+        if "crypt" in str(error).lower():
+            raise DataError(f"{name} is encrypted, and Frostline has no key: write it without encryption") from error
+        raise DataError(f"{name} is no Parquet file, or is damaged or cut off: make it again") from error
+
+
+# Reading on through what is not needed costs less than another round trip, up to about here.
+_GAP_BYTES = 64 << 10
+# A header with a name and a small member or two.
+_MIN_BYTES = 8 << 10
+_MAX_BYTES = 1 << 20
+# Headers with long names, and contents that are looked into, are far smaller.
+_LONGEST_BYTES = 16 << 20
+
+
+class ObjectRanges:
+    """As much of a file as ``tarfile`` needs of one. For one thread.
+
+    Args:
+        store: store that holds the object.
+        entry: its entry in the store's listing.
+    """
+
+    def __init__(self, store: Versioned, entry: Entry) -> None:
+        self._store = store
+        self._entry = entry
+        self._place = 0
+        self._start = 0
+        self._held = b""
+        self._window = _MIN_BYTES
+
+    def tell(self) -> int:
+        """Where reading goes on."""
+        return self._place
+
+    def seek(self, place: int) -> int:
+        """Go on from a place."""
+        self._place = place
+        return place
+
+    def read(self, size: int) -> bytes:
+        """The bytes from here on; raises what ``at`` raises."""
+        data = self.at(self._place, size)
+        self._place += len(data)
+        return data
+
+    def at(self, place: int, size: int) -> bytes:
+        """The bytes at a place, or as many as the file has.
+
+        Raises:
+            DataError: they are more than any header has, or the file has changed since it was listed.
+            StoreError: the store failed.
+        """
+        if size > _LONGEST_BYTES:
+            raise DataError(f"{self._entry.object} has a header of {size} bytes at byte {place}: it is damaged")
+        size = min(size, self._entry.size - place)
+        if size <= 0:
+            return b""
+        if not self._start <= place <= place + size <= self._start + len(self._held):
+            self._fetch(place, size)
+        return self._held[place - self._start : place - self._start + size]
+
+    def _fetch(self, place: int, size: int) -> None:
+        is_near = 0 <= place - self._start - len(self._held) + size < _GAP_BYTES
+        self._window = min(2 * self._window, _MAX_BYTES) if is_near else _MIN_BYTES
+        length = min(max(size, self._window), self._entry.size - place)
+        data, version = self._store.read_version(self._entry.object, place, length)
+        if is_other_version(self._entry.etag, version):
+            raise DataError(f"{self._entry.object} changed while it was read: ask again when nobody writes to it")
+        self._start, self._held = place, bytes(data)

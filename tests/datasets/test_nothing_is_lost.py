@@ -1,0 +1,304 @@
+"""Nothing of a data set is lost without a word.
+
+What is no sample is named and counted: objects, rows, keys of shards, columns, samples of a pass.
+
+Copies of data sets at random between all formats keep samples, classes, labels, splits and metadata.
+"""
+
+import io
+import json
+import logging
+import shutil
+import tempfile
+import uuid
+from datetime import date, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import frostline as fl
+from frostline.cli import main
+from frostline.core.errors import EmptyDataset, SettingError
+from frostline.datasets import Dataset
+from frostline.datasets.copy.ready import ingest
+from frostline.datasets.copy.repack import repack
+from frostline.datasets.formats.left_out import LeftOut
+from frostline.preprocess import Applied, imagenet
+from frostline.stores.open import open_store
+from support.formats import tar_of
+from support.images import image_folder
+
+IMAGE = b"P5 4 4 255\n" + bytes(16)
+
+
+@pytest.fixture
+def store():
+    return open_store(f"memory://{uuid.uuid4()}")
+
+
+def put(store, *names):
+    for name in names:
+        store.write(name, IMAGE)
+
+
+def said(data):
+    return [(one.what, one.reason, one.total, one.names) for one in data.manifest.left_out]
+
+
+def rows(**columns):
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
+def test_a_class_whose_images_are_of_a_suffix_that_is_not_read_is_named(store, caplog):
+    put(store, "cat/1.jpg", "dog/1.jpg", *(f"frog/{number}.xcf" for number in range(5)), "notes", "in.jpg", "a/.b.jpg")
+    assert said(Dataset(store.url)) == [
+        ("object", "with a hidden name", 1, ("a/.b.jpg",)),
+        ("object", "in no class folder", 1, ("in.jpg",)),
+        ("object", "without a suffix", 1, ("notes",)),
+        ("object", "with the suffix .xcf, which is not read", 5, ("frog/0.xcf", "frog/1.xcf", "frog/2.xcf")),
+    ]
+    [record] = [record for record in caplog.records if record.name == "frostline"]
+    assert record.levelno == logging.WARNING
+    assert "5 objects with the suffix .xcf, which is not read (frog/0.xcf, frog/1.xcf, frog/2.xcf, …)" in record.message
+    assert "\n" not in record.message
+
+
+def test_what_lies_beside_the_samples_of_any_format_is_named_and_what_belongs_to_it_is_not(store):
+    store.write("a.tar", tar_of([("1.jpg", IMAGE), ("2.xcf", IMAGE), ("2.cls", b"3"), ("__meta__", b""), (".x", b"")]))
+    put(store, "odd.jpg", "b.bin")
+    assert said(Dataset(store.url, format="webdataset")) == [
+        ("object", "that the format webdataset has no place for", 1, ("odd.jpg",)),
+        ("object", "with the suffix .bin, which is not read", 1, ("b.bin",)),
+        ("key", "with neither an image nor a sound, but .cls, .xcf", 1, ("a.tar/2",)),
+    ]
+    store.write("a.tar", tar_of([("1.jpg", IMAGE)]))
+    assert [what for what, *_ in said(Dataset(store.url, format="webdataset"))] == ["object"] * 2
+
+
+def test_images_that_no_list_names_are_left_out_and_the_lists_are_not(store):
+    put(store, "a b.jpg", "c%20.jpg", "d.jpg")
+    store.write("labels.csv", b"file_name,label\na b.jpg,x\nc%20.jpg,y\n")
+    assert said(Dataset(store.url)) == [("object", "that the format urls has no place for", 1, ("d.jpg",))]
+
+
+def test_rows_without_a_sample_and_columns_without_a_place_are_named(store):
+    images = [IMAGE, None, IMAGE, None, None, None]
+    store.write("a.parquet", rows(image=images, label=list("aabbab"), other=images, fine=range(6)))
+    data = Dataset(store.url)
+    lost = ("a.parquet/1", "a.parquet/3", "a.parquet/4")
+    wanted = [("row", "without a sample", 4, lost), ("column", "of a type that is no metadata", 1, ("other",))]
+    assert (len(data), said(data)) == (2, wanted)
+    assert said(Dataset(store.url)) == wanted, "as it was found again"
+    store.write("b.parquet", rows(image=[IMAGE, None], label=["a", "b"]))
+    wanted[0] = ("row", "without a sample", 5, lost)
+    assert said(Dataset(store.url)) == wanted, "of the first file nothing but the end was read again"
+
+
+def test_what_came_beside_the_data_since_the_manifest_was_built_is_named_too(store):
+    put(store, "cat/1.jpg")
+    assert said(Dataset(store.url)) == []
+    put(store, "cat/1.xcf")
+    data = Dataset(store.url)
+    assert data.manifest.found
+    assert said(data) == [("object", "with the suffix .xcf, which is not read", 1, ("cat/1.xcf",))]
+    assert data.statistics().left_out == (LeftOut(*said(data)[0]),)
+
+
+def kinds_of(store, folder):
+    """Five samples with a column of names and one of whole numbers, in the format that a folder is called by."""
+    names = ["cat", "dog", None, "cat", "owl"]
+    fields = [{"Category": name, "grade": 2.0 * row} for row, name in enumerate(names)]
+    if folder == "webdataset":
+        labels = [json.dumps({"label": "x", **one}).encode() for one in fields]
+        images = [(f"{row}.pgm", IMAGE) for row in range(len(fields))]
+        members = [*images, *((f"{row}.json", label) for row, label in enumerate(labels))]
+        store.write("a.tar", tar_of(members))
+    elif folder == "parquet":
+        images = [IMAGE] * len(fields)
+        store.write("a.parquet", rows(image=images, Category=names, grade=[one["grade"] for one in fields]))
+    else:
+        place = "" if folder == "urls" else "images/"
+        put(store, *(f"{place}{row}.pgm" for row in range(5)))
+        lines = [f"{row},{one['Category'] or ''},{one['grade']}" for row, one in enumerate(fields)]
+        store.write("labels.csv", "\n".join(["image_id,Category,grade", *lines]).encode())
+    return store.url
+
+
+@pytest.mark.parametrize("folder", ["webdataset", "parquet", "urls", "folders"])
+def test_the_column_of_labels_can_be_named_in_every_format(store, folder):
+    url = kinds_of(store, folder)
+    data = Dataset(url, label="category")
+    assert (data.classes, data.samples.labels.tolist()) == (("cat", "dog", "owl"), [0, 1, -1, 0, 2])
+    assert data.column("Category").to_pylist() == ["cat", "dog", None, "cat", "owl"]
+    assert len(data.select("label == 'cat'")) == 2
+    assert data.select("label is not None").classes == data.classes
+    numbers = Dataset(url, label="grade")
+    assert (len(numbers.classes), numbers.samples.labels.tolist()) == (9, [0, 2, 4, 6, 8])
+    assert len({numbers.digest, data.digest, Dataset(url).digest}) == 3
+    data.save_splits({"odd": data.take(np.array([1, 3]))})
+    named = data.take(np.array([1, 3])).names
+    assert Dataset(url)["odd"].names == Dataset(url, label="grade")["odd"].names == named
+    with pytest.raises(SettingError, match="no column 'colour' of labels, only"):
+        _ = Dataset(url, label="colour").samples
+
+
+def test_the_command_names_the_column_of_labels_and_copies_by_it(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    kinds_of(open_store(str(tmp_path / "data")), "parquet")
+    for command in (
+        ["index", "--data", str(tmp_path / "data"), "--label", "category", "--json"],
+        ["ingest", str(tmp_path / "data"), str(tmp_path / "copy"), "--format", "webdataset", "--label", "CATEGORY"],
+        ["index", "--data", str(tmp_path / "copy"), "--json"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code == 0
+        out = capsys.readouterr().out
+        if command[0] == "index":
+            assert json.loads(out)["per_class"] == {"cat": 2, "dog": 1, "owl": 1}
+
+
+def test_the_command_says_it_in_one_line_and_in_its_json(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = image_folder(tmp_path / "data", per_class=1)
+    (folder / "top.jpg").write_bytes(IMAGE)
+    with pytest.raises(SystemExit):
+        main(["index", "--data", str(folder), "--json"])
+    out, errors = capsys.readouterr()
+    [found] = json.loads(out)["left_out"]
+    assert (found["what"], found["total"], found["names"]) == ("object", 1, ["top.jpg"])
+    assert " ".join(errors.split()).count("1 object in no class folder (top.jpg)") == 1
+
+
+def test_a_pass_that_had_to_do_without_samples_says_so_once_at_its_end(tmp_path, caplog):
+    folder = image_folder(tmp_path / "data", per_class=2)
+    (folder / "circle" / "9.jpg").write_bytes(b"")
+    loader = fl.loader(str(folder), 2, preprocess=fl.preprocess.imagenet(28))
+    for _ in range(2):
+        caplog.clear()
+        assert sum(len(batch.ids) for batch in loader) == 6
+        [line] = [record.message for record in caplog.records if record.name == "frostline"]
+        assert line.startswith("left out of the pass: 1 sample (circle/9.jpg: ")
+
+
+parts = st.text("ab.é", min_size=1, max_size=3)
+suffixes = st.sampled_from([".jpg", ".png", ".wav", ".xcf", ".JPG", ""])
+names = st.builds(lambda folders, base, suffix: "/".join([*folders, base + suffix]), st.lists(parts, max_size=2), parts,
+                  suffixes)  # fmt: skip
+
+
+@given(st.sets(names.filter(lambda name: not {".", ".."} & set(name.split("/"))), min_size=1, max_size=12))
+def test_the_samples_of_folders_and_what_is_left_out_are_all_objects(found):
+    # A name of a store that is a folder of another is none in a file system, and is one in a bucket.
+    store = open_store(f"memory://{uuid.uuid4()}")
+    put(store, *found)
+    try:
+        data = Dataset(store.url, format="folders")
+        count, left = len(data), data.manifest.left_out
+    except EmptyDataset:
+        return
+    assert count + sum(one.total for one in left) == len(found)
+    assert not {name for one in left for name in one.names} & set(data.names)
+    assert {name for one in left for name in one.names} <= found
+
+
+FORMATS = ("parquet", "webdataset", "original", "ready")
+FIRST, LAST = datetime.fromisoformat("1900-01-01"), datetime.fromisoformat("2200-01-01")
+NAMES = st.text(st.characters(categories=["L", "N"], max_codepoint=0x24F), min_size=1, max_size=5)
+VALUES = {
+    "whole": st.integers(-(1 << 60), 1 << 60),
+    "share": st.floats(allow_nan=False, allow_infinity=False, width=32),
+    "is odd": st.booleans(),
+    "words": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=6),
+    "day": st.dates(date(1900, 1, 1), date(2200, 1, 1)),
+    "at": st.datetimes(FIRST, LAST),
+    "lasts": st.timedeltas(timedelta(days=-9), timedelta(days=9)),
+    "price": st.decimals(-9999, 9999, places=3),
+}
+
+
+def numbered_image(number):
+    return b"P5 4 4 255\n" + bytes([number % 256, number // 256] * 8)
+
+
+@st.composite
+def some_data(draw):
+    """The classes, with some that no sample has, and the rows of a data set."""
+    classes = draw(st.lists(NAMES, min_size=1, max_size=5, unique_by=str.lower))
+    columns = draw(st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=4))
+    rows = draw(
+        st.lists(
+            st.fixed_dictionaries(
+                {"label": st.sampled_from(range(len(classes))), **{name: st.none() | VALUES[name] for name in columns}}
+            ),
+            min_size=1,
+            max_size=8,
+        )
+    )
+    return classes, columns, rows
+
+
+def written(folder, classes, columns, rows, splits):
+    """Parquet files of Hugging Face's kind, one for each split."""
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": classes}}
+    said = json.dumps({"info": {"features": features}})
+    kinds = {name: pa.array([row[name] for row in rows]).type for name in columns}
+    kinds |= {"price": pa.decimal128(10, 3)} if "price" in columns else {}
+    for number, split in enumerate(splits):
+        some = list(enumerate(rows))[number :: len(splits)]
+        table = pa.table(
+            {
+                "image": [numbered_image(place) for place, _ in some],
+                "label": pa.array([row["label"] for _, row in some], pa.int64()),
+                **{name: pa.array([row[name] for _, row in some], kinds[name]) for name in columns},
+            }
+        )
+        pq.write_table(table.replace_schema_metadata({"huggingface": said}), folder / f"{split}.parquet")
+
+
+def contents(data, columns):
+    """What is said of each sample, as texts in an order that follows from them alone."""
+    labels = [None if label < 0 else data.classes[label] for label in data.samples.labels.tolist()]
+    told = [data.column(name).to_pylist() for name in columns]
+    return sorted(map(repr, zip(labels, *told, strict=True)))
+
+
+def copied(source, destination, format):
+    if format == "ready":
+        ingest(source, destination, Applied.to(imagenet(4), "uint8"), observe=lambda _: None)
+    else:
+        repack(source, destination, format, observe=lambda _: None)
+    return Dataset(destination)
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(some_data(), st.lists(st.sampled_from(FORMATS), min_size=1, max_size=3), st.booleans())
+def test_copies_keep_classes_labels_splits_and_metadata(data, way, is_divided):
+    classes, columns, rows = data
+    folder = Path(tempfile.mkdtemp())
+    try:
+        (folder / "rows").mkdir()
+        splits = ("train", "val") if is_divided and len(rows) > 1 else ("all",)
+        written(folder / "rows", classes, columns, rows, splits)
+        source = Dataset(folder / "rows")
+        assert len(source) == len(rows)
+        columns = [*columns, *(["split"] if len(splits) > 1 else [])]
+        for number, format in enumerate(way):
+            copy = copied(source, folder / str(number), format)
+            if format == "original":  # which has no place for other columns, and says so
+                columns = [name for name in columns if name == "split"]
+            assert copy.classes == tuple(classes)
+            assert copy.splits_brought == source.splits_brought
+            assert copy.manifest.left_out == ()
+            assert contents(copy, columns) == contents(source, columns)
+            source = copy
+    finally:
+        shutil.rmtree(folder)
