@@ -216,10 +216,18 @@ def test_frostline_trains_and_plans_with_a_folder(dtype, tmp_path, capsys, share
         for number in range(12):
             Image.fromarray(draw.integers(0, 255, (40, 40, 3), np.uint8)).save(data / label / f"{number}.png")
     common = ["--data", str(data), "--model", f"hf:{model}", "--until", "vit.layers.1"]
-    for verb in (["plan"], ["train", "--epochs", "1", "--batch-size", "8"]):
+    for verb in (["plan"], ["train", "--epochs", "1", "--batch-size", "8", "--out", str(tmp_path / "run")]):
         with pytest.raises(SystemExit) as ended:
             main([*verb, *common, "--near", shared_node.url])
         assert not ended.value.code, capsys.readouterr()
+    # What it wrote is a folder of transformers', which knows nothing of Frostline.
+    theirs, about = hf.AutoModelForImageClassification.from_pretrained(
+        tmp_path / "run", local_files_only=True, output_loading_info=True
+    )
+    assert not any(about[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
+    before = hf.AutoModelForImageClassification.from_pretrained(model, local_files_only=True)
+    assert torch.equal(theirs.vit.embeddings.cls_token, before.vit.embeddings.cls_token), "what was frozen stayed"
 
 
 @pytest.mark.parametrize("kind", ["vit"])
