@@ -417,7 +417,8 @@ def warn_user(event: Event) -> None:
 
     That is what happens to events without an observer.
     """
-    log_left_out(event)
+    if isinstance(event, SamplesLeftOut):
+        log_left_out(event)
     if isinstance(event, SetupWarning):
         warnings.warn(event.reason, stacklevel=_level_of_caller())
 
