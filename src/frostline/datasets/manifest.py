@@ -358,7 +358,7 @@ class Manifest:
         reading: how the bytes at the samples' addresses are found.
         splits: splits that the data itself names in its column ``split``.
         saved: splits that came with it from the node that listed the data, by name; none where it was listed here.
-        left_out: what of the data is no sample, by kind and reason.
+        left_out: parts of the data that are no samples, by kind and reason.
         listing: digest of the listing, by which splits are kept, where that is not ``digest``.
     """
 
@@ -475,7 +475,7 @@ def _objects_left_out(kept: StoredManifest, format: Format, entries: Entries, ur
     """What is left out of a listing whose manifest was found: other objects than then may lie beside the samples."""
     about = listed_in(kept)
     found = _left_out_of(about.table, about.used, about.reading, format, entries, url)
-    return (*found, *(one for one in about.left_out if one.what != OBJECTS_LEFT))
+    return (*found, *(left for left in about.left_out if left.what != OBJECTS_LEFT))
 
 
 def _left_out_of(
@@ -584,7 +584,7 @@ class DatasetStatistics:
         splits: name and number of samples of each split that was saved.
         manifest: URL of the table.
         manifest_found: it was there already; False where it was built now.
-        left_out: what of the data is no sample, by kind and reason.
+        left_out: parts of the data that are no samples, by kind and reason.
     """
 
     samples: int

@@ -426,7 +426,8 @@ def warn_user(event: Event) -> None:
 
     Python warns where a job is not made as it was asked for. Lost nodes, and samples that were left out, are logged.
     """
-    log_left_out(event)
+    if isinstance(event, SamplesLeftOut):
+        log_left_out(event)
     if isinstance(event, SetupWarning):
         warnings.warn(printable(event.reason), stacklevel=_level_of_caller())
     elif isinstance(event, NodeLost):

@@ -321,7 +321,7 @@ class ArrowFiles:
             divided_by_names=is_divided,
             has_named_classes=labels.are_names,
             used=(*names, *(entry.object for entry in entries if _says_splits(entry.object))),
-            left_out=tuple(one for file in files for one in file.left_out),
+            left_out=tuple(left for file in files for left in file.left_out),
         )
 
 

@@ -71,12 +71,12 @@ def of_names(what: str, reason: str, names: Sequence[str], object: str = "") -> 
 def summed(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
     """What is left out of all objects together, by kind and reason."""
     sums: dict[tuple[str, str], LeftOut] = {}
-    for one in found:
-        known = sums.get((one.what, one.reason), LeftOut(one.what, one.reason, 0, ()))
+    for left in found:
+        known = sums.get((left.what, left.reason), LeftOut(left.what, left.reason, 0, ()))
         # Every file of a table has the same columns.
-        total = max(known.total, one.total) if one.what == COLUMNS_LEFT else known.total + one.total
-        names = tuple(dict.fromkeys((*known.names, *one.names)))[:_NAMED]
-        sums[one.what, one.reason] = LeftOut(one.what, one.reason, total, names)
+        total = max(known.total, left.total) if left.what == COLUMNS_LEFT else known.total + left.total
+        names = tuple(dict.fromkeys((*known.names, *left.names)))[:_NAMED]
+        sums[left.what, left.reason] = LeftOut(left.what, left.reason, total, names)
     return tuple(sums.values())
 
 
@@ -85,11 +85,11 @@ def said_of_left_out(url: str, found: Sequence[LeftOut]) -> SamplesLeftOut | Non
 
     Args:
         url: address of the data, for the line.
-        found: what ``summed`` gives.
+        found: parts that are left out, as ``summed`` gives them.
     """
     if not found:
         return None
-    count = sum(one.total for one in found if one.what != COLUMNS_LEFT)
+    count = sum(left.total for left in found if left.what != COLUMNS_LEFT)
     return SamplesLeftOut(count=count, reason=f"left out of {url}: {'; '.join(map(str, found))}")
 
 
@@ -112,7 +112,7 @@ def read_left_out(values: Any) -> tuple[LeftOut, ...]:
         )
     except TypeError as error:
         raise ValueError("this is no list of what is left out") from error
-    if any(one.total < 1 or len(one.names) > _NAMED for one in found):
+    if any(left.total < 1 or len(left.names) > _NAMED for left in found):
         raise ValueError("this is no list of what is left out")
     return found
 
@@ -167,4 +167,4 @@ def _named(reason: str, objects: pa.Array, mask: npt.NDArray[np.bool_]) -> tuple
 
 def json_of(found: Iterable[LeftOut]) -> list[Mapping[str, Any]]:
     """What is left out as plain values, for people and programs."""
-    return [{name: value for name, value in one._asdict().items() if name != "object"} for one in found]
+    return [{name: value for name, value in left._asdict().items() if name != "object"} for left in found]

@@ -392,7 +392,7 @@ class Parquet:
             divided_by_names=is_divided,
             has_named_classes=said.are_names,
             used=tuple(entry.object for entry in found),
-            left_out=tuple(one for file in files for one in file.left_out),
+            left_out=tuple(left for file in files for left in file.left_out),
         )
 
 
@@ -409,7 +409,7 @@ def _located(file: _File, object: str, store: ObjectStore, entries: Sequence[Ent
         return file
     names = set(file.elsewhere["name"].to_pylist())
     lost = [name for name in file.lost if name not in names]
-    columns = tuple(one for one in file.left_out if one.what != ROWS)
+    columns = tuple(left for left in file.left_out if left.what != ROWS)
     table = located(file.elsewhere, object, store, entries)
     return file._replace(table=table, left_out=(*left_of_table(object, lost, ()), *columns))
 

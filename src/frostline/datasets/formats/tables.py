@@ -180,7 +180,7 @@ def known_parts(before: ListedSamples | None, object_of: Callable[[str], str] = 
 
 def left_in(before: ListedSamples | None, object: str) -> tuple[LeftOut, ...]:
     """What an earlier listing left out of an object."""
-    return () if before is None else tuple(one for one in before.left_out if one.object == object)
+    return () if before is None else tuple(left for left in before.left_out if left.object == object)
 
 
 def left_of_table(object: str, rows: Sequence[str], columns: Sequence[str]) -> tuple[LeftOut, ...]:

@@ -272,7 +272,7 @@ class UrlLists:
             divided_by_names=is_divided,
             has_named_classes=said.are_names,
             used=tuple(entry.object for entry in lists),
-            left_out=tuple(one for some in rows for one in some.left_out),
+            left_out=tuple(left for some in rows for left in some.left_out),
         )
 
 

@@ -557,7 +557,7 @@ def _listed(
         has_named_classes=said.are_names,
         declared=declared,
         used=tuple(shard.object for shard in shards),
-        left_out=tuple(one for shard in found for one in shard.left_out),
+        left_out=tuple(left for shard in found for left in shard.left_out),
     )
 
 
@@ -681,7 +681,7 @@ def _known(before: ListedSamples | None, object_of: Callable[[str], str] = str) 
         return {}
     classes = before.classes if before.declared else ()
     return {
-        (name, etag): _Shard(part, classes, tuple(one for one in before.left_out if one.object == name))
+        (name, etag): _Shard(part, classes, tuple(left for left in before.left_out if left.object == name))
         for (name, etag), part in known_parts(before, object_of).items()
     }
 
@@ -692,7 +692,7 @@ def _shard(
     if shard.etag and (shard.object, shard.etag) in known:
         return known[shard.object, shard.etag]
     found = list(members(store, shard, (".cls", ".json", CLASS_MEMBER, TYPE_MEMBER)))
-    said = {one.name: one.contents or b"" for one in found if one.name in (CLASS_MEMBER, TYPE_MEMBER)}
+    said = {member.name: member.contents or b"" for member in found if member.name in (CLASS_MEMBER, TYPE_MEMBER)}
     table = _table(store, heads, shard, samples_of(shard.object, found))
     return _Shard(
         _typed(table, said.get(TYPE_MEMBER, b"")),
