@@ -132,7 +132,9 @@ def laid_out(link, data, folder):
 def ours(folder, side):
     """The environment of a side of ours; its cache folder is its own."""
     path = os.pathsep.join(filter(None, (torchvision_path(), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "XDG_CACHE_HOME": str(folder / f"cache-{side}"), "PYTHONPATH": path}
+    given = {**os.environ, "XDG_CACHE_HOME": str(folder / f"cache-{side}"), "PYTHONPATH": path}
+    given.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled
+    return given
 
 
 def until_ready(world):
