@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +24,10 @@ from frostline.control.state import ControlState, view_of
 from frostline.core import Cut, Route
 from frostline.core.errors import BadRequest, SettingError
 from frostline.core.events import BatchDelivered, EpochStarted, WaitingForRows
-from frostline.jobs.activity import PassProgress, outline_of, saved_bytes
+from frostline.datasets import Dataset
+from frostline.jobs.activity import ActivityMeter, PassProgress, outline_of, saved_bytes
+from frostline.transport import TransportStatistics
+from support.images import image_folder
 
 PLAN = PlanOutline(names=("encoded", "pixels", "layer1"), nbytes=(900, 3000, 40), cut=2, codec="fp16")
 SLOW = Hindrance(held_back_by="the link", says="held back by the link", gain=2.5)
@@ -44,6 +48,22 @@ ACTIVITY = JobActivity(
 
 def plain(activity):
     return json.loads(json.dumps(activity.to_json()))
+
+
+def test_what_a_job_keeps_counts_once_as_in_its_report(tmp_path):
+    data = Dataset(image_folder(tmp_path, per_class=2), cache=tmp_path / "cache")
+    stored = data.samples.encoded_bytes
+    done = SimpleNamespace(samples=5 * len(data), from_cache=4 * len(data), stall_s=0.0)
+    meter = ActivityMeter(
+        PassProgress(print),
+        SimpleNamespace(statistics=lambda: done),
+        SimpleNamespace(statistics=lambda: TransportStatistics(bytes_received=100)),
+        SimpleNamespace(situation=None, shares={Route(1): 1.0}),
+        (cut(0, 0), cut(1, 3000)),
+        data,
+    )
+    said = meter()
+    assert (said.saved_bytes, said.samples) == (stored - 100, 5 * len(data))
 
 
 @pytest.mark.parametrize("activity", [ACTIVITY, JobActivity(), ACTIVITY.brief()])

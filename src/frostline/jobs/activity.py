@@ -60,8 +60,11 @@ _MIN_TRANSFER_BYTES, _MIN_TRANSFER_S = 1 << 20, 0.05
 def saved_bytes(samples: int, sample_bytes: float, wire_bytes: int) -> float:
     """What samples would have crossed as they are stored, less what did; below 0 where features are larger.
 
+    Whoever keeps features between epochs would keep stored samples too, so that each counts as often as it crossed, as
+    in the report of a run (``baseline_wire_bytes``).
+
     Args:
-        samples: samples that the loop took.
+        samples: samples that the loop took, without those that came from the cache.
         sample_bytes: mean size in bytes of a sample as it is stored.
         wire_bytes: bytes that crossed, bodies and headers.
     """
@@ -158,7 +161,8 @@ class ActivityMeter:
         """What it says now; what holds it back and its plan where they changed, and every few seconds."""
         now_s, done, crossed, progress = self._clock(), self._statistics(), self._transport.statistics(), self._progress
         rate, stall_share = self._rates.take(now_s, done.samples, done.stall_s + progress.waited_s)
-        spared = saved_bytes(done.samples, self._bytes_of_sample() if done.samples else 0.0, crossed.bytes_received)
+        came = done.samples - done.from_cache
+        spared = saved_bytes(came, self._bytes_of_sample() if came else 0.0, crossed.bytes_received)
         link_bytes_per_s = self._link_bytes_per_s(crossed)
         plan, hindrance = self._now_and_then(now_s, done.samples)
         return JobActivity(
