@@ -108,8 +108,8 @@ class Subprocess:
             said: dict[str, str] = json.loads(line)
             return said
         self.stop()  # so that all of its stderr has been read
-        said = " / ".join(line.strip() for line in self.last_words.splitlines())
-        why = f": {said}" if said else f"; it ended with {self.process.returncode}"
+        words = " / ".join(line.strip() for line in self.last_words.splitlines())
+        why = f": {words}" if words else f"; it ended with {self.process.returncode}"
         raise NodeUnreachable(f"{self._what} did not start{why}")
 
     def stop(self) -> None:

@@ -139,7 +139,7 @@ def _wait(process: subprocess.Popen[bytes], address: Path) -> None:
         time.sleep(_LOCAL_LOOK_S)
     process.terminate()
     said = (address.parent / "head.log").read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip()
-    raise NodeUnreachable(f"Ray did not start on this machine:\n{said}")
+    raise NodeUnreachable(f"Ray did not start on this machine: {' / '.join(said.splitlines())}")
 
 
 def _is_ray(pid: int) -> bool:
