@@ -256,6 +256,12 @@ def test_rows_that_say_paths_alone_are_read_from_there(tmp_path):
     assert (len(data), data.manifest.left_out[-1].total) == (1, 5)
 
 
+def test_two_columns_of_one_name_get_a_sentence(store):
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_arrays([pa.array([b"1"]), pa.array([1]), pa.array([2])], ["image", "x", "x"]), sink)
+    assert "two columns called 'x'" in refused(store, sink.getvalue().to_pybytes())
+
+
 def test_files_without_images_get_a_sentence(store):
     put_table(store, name="bad.parquet", words=["a"], label=[1])
     with pytest.raises(DataError, match=r"bad\.parquet has no column of images.*its columns are words, label"):

@@ -544,6 +544,9 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
     Raises:
         DataError: no column can hold samples, or labels are targets of no kind; the sentence names the columns.
     """
+    twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{object} has two columns called {twice!r}: give each its own name")
     columns = columns_of_schema(schema, column)
     if columns is None:
         raise DataError(_lacks(object, schema, column))
