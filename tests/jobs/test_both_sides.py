@@ -3,6 +3,7 @@
 import os
 import pickle
 import threading
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -10,13 +11,13 @@ import pytest
 import torch
 
 import frostline as fl
+from frostline.client.http import HttpTransport
 from frostline.core import REFERENCE
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import OverBudget
+from frostline.core.errors import OverBudget, Unavailable
 from frostline.core.events import SetupWarning
 from frostline.engines.catalog import absence
 from frostline.jobs import beginning
-from frostline.jobs.partition import PartitionedModel
 from frostline.loaders.fetch import Shipment
 from frostline.node.process import start_node
 from support.images import image_folder, tiny_preprocess
@@ -140,7 +141,7 @@ def test_a_node_that_does_not_run_the_network_is_told_by_the_loop_and_the_traine
     def profile(self, *_):
         raise OverBudget("this network takes 9 GB: start the node with more --memory")
 
-    monkeypatch.setattr("frostline.client.http.HttpTransport.profile", profile)
+    monkeypatch.setattr(HttpTransport, "profile", profile)
     events = []
     with node_elsewhere(folder) as url, job_near(url, folder, events=events, accuracy="exact") as job:
         while not (warnings := [event.reason for event in events if isinstance(event, SetupWarning)]):
@@ -181,24 +182,24 @@ def test_a_loop_that_stops_early_and_goes_on_loses_and_doubles_nothing(folder, e
         np.testing.assert_array_equal(rows_of(job), expected)
 
 
-def test_a_job_that_is_closed_while_the_network_travels_ends(folder, monkeypatch):
-    begun, go_on = threading.Event(), threading.Event()
+def test_a_job_that_is_over_before_the_network_has_arrived_sends_no_more_of_it(folder, expected, monkeypatch):
+    begun, ended = threading.Event(), threading.Event()
 
-    ship = PartitionedModel.ship
-
-    def slow(self, context):
+    def put(*_):
+        """As over a link that takes minutes for it, until the call is broken off."""
         begun.set()
-        go_on.wait(60)
-        return ship(self, context)
+        assert ended.wait(60)
+        raise Unavailable("the call was broken off")
 
-    monkeypatch.setattr(PartitionedModel, "ship", slow)
+    monkeypatch.setattr(HttpTransport, "put_prefix", put)
+    monkeypatch.setattr(HttpTransport, "break_off", lambda _: ended.set())
     with node_elsewhere(folder) as url:
-        job = job_near(url, folder, accuracy="exact")
-        assert begun.wait(60)
-        first = next(iter(job.loader(8)))
-        assert len(first.features) == 8
-        go_on.set()
-        job.close()
+        with job_near(url, folder, accuracy="exact") as job:
+            assert begun.wait(60)
+            np.testing.assert_array_equal(rows_of(job), expected)
+            assert set(sides(job)) == {0}
+            began = time.monotonic()
+        assert time.monotonic() - began < 5
 
 
 def test_another_process_gets_the_network_after_it_was_sent():

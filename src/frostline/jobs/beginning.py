@@ -148,7 +148,8 @@ def _at_once(
 
     def measure(cancellation: Cancellation, samples_left: int) -> Measurements | None:
         try:
-            refused = network.refusal(beside)
+            with cancellation.ends(context.transport.break_off):  # a job that is over sends no weights
+                refused = network.refusal(beside)
         except FrostlineError as error:
             tell(SetupWarning(reason=f"the frozen layers run here: {error}"))
             return None

@@ -129,6 +129,10 @@ class TrainerEngine:
         """Have a function called when an engine was found, on the thread that tries it, if that is still to come."""
         self._told = tell
 
+    def close(self) -> None:
+        """Wait for a trial that is under way: an engine that is being made cannot be interrupted."""
+        self._thread.join()
+
     @property
     def name(self) -> str:
         """Of the engine that runs, once it was found."""

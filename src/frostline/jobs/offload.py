@@ -277,6 +277,8 @@ def _parts(
     begun = beginning(context, network)
     if begun.measuring is not None:
         stack.callback(begun.measuring.close)
+    if begun.trainer is not None:
+        stack.callback(begun.trainer.close)
     settings, line = context.settings, 0 if begun.refused else context.cuts[-1].number
     cut = _plain_cut(setup.keywords["nodes"], context.preprocess) if context.shipment is None else line
     router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
