@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import frostline as fl
 from frostline.client.http import HttpTransport
@@ -202,17 +203,32 @@ def test_a_job_that_is_over_before_the_network_has_arrived_sends_no_more_of_it(f
         assert time.monotonic() - began < 5
 
 
-def test_another_process_gets_the_network_after_it_was_sent():
-    sent, got = threading.Event(), []
-    shipment = Shipment(digest="d", artifact=b"network", sent=sent)
+@pytest.mark.parametrize("refused", [None, "it takes 9 GB"])
+def test_another_process_gets_the_network_when_it_is_known_whether_the_nodes_run_it(refused):
+    got = []
+    shipment = Shipment(digest="d", artifact=b"network", is_settled=threading.Event())
     thread = threading.Thread(target=lambda: got.append(pickle.loads(pickle.dumps(shipment))))
     thread.start()
     thread.join(0.2)
     assert not got
-    sent.set()
+    shipment.settle(refused)
     thread.join(60)
     [copy] = got
-    assert (copy.digest, copy.artifact, copy.sent.is_set()) == ("d", b"network", True)
+    assert (copy.digest, copy.artifact, copy.refused) == ("d", b"network", refused)
+    assert pickle.loads(pickle.dumps(copy)).refused == refused
+
+
+def test_workers_of_a_loop_compute_what_the_node_does_not_run(folder, expected, monkeypatch):
+    def profile(*_):
+        raise OverBudget("this network takes 9 GB: start the node with more --memory")
+
+    monkeypatch.setattr(HttpTransport, "profile", profile)
+    with node_elsewhere(folder) as url, job_near(url, folder, events=[], accuracy="exact") as job:
+        rows_of_workers = DataLoader(
+            job.loader(8, shuffle=True, seed=0), batch_size=None, num_workers=1, multiprocessing_context="forkserver"
+        )
+        rows = torch.cat([batch.features for batch in rows_of_workers]).numpy()
+    np.testing.assert_array_equal(rows, expected)
 
 
 def test_where_node_and_trainer_share_their_cores_the_node_alone_computes(folder):

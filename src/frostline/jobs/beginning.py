@@ -81,6 +81,7 @@ def begin(
         return Beginning(engine=engine)
     if context.settings.measure_first or policy != "best" or context.cut is not None:
         refused = network.ship(context)
+        context.shipment.settle(refused)
         context.asking.observe(PhaseStarted(name=_MEASURING if context.accuracy == EXACT else _TRYING))
         situation = network.situate(context, nodes, lacking, refused)
         engine.choice = EngineChoice.of(situation.store)

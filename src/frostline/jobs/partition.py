@@ -186,7 +186,7 @@ class PartitionedModel:
         if self.parts.prefix is None:
             return None
         artifact = write_prefix(replace(self.parts.prefix, tokenizer=self.tokenizer))
-        return Shipment(digest=digest_of(artifact), artifact=artifact, sent=threading.Event())
+        return Shipment(digest=digest_of(artifact), artifact=artifact, is_settled=threading.Event())
 
     def ship(self, context: JobContext) -> str | None:
         """Bring the frozen part to the nodes. Returns why they have no room for it, in their words; None if they do.
@@ -201,8 +201,6 @@ class PartitionedModel:
         except OverBudget as error:
             context.asking.observe(SetupWarning(reason=f"the frozen layers run here: {error}"))
             return str(error)
-        finally:
-            shipment.sent.set()
         return None
 
     def situate(
@@ -229,8 +227,16 @@ class PartitionedModel:
         Nothing is measured: a node says so by its weights and by what a run would take. The reason, in its words, is
         told.
         """
-        if (refused := self.ship(context)) is not None:
-            return refused
+        shipment: Shipment | None = context.shipment
+        refused: str | None = "it could not be sent"
+        assert shipment is not None, "there is a prefix"
+        try:
+            refused = self.ship(context) or self._no_room(context)
+        finally:
+            shipment.settle(refused)
+        return refused
+
+    def _no_room(self, context: JobContext) -> str | None:
         one = request_of(context, some_of(context, 1), cut=context.cuts[-1].number)
         try:
             context.asking(lambda: context.transport.profile(ProfileRequest(features=one, only_engine=True)))

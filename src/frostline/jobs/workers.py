@@ -105,7 +105,7 @@ class WorkerSetup:
         transport = reach(nodes, self.data, settings, self.node, _left_out, stack, _log_lost)
         router = Router(
             cuts=self.cuts,
-            shares=shares,
+            shares=shares if self.shipment is None or self.shipment.refused is None else {Route(0): 1.0},
             samples_per_request=settings.samples_per_request,
             transport=transport,
             cores=len(usable_cores()),

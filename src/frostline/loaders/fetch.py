@@ -103,30 +103,34 @@ _TRIED = 96
 _AGAIN_S = 1.0
 
 
-def _sent() -> threading.Event:
-    event = threading.Event()
-    event.set()
-    return event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Shipment:
     """A prefix as it travels.
+
+    Another process gets it when it is known whether the nodes run it: it would send it again, or ask for it in vain.
 
     Attributes:
         digest: its name.
         artifact: its file, to upload again where a node was restarted.
-        sent: set once it was sent, whatever the node said. Another process gets the shipment after that, since it would
-            send it again.
+        refused: why no node runs it, so that the trainer does; None where one does, or it is not known yet.
+        is_settled: set once that is known; None where it was from the beginning.
     """
 
     digest: str
     artifact: bytes
-    sent: threading.Event = field(default_factory=_sent)
+    refused: str | None = None
+    is_settled: threading.Event | None = None
+
+    def settle(self, refused: str | None) -> None:
+        """It is known whether the nodes run it."""
+        self.refused = refused
+        if self.is_settled is not None:
+            self.is_settled.set()
 
     def __reduce__(self) -> tuple[object, ...]:
-        self.sent.wait()
-        return partial(Shipment, digest=self.digest, artifact=self.artifact), ()
+        if self.is_settled is not None:
+            self.is_settled.wait()
+        return partial(Shipment, digest=self.digest, artifact=self.artifact, refused=self.refused), ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
