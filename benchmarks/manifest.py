@@ -166,6 +166,7 @@ def _names(start, rows):
 
 def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
     """A manifest beside data that is not there, as it is kept; and the note of what was built last."""
+    from frostline.core.files import with_schema
     from frostline.datasets.formats.base import COLUMNS
 
     kind = f"{rows} {classes} {shuffled}" + ("" if photographs is None else f" {photographs[1]}")
@@ -174,9 +175,9 @@ def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {"digest": digest, "classes": [f"class {index}" for index in range(classes)], "reading": "objects"}
-        about |= {"splits": [], "divided_by_names": False}
+        about |= {"splits": [], "divided_by_names": False, "left_out": []}
         schema = COLUMNS.append(pa.field("patient", pa.int64()))
-        schema = schema.with_metadata({"frostline.manifest": json.dumps(about)})
+        schema = schema.with_metadata({"frostline.manifest": json.dumps(with_schema(about, 1))})
         partial = path.with_suffix(".partial")
         with pq.ParquetWriter(partial, schema, compression="zstd", write_page_checksum=True) as writer:
             for start in range(0, rows, GROUP):
@@ -185,7 +186,9 @@ def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
                 writer.write_table(some)
         partial.rename(path)
     last = {"digest": digest, "format": "folders", "nbytes": path.stat().st_size, "listing": digest, "rule": ""}
-    (folder / ".frostline" / "last-manifest.json").write_text(json.dumps(last).ljust(512), encoding="ascii")
+    (folder / ".frostline" / "last-manifest.json").write_text(
+        json.dumps(with_schema(last, 1)).ljust(512), encoding="ascii"
+    )
     return path
 
 

@@ -22,6 +22,7 @@ from frostline.core.events import PhaseStarted, SetupWarning
 from frostline.core.system import __version__
 from frostline.core.units import printable
 from frostline.jobs.statistics import warn_user
+from frostline.wire.messages import PROTOCOLS
 from support.commands import run
 from support.images import image_folder
 
@@ -184,7 +185,16 @@ def a_node_that_says(health, statistics, status=200):
             thread.join()
 
 
-HEALTH = {"version": __version__, "host": "x", "hardware": NAME, "memory_bytes": 1 << 30, "roots": [NAME], "cores": []}
+HEALTH = {
+    "version": __version__,
+    "protocol": list(PROTOCOLS),
+    "trouble": "",
+    "host": "x",
+    "hardware": NAME,
+    "memory_bytes": 1 << 30,
+    "roots": [NAME],
+    "cores": [],
+}
 TOTALS = dict.fromkeys(("samples", "bytes_read", "bytes_sent", "compute_s", "cache_hits", "cache_misses"), 1)
 STATISTICS = {
     "uptime_s": 3.0,

@@ -239,6 +239,7 @@ OF_THE_RUN = {
     "cut",
     "epochs",
     "format",
+    "label",
     "label_smoothing",
     "learning_rate",
     "lora",

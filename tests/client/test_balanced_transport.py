@@ -283,6 +283,17 @@ def test_a_silent_node_is_seen_at_every_call_and_another_takes_over_once_it_is_l
     spread.close()
 
 
+def test_rows_that_came_before_a_node_fell_silent_are_no_sign_that_it_is_back():
+    turns = LoadBalancer(2)
+    turns.began(0, 1.0)
+    turns.lose(0, "it says nothing")
+    turns.ended(0, 2.0, rows=5)  # its answer was broken off
+    assert turns.out == {0: "it says nothing"}
+    assert turns.lost == [0]
+    turns.join(0)
+    assert turns.out == {}
+
+
 def test_a_network_is_sent_to_all_at_once_and_a_job_goes_on_when_one_has_it():
     slow = Hanging()
     spread = BalancedTransport([slow, ScriptedTransport()], names="ab")

@@ -150,7 +150,7 @@ def test_labels_that_are_blobs_are_masks(server, session, tmp_path):
     assert manifest.classes == ()
     for number, key in enumerate(keys[:2], 2):
         row = table[str(key)]
-        assert (row["label"], row["target_width"], row["target_height"]) == (-1, 5, number)
+        assert (row["label"], row["target_width"], row["target_height"]) == (None, 5, number)
         mask, version = store.read_version(row["target_object"], 0, row["target_length"])
         assert (bytes(mask), version) == (array(number, 5), row["target_etag"])
     assert (table[str(keys[2])]["target_object"], table[str(keys[2])]["target_length"]) == ("", 0)

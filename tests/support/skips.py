@@ -106,6 +106,11 @@ SKIPS = (
         remedy="pip install tensorrt onnxruntime-gpu",
     ),
     Skip(
+        reason=r"share the only core here",
+        why="each side is to have a core of its own",
+        remedy="a machine with two cores",
+    ),
+    Skip(
         reason=r"torch compiles with .*, which is not installed",
         why="torch itself needs no compiler",
         remedy="install a compiler of C++",

@@ -164,7 +164,8 @@ class LoadBalancer:
             place.rows += rows
         place.in_flight -= 1
         place.samples += rows
-        if rows:
+        # What a lost node had brought before it fell silent is no sign that it is back.
+        if rows and math.isfinite(place.away_until):
             place.failures, place.is_refusing = 0, False
 
     def failed(
