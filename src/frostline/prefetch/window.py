@@ -226,6 +226,9 @@ def _surrender(
 
 
 _NO_BOUND = 1 << 62
+# Whole requests whose samples may be here and wait for this side's processor, beside those under way: a link that idles
+# while a processor is busy, or has no engine yet, lacks their bytes later.
+_COMPUTING_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +277,9 @@ class Window:
     (RFC 5681, section 3.1), so that a node never meets the whole window as a burst; after a failure it starts again
     from one request.
 
+    An answer that is here whole, and whose rows are still computed, is no longer under way: the network goes on with
+    others, for as many rows as some whole requests have.
+
     While a failed request waits for its next attempt nothing new is asked for: a node that is down is probed, not
     stormed. A straggler is asked for a second time (``core.request_timing``), and whichever answer brings a row first
     is taken; the other attempt is given up when nothing of the request is missing.
@@ -311,6 +317,8 @@ class Window:
         if settings.ramp:
             self._rows_allowed = min(FIRST_REQUESTS * nodes, settings.last_requests) * settings.samples_per_request
         self._rows_under_way = 0
+        self._computing: set[int] = set()
+        self._rows_computing = 0
         self._asks = 0
         self._stop = 0  # the place after the last row of the requests that left whole
         self._expected_bytes = 0
@@ -346,7 +354,11 @@ class Window:
     @property
     def _may_ask(self) -> bool:
         """One more request may be under way; the last of them may bring more rows than its part."""
-        return len(self._flights) < self._max_requests and self._rows_under_way < self._rows_allowed
+        ahead = self._rows_computing - _COMPUTING_REQUESTS * self._settings.samples_per_request
+        return (
+            len(self._flights) - len(self._computing) < self._max_requests
+            and self._rows_under_way + max(0, ahead) < self._rows_allowed
+        )
 
     @property
     def _requests_allowed(self) -> int:
@@ -383,7 +395,8 @@ class Window:
             return None
         times = [entry.not_before for entry in self._waiting]
         if not self._waiting:
-            times += [late for flight in self._flights.values() if (late := self._late_at(flight)) is not None]
+            awaited = (flight for number, flight in self._flights.items() if number not in self._computing)
+            times += [late for flight in awaited if (late := self._late_at(flight)) is not None]
         return min(times, default=None)
 
     def given_up(self) -> tuple[int, ...]:
@@ -410,6 +423,15 @@ class Window:
         self._expected_bytes += one.expected_bytes - before[0]
         self._ready_bytes += one.bytes_arrived - before[1]
 
+    def received(self, ask: Ask) -> None:
+        """The answer is here whole; its rows arrive when they were computed."""
+        flight = self._flights.get(ask.number)
+        if flight is not None and ask.number not in self._computing:
+            self._computing.add(ask.number)
+            self._rows_computing += flight.rows
+            self._rows_under_way -= flight.rows
+            self._rows_allowed = min(self._rows_allowed + flight.rows, self._max_rows)
+
     def finished(self, ask: Ask, now: float) -> RequestRetried | None:
         """The answer ended. One that ended before its last row counts as failed.
 
@@ -421,7 +443,8 @@ class Window:
             return None
         if flight.opened.missing:
             return self.failed(ask, NodeUnreachable("the answer ended before its last row"), now)
-        self._rows_allowed = min(self._rows_allowed + flight.rows, self._max_rows)
+        if ask.number not in self._computing:
+            self._rows_allowed = min(self._rows_allowed + flight.rows, self._max_rows)
         self._end(ask.number)
         self._hedge_timer.took(ask.route, flight.rows, now - flight.since)
         for number in tuple(flight.opened.attempts):
@@ -472,7 +495,7 @@ class Window:
     def statistics(self) -> WindowStatistics:
         """Where the window stands now."""
         return WindowStatistics(
-            requests_in_flight=len(self._flights),
+            requests_in_flight=len(self._flights) - len(self._computing),
             requests_allowed=self._requests_allowed,
             expected_bytes=self._expected_bytes,
             ready_bytes=self._ready_bytes + self._held_bytes,
@@ -499,7 +522,8 @@ class Window:
         """The earliest request whose only attempt is late."""
         if self._waiting:  # a node that fails is not asked for more
             return None
-        late = [flight for flight in self._flights.values() if (at := self._late_at(flight)) is not None and at <= now]
+        awaited = (flight for number, flight in self._flights.items() if number not in self._computing)
+        late = [flight for flight in awaited if (at := self._late_at(flight)) is not None and at <= now]
         if not late:
             return None
         first = min(late, key=lambda flight: flight.opened.place(0)).opened
@@ -551,7 +575,11 @@ class Window:
         flight = self._flights.pop(number, None)
         if flight is not None:
             del flight.opened.attempts[number]
-            self._rows_under_way -= flight.rows
+            if number in self._computing:
+                self._computing.remove(number)
+                self._rows_computing -= flight.rows
+            else:
+                self._rows_under_way -= flight.rows
         return flight
 
     def _first_place(self) -> int:
