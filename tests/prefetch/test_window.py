@@ -392,7 +392,7 @@ def test_what_is_here_and_is_computed_makes_room_for_more_under_way_up_to_a_boun
         for ask in asks:
             held.received(ask)
         computing += asks
-    assert sum(len(ask.samples) for ask in computing) == (4 + 2) * 4, "four whole requests beside two under way"
+    assert sum(len(ask.samples) for ask in computing) == 4 * 4, "four whole requests"
     assert held.statistics().requests_in_flight == 0
     for ask in computing:
         held.arrived(ask, answer(ask.samples.ids))

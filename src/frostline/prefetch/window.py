@@ -6,14 +6,14 @@ not safe for several threads: its driver holds a lock.
 What is under way in the window: which rows arrived, which attempt brings the rest, and how long to back off.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core import FeatureBatch, Samples
+from frostline.core import FeatureBatch, Route, Samples
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable, Unavailable
 from frostline.core.events import RequestRetried
@@ -318,7 +318,7 @@ class Window:
             self._rows_allowed = min(FIRST_REQUESTS * nodes, settings.last_requests) * settings.samples_per_request
         self._rows_under_way = 0
         self._computing: set[int] = set()
-        self._rows_computing = 0
+        self._rows_computing: Counter[Route] = Counter()
         self._asks = 0
         self._stop = 0  # the place after the last row of the requests that left whole
         self._expected_bytes = 0
@@ -354,11 +354,8 @@ class Window:
     @property
     def _may_ask(self) -> bool:
         """One more request may be under way; the last of them may bring more rows than its part."""
-        ahead = self._rows_computing - _COMPUTING_REQUESTS * self._settings.samples_per_request
-        return (
-            len(self._flights) - len(self._computing) < self._max_requests
-            and self._rows_under_way + max(0, ahead) < self._rows_allowed
-        )
+        requests = len(self._flights) - len(self._computing)
+        return requests < self._max_requests and self._rows_under_way < self._rows_allowed
 
     @property
     def _requests_allowed(self) -> int:
@@ -428,9 +425,8 @@ class Window:
         flight = self._flights.get(ask.number)
         if flight is not None and ask.number not in self._computing:
             self._computing.add(ask.number)
-            self._rows_computing += flight.rows
+            self._rows_computing[ask.route] += flight.rows
             self._rows_under_way -= flight.rows
-            self._rows_allowed = min(self._rows_allowed + flight.rows, self._max_rows)
 
     def finished(self, ask: Ask, now: float) -> RequestRetried | None:
         """The answer ended. One that ended before its last row counts as failed.
@@ -443,8 +439,7 @@ class Window:
             return None
         if flight.opened.missing:
             return self.failed(ask, NodeUnreachable("the answer ended before its last row"), now)
-        if ask.number not in self._computing:
-            self._rows_allowed = min(self._rows_allowed + flight.rows, self._max_rows)
+        self._rows_allowed = min(self._rows_allowed + flight.rows, self._max_rows)
         self._end(ask.number)
         self._hedge_timer.took(ask.route, flight.rows, now - flight.since)
         for number in tuple(flight.opened.attempts):
@@ -543,7 +538,7 @@ class Window:
         request = self._next = self._next or next(self._source, None)
         if request is None:
             return None
-        if not self._has_room(request):
+        if not self._has_room(request) or self._is_busy(request.route):
             return None
         self._next = next(self._source, None)
         one = InFlight(request=request)
@@ -554,6 +549,10 @@ class Window:
     def _has_room(self, request: PlannedRequest) -> bool:
         held = self._expected_bytes + self._ready_bytes + self._held_bytes
         return not held or held + request.expected_bytes <= self._max_bytes
+
+    def _is_busy(self, route: Route) -> bool:
+        """As many rows of a way wait for this side's processor as may: the next ones may find another way sooner."""
+        return self._rows_computing[route] >= _COMPUTING_REQUESTS * self._settings.samples_per_request
 
     def _ask(self, one: InFlight, now: float) -> Ask:
         self._asks += 1
@@ -577,7 +576,7 @@ class Window:
             del flight.opened.attempts[number]
             if number in self._computing:
                 self._computing.remove(number)
-                self._rows_computing -= flight.rows
+                self._rows_computing[flight.opened.request.route] -= flight.rows
             else:
                 self._rows_under_way -= flight.rows
         return flight
