@@ -27,8 +27,9 @@ from frostline.control.settings import EVERY_TENANT
 from frostline.control.state import ControlState, job_of, tenant_of, view_of
 from frostline.control.store import RecordWriter
 from frostline.core.errors import BadRequest, Forbidden, OverBudget, Unauthenticated
+from frostline.node.http.connection_guard import recognise
 from frostline.node.http.pages import MAX_VIEWERS, Dashboard, LiveAnswers
-from frostline.node.http.requests import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_response, recognise
+from frostline.node.http.requests import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_response
 from frostline.wire.messages import MAX_PATCH_BYTES, known_only
 
 __all__ = (

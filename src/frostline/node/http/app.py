@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.core import FeatureBatch
 from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Unavailable
+from frostline.node.http.connection_guard import recognise
 from frostline.node.http.operations import ListingRoutes, TrainingRoutes
 from frostline.node.http.pages import Dashboard, LiveAnswers
 from frostline.node.http.requests import (
@@ -40,7 +41,6 @@ from frostline.node.http.requests import (
     error_response,
     json_response,
     log_refusal,
-    recognise,
     run_while_connected,
 )
 from frostline.node.pipeline import BatchStream, answer_body, gathered, max_numbers

@@ -20,7 +20,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.core.errors import FrostlineError, Overloaded
-from frostline.node.http.requests import is_stopping, json_response
+from frostline.node.http.connection_guard import is_stopping
+from frostline.node.http.requests import json_response
 
 __all__ = (
     "MAX_VIEWERS",
