@@ -39,7 +39,7 @@ from frostline.control.shares import (
     policies_of,
     summed,
 )
-from frostline.core.errors import Overloaded, UnknownName
+from frostline.core.errors import BadRequest, Overloaded, UnknownName
 
 __all__ = (
     "ControlState",
@@ -287,6 +287,8 @@ _DECIDE_S = 5e-5
 # Settings that differ by less are the same: a new version costs a message to no effect.
 _SAME = 1e-3
 _JobName = tuple[str, str]
+# Versions of settings that a stage may have and a restored state does not know of: one a second for 136 years.
+_MAX_AHEAD = 2**32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,8 +332,8 @@ class ControlState:
     What all stages hold never exceeds the capacity: an amount is counted as held from the answer that grants it until
     the stage says that it has taken a later answer, or ends, or for a lease has said neither that nor anything. So an
     answer that is lost, late or doubled never lets two stages use the same amount; a newcomer waits until others say
-    that they hold less. The one exception is a stage that was cut off for longer than a lease, and used its amounts all
-    the while.
+    that they hold less. The exceptions are a stage that was cut off for longer than a lease, and used its amounts all
+    the while, and a state that was lost, until each stage has reported once: what nobody was given is held by nobody.
 
     Args:
         settings: settings of the control plane, as its file says them.
@@ -366,7 +368,6 @@ class ControlState:
         self._set(changes or ControlChanges())
         # Whoever was there has another lease: the time without a control plane is nobody's silence.
         self._records = {record.key: replace(record, heard_s=now_s) for record in records}
-        self._version = max((record.version for record in self._records.values()), default=0)
         self._counts = Counter(tenant for tenant, _ in self._records)
         self._columns = StageColumns()
         for record in self._records.values():
@@ -446,6 +447,7 @@ class ControlState:
 
         Raises:
             Overloaded: There are as many stages as the settings allow.
+            BadRequest: It says that it has settings that it was not given.
         """
         key = tenant, report.stage
         before = self._records.get(key)
@@ -493,13 +495,14 @@ class ControlState:
                 self.events.add("in_time", tenant, f"job {name} can end in time again, or is done", now_s)
 
     def _take(self, before: StageRecord | None, tenant: str, report: StageReport, now_s: float) -> None:
+        if report.version > _MAX_AHEAD + (0 if before is None else before.version):
+            raise BadRequest(f"version: stage {report.stage} was given no settings of version {report.version}")
         if before is None:
             self._make_room(tenant)
             before = StageRecord(tenant=tenant, report=report, heard_s=now_s)
         report = report.after(before.report)
         self._announce(before, report, now_s)
         self._is_changed |= before.is_gone or before.version == 0 or before.report.demand != report.demand
-        self._version = max(self._version, report.version)
         asked_s = math.inf if report.version == before.version else before.asked_s
         held = _NONE if report.has_ended else self._held_after(before, report)
         self._put(replace(before, report=report, heard_s=now_s, held=held, asked_s=asked_s, is_gone=report.has_ended))
@@ -518,8 +521,8 @@ class ControlState:
 
     def _held_after(self, before: StageRecord, report: StageReport) -> Row:
         if before.is_gone or before.version == 0:  # its amounts may be others' by now: it holds what is left of them
-            in_force = report.in_force.row if report.version else _NONE
-            return self._bounded_row(map(min, in_force, self._free()))
+            said = report.in_force.row if report.version else _NONE
+            return self._bounded_row(map(min, said, before.settings, self._free()))
         return before.settings if report.version == before.version else before.held
 
     def _decide_if_due(self, now_s: float) -> None:
@@ -539,10 +542,11 @@ class ControlState:
         is_held = all(has >= amount for has, amount in zip(record.held, record.settings, strict=True))
         if record.version and is_held and _are_same(granted, record.settings):
             return record
-        self._version += 1
+        # Above what it says that it has, which it would keep else: a state that was lost or restored knows less.
+        version = max(record.version, record.report.version) + 1
         held = tuple(map(max, record.held, granted))
         asked_s = min(record.asked_s, now_s)
-        return self._put(replace(record, version=self._version, settings=granted, held=held, asked_s=asked_s))
+        return self._put(replace(record, version=version, settings=granted, held=held, asked_s=asked_s))
 
     def _free(self) -> Row:
         return tuple(max(0.0, amount - held) for amount, held in zip(self._capacity, self._held, strict=True))
