@@ -5,10 +5,12 @@ Decides what each stage is given, from what is known of all of them as columns t
 What a tenant may see of a control plane, as plain values.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -42,10 +44,12 @@ from frostline.control.shares import (
 from frostline.core.errors import BadRequest, Overloaded, UnknownName
 
 __all__ = (
+    "PAGE_ROWS",
     "ControlState",
     "Decision",
     "StageColumns",
     "StageRecord",
+    "ViewPage",
     "job_of",
     "tenant_of",
     "view_of",
@@ -289,6 +293,8 @@ _SAME = 1e-3
 _JobName = tuple[str, str]
 # Versions of settings that a stage may have and a restored state does not know of: one a second for 136 years.
 _MAX_AHEAD = 2**32
+# Bytes of JSON that the jobs of one page of a view have, but for the last: with the plan of each, some sixty.
+_JOBS_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -618,7 +624,33 @@ def _are_same(row: Row, other: Row) -> bool:
     return all(abs(amount - before) <= _SAME * before for amount, before in zip(row, other, strict=True))
 
 
-def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change: bool = False) -> dict[str, Any]:
+PAGE_ROWS = 200
+"""Jobs, and stages, that one page of a view has at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewPage:
+    """Which part of a view is meant.
+
+    Attributes:
+        jobs: number of the first job, counted from 0.
+        stages: number of the first stage.
+        rows: maximum number of each.
+    """
+
+    jobs: int = 0
+    stages: int = 0
+    rows: int = PAGE_ROWS
+
+
+def view_of(
+    state: ControlState,
+    tenant: str | None,
+    now_s: float,
+    *,
+    may_change: bool = False,
+    page: ViewPage = ViewPage(),
+) -> dict[str, Any]:
     """The stages that are there, their jobs and tenants, what was saved by all that are remembered, and what happened.
 
     Args:
@@ -626,6 +658,7 @@ def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change
         tenant: tenant that asks, which sees its own alone; None sees all.
         now_s: seconds since 1970.
         may_change: whether whoever asks may change weights, jobs and capacities.
+        page: which jobs and stages are given; ``next`` says where the following ones begin, with null for none.
     """
     records = [record for record in state.records if tenant in (None, record.tenant)]
     jobs: dict[tuple[str, str], list[StageRecord]] = {}
@@ -637,6 +670,13 @@ def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change
             ended.setdefault(record.job, []).append(record)
     prices = state.settings.prices
     weights = state.settings.weights or {EVERY_TENANT: 1.0}
+    shown_jobs = (_within if page.rows == PAGE_ROWS else list)(
+        _job(state, key, stages, ended.get(key, []))
+        for key, stages in islice(jobs.items(), page.jobs, page.jobs + page.rows)
+    )
+    shown_stages = [_stage(state, record, now_s) for record in records[page.stages : page.stages + page.rows]]
+    ends = {"jobs": page.jobs + len(shown_jobs), "stages": page.stages + len(shown_stages)}
+    counts = {"jobs": len(jobs), "stages": len(records)}
     return {
         "now_s": now_s,
         "may_change": may_change,
@@ -647,10 +687,24 @@ def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change
         "tenants": [tenant_of(state, name) for name in weights if tenant in (None, name)],
         "prices": None if prices is None else asdict(prices),
         "saved": saved(_activities([*records, *(record for gone in ended.values() for record in gone)]), prices),
-        "jobs": [_job(state, key, stages, ended.get(key, [])) for key, stages in jobs.items()],
-        "stages": [_stage(state, record, now_s) for record in records],
+        "counts": counts,
+        "next": {name: end if end < counts[name] else None for name, end in ends.items()},
+        "jobs": shown_jobs,
+        "stages": shown_stages,
         "events": [event.to_json() for event in state.events.seen_by(tenant)],
     }
+
+
+def _within(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first jobs that have ``_JOBS_BYTES`` together, one at least."""
+    shown: list[dict[str, Any]] = []
+    nbytes = 0
+    for job in jobs:
+        nbytes += len(json.dumps(job))
+        if shown and nbytes > _JOBS_BYTES:
+            break
+        shown.append(job)
+    return shown
 
 
 def _activities(records: Iterable[StageRecord]) -> list[JobActivity]:

@@ -39,6 +39,7 @@ __all__ = (
     "announced",
     "body_length",
     "error_response",
+    "json_bytes",
     "json_response",
     "log_refusal",
     "run_while_connected",
@@ -133,8 +134,12 @@ def announced(request: Request, header: str) -> int:
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Make a response with a value as JSON."""
-    body = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return Response(body, status_code=status, headers=headers, media_type="application/json")
+    return Response(json_bytes(value), status_code=status, headers=headers, media_type="application/json")
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as JSON."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
 def error_response(error: FrostlineError) -> Response:
