@@ -455,7 +455,7 @@ _KEPT = 10
 # Memory for the part of an answer that is being sent, the request's own objects and its connection.
 _REQUEST_BYTES = 1 << 20
 # What is kept for a tenant without requests: enough for one of some hundred samples.
-_LEAST_BYTES = _REQUEST_BYTES + _PARSED * (32 << 10)
+_MIN_KEPT_BYTES = _REQUEST_BYTES + _PARSED * (32 << 10)
 
 
 class Admission:
@@ -599,7 +599,7 @@ class Gate:
 
     def _taken(self, nbytes: int, account: Account) -> Reservation | None:
         total_bytes = self._memory.total_bytes
-        is_kept_for_it = not account.inside and nbytes <= _LEAST_BYTES
+        is_kept_for_it = not account.inside and nbytes <= _MIN_KEPT_BYTES
         kept_bytes = 0 if is_kept_for_it else self._kept_bytes(self._idle_beside(account))
         if self._memory.statistics().reserved_bytes + nbytes + kept_bytes > total_bytes:
             return None
@@ -608,7 +608,7 @@ class Gate:
         return self._memory.take(nbytes, Claim(tenant=account.name, max_bytes=share))
 
     def _kept_bytes(self, idle: int) -> int:
-        return min(idle * _LEAST_BYTES, self._memory.total_bytes // 2)
+        return min(idle * _MIN_KEPT_BYTES, self._memory.total_bytes // 2)
 
     def _idle_beside(self, account: Account) -> int:
         """The number of other tenants that have no request under way."""

@@ -267,8 +267,8 @@ def _growth_of(value: Mapping[str, Any], forms_growth: int | None = None) -> int
 
     Args:
         value: the tokenizer.
-        forms_growth: what a byte takes in the text's decomposed forms; None for any text. What a step has put into
-            the text may be any letter again.
+        forms_growth: bytes that a byte takes in the text's decomposed forms; None for any text. A step may put any
+            letter into the text, for which the bounds of any text hold again.
     """
     growth, bytes_levels = 1, 0
     for step in (*_steps(value, "normalizer"), *_steps(value, "pre_tokenizer")):

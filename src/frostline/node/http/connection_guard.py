@@ -121,9 +121,9 @@ class ConnectionTable(Generic[C]):
         """
         gone: C | None = None
         if len(self) >= self._limits.max_connections:
-            gone = self._most_unknown() or next(iter(self._idle), None) or connection
+            gone = self._crowding() or next(iter(self._idle), None) or connection
         elif len(self._unknown) >= self._limits.max_unknown:
-            oldest = self._most_unknown()
+            oldest = self._crowding()
             is_young = oldest is None or now_s - self._unknown[oldest][0] < self._limits.young_s
             gone = None if is_young else oldest
         if gone is not None:
@@ -133,7 +133,7 @@ class ConnectionTable(Generic[C]):
             self._unknown_of.setdefault(place, {})[connection] = None
         return gone
 
-    def _most_unknown(self) -> C | None:
+    def _crowding(self) -> C | None:
         """The oldest unknown connection of the place with most of them, so that one place shuts no other out."""
         if not self._unknown:
             return None

@@ -104,7 +104,7 @@ class LiveAnswers(Generic[R]):
         made: returns it, as it is sent; off the event loop, since it may be large.
         max_viewers: maximum number of viewers that are sent events at once.
         period_s: seconds between two events.
-        media_type: what it is.
+        media_type: media type of what it returns.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class LiveAnswers(Generic[R]):
         Args:
             request: request, whose ``Accept`` is looked at.
             rights: rights of who asks; equal ones see the same.
-            asker: whose answers are counted together; by default those with these rights.
+            asker: tenant whose answers are counted together; by default all who have these rights.
 
         Raises:
             Overloaded: It accepts events alone, and there are too many viewers; or too many answers are being read.
