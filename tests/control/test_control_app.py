@@ -4,18 +4,23 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 
+import httpx
 import pytest
 
 from frostline.control.messages import ControlAnswer, ControlledStage
 from frostline.control.settings import read_control_settings
 from frostline.control.shares import Amounts
 from frostline.core.errors import SettingError
+from frostline.wire.connection import address_of
 
 COMMAND = (sys.executable, "-P", "-c", "from frostline.cli import main; main()")
 PLAIN = "[capacity]\nbytes_per_s = 1000\nrequests = 64\n"
@@ -183,3 +188,64 @@ def test_a_file_that_is_no_state_is_refused(tmp_path):
     done = subprocess.run([*command, "--listen", "127.0.0.1:0"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 2
     assert "cannot keep the state in" in done.stderr
+
+
+def resident(pid):
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
+
+
+def plan_of(number):
+    """An activity of nearly 16 KiB, with names that JSON may write at six times their length."""
+    return {"plan": {"names": [f"{number}-{place}-" + "\u00e9" * 55 for place in range(64)],
+                     "nbytes": [number] * 64, "cut": 3, "codec": "raw"}}  # fmt: skip
+
+
+def pages_of(url):
+    """All pages of the view, and the size of the largest."""
+    at, largest, found = {"jobs": 0, "stages": 0}, 0, []
+    while any(place is not None for place in at.values()):
+        query = "&".join(f"{name}={10**8 if place is None else place}" for name, place in at.items())
+        answer = httpx.get(f"{url}/v1/view?{query}", timeout=60, headers={"Accept-Encoding": "identity"})
+        largest, page = max(largest, len(answer.content)), answer.json()
+        found.append(page)
+        at = page["next"]
+    return found, largest
+
+
+def test_a_view_of_whatever_was_reported_is_bounded_and_what_nobody_reads_is_not_kept(tmp_path):
+    count = 700
+    with serving(tmp_path) as (url, process):
+        with httpx.Client(base_url=url, timeout=60) as client:
+            for number in range(count):
+                report = {"stage": f"s{number}", "job": f"j{number}", "sequence": 1, "activity": plan_of(number)}
+                body = json.dumps(report, ensure_ascii=False).encode()
+                assert client.post("/v1/stages", content=body).status_code == 200
+        pages, largest = pages_of(url)
+        assert largest < 2 << 20
+        assert [job["job"] for page in pages for job in page["jobs"]] == [f"j{number}" for number in range(count)]
+        assert [stage["stage"] for page in pages for stage in page["stages"]] == [
+            f"s{number}" for number in range(count)
+        ]
+        assert all(page["counts"] == {"jobs": count, "stages": count} for page in pages)
+        packed = httpx.get(f"{url}/v1/view", timeout=60)
+        assert packed.headers["content-encoding"] == "gzip"
+        assert packed.json()["jobs"] == pages[0]["jobs"]
+        before = resident(process.pid)
+        with ExitStack() as stack:
+            for _ in range(60):
+                peer = stack.enter_context(closing(socket.socket()))
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                peer.connect(address_of(url))
+                peer.sendall(b"GET /v1/view HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+            for _ in range(5):
+                began_s = time.monotonic()
+                assert httpx.get(f"{url}/v1/health", timeout=10).status_code == 200
+                assert time.monotonic() - began_s < 5.0
+            assert resident(process.pid) - before < 96 << 20
+        assert httpx.get(f"{url}/v1/metrics", timeout=60).text.count("frostline_control_moved_bytes_total{") == count
+
+
+@pytest.mark.parametrize("query", ["jobs=-1", "stages=x", "jobs=1e9", "jobs=99999999999", "all=1"])
+def test_what_is_no_page_of_a_view_is_refused(with_tenants, query):
+    assert sent(with_tenants, f"/v1/view?{query}", token="ann-token")[0] == 400

@@ -1,5 +1,6 @@
 """The control plane's state: whatever happens to messages, the end is the same, and nothing is given twice."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,10 @@ from frostline.control.messages import ControlledStage, StageReport
 from frostline.control.settings import ControlledJob, ControlSettings, ControlTenant
 from frostline.control.shares import Amounts
 from frostline.control.state import ControlState
-from frostline.core.errors import Overloaded
+from frostline.core.errors import BadRequest, Overloaded
 
 BYTES = 1000.0
+NOTHING = Amounts.of([0.0] * len(Amounts().row))
 
 
 def plane(**changes):
@@ -119,6 +121,73 @@ def test_a_stranger_that_claims_to_hold_everything_takes_nothing_from_others():
     state.receive("everybody", claim, 0.1)
     assert state.held.bytes_per_s == BYTES
     assert state.records[0].held[1] == BYTES
+
+
+@pytest.mark.parametrize("version", [1, 9, 2**31])
+def test_what_nobody_was_given_is_held_by_nobody(version):
+    state, first = plane(), stage("a")
+    claim = StageReport(stage="x", job="x", sequence=1, version=version, in_force=Amounts(), demand=NOTHING)
+    for number in range(3):
+        answer = state.receive("everybody", replace(claim, stage=f"x{number}"), 0.0)
+        assert (answer.version, answer.settings.bytes_per_s) == (version + 1, 0)
+    assert exchange(state, first, 0.1) == BYTES
+
+
+def test_settings_of_a_version_that_was_never_given_are_refused():
+    state = plane()
+    with pytest.raises(BadRequest, match="was given no settings of version"):
+        state.receive("everybody", StageReport(stage="x", job="x", sequence=1, version=2**52), 0.0)
+    assert state.records == []
+    exchange(state, known := stage("a"), 0.0)
+    with pytest.raises(BadRequest, match="was given no settings of version"):
+        state.receive("everybody", replace(known.report(Amounts()), version=2**52), 0.0)
+    assert exchange(state, known, 1.0) == BYTES
+
+
+def test_whoever_comes_back_after_a_lease_claims_no_more_than_it_was_given():
+    state, first, second = plane(), stage("a"), stage("b")
+    settle(state, [first, second], 0.0)
+    state.receive("everybody", first.report(Amounts(), has_ended=True), 4.0)
+    state.receive("everybody", second.report(Amounts(), has_ended=True), 4.0)
+    back = replace(second.report(NOTHING), in_force=Amounts())
+    state.receive("everybody", back, 4.1)
+    assert state.held.bytes_per_s <= 500
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from([0, 1, 7, 2**31, 2**52]), st.sampled_from([0.0, 3.0, 2.0**52])),
+        max_size=12,
+    )
+)
+@settings(deadline=None)
+def test_no_numbers_of_a_client_move_what_others_are_given(claims):
+    quiet, loud = plane(tenants=tenants(ann=1.0, eve=1.0)), plane(tenants=tenants(ann=1.0, eve=1.0))
+    here, there, wanted = stage("a"), stage("a"), Amounts(bytes_per_s=2.0)
+    for number, (name, version, amount) in enumerate(claims):
+        told = StageReport(
+            stage=f"e{name}",
+            job="e",
+            sequence=2**40 + number,
+            version=version,
+            in_force=Amounts(bytes_per_s=amount),
+            demand=wanted,
+        )
+        quiet.receive("eve", replace(told, version=0, in_force=Amounts(bytes_per_s=0.0)), float(number))
+        with suppress(BadRequest):
+            loud.receive("eve", told, float(number))
+        exchange(quiet, here, number + 0.5, tenant="ann")
+        exchange(loud, there, number + 0.5, tenant="ann")
+        assert there.version <= len(claims) + 1
+    assert settle(loud, [there], 20.0, tenant="ann") == [BYTES - loud_of(loud)]
+    restored = ControlState(loud.settings, loud.records, now_s=30.0)
+    exchange(restored, there, 30.0, tenant="ann")
+    assert there.version <= len(claims) + 8
+
+
+def loud_of(state):
+    """What the other tenant's stages were given."""
+    return sum(record.settings[1] for record in state.records if record.tenant == "eve")
 
 
 def test_whoever_comes_back_after_a_lease_holds_what_it_is_given_again():

@@ -13,7 +13,9 @@ import resource
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack, closing, contextmanager
+import threading
+import time
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 from hypothesis import given
@@ -23,12 +25,14 @@ from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import AccessDenied, SettingError
 from frostline.node import Node
-from frostline.node.http.requests import ConnectionLimits, ConnectionTable, OwnNames, SeldomLog, limits_of
+from frostline.node.http.connection_guard import ConnectionLimits, ConnectionTable, SeldomLog, limits_of, place_of
+from frostline.node.http.pages import MAX_VIEWERS
+from frostline.node.http.requests import OwnNames
 from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
 from frostline.stores.protocols import LinkBounds, StoreLimits
 from frostline.wire.connection import address_of
-from support.nodes import joined, jpeg, make_images, request, samples_of, served
+from support.nodes import joined, jpeg, make_images, request, samples_of, served, until
 from support.tenants import tenant, token_of
 
 MEMORY = 96 << 20
@@ -81,6 +85,17 @@ def is_closed(peer):
         return True
 
 
+def takes_no_more(peer, data, within_s=20.0):
+    """Send it again and again; whether the connection was closed in time."""
+    until_s = time.monotonic() + within_s
+    peer.settimeout(within_s)
+    with suppress(BrokenPipeError, ConnectionResetError):
+        while time.monotonic() < until_s:
+            peer.sendall(data)
+            threading.Event().wait(0.02)
+    return time.monotonic() < until_s
+
+
 def transport_of(name, url):
     return closing(HttpTransport(url, LoaderSettings(deadline_s=30, token=token_of(name))))
 
@@ -107,6 +122,84 @@ def test_refuses_a_head_that_is_too_large(images):
         assert peer.recv(65_536).startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
     with node_with(images, head_bytes=1000) as url, connection(url, HEALTH[:-2] + b"a: " + b"b" * 1100) as peer:
         assert peer.recv(65_536).startswith(b"HTTP/1.1 431 ")
+
+
+def test_refuses_a_head_with_too_many_fields(images):
+    with node_with(images, head_fields=4) as url, connection(url, HEALTH[:-2] + b"a: b\r\n" * 3 + b"\r\n") as peer:
+        assert answer(peer).startswith(b"HTTP/1.1 200 ")
+        peer.sendall(HEALTH[:-2] + b"a: b\r\n" * 4 + b"\r\n")
+        assert answer(peer).startswith(b"HTTP/1.1 431 ")
+        assert is_closed(peer)
+
+
+def test_an_answer_is_read_though_its_request_goes_on_and_its_connection_is_closed_then(images):
+    upload = b"PUT /v1/prefixes/" + b"a" * 64 + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n\r\n"
+    with node_with(images, tenant("ann"), unread_s=2.0) as url, connection(url, upload) as peer:
+        for _ in range(16):
+            peer.sendall(bytes(1 << 16))
+        said = answer(peer)
+        assert said.startswith(b"HTTP/1.1 401 ")
+        assert b"\r\nconnection: close\r\n" in said
+        assert is_closed(peer)
+
+
+@pytest.mark.parametrize("length", [1, 1 << 40])
+def test_who_sends_no_body_is_closed_soon_after_the_answer(images, length):
+    begun = f"GET /v1/health HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
+    with node_with(images, unread_s=0.1) as url, connection(url, begun) as peer:
+        assert answer(peer).startswith(b"HTTP/1.1 200 ")
+        assert is_closed(peer)
+        assert takes_no_more(peer, b"a")
+
+
+def test_a_body_that_came_whole_leaves_its_connection_open(images):
+    begun = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc"
+    with node_with(images) as url, connection(url) as peer:
+        for _ in range(3):
+            peer.sendall(begun)
+            assert b"connection: close" not in answer(peer)
+
+
+def test_requests_that_wait_are_answered_in_turn_up_to_a_number(images):
+    asked = [b"GET /v1/health", b"GET /nothing"]
+
+    def heads(count):
+        return b"".join(asked[number % 2] + HEALTH[len(asked[0]) :] for number in range(count))
+
+    with node_with(images, max_waiting=5) as url, connection(url, heads(6)) as peer:
+        data = b""
+        while data.count(b"HTTP/1.1 ") < 6:
+            data += peer.recv(1 << 16)
+        assert re.findall(rb"HTTP/1.1 (\d+)", data) == [b"200", b"404"] * 3
+        peer.sendall(heads(7))
+        while peer.recv(1 << 16):
+            pass
+
+
+def test_a_connection_on_which_nobody_was_recognised_is_not_kept_for_long(images):
+    with node_with(images, tenant("ann"), head_s=0.3) as url, connection(url) as known, connection(url) as peer:
+        assert health(known, token_of("ann")).startswith(b"HTTP/1.1 200 ")
+        assert health(peer, "wrong").startswith(b"HTTP/1.1 401 ")
+        assert is_closed(peer)
+        assert health(known, token_of("ann")).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_reader_that_takes_nothing_is_closed(images, caplog):
+    with node_with(images, unsent_s=0.3) as url, closing(socket.socket()) as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(address_of(url))
+        assert takes_no_more(peer, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert "whose reader took no answer" in caplog.text
+
+
+def test_who_leaves_with_requests_waiting_ends_the_answer_under_way(images):
+    events = b"GET /v1/statistics HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
+    with node_with(images) as url:
+        for _ in range(2 * MAX_VIEWERS):
+            with connection(url, events + HEALTH) as peer:
+                until(lambda: b"data: " in peer.recv(1 << 16))
+        with connection(url, events) as peer:
+            assert peer.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
 def test_many_unfinished_heads_do_not_shut_out_others(images, caplog):
@@ -203,6 +296,23 @@ def test_does_not_close_a_new_connection_for_another_new_one():
     connections = ConnectionTable(ConnectionLimits(max_unknown=2, max_connections=100, young_s=1.0))
     assert [connections.enter(number, 0.5) for number in range(1, 51)] == [None] * 50
     assert connections.enter(51, 1.6) == 1
+
+
+def test_the_place_with_most_connections_that_nobody_knows_makes_room():
+    connections = ConnectionTable(ConnectionLimits(max_unknown=4, max_connections=100, young_s=0.0))
+    assert connections.enter("ann", 0.0, "10.0.0.1") is None
+    assert [connections.enter(number, 1.0 + number, "10.0.0.2") for number in range(9)] == [None] * 3 + [*range(6)]
+    connections.leave(6)
+    assert connections.enter("bob", 20.0, "10.0.0.3") is None
+    assert connections.enter("eve", 20.0, "10.0.0.4") == 7
+    assert connections.enter("joe", 20.0, "10.0.0.5") == "ann", "the oldest where each has one"
+
+
+def test_an_address_of_ipv6_counts_by_its_network():
+    assert place_of(("2001:db8:0:1::1", 1)) == place_of(("2001:db8:0:1:ffff::2", 2)) != place_of(("2001:db8:0:2::1", 1))
+    assert place_of(("::ffff:10.0.0.1", 1)) == place_of(("10.0.0.1", 2)) == "10.0.0.1"
+    assert place_of(("fe80::1%eth0", 1)) == place_of(("fe80::2", 1))
+    assert place_of(None) == ""
 
 
 @pytest.mark.parametrize("descriptors", [3, 64, 128, 1024, 1 << 20, -1])
@@ -337,7 +447,7 @@ def test_a_flood_of_what_is_refused_writes_few_lines_of_log(images, caplog, kind
             with closing(connection(url, GARBAGE[kind])) as peer:
                 assert peer.recv(1 << 16).startswith(b"HTTP/1.1 ")
         with closing(connection(url)) as peer:
-            assert health(peer)
+            assert health(peer, token_of("ann")).startswith(b"HTTP/1.1 200 ")
     said = [record.getMessage() for record in caplog.records]
     assert len(said) <= 1, said
     assert sum(map(len, said)) < 1000

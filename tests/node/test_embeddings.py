@@ -1,7 +1,9 @@
 """Embeddings over HTTP: those of the network itself, for texts and images that come with the request; bounded."""
 
 import base64
+import http.client
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
+from tokenizers import normalizers, pre_tokenizers
 
 from frostline.core import Samples
 from frostline.core.config import NodeSettings
@@ -17,8 +20,11 @@ from frostline.models.artifact import digest_of, write_prefix
 from frostline.models.tracing import takes_rows
 from frostline.node import Node, pipeline
 from frostline.node.http.app import make_app
+from frostline.node.process import start_node
 from frostline.preprocess import text
 from frostline.preprocess.apply import decode_into
+from frostline.wire.connection import address_of
+from support import hostile
 from support.nodes import artifact_of, is_idle, jpeg, make_images, preprocess, request, small_network
 from support.tenants import header, tenant
 from support.texts import TEXTS, small_words, tokenizer_of_words
@@ -114,6 +120,39 @@ def test_embeddings_of_texts_are_those_of_the_network_and_their_tokens_are_count
     refused(sent(client, digest, ["a"], preprocess=preprocess().to_json()), 400, "texts are tokenized")
     half = client.post("/v1/embeddings", content=json.dumps({"model": digest, "input": ["\ud800"]}))
     refused(half, 400, "half a character")
+
+
+def growing(steps):
+    """A prefix for texts whose tokenizer makes each `a` four letters, so many times over."""
+    tokenizer = tokenizer_of_words()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("a", "aaaa")] * steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("a", "isolated")
+    tokens = text(tokenizer, max_length=12)
+    model = freeze(small_words(), "words", input_shape=tokens.inputs).eval()
+    network = cut_network(takes_rows(model, tokens.tokens.names), (tokens.sample,), frozen_in_eval=True)
+    return write_prefix(replace(network.prefix, tokenizer=tokens.tokenizer))
+
+
+def test_no_tokenizer_takes_more_memory_of_a_node_than_it_has_for_that(images):
+    with start_node((images.as_uri(),), NodeSettings(memory_bytes=1 << 30)) as node:
+        assert hostile.put(node.url, growing(4))[0] == 413, "the product of its steps is bounded"
+        body = growing(3)
+        assert hostile.put(node.url, body)[0] == 201
+        before = hostile.peak_bytes(node.pid)
+
+        def asked(*texts):
+            wanted = json.dumps({"model": digest_of(body), "input": texts}).encode()
+            with closing(http.client.HTTPConnection(*address_of(node.url), timeout=120)) as connection:
+                connection.request("POST", "/v1/embeddings", wanted)
+                return connection.getresponse().status
+
+        assert asked("a" * 30_000) == 413
+        assert asked("the film was good", "a" * 30_000) == 413
+        assert asked("a" * 5000) == 200
+        with ThreadPoolExecutor(8) as threads:
+            assert set(threads.map(asked, ["a" * 5000] * 8)) <= {200, 429}
+        # What is decoded takes at most its share, of three sixteenths.
+        assert hostile.peak_bytes(node.pid) - before < (192 << 20) + (96 << 20)
 
 
 def test_refuses_what_is_no_input_of_the_network_with_one_sentence(client, node):

@@ -106,6 +106,44 @@ def test_uploads_leave_a_slot_to_every_other_tenant_even_without_a_quota(images)
             assert len(joined(bob.features(request(images, 1)))[0]) == 6
 
 
+def announced(url, name, path, length, sent=b""):
+    """A connection on which a body is announced, and only so much of it comes."""
+    peer = socket.create_connection(address_of(url), timeout=60)
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {token_of(name)}")
+    peer.sendall("\r\n".join((*lines, f"Content-Length: {length}", "", "")).encode() + sent)
+    return peer
+
+
+@pytest.mark.parametrize("path", ["/v1/features", "/v1/profiles", "/v1/embeddings", "/v1/pieces", "/v1/listings"])
+def test_bodies_that_are_announced_and_do_not_come_stop_no_other_tenant(images, path):
+    node = node_for(images, tenant("ann"), tenant("bob"))
+    with node, served(node) as url, ExitStack() as stack:
+        most = node.statistics().memory["messages"].total_bytes
+        for length in (most // 60, most // 80, 64 << 10, 1000):
+            for _ in range(10):
+                stack.enter_context(announced(url, "ann", path, length))
+        with transport_of("bob", url) as bob:
+            for _ in range(3):
+                assert len(joined(bob.features(request(images, 1)))[0]) == 6
+
+
+def test_an_assignment_that_does_not_come_keeps_no_other_tenant_from_training(images):
+    node = node_for(images, tenant("ann"), tenant("bob"), allow_training=True, trainings=1)
+    with node, served(node) as url, ExitStack() as stack, transport_of("bob", url) as bob:
+        digest, body = artifact_of(small_network())
+        bob.put_prefix(digest, body)
+        path = f"/v1/trainings?prefix={digest}"
+        first = stack.enter_context(announced(url, "ann", path, 10_000, b"x"))
+        until(lambda: node.trainings.is_sending("ann"))
+        again = stack.enter_context(announced(url, "ann", path, 10_000))
+        assert again.recv(65_536).startswith(b"HTTP/1.1 429")
+        other = stack.enter_context(announced(url, "bob", path, 3, b"abc"))
+        said = other.recv(65_536)
+        assert b"no safetensors" in said or b"not a safetensors" in said, "it was started"
+        first.close()
+        until(lambda: not node.trainings.is_sending("ann"))
+
+
 def test_a_refused_large_upload_is_not_sent_and_reports_the_reason(images):
     """Else its sender might see a broken connection, after minutes on a slow link."""
     large = bytes(8 << 20)

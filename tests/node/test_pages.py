@@ -268,7 +268,7 @@ class Made:
 
     async def __call__(self, rights):
         self.count += 1
-        return {"rights": rights, "count": self.count}
+        return json.dumps({"rights": rights, "count": self.count}).encode()
 
 
 class Viewer:
@@ -291,8 +291,9 @@ class Viewer:
         return [json.loads(body.removeprefix(b"data: ")) for body in bodies]
 
 
-def asked(accept):
-    return Request({"type": "http", "headers": [(b"accept", accept.encode())]})
+def asked(accept, coding=""):
+    headers = [(b"accept", accept.encode()), (b"accept-encoding", coding.encode())]
+    return Request({"type": "http", "headers": headers})
 
 
 @asynccontextmanager
@@ -343,6 +344,63 @@ def test_who_does_not_accept_events_is_given_json():
     async def run():
         answer = await LiveAnswers(Made()).answer(asked("*/*"), "all")
         assert json.loads(answer.body) == {"rights": "all", "count": 1}
+
+    anyio.run(run)
+
+
+def test_what_is_asked_for_meanwhile_is_made_once_more_for_all_and_compressed_once(monkeypatch):
+    compressed = []
+    monkeypatch.setattr("gzip.compress", lambda body, level: compressed.append(level) or b"small")
+
+    async def run():
+        go, count, found = anyio.Event(), 0, []
+
+        async def made(rights):
+            nonlocal count
+            count += 1
+            await go.wait()
+            return b"%d" % count
+
+        live = LiveAnswers(made)
+
+        async def ask(coding):
+            request = asked("*/*", coding)
+            found.append(await live.answer(request, "all"))
+
+        async with anyio.create_task_group() as group:
+            for number in range(8):
+                group.start_soon(ask, "br, gzip" if number % 2 else "gzip;q=0")
+                await anyio.sleep(0.001)
+            go.set()
+        assert count == 2, "one was being made when the others were asked for"
+        assert {answer.body for answer in found} == {b"1", b"2", b"small"}
+        assert len(compressed) == 1
+        for answer in found:
+            answer.end()
+
+    anyio.run(run)
+
+
+def test_answers_that_nobody_reads_are_few_and_end(monkeypatch):
+    monkeypatch.setattr("frostline.node.http.pages._SILENCE_S", 0.02)
+
+    async def run():
+        live = LiveAnswers(Made())
+        held = [await live.answer(asked("*/*"), "ann") for _ in range(16)]
+        with pytest.raises(Overloaded, match="too many answers"):
+            await live.answer(asked("*/*"), "ann")
+        held += [await live.answer(asked("*/*"), ("bob", page), "bob") for page in range(16)]
+        with pytest.raises(Overloaded, match="too many answers"):
+            await live.answer(asked("*/*"), "cat")
+
+        async def send(message):
+            if message["type"] == "http.response.body":
+                await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as group:
+            for answer in held:
+                group.start_soon(answer, {}, None, send)
+        (await live.answer(asked("*/*"), "cat")).end()
 
     anyio.run(run)
 

@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -237,6 +237,37 @@ def test_reserves_a_slot_for_every_tenant_without_requests_under_way(images):
             admission.close()
 
 
+@pytest.mark.parametrize(("many", "maximum", "each"), [(4, 4, 2), (8, 8, 4), (40, 8, 4), (3, 1, 1)])
+def test_any_number_of_tenants_has_places_and_one_takes_half_of_them_at_most(images, many, maximum, each):
+    names = [f"t{number}" for number in range(many)]
+    given = NodeSettings(memory_bytes=512 << 20, tenants=tuple(map(tenant, names)), max_requests=maximum)
+    with Node(given, (images.as_uri(),)) as node, ExitStack() as stack:
+        accounts = [node.identify(token_of(name)) for name in names]
+        for _ in range(each):
+            stack.enter_context(node.admit(0, accounts[0]))
+        if each < maximum:
+            with pytest.raises(Overloaded, match="busy"):
+                node.admit(0, accounts[0])
+        for account in accounts[1 : 1 + maximum - each]:
+            stack.enter_context(node.admit(0, account))
+        with pytest.raises(Overloaded, match="busy"):
+            node.admit(0, accounts[-1])
+
+
+def test_announced_bodies_leave_every_other_tenant_its_part(images):
+    tenants = [tenant(name) for name in ("ann", "eve", "bob")]
+    with node_for(images, *tenants, max_requests=64) as node, ExitStack() as stack:
+        largest = (node.statistics().memory["messages"].total_bytes // 2 - (1 << 20)) // 30
+        for name in ("ann", "eve"):
+            with suppress(Overloaded):
+                for _ in range(64):
+                    stack.enter_context(node.admit(largest, node.identify(token_of(name))))
+        for _ in range(3):
+            node.admit(8 << 10, node.identify(token_of("bob"))).close()
+        with pytest.raises(OverBudget, match="ask for fewer samples"):
+            node.admit(node.statistics().memory["messages"].total_bytes // 30, node.identify(token_of("bob")))
+
+
 def test_cancels_an_answer_at_its_deadline(images):
     network = small_network()
     digest, body = artifact_of(network)
@@ -390,13 +421,11 @@ def test_refuses_an_invalid_file_of_tenants_and_names_the_field(tmp_path, text, 
         read_tenants(path)
 
 
-def test_tenants_must_differ_and_each_needs_a_slot():
-    one, other = tenant("ann"), tenant("bob")
+def test_tenants_must_differ():
+    one = tenant("ann")
     for tenants in ((one, one), (one, TenantSettings(name="bob", token_sha256=one.token_sha256))):
         with pytest.raises(SettingError, match="different"):
             NodeSettings(tenants=tenants)
-    with pytest.raises(SettingError, match="max_requests"):
-        NodeSettings(tenants=(one, other), max_requests=1)
 
 
 TENANTS = tenant("ann", sees_all=True, may_change=True), tenant("bob", requests=4)

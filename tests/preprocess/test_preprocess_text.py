@@ -118,4 +118,5 @@ def test_skips_a_text_that_is_missing_or_too_long():
 def test_memory_of_a_text_grows_with_it():
     made = preprocess.text(tokenizer_of_words(), max_length=8)
     assert pixels_needed(made, b"") == 0
-    assert pixels_needed(made, b"a" * 1000) == 12_000
+    assert pixels_needed(made, b"a" * 1000) == -(-400_000 // 22)
+    assert pixels_needed(made, "İ".encode() * 500) == -(-800_000 // 22)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,11 +25,12 @@ from starlette.types import ASGIApp
 from frostline.control.changes import ControlChanges
 from frostline.control.messages import ControlAnswer, StageReport
 from frostline.control.settings import EVERY_TENANT
-from frostline.control.state import ControlState, job_of, tenant_of, view_of
+from frostline.control.state import ControlState, ViewPage, job_of, tenant_of, view_of
 from frostline.control.store import RecordWriter
 from frostline.core.errors import BadRequest, Forbidden, OverBudget, Unauthenticated
+from frostline.node.http.connection_guard import recognise
 from frostline.node.http.pages import MAX_VIEWERS, Dashboard, LiveAnswers
-from frostline.node.http.requests import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_response, recognise
+from frostline.node.http.requests import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_bytes, json_response
 from frostline.wire.messages import MAX_PATCH_BYTES, known_only
 
 __all__ = (
@@ -98,6 +100,7 @@ def _gauges(name: str, meaning: str, labels: list[str], values: list[tuple[list[
 
 _MAX_BODY_BYTES = 16 << 10
 _MIN_BYTES_PER_S = 1 << 10
+_MAX_DIGITS = 9
 _LOG = logging.getLogger("frostline.control")
 
 
@@ -144,10 +147,10 @@ class ControlPlane:
         sees_all = not self._tenants or tenant in self._seeing
         return Rights(tenant=None if sees_all else tenant, may_change=tenant in self._changing)
 
-    def view(self, rights: Rights) -> dict[str, Any]:
+    def view(self, rights: Rights, page: ViewPage) -> dict[str, Any]:
         """What somebody with such rights may see, as plain values."""
         with self._lock:
-            return view_of(self._state, rights.tenant, self._clock(), may_change=rights.may_change)
+            return view_of(self._state, rights.tenant, self._clock(), may_change=rights.may_change, page=page)
 
     def change_capacity(self, by: str, body: object) -> dict[str, Any]:
         """Change what there is, and return it; on disk when this returns.
@@ -252,6 +255,7 @@ class _Routes:
         self._thread = CapacityLimiter(1)
         self._body_reader = BodyReader(_MIN_BYTES_PER_S)
         self._live = LiveAnswers(self._viewed, max_viewers)
+        self._metrics = LiveAnswers(self._measured, 0, media_type=METRICS_TYPE)
 
     async def stages(self, request: Request) -> Response:
         tenant = self._asker(request)
@@ -260,8 +264,8 @@ class _Routes:
         return json_response(answer.to_json())
 
     async def view(self, request: Request) -> ASGIApp:
-        rights = self._plane.rights(self._asker(request))
-        return await self._live.answer(request, rights)
+        rights = self._plane.rights(self._asker(request, ("jobs", "stages")))
+        return await self._live.answer(request, (rights, _page(request)), rights)
 
     async def capacity(self, request: Request) -> Response:
         return await self._change(request, self._plane.change_capacity)
@@ -273,12 +277,15 @@ class _Routes:
         names = request.path_params["tenant"], request.path_params["job"]
         return await self._change(request, self._plane.change_job, *names)
 
-    async def metrics(self, request: Request) -> Response:
-        view = await self._viewed(self._plane.rights(self._asker(request)))
-        return Response(metrics_text(view), media_type=METRICS_TYPE)
+    async def metrics(self, request: Request) -> ASGIApp:
+        return await self._metrics.answer(request, self._plane.rights(self._asker(request)))
 
-    async def _viewed(self, rights: Rights) -> dict[str, Any]:
-        return await to_thread.run_sync(self._plane.view, rights, limiter=self._thread)
+    async def _viewed(self, asked: tuple[Rights, ViewPage]) -> bytes:
+        return await to_thread.run_sync(lambda: json_bytes(self._plane.view(*asked)), limiter=self._thread)
+
+    async def _measured(self, rights: Rights) -> bytes:
+        whole = ViewPage(rows=sys.maxsize)
+        return await to_thread.run_sync(lambda: metrics_text(self._plane.view(rights, whole)), limiter=self._thread)
 
     async def _change(self, request: Request, change: Callable[..., dict[str, Any]], *names: str) -> Response:
         by = self._asker(request)
@@ -294,12 +301,20 @@ class _Routes:
         self._asker(request)
         return json_response({"state": "ready"})
 
-    def _asker(self, request: Request) -> str:
-        known_only(dict(request.query_params), (), "the address")
+    def _asker(self, request: Request, parameters: tuple[str, ...] = ()) -> str:
+        known_only(dict(request.query_params), parameters, "the address")
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         tenant = self._plane.identify(token.strip() if kind.lower() == "bearer" else None)
         recognise(request.scope.get("state", {}))
         return tenant
+
+
+def _page(request: Request) -> ViewPage:
+    said = {name: request.query_params.get(name, "0") for name in ("jobs", "stages")}
+    for name, number in said.items():
+        if not number.isascii() or not number.isdigit() or len(number) > _MAX_DIGITS:
+            raise BadRequest(f"{name} must be the number of the first one, counted from 0")
+    return ViewPage(jobs=int(said["jobs"]), stages=int(said["stages"]))
 
 
 def _parsed(body: bytearray) -> object:

@@ -5,10 +5,12 @@ Decides what each stage is given, from what is known of all of them as columns t
 What a tenant may see of a control plane, as plain values.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -39,13 +41,15 @@ from frostline.control.shares import (
     policies_of,
     summed,
 )
-from frostline.core.errors import Overloaded, UnknownName
+from frostline.core.errors import BadRequest, Overloaded, UnknownName
 
 __all__ = (
+    "PAGE_ROWS",
     "ControlState",
     "Decision",
     "StageColumns",
     "StageRecord",
+    "ViewPage",
     "job_of",
     "tenant_of",
     "view_of",
@@ -287,6 +291,10 @@ _DECIDE_S = 5e-5
 # Settings that differ by less are the same: a new version costs a message to no effect.
 _SAME = 1e-3
 _JobName = tuple[str, str]
+# Versions of settings that a stage may have and a restored state does not know of: one a second for 136 years.
+_MAX_AHEAD = 2**32
+# Bytes of JSON that the jobs of one page of a view have, but for the last: with the plan of each, some sixty.
+_JOBS_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,8 +338,8 @@ class ControlState:
     What all stages hold never exceeds the capacity: an amount is counted as held from the answer that grants it until
     the stage says that it has taken a later answer, or ends, or for a lease has said neither that nor anything. So an
     answer that is lost, late or doubled never lets two stages use the same amount; a newcomer waits until others say
-    that they hold less. The one exception is a stage that was cut off for longer than a lease, and used its amounts all
-    the while.
+    that they hold less. The exceptions are a stage that was cut off for longer than a lease, and used its amounts all
+    the while, and a state that was lost, until each stage has reported once: what nobody was given is held by nobody.
 
     Args:
         settings: settings of the control plane, as its file says them.
@@ -366,7 +374,6 @@ class ControlState:
         self._set(changes or ControlChanges())
         # Whoever was there has another lease: the time without a control plane is nobody's silence.
         self._records = {record.key: replace(record, heard_s=now_s) for record in records}
-        self._version = max((record.version for record in self._records.values()), default=0)
         self._counts = Counter(tenant for tenant, _ in self._records)
         self._columns = StageColumns()
         for record in self._records.values():
@@ -446,6 +453,7 @@ class ControlState:
 
         Raises:
             Overloaded: There are as many stages as the settings allow.
+            BadRequest: It says that it has settings that it was not given.
         """
         key = tenant, report.stage
         before = self._records.get(key)
@@ -493,13 +501,14 @@ class ControlState:
                 self.events.add("in_time", tenant, f"job {name} can end in time again, or is done", now_s)
 
     def _take(self, before: StageRecord | None, tenant: str, report: StageReport, now_s: float) -> None:
+        if report.version > _MAX_AHEAD + (0 if before is None else before.version):
+            raise BadRequest(f"version: stage {report.stage} was given no settings of version {report.version}")
         if before is None:
             self._make_room(tenant)
             before = StageRecord(tenant=tenant, report=report, heard_s=now_s)
         report = report.after(before.report)
         self._announce(before, report, now_s)
         self._is_changed |= before.is_gone or before.version == 0 or before.report.demand != report.demand
-        self._version = max(self._version, report.version)
         asked_s = math.inf if report.version == before.version else before.asked_s
         held = _NONE if report.has_ended else self._held_after(before, report)
         self._put(replace(before, report=report, heard_s=now_s, held=held, asked_s=asked_s, is_gone=report.has_ended))
@@ -518,8 +527,8 @@ class ControlState:
 
     def _held_after(self, before: StageRecord, report: StageReport) -> Row:
         if before.is_gone or before.version == 0:  # its amounts may be others' by now: it holds what is left of them
-            in_force = report.in_force.row if report.version else _NONE
-            return self._bounded_row(map(min, in_force, self._free()))
+            said = report.in_force.row if report.version else _NONE
+            return self._bounded_row(map(min, said, before.settings, self._free()))
         return before.settings if report.version == before.version else before.held
 
     def _decide_if_due(self, now_s: float) -> None:
@@ -539,10 +548,11 @@ class ControlState:
         is_held = all(has >= amount for has, amount in zip(record.held, record.settings, strict=True))
         if record.version and is_held and _are_same(granted, record.settings):
             return record
-        self._version += 1
+        # Above what it says that it has, which it would keep else: a state that was lost or restored knows less.
+        version = max(record.version, record.report.version) + 1
         held = tuple(map(max, record.held, granted))
         asked_s = min(record.asked_s, now_s)
-        return self._put(replace(record, version=self._version, settings=granted, held=held, asked_s=asked_s))
+        return self._put(replace(record, version=version, settings=granted, held=held, asked_s=asked_s))
 
     def _free(self) -> Row:
         return tuple(max(0.0, amount - held) for amount, held in zip(self._capacity, self._held, strict=True))
@@ -614,7 +624,33 @@ def _are_same(row: Row, other: Row) -> bool:
     return all(abs(amount - before) <= _SAME * before for amount, before in zip(row, other, strict=True))
 
 
-def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change: bool = False) -> dict[str, Any]:
+PAGE_ROWS = 200
+"""Jobs, and stages, that one page of a view has at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewPage:
+    """Which part of a view is meant.
+
+    Attributes:
+        jobs: number of the first job, counted from 0.
+        stages: number of the first stage.
+        rows: maximum number of each.
+    """
+
+    jobs: int = 0
+    stages: int = 0
+    rows: int = PAGE_ROWS
+
+
+def view_of(
+    state: ControlState,
+    tenant: str | None,
+    now_s: float,
+    *,
+    may_change: bool = False,
+    page: ViewPage = ViewPage(),
+) -> dict[str, Any]:
     """The stages that are there, their jobs and tenants, what was saved by all that are remembered, and what happened.
 
     Args:
@@ -622,6 +658,7 @@ def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change
         tenant: tenant that asks, which sees its own alone; None sees all.
         now_s: seconds since 1970.
         may_change: whether whoever asks may change weights, jobs and capacities.
+        page: which jobs and stages are given; ``next`` says where the following ones begin, with null for none.
     """
     records = [record for record in state.records if tenant in (None, record.tenant)]
     jobs: dict[tuple[str, str], list[StageRecord]] = {}
@@ -633,6 +670,13 @@ def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change
             ended.setdefault(record.job, []).append(record)
     prices = state.settings.prices
     weights = state.settings.weights or {EVERY_TENANT: 1.0}
+    shown_jobs = (_within if page.rows == PAGE_ROWS else list)(
+        _job(state, key, stages, ended.get(key, []))
+        for key, stages in islice(jobs.items(), page.jobs, page.jobs + page.rows)
+    )
+    shown_stages = [_stage(state, record, now_s) for record in records[page.stages : page.stages + page.rows]]
+    ends = {"jobs": page.jobs + len(shown_jobs), "stages": page.stages + len(shown_stages)}
+    counts = {"jobs": len(jobs), "stages": len(records)}
     return {
         "now_s": now_s,
         "may_change": may_change,
@@ -643,10 +687,24 @@ def view_of(state: ControlState, tenant: str | None, now_s: float, *, may_change
         "tenants": [tenant_of(state, name) for name in weights if tenant in (None, name)],
         "prices": None if prices is None else asdict(prices),
         "saved": saved(_activities([*records, *(record for gone in ended.values() for record in gone)]), prices),
-        "jobs": [_job(state, key, stages, ended.get(key, [])) for key, stages in jobs.items()],
-        "stages": [_stage(state, record, now_s) for record in records],
+        "counts": counts,
+        "next": {name: end if end < counts[name] else None for name, end in ends.items()},
+        "jobs": shown_jobs,
+        "stages": shown_stages,
         "events": [event.to_json() for event in state.events.seen_by(tenant)],
     }
+
+
+def _within(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first jobs that have ``_JOBS_BYTES`` together, one at least."""
+    shown: list[dict[str, Any]] = []
+    nbytes = 0
+    for job in jobs:
+        nbytes += len(json.dumps(job))
+        if shown and nbytes > _JOBS_BYTES:
+            break
+        shown.append(job)
+    return shown
 
 
 def _activities(records: Iterable[StageRecord]) -> list[JobActivity]:

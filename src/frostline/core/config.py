@@ -260,7 +260,8 @@ class NodeSettings:
         compute_threads: threads of the engine inside one operation.
         device: where prefixes run, in torch's words; several with commas, such as ``cuda:0,cuda:1``, share the work.
         device_batch: samples in one run of the network, a multiple of 8.
-        max_requests: requests in work or waiting, uploads too; one more is refused with 429.
+        max_requests: requests in work or waiting, uploads too; one more is refused with 429. A place is kept for each
+            tenant that has none, for at most half of all.
         min_bytes_per_s: a body that takes a minute longer than it would at this rate is given up, and its place and
             memory go to others. Lower it for links that are slower.
         batching: how rows that wait become device batches: ``fair`` fills runs up over requests and tenants and
@@ -368,8 +369,6 @@ class NodeSettings:
         for what in ("name", "token_sha256"):
             if len({getattr(tenant, what) for tenant in self.tenants}) < len(self.tenants):
                 raise SettingError(f"tenants must have different {what.split('_')[0]}s")
-        # A place is kept for each tenant that has no request in work.
-        check_minimums(self, max_requests=len(self.tenants))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

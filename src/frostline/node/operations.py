@@ -6,8 +6,8 @@ import secrets
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import IO
 
@@ -49,13 +49,23 @@ _MAX_KEPT = 4
 class Training:
     """One training: its files, its process and its slot. Made by ``Trainings``; closing it again does nothing.
 
+    It has a slot from its start, so that an assignment that does not come keeps nobody else from training.
+
     Attributes:
         id: name that cannot be guessed.
     """
 
-    def __init__(self, settings: NodeSettings, length: int, held: ExitStack, charge: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        length: int,
+        held: ExitStack,
+        charge: Callable[[float], None],
+        take_place: Callable[[ExitStack], None],
+    ) -> None:
         self.id = secrets.token_hex(16)
         self._settings = settings
+        self._take_place = take_place
         self._charge = charge
         self._charged_s = 0.0
         self._length = length
@@ -91,6 +101,7 @@ class Training:
 
         Raises:
             BadRequest: if the assignment is shorter than announced.
+            Overloaded: if all slots are taken.
             Refused: if the process ended before its first line.
         """
         if self._assignment.tell() != self._length:
@@ -100,6 +111,7 @@ class Training:
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the node is stopping")
+            self._take_place(self._held)
             self._process = BoundedProcess(
                 STARTED["training"],
                 {"near": url, "threads": self._settings.compute_threads},
@@ -188,6 +200,7 @@ class Trainings:
         self._running: dict[str, Training] = {}
         self._kept: OrderedDict[str, Training] = OrderedDict()
         self._places = settings.trainings
+        self._senders: dict[str, object] = {}
         self._is_shut = False
 
     def check(self) -> None:
@@ -200,7 +213,7 @@ class Trainings:
             raise Forbidden("this node trains no heads: start it with --allow-training (allow_training)")
 
     def begin(self, prefix: str, length: int, account: Account) -> Training:
-        """Take a slot for a training, before its body is read.
+        """Prepare a training, before its body is read; it takes a slot when it starts.
 
         Args:
             prefix: digest of the frozen part.
@@ -210,7 +223,7 @@ class Trainings:
         Raises:
             Forbidden: if this node does not train.
             OverBudget: if the assignment can never fit.
-            Overloaded: if all slots are taken, or a quota of the tenant is used up.
+            Overloaded: if all slots are taken, or the tenant sends another assignment or has used up a quota.
             UnknownPrefix: if the prefix is not held.
         """
         self.check()
@@ -222,12 +235,18 @@ class Trainings:
                 f"{readable_bytes(memory_bytes)} of a training: start the node with more --training-memory"
             )
         with ExitStack() as held:
-            self._take_place(held)
+            held.enter_context(self._sending(account.name))
             held.enter_context(self._hold(prefix))
-            training = Training(self._settings, length, held.pop_all(), partial(self._charge, account))
+            charge = partial(self._charge, account)
+            training = Training(self._settings, length, held.pop_all(), charge, partial(self._take_place, account.name))
         with self._lock:
             self._running[training.id] = training
         return training
+
+    def is_sending(self, tenant: str) -> bool:
+        """Whether a tenant sends an assignment now."""
+        with self._lock:
+            return tenant in self._senders
 
     def end(self, training: Training) -> None:
         """End a training, and keep its result if it has one."""
@@ -279,14 +298,34 @@ class Trainings:
         for training in (*running, *kept):
             training.forget()
 
-    def _take_place(self, held: ExitStack) -> None:
+    @contextmanager
+    def _sending(self, tenant: str) -> Iterator[None]:
+        """While a tenant sends an assignment: until its training has a place, or ends."""
+        mark = object()
         with self._lock:
-            if self._is_shut or self._places == 0:
-                raise Overloaded(
-                    f"the node already trains as many heads as it may ({self._settings.trainings}): ask again later",
-                    retry_after_s=_TRAINING_RETRY_S,
-                )
+            self._check_places()
+            if tenant in self._senders:
+                raise Overloaded("you send another assignment: ask again later", retry_after_s=_TRAINING_RETRY_S)
+            self._senders[tenant] = mark
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._senders.get(tenant) is mark:
+                    del self._senders[tenant]
+
+    def _check_places(self) -> None:
+        if self._is_shut or self._places == 0:
+            raise Overloaded(
+                f"the node already trains as many heads as it may ({self._settings.trainings}): ask again later",
+                retry_after_s=_TRAINING_RETRY_S,
+            )
+
+    def _take_place(self, tenant: str, held: ExitStack) -> None:
+        with self._lock:
+            self._check_places()
             self._places -= 1
+            self._senders.pop(tenant, None)
         held.callback(self._give_place)
 
     def _give_place(self) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
+from frostline.batching import readable_bytes
 from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, FeatureBatch, Samples, Skipped
 from frostline.core.errors import BadRequest, OverBudget, SettingError
 from frostline.core.nouns import widened
@@ -32,7 +33,7 @@ from frostline.node.feature_cache import Found
 from frostline.node.memory import Cancelled, CancelScope, Lane, Pool, Reservation
 from frostline.node.prefixes import Resident
 from frostline.preprocess import Preprocess, Tokenize
-from frostline.preprocess.apply import decode_into
+from frostline.preprocess.apply import decode_into, pixels_needed, scratch_bytes
 from frostline.preprocess.tokens import content_digest
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.protocols import Buffer, LinkBounds, Place, StoreLimits, Versioned
@@ -528,17 +529,21 @@ class EmbeddingInputs:
     tokens: int
 
 
-def embedding_inputs(wanted: EmbeddingRequest, resident: Resident, maximum: int) -> EmbeddingInputs:
+def embedding_inputs(
+    wanted: EmbeddingRequest, resident: Resident, maximum: int, memory: Pool, is_abandoned: Callable[[], bool]
+) -> EmbeddingInputs:
     """The features that a request for embeddings is answered by.
 
     Args:
         wanted: request.
         resident: network that it names.
         maximum: maximum count of numbers in the answer.
+        memory: pool for decoding, in which texts are tokenized.
+        is_abandoned: whether the request was cancelled.
 
     Raises:
         BadRequest: the inputs are not of the network's kind, or it gives several tensors.
-        OverBudget: the answer would have more numbers.
+        OverBudget: the answer would have more numbers, or a text takes more memory than there is.
     """
     prefix = resident.prefix
     line = prefix.cuts[-1]
@@ -567,7 +572,9 @@ def embedding_inputs(wanted: EmbeddingRequest, resident: Resident, maximum: int)
             data="", samples=samples, prefix=wanted.model, cut=line.number, preprocess=preprocess.to_json()
         ),
         sent=SentSamples(encoded),
-        tokens=0 if preprocess.tokens is None else _tokens(preprocess.with_tokenizer(prefix.tokenizer), encoded),
+        tokens=0
+        if preprocess.tokens is None
+        else _tokens(preprocess.with_tokenizer(prefix.tokenizer), encoded, memory, is_abandoned),
     )
 
 
@@ -587,12 +594,16 @@ def _preprocess(wanted: EmbeddingRequest, resident: Resident) -> Preprocess:
     return preprocess
 
 
-def _tokens(preprocess: Preprocess, texts: Sequence[bytes]) -> int:
+def _tokens(preprocess: Preprocess, texts: Sequence[bytes], memory: Pool, is_abandoned: Callable[[], bool]) -> int:
     """Tokens of all texts, without those of padding."""
     row = np.zeros(preprocess.shape, np.int64)
     count = 0
     for number, text in enumerate(texts):
-        decode_into(preprocess, text, row, id=number, view=None)
+        nbytes = scratch_bytes(pixels_needed(preprocess, text))
+        if nbytes > memory.total_bytes:
+            raise OverBudget(f"input[{number}]: its {len(text)} bytes may take {readable_bytes(nbytes)} as tokens")
+        with memory.reserve(nbytes, is_abandoned):
+            decode_into(preprocess, text, row, id=number, view=None)
         count += int(row[1].sum())
     return count
 

@@ -382,7 +382,8 @@ class Node:
             OverBudget: if the answer would be too large.
         """
         with self._prefixes.used(wanted.model, asker=admission.account) as resident:
-            inputs = embedding_inputs(wanted, resident, max_numbers(self._settings.memory_bytes))
+            most, scope = max_numbers(self._settings.memory_bytes), self.cancel_scope()
+            inputs = embedding_inputs(wanted, resident, most, self._pools["decode"], scope.is_cancelled)
         return self.features(inputs.request, admission, sent=inputs.sent), inputs
 
     def direct_reads(self) -> DirectReads:

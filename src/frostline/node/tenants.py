@@ -454,6 +454,8 @@ _PARSED = 30
 _KEPT = 10
 # Memory for the part of an answer that is being sent, the request's own objects and its connection.
 _REQUEST_BYTES = 1 << 20
+# What is kept for a tenant without requests: enough for one of some hundred samples.
+_MIN_KEPT_BYTES = _REQUEST_BYTES + _PARSED * (32 << 10)
 
 
 class Admission:
@@ -490,7 +492,8 @@ class Admission:
 class Gate:
     """Counts the requests under way. Safe for threads.
 
-    One slot is reserved for every tenant that has no request under way, so that no tenant can take all of them.
+    A place and some memory are kept for every tenant that has no request under way, as far as half of all is enough
+    for them, and no tenant has more than half of the memory: so whatever one announces leaves others their part.
 
     Args:
         maximum: maximum number of requests under way.
@@ -554,7 +557,7 @@ class Gate:
         Raises:
             OverBudget: if it is too long.
         """
-        maximum = (self._memory.total_bytes - _REQUEST_BYTES) // _PARSED
+        maximum = (self._memory.total_bytes - self._kept_bytes(len(self._accounts) - 1) - _REQUEST_BYTES) // _PARSED
         if body_bytes > maximum:
             raise OverBudget(
                 f"the request has {readable_bytes(body_bytes)} and this node reads up to {readable_bytes(maximum)}: "
@@ -580,9 +583,9 @@ class Gate:
     def _admission(self, body_bytes: int, account: Account) -> Admission | None:
         with self._lock:
             account.check(has_room=not self._work.is_full(account.name))
-            if self._is_shut or len(self._inside) + self._kept_for_others(account) >= self._max_requests:
+            if self._is_shut or not self._has_place(account):
                 return None
-            memory = self._memory.take(_REQUEST_BYTES + _PARSED * body_bytes)
+            memory = self._taken(_REQUEST_BYTES + _PARSED * body_bytes, account)
             if memory is None:
                 return None
             admission = Admission(self, memory, body_bytes, account)
@@ -590,5 +593,23 @@ class Gate:
             account.enter()
             return admission
 
-    def _kept_for_others(self, account: Account) -> int:
+    def _has_place(self, account: Account) -> bool:
+        kept = min(self._idle_beside(account), self._max_requests // 2) if account.inside else 0
+        return len(self._inside) + kept < self._max_requests
+
+    def _taken(self, nbytes: int, account: Account) -> Reservation | None:
+        total_bytes = self._memory.total_bytes
+        is_kept_for_it = not account.inside and nbytes <= _MIN_KEPT_BYTES
+        kept_bytes = 0 if is_kept_for_it else self._kept_bytes(self._idle_beside(account))
+        if self._memory.statistics().reserved_bytes + nbytes + kept_bytes > total_bytes:
+            return None
+        is_alone = len(self._accounts) < 2
+        share = total_bytes if is_alone else total_bytes // 2
+        return self._memory.take(nbytes, Claim(tenant=account.name, max_bytes=share))
+
+    def _kept_bytes(self, idle: int) -> int:
+        return min(idle * _MIN_KEPT_BYTES, self._memory.total_bytes // 2)
+
+    def _idle_beside(self, account: Account) -> int:
+        """The number of other tenants that have no request under way."""
         return sum(not other.inside for other in self._accounts if other is not account)

@@ -60,7 +60,7 @@ from frostline.preprocess.steps import (
     Tokenize,
     unframed,
 )
-from frostline.preprocess.tokens import tokens_into
+from frostline.preprocess.tokens import text_bytes, tokens_into
 
 __all__ = (
     "ALIGNMENT",
@@ -257,8 +257,6 @@ MAX_PIXELS = 50_000_000  # above the 48 megapixels of today's phones
 _BYTES_PER_PIXEL = 22
 # A quarter more than a pixel of others, in quarters.
 _JPEG2000_SHARE = 5
-# A token of one byte takes about 250 bytes while its text is tokenized.
-_PIXELS_PER_BYTE_OF_TEXT = 12
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
@@ -294,6 +292,8 @@ def decode_into(
     levels = preprocess.levels
     match preprocess.steps[0]:
         case Tokenize():
+            if pixels_needed(preprocess, encoded) > max_pixels:
+                raise SampleError(f"its text of {len(encoded)} bytes may take more memory than there is for it")
             tokens_into(preprocess.tokenizer, encoded, out)
         case ReadArray() as array:
             numbers_into(array, encoded, out)
@@ -369,7 +369,7 @@ def pixels_needed(preprocess: Preprocess, encoded: bytes | memoryview) -> int:
     """
     match preprocess.steps[0]:
         case Tokenize():
-            return _PIXELS_PER_BYTE_OF_TEXT * len(encoded)
+            return -(-text_bytes(preprocess.tokenizer, encoded) // _BYTES_PER_PIXEL)
         case ReadArray():
             return 0
         case DecodeAudio() as audio:

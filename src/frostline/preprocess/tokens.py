@@ -8,7 +8,8 @@ models look words up by each of their parts.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,7 @@ __all__ = (
     "fitted",
     "has_tokenizers",
     "opened_tokenizer",
+    "text_bytes",
     "tokenizers_name",
     "tokens_into",
     "why_unbounded",
@@ -218,11 +220,71 @@ _PATTERNS = frozenset(
         r" {2,}",
     }
 )
+_POST_PROCESSORS = frozenset({"BertProcessing", "ByteLevel", "RobertaProcessing", "Sequence", "TemplateProcessing"})
 _MAX_STEPS = 16
-_MAX_GROWING_STEPS = 4
-_MAX_INSERTED = 4  # characters in the place of one
+_MAX_GROWTH = 128
 _MAX_WORD = 128  # the usual bound is 100; the time of WordPiece grows with its third power
 _MAX_PIECE = 512  # characters of a piece of Unigram, which looks for all pieces at each place
+_MAX_ADDED = 64  # characters of a token that stands for others, and tokens that a text is framed by
+_MAX_LENGTH = 8192  # as of preprocess.text
+_MAX_ENTRIES = 1 << 19  # twice the vocabularies of today's multilingual models; each takes some 230 bytes
+# The most bytes that a byte of UTF-8 becomes; U+FDFA has 18 letters in its compatible form. What comes from a library's
+# file of rules (Precompiled) is such a form.
+_UNICODE_GROWTH = {"BertNormalizer": 3, "Lowercase": 2, "NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Precompiled": 11}
+# Blanks around each ideograph, and letters that are longer when they are small.
+_AND_MORE = {"BertNormalizer": 1, "Lowercase": 1}
+# Measured at the peak, for each byte of a text of which each letter is a token.
+_BYTES_PER_BYTE = 400
+
+
+def text_bytes(tokenizer: bytes, encoded: bytes | memoryview) -> int:
+    """An upper bound of the memory that tokenizing a text takes, in bytes.
+
+    Args:
+        tokenizer: JSON that ``fitted`` made, of which ``why_unbounded`` says None; empty where nothing is tokenized.
+        encoded: text in UTF-8.
+    """
+    if not tokenizer:
+        return 0
+    return _BYTES_PER_BYTE * _growth(tokenizer, _forms_growth(encoded)) * len(encoded)
+
+
+def _forms_growth(encoded: bytes | memoryview) -> int:
+    """The most bytes that a byte of a text takes in its decomposed forms, on average and rounded up; of ASCII 0."""
+    if len(encoded) > _MAX_TEXT_BYTES or (content := bytes(encoded)).isascii():
+        return 0
+    text = content.decode(errors="replace")
+    return max(-(-len(unicodedata.normalize(form, text).encode()) // len(content)) for form in ("NFD", "NFKD"))
+
+
+@lru_cache(maxsize=4 * _KEPT)
+def _growth(content: bytes, forms_growth: int) -> int:
+    return _growth_of(json.loads(content), forms_growth)
+
+
+def _growth_of(value: Mapping[str, Any], forms_growth: int | None = None) -> int:
+    """The most bytes that a byte of a text becomes before it is divided into tokens, as all steps multiply them.
+
+    Args:
+        value: the tokenizer.
+        forms_growth: bytes that a byte takes in the text's decomposed forms; None for any text. A step may put any
+            letter into the text, for which the bounds of any text hold again.
+    """
+    growth, bytes_levels = 1, 0
+    for step in (*_steps(value, "normalizer"), *_steps(value, "pre_tokenizer")):
+        kind = step.get("type")
+        if kind in _UNICODE_GROWTH:
+            most = _UNICODE_GROWTH[kind]
+            growth *= most if forms_growth is None else max(1, min(most, forms_growth + _AND_MORE.get(kind, 0)))
+        elif kind in ("Replace", "Prepend"):
+            growth *= _inserted(step)
+            forms_growth = forms_growth if _inserts(step).isascii() else None
+        elif kind == "Metaspace":
+            growth, forms_growth = growth * 4, None
+        elif kind == "ByteLevel":  # the first makes a letter of each byte, and the next two of most letters
+            growth *= (2 if bytes_levels else 1) * (2 if step.get("add_prefix_space", True) else 1)
+            bytes_levels, forms_growth = bytes_levels + 1, None
+    return growth
 
 
 def why_unbounded(content: bytes) -> str | None:
@@ -250,10 +312,9 @@ def _why(value: Mapping[str, Any]) -> str | None:
     unknown = [pattern for pattern in patterns if pattern is not None and pattern not in _PATTERNS]
     if unknown:
         return f"its pattern {unknown[0][:60]!r} is none of those that are known to end soon"
-    growing = [_inserted(step) for step in normalizers if _inserted(step) > 1]
-    if len(growing) > _MAX_GROWING_STEPS or max(growing, default=0) > _MAX_INSERTED:
-        return "its replacements make a text too long"
-    return _why_model(value.get("model") or {})
+    if _growth_of(value) > _MAX_GROWTH:
+        return "its steps make a text too long"
+    return _why_model(value.get("model") or {}) or _why_ends(value) or _why_frame(value)
 
 
 def _why_model(model: Mapping[str, Any]) -> str | None:
@@ -264,16 +325,57 @@ def _why_model(model: Mapping[str, Any]) -> str | None:
         return f"its max_input_chars_per_word is above {_MAX_WORD}"
     if kind == "Unigram" and any(len(piece) > _MAX_PIECE for piece, _ in model.get("vocab", ())):
         return f"it has pieces of more than {_MAX_PIECE} characters"
-    return None
+    if max(len(model.get("vocab", ())), len(model.get("merges", ()))) > _MAX_ENTRIES:
+        return f"its vocabulary has more than {_MAX_ENTRIES} entries"
+    standing = [model.get(name) or "" for name in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")]
+    return _why_long(standing)
+
+
+def _why_long(tokens: Iterable[str]) -> str | None:
+    """Each stands for many places of a text, and would be copied for each of them."""
+    is_long = any(len(token) > _MAX_ADDED for token in tokens)
+    return f"a token of its own has more than {_MAX_ADDED} characters" if is_long else None
+
+
+def _why_ends(value: Mapping[str, Any]) -> str | None:
+    """Why cutting or padding is unbounded: what is cut off may be kept many times over."""
+    cut, padding, added = value.get("truncation") or {}, value.get("padding") or {}, value.get("added_tokens") or ()
+    if cut.get("stride", 0) or cut.get("max_length", 0) > _MAX_LENGTH:
+        return f"it keeps what it cuts off, or cuts at more than {_MAX_LENGTH} tokens"
+    strategy = padding.get("strategy", {})
+    length = strategy.get("Fixed", 0) if isinstance(strategy, dict) else 0
+    if max(length, padding.get("pad_to_multiple_of") or 0) > _MAX_LENGTH:
+        return f"it pads to more than {_MAX_LENGTH} tokens"
+    if len(added) > _MAX_ENTRIES or any(len(token["content"]) > _MAX_PIECE for token in added):
+        return f"it has more than {_MAX_ENTRIES} tokens of its own, or one of more than {_MAX_PIECE} characters"
+    return _why_long([padding.get("pad_token", "")])
+
+
+def _why_frame(value: Mapping[str, Any]) -> str | None:
+    """Why what frames a text is unbounded."""
+    frames = list(_steps(value, "post_processor"))
+    strange = [frame for frame in frames if frame.get("type") not in _POST_PROCESSORS]
+    if strange:
+        return f"its step {str(strange[0].get('type'))[:40]!r} is unknown here"
+    templates = [frame for frame in frames if frame.get("type") == "TemplateProcessing"]
+    texts = [piece for frame in templates for piece in frame["single"] if "Sequence" in piece]
+    special = [token for frame in templates for token in frame["special_tokens"].values()]
+    count = sum(len(frame["single"]) + len(frame["pair"]) for frame in templates)
+    count += sum(len(token["ids"]) + len(token["tokens"]) for token in special)
+    if len(frames) > _MAX_STEPS or len(texts) > 1 or count > _MAX_ADDED:
+        return f"it frames a text by more than {_MAX_ADDED} tokens, or has it several times"
+    pairs = [frame.get(name) or ("", 0) for frame in frames for name in ("sep", "cls")]
+    return _why_long([*(name for token in special for name in token["tokens"]), *(token for token, _ in pairs)])
 
 
 def _steps(value: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """All steps of a kind, those of sequences in each other too."""
+    """All steps of a kind in turn, those of sequences in each other too."""
     left = [value[name]] if value.get(name) else []
     while left:
         step = left.pop()
         yield step
-        left += [*step.get("normalizers", ()), *step.get("pretokenizers", ())]
+        inner = [*step.get("normalizers", ()), *step.get("pretokenizers", ()), *step.get("processors", ())]
+        left += reversed(inner)
 
 
 def _pattern(step: Mapping[str, Any]) -> str | None:
@@ -284,6 +386,15 @@ def _pattern(step: Mapping[str, Any]) -> str | None:
     return str(pattern["Regex"]) if "Regex" in pattern else (None if pattern.get("String") else "")
 
 
+def _inserts(step: Mapping[str, Any]) -> str:
+    """What a step puts into a text."""
+    return str(step.get("prepend" if step.get("type") == "Prepend" else "content", ""))
+
+
 def _inserted(step: Mapping[str, Any]) -> int:
-    """Characters that a step puts in the place of one."""
-    return len(str(step.get("content", ""))) if step.get("type") == "Replace" else len(str(step.get("prepend", "")))
+    """The most bytes that a step makes of one."""
+    nbytes, pattern = len(_inserts(step).encode()), step.get("pattern")
+    if step.get("type") == "Prepend":  # before each part of a text between two tokens of the tokenizer's own
+        return 1 + -(-nbytes // 2)
+    found = len(str(pattern["String"]).encode()) if isinstance(pattern, dict) and "String" in pattern else 1
+    return max(1, -(-nbytes // max(1, found)))

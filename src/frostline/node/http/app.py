@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.core import FeatureBatch
 from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Unavailable
+from frostline.node.http.connection_guard import recognise
 from frostline.node.http.operations import ListingRoutes, TrainingRoutes
 from frostline.node.http.pages import Dashboard, LiveAnswers
 from frostline.node.http.requests import (
@@ -38,9 +39,9 @@ from frostline.node.http.requests import (
     announced,
     body_length,
     error_response,
+    json_bytes,
     json_response,
     log_refusal,
-    recognise,
     run_while_connected,
 )
 from frostline.node.pipeline import BatchStream, answer_body, gathered, max_numbers
@@ -405,8 +406,10 @@ class _Service:
             profile = await run_while_connected(request.receive, measure, scope.cancel, self._threads, deadline_s)
         return json_response(profile.to_json())
 
-    async def _viewed(self, account: Account) -> dict[str, Any]:
-        return (await self._looked_up(account)).to_json()
+    async def _viewed(self, account: Account) -> bytes:
+        return await to_thread.run_sync(
+            lambda: json_bytes(self._node.statistics(account).to_json()), limiter=self._lookers
+        )
 
     async def _looked_up(self, account: Account) -> NodeStatistics:
         """The state of the node, read in a thread because the cache reads a file, which a slow disk could delay."""

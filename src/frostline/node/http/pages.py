@@ -4,23 +4,26 @@ Answers with JSON once, or with an event each second, made once for all viewers 
 """
 
 import base64
+import gzip
 import hashlib
-import json
 import math
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
 import anyio
-from anyio import create_task_group
+from anyio import create_task_group, to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.core.errors import FrostlineError, Overloaded
-from frostline.node.http.requests import is_stopping, json_response
+from frostline.node.http.connection_guard import is_stopping
 
 __all__ = (
     "MAX_VIEWERS",
@@ -79,6 +82,12 @@ MAX_VIEWERS = 16
 """Viewers of a server that are sent events. Each holds one connection, of at least a hundred that servers have."""
 
 _PERIOD_S = 1.0
+# Answers that are being sent at once, and those of one tenant. Each has a few megabytes at most.
+_MAX_ANSWERS = 32
+_MAX_OF_ASKER = 16
+_PIECE = 64 << 10
+# Of gzip: figures shrink tenfold with the fastest.
+_LEVEL = 1
 # Seconds without a byte taken after which a viewer has gone.
 _SILENCE_S = 30.0
 
@@ -88,16 +97,27 @@ R = TypeVar("R", bound=Hashable)
 class LiveAnswers(Generic[R]):
     """Gives what viewers with some rights may see. Used only in the event loop's thread.
 
+    What is asked for while it is made for somebody with the same rights is made once more for all who wait, and
+    compressed once. Answers that nobody reads are few, and end.
+
     Args:
-        made: returns it, as plain values.
+        made: returns it, as it is sent; off the event loop, since it may be large.
         max_viewers: maximum number of viewers that are sent events at once.
         period_s: seconds between two events.
+        media_type: media type of what it returns.
     """
 
     def __init__(
-        self, made: Callable[[R], Awaitable[Any]], max_viewers: int = MAX_VIEWERS, period_s: float = _PERIOD_S
+        self,
+        made: Callable[[R], Awaitable[bytes]],
+        max_viewers: int = MAX_VIEWERS,
+        period_s: float = _PERIOD_S,
+        *,
+        media_type: str = "application/json",
     ) -> None:
         self._made = made
+        self._media_type = media_type
+        self._answers: Counter[Hashable] = Counter()
         self._max_viewers = max_viewers
         self._period_s = period_s
         self._views: dict[R, _View] = {}
@@ -112,7 +132,7 @@ class LiveAnswers(Generic[R]):
         """Whether no further viewer is sent events."""
         return self._viewers >= self._max_viewers
 
-    async def answer(self, request: Request, rights: R) -> ASGIApp:
+    async def answer(self, request: Request, rights: R, asker: Hashable = None) -> ASGIApp:
         """The answer for whoever has these rights: an event each second where it accepts that, else JSON.
 
         Who accepts JSON too gets that where there are too many viewers, and asks again.
@@ -120,9 +140,10 @@ class LiveAnswers(Generic[R]):
         Args:
             request: request, whose ``Accept`` is looked at.
             rights: rights of who asks; equal ones see the same.
+            asker: tenant whose answers are counted together; by default all who have these rights.
 
         Raises:
-            Overloaded: It accepts events alone, and there are too many viewers.
+            Overloaded: It accepts events alone, and there are too many viewers; or too many answers are being read.
         """
         accepted = request.headers.get("accept", "")
         if _EVENT_STREAM in accepted and not self.is_full():
@@ -131,7 +152,41 @@ class LiveAnswers(Generic[R]):
         if _EVENT_STREAM in accepted and "application/json" not in accepted:
             sentence = f"{self._viewers} viewers are sent events already: ask for JSON each second instead"
             raise Overloaded(sentence, retry_after_s=self._period_s)
-        return json_response(await self._made(rights))
+        asker = rights if asker is None else asker
+        if self._answers[asker] >= _MAX_OF_ASKER or self._answers.total() >= _MAX_ANSWERS:
+            raise Overloaded("too many answers of this kind are being read: ask again", retry_after_s=self._period_s)
+        view = self._views.setdefault(rights, _View())
+        view.viewers += 1
+        self._answers[asker] += 1
+        is_compressed = _accepts_gzip(request)
+        try:
+            body = await self._fresh(view, rights, is_compressed=is_compressed)
+        except BaseException:
+            self._read(view, rights, asker)
+            raise
+        end = partial(self._read, view, rights, asker)
+        return _Once(body=body, media_type=self._media_type, is_compressed=is_compressed, end=end)
+
+    def _read(self, view: "_View", rights: R, asker: Hashable) -> None:
+        """An answer was read, or given up."""
+        self._answers -= Counter({asker: 1})
+        self._left(view, rights)
+
+    async def _fresh(self, view: "_View", rights: R, *, is_compressed: bool) -> bytes:
+        """What was begun to be made since now, by this request or another."""
+        asked_s = anyio.current_time()
+        async with view.lock:
+            if view.begun_s < asked_s:
+                view.begun_s, view.body, view.compressed = anyio.current_time(), b"", b""
+                view.body = await self._made(rights)
+            if is_compressed and not view.compressed:
+                view.compressed = await to_thread.run_sync(gzip.compress, view.body, _LEVEL)
+            return view.compressed if is_compressed else view.body
+
+    def _left(self, view: "_View", rights: R) -> None:
+        view.viewers -= 1
+        if not view.viewers:
+            self._views.pop(rights, None)
 
     async def send(self, rights: R, send: Send, is_ending: Callable[[], bool]) -> None:
         """Send an event each second until the server ends; see ``answer``."""
@@ -144,9 +199,7 @@ class LiveAnswers(Generic[R]):
                 with anyio.fail_after(_SILENCE_S):
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         finally:
-            view.viewers -= 1
-            if not view.viewers:
-                self._views.pop(rights, None)
+            self._left(view, rights)
 
     def leave(self) -> None:
         """Count a viewer as gone."""
@@ -157,8 +210,8 @@ class LiveAnswers(Generic[R]):
         await anyio.sleep(max(0.0, after_s + self._period_s - anyio.current_time()))
         async with view.lock:
             if view.made_s <= after_s or anyio.current_time() - view.made_s >= self._period_s:
-                body = json.dumps(await self._made(rights), allow_nan=False, separators=(",", ":"))
-                view.made_s, view.event = anyio.current_time(), b"data: " + body.encode() + b"\n\n"
+                body = await self._made(rights)
+                view.made_s, view.event = anyio.current_time(), b"data: " + body + b"\n\n"
             return view.made_s, view.event
 
 
@@ -170,6 +223,41 @@ class _View:
         self.viewers = 0
         self.made_s = -math.inf
         self.event = b""
+        self.begun_s = -math.inf
+        self.body = self.compressed = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Once:
+    """An ASGI application that sends one answer, of which many share the bytes."""
+
+    body: bytes
+    media_type: str
+    is_compressed: bool
+    end: Callable[[], None]
+
+    async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
+        """Send it. If this returns before the last piece, the server breaks the connection."""
+        length = len(self.body)
+        headers = {"content-type": self.media_type, "content-length": str(length), "vary": "accept-encoding"}
+        coding = {"content-encoding": "gzip"} if self.is_compressed else {}
+        named = [(name.encode(), value.encode()) for name, value in {**headers, **coding}.items()]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": named})
+            for start in range(0, length, _PIECE):
+                is_more = start + _PIECE < length
+                piece = {"body": memoryview(self.body)[start : start + _PIECE], "more_body": is_more}
+                with anyio.fail_after(_SILENCE_S):
+                    await send({"type": "http.response.body", **piece})
+        except TimeoutError:
+            return
+        finally:
+            self.end()
+
+
+def _accepts_gzip(request: Request) -> bool:
+    codings = request.headers.get("accept-encoding", "").lower().split(",")
+    return any(coding.partition(";")[0].strip() == "gzip" and not coding.strip().endswith("q=0") for coding in codings)
 
 
 class _Events(Generic[R]):

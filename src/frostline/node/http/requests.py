@@ -2,24 +2,19 @@
 
 Reads the bodies of requests, makes JSON responses, and cancels calls whose client disconnects.
 
-The HTTP protocol of a connection that may be a stranger's: heads have a time limit, and connections a limit too.
-
 Refuses what a page of another site has a browser ask.
 """
 
-import asyncio
 import json
-import logging
 import math
 import re
 import socket
 import time
-import traceback
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
@@ -27,13 +22,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
 
 from frostline.batching import readable_bytes
 from frostline.core.errors import AnswerDamaged, BadRequest, Forbidden, FrostlineError, Overloaded, Unavailable
 from frostline.core.system import crc32
+from frostline.node.http.connection_guard import LOG
 from frostline.node.memory import Cancelled
 from frostline.wire.messages import CHECKSUM_HEADER, error_to_json, retry_after, status_of
 
@@ -42,20 +35,13 @@ __all__ = (
     "REFUSALS",
     "AskedByName",
     "BodyReader",
-    "ConnectionLimits",
-    "ConnectionTable",
-    "GuardedProtocol",
-    "Guards",
     "OwnNames",
-    "SeldomLog",
     "announced",
     "body_length",
     "error_response",
-    "is_stopping",
+    "json_bytes",
     "json_response",
-    "limits_of",
     "log_refusal",
-    "recognise",
     "run_while_connected",
 )
 
@@ -148,8 +134,12 @@ def announced(request: Request, header: str) -> int:
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Make a response with a value as JSON."""
-    body = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return Response(body, status_code=status, headers=headers, media_type="application/json")
+    return Response(json_bytes(value), status_code=status, headers=headers, media_type="application/json")
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value as JSON."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
 def error_response(error: FrostlineError) -> Response:
@@ -230,7 +220,7 @@ def log_refusal(path: str, error: FrostlineError) -> None:
     if isinstance(error, Overloaded) or now_s - _said_at_s.get(kind, -math.inf) < _SAID_EVERY_S:
         return
     _said_at_s[kind] = now_s
-    _LOG.warning("refused %s: %s: %s", path, kind, error)
+    LOG.warning("refused %s: %s: %s", path, kind, error)
 
 
 async def _refuse_http(_: Request, error: Exception) -> Response:
@@ -241,295 +231,6 @@ async def _refuse_http(_: Request, error: Exception) -> Response:
 
 REFUSALS = {FrostlineError: _refuse, HTTPException: _refuse_http}
 """What an application of Starlette answers to errors: a sentence as JSON, with the status that belongs to it."""
-
-
-C = TypeVar("C", bound=Hashable)
-
-_MAX_CONNECTIONS = 4096
-# File descriptors left for files, stores and caches, if there are at least twice as many.
-_RESERVED = 256
-_MAX_HEAD_BYTES = 64 << 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """Limits of connections before the node knows who asks.
-
-    Attributes:
-        head_s: seconds within which a request's head must be complete, from its start or from the connection's.
-        head_bytes: maximum size of a head.
-        max_unknown: maximum number of connections older than ``young_s`` without a request of a known tenant.
-        young_s: seconds for which a new connection is not closed because of ``max_unknown``, since many trainers may
-            begin at once.
-        max_connections: maximum number of connections.
-    """
-
-    head_s: float = 10.0
-    head_bytes: int = _MAX_HEAD_BYTES
-    max_unknown: int = 1024
-    young_s: float = 1.0
-    max_connections: int = _MAX_CONNECTIONS
-
-
-def limits_of(descriptors: int) -> ConnectionLimits:
-    """The limits of a process that may open so many files and sockets.
-
-    Args:
-        descriptors: maximum number of descriptors; a negative number means no limit.
-    """
-    if descriptors < 0:
-        return ConnectionLimits()
-    maximum = max(2, min(_MAX_CONNECTIONS, descriptors - min(_RESERVED, descriptors // 2)))
-    return ConnectionLimits(max_unknown=max(1, maximum // 4), max_connections=maximum)
-
-
-class ConnectionTable(Generic[C]):
-    """The connections of a node: unknown, working, or idle after an answer to a known tenant. Not safe for threads.
-
-    Args:
-        limits: limits of the connections.
-    """
-
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self._limits = limits
-        # Each dictionary is in the order in which connections entered that state.
-        self._unknown: dict[C, float] = {}
-        self._idle: dict[C, None] = {}
-        self._working: dict[C, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._unknown) + len(self._idle) + len(self._working)
-
-    def enter(self, connection: C, now_s: float) -> C | None:
-        """Admit a connection.
-
-        Args:
-            connection: new connection.
-            now_s: monotonic seconds.
-
-        Returns:
-            The connection that must be closed for it: the oldest unknown one, else the one that has been idle longest,
-            else the new one itself; None if there is space.
-        """
-        gone: C | None = None
-        oldest = next(iter(self._unknown), None)
-        if len(self) >= self._limits.max_connections:
-            gone = oldest or next(iter(self._idle), None) or connection
-        elif oldest is not None and len(self._unknown) >= self._limits.max_unknown:
-            gone = oldest if now_s - self._unknown[oldest] >= self._limits.young_s else None
-        if gone is not None:
-            self.leave(gone)
-        if gone is not connection:
-            self._unknown[connection] = now_s
-        return gone
-
-    def recognised(self, connection: C) -> None:
-        """Note that a known tenant has asked on this connection."""
-        if connection in self._unknown or connection in self._idle:
-            self.leave(connection)
-            self._working[connection] = None
-
-    def answered(self, connection: C) -> None:
-        """Note that its request was answered; an unknown connection stays unknown."""
-        if connection in self._working:
-            self.leave(connection)
-            self._idle[connection] = None
-
-    def leave(self, connection: C) -> None:
-        """Remove a connection that is closed, or about to be. Calling it again does nothing."""
-        for kind in (self._unknown, self._idle, self._working):
-            kind.pop(connection, None)
-
-
-_LOG = logging.getLogger("frostline.node")
-# Minimum seconds between two log lines with the same text.
-_LOG_S = 60.0
-_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-_RECOGNISED = "frostline.recognised"
-_STOPPING = "frostline.stopping"
-
-
-class Guards:
-    """The state that the connections of one server share. Used only in its event loop's thread.
-
-    Args:
-        limits: limits of the connections.
-
-    Attributes:
-        is_stopping: whether the server ends, so that answers that go on for ever are to end too.
-        log: takes the place of uvicorn's log.
-    """
-
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits = limits
-        self.is_stopping = False
-        self.connections: ConnectionTable[GuardedProtocol] = ConnectionTable(limits)
-        self.log = SeldomLog(_LOG)
-
-    def say(self, what: str) -> None:
-        """Log what was done with a connection; see ``SeldomLog``."""
-        self.log.warning(what)
-
-
-class SeldomLog(logging.LoggerAdapter[logging.Logger]):
-    """Logs the same message, whatever fills it, at once and then at most once a minute with a count.
-
-    Whoever reaches a port can cause a line for each request.
-
-    Args:
-        logger: takes the lines.
-        clock: monotonic seconds.
-    """
-
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(logger)
-        self._clock = clock
-        self._counts: dict[tuple[str, str], int] = {}
-        self._said_at_s: dict[tuple[str, str], float] = {}
-
-    @property
-    def level(self) -> int:
-        """The level of the logger, which uvicorn asks for."""
-        return self.logger.level
-
-    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log a message, or count it; what is logged at all is no question of its count."""
-        if not self.isEnabledFor(level):
-            return
-        what, now_s = str(msg).rstrip(), self._clock()
-        key = (what, _place_of(kwargs.get("exc_info")))
-        self._counts[key] = self._counts.get(key, 0) + 1
-        if now_s >= self._said_at_s.get(key, -_LOG_S) + _LOG_S:
-            self._said_at_s[key] = now_s
-            self.logger.log(level, f"{what} (%d since the last such line)", *args, self._counts.pop(key), **kwargs)
-
-
-def _place_of(error: object) -> str:
-    """What an error is and where it was raised, by which errors are told apart; empty for none."""
-    if not isinstance(error, BaseException):
-        return ""
-    frames = traceback.extract_tb(error.__traceback__, limit=-1)
-    return f"{type(error).__name__} {frames[0].filename}:{frames[0].lineno}" if frames else type(error).__name__
-
-
-class GuardedProtocol(HttpToolsProtocol):
-    """One connection, made by uvicorn; asyncio and the parser call its methods.
-
-    Args:
-        config: uvicorn's argument.
-        server_state: uvicorn's argument.
-        app_state: uvicorn's argument.
-        guards: state shared with the other connections.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        guards: Guards,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._guards = guards
-        self.logger = guards.log  # type: ignore[assignment]
-        self._head_bytes = 0
-        self._is_in_head = True
-        self._head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See ``asyncio.BaseProtocol``."""
-        super().connection_made(transport)
-        self._begin_head()
-        gone = self._guards.connections.enter(self, self.loop.time())
-        if gone is not None:
-            gone.turn_away()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See ``asyncio.BaseProtocol``."""
-        self._end_head()
-        self._guards.connections.leave(self)
-        super().connection_lost(exc)
-
-    def turn_away(self) -> None:
-        """Close it to make space for another."""
-        self._guards.say("closed a connection to make room for another: too many are open")
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is not None and cycle.response_complete:
-            self.transport.close()  # which first sends what is left of its last answer
-        else:
-            self.transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        """See ``asyncio.Protocol``."""
-        if self._is_in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._is_in_head and self._head_bytes > self._guards.limits.head_bytes:
-            self._give_up(_TOO_LARGE, f"closed a connection whose head had over {self._guards.limits.head_bytes} bytes")
-
-    def on_message_begin(self) -> None:
-        """See ``httptools``."""
-        super().on_message_begin()
-        self.scope["state"] |= {_RECOGNISED: self._recognised, _STOPPING: self._is_stopping}
-        if not self._is_in_head:
-            self._begin_head()
-
-    def on_headers_complete(self) -> None:
-        """See ``httptools``."""
-        self._end_head()
-        super().on_headers_complete()
-
-    def on_response_complete(self) -> None:
-        """See ``uvicorn``."""
-        self._guards.connections.answered(self)
-        super().on_response_complete()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        self._guards.say("answered a request to change to another protocol as if it had not asked")
-
-    def _recognised(self) -> None:
-        self._guards.connections.recognised(self)
-
-    def _is_stopping(self) -> bool:
-        return self._guards.is_stopping
-
-    def _begin_head(self) -> None:
-        self._is_in_head, self._head_bytes = True, 0
-        self._head_timer = self.loop.call_later(self._guards.limits.head_s, self._late)
-
-    def _end_head(self) -> None:
-        self._is_in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _late(self) -> None:
-        self._give_up(_LATE, f"closed a connection that sent no whole head within {self._guards.limits.head_s:g} s")
-
-    def _give_up(self, answer: bytes, what: str) -> None:
-        if self.transport.is_closing():
-            return
-        self._guards.say(what)
-        cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:
-            self.transport.write(answer)
-        self.transport.close()
-
-
-def recognise(state: dict[str, Any]) -> None:
-    """Tell a request's connection, through the state in its ASGI scope, that a known tenant has asked."""
-    recognised: Callable[[], None] | None = state.get(_RECOGNISED)
-    if recognised is not None:
-        recognised()
-
-
-def is_stopping(state: dict[str, Any]) -> bool:
-    """Whether the server of a request is about to end, from the state in the request's ASGI scope."""
-    stopping: Callable[[], bool] | None = state.get(_STOPPING)
-    return stopping is not None and stopping()
 
 
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}")

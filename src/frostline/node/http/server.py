@@ -19,7 +19,8 @@ from starlette.types import ASGIApp
 
 from frostline.core.errors import AddressInUse, SettingError
 from frostline.node.http.app import make_app
-from frostline.node.http.requests import AskedByName, ConnectionLimits, GuardedProtocol, Guards, OwnNames, limits_of
+from frostline.node.http.connection_guard import ConnectionLimits, GuardedProtocol, Guards, limits_of
+from frostline.node.http.requests import AskedByName, OwnNames
 from frostline.node.service import Node
 
 __all__ = ("AppServer", "Server", "listen")

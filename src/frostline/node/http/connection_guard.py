@@ -1,0 +1,530 @@
+"""Holds connections that may be a stranger's within limits of bytes, number and time, from the first byte to the last.
+
+A connection sends heads and announced bodies; whatever else comes on it is let by within limits, and never parsed.
+"""
+
+import asyncio
+import json
+import logging
+import time
+import traceback
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from http import HTTPStatus
+from ipaddress import IPv6Address, IPv6Network, ip_address
+from typing import Any, Generic, TypeVar, cast
+
+from httptools import HttpParserError, HttpParserUpgrade
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+__all__ = (
+    "LOG",
+    "ConnectionLimits",
+    "ConnectionTable",
+    "GuardedProtocol",
+    "Guards",
+    "SeldomLog",
+    "is_stopping",
+    "limits_of",
+    "place_of",
+    "recognise",
+)
+
+
+C = TypeVar("C", bound=Hashable)
+
+_MAX_CONNECTIONS = 4096
+# File descriptors left for files, stores and caches, if there are at least twice as many.
+_RESERVED = 256
+# Browsers send all cookies that they have for `localhost`, whichever port set them.
+_MAX_HEAD_BYTES = 32 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """Limits of connections, whoever asks.
+
+    Attributes:
+        head_s: seconds within which a request's head must be complete, from its start or from the connection's, and
+            within which the next one must begin on a connection on which no known tenant has asked.
+        head_bytes: maximum size of a head.
+        head_fields: maximum number of fields in a head.
+        max_waiting: maximum number of requests that wait on a connection for answers to those before them.
+        unread_s: seconds in which what still comes behind the last answer of a connection is let by, so that a reset
+            does not overtake the answer.
+        unread_bytes: maximum number of bytes that are let by. Clients send bodies of up to 1 MiB unasked.
+        unsent_s: seconds in which a reader must take all that was written to it, or ``unsent_bytes``.
+        unsent_bytes: see ``unsent_s``.
+        max_unknown: maximum number of connections older than ``young_s`` without a request of a known tenant.
+        young_s: seconds for which a new connection is not closed because of ``max_unknown``, since many trainers may
+            begin at once.
+        max_connections: maximum number of connections.
+    """
+
+    head_s: float = 10.0
+    head_bytes: int = _MAX_HEAD_BYTES
+    head_fields: int = 128
+    max_waiting: int = 8
+    unread_s: float = 5.0
+    unread_bytes: int = 2 << 20
+    unsent_s: float = 30.0
+    unsent_bytes: int = 32 << 10
+    max_unknown: int = 1024
+    young_s: float = 1.0
+    max_connections: int = _MAX_CONNECTIONS
+
+
+def limits_of(descriptors: int) -> ConnectionLimits:
+    """The limits of a process that may open so many files and sockets.
+
+    Args:
+        descriptors: maximum number of descriptors; a negative number means no limit.
+    """
+    if descriptors < 0:
+        return ConnectionLimits()
+    maximum = max(2, min(_MAX_CONNECTIONS, descriptors - min(_RESERVED, descriptors // 2)))
+    return ConnectionLimits(max_unknown=max(1, maximum // 4), max_connections=maximum)
+
+
+class ConnectionTable(Generic[C]):
+    """The connections of a node: unknown, working, or idle after an answer to a known tenant. Not safe for threads.
+
+    Args:
+        limits: limits of the connections.
+    """
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        # Each dictionary is in the order in which connections entered that state; unknown ones with time and place.
+        self._unknown: dict[C, tuple[float, str]] = {}
+        self._unknown_of: dict[str, dict[C, None]] = {}
+        self._idle: dict[C, None] = {}
+        self._working: dict[C, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._unknown) + len(self._idle) + len(self._working)
+
+    def enter(self, connection: C, now_s: float, place: str = "") -> C | None:
+        """Admit a connection.
+
+        Args:
+            connection: new connection.
+            now_s: monotonic seconds.
+            place: address that it comes from.
+
+        Returns:
+            The connection that must be closed for it: the oldest unknown one of the place that has most of them, else
+            the one that has been idle longest, else the new one itself; None if there is space.
+        """
+        gone: C | None = None
+        if len(self) >= self._limits.max_connections:
+            gone = self._crowding() or next(iter(self._idle), None) or connection
+        elif len(self._unknown) >= self._limits.max_unknown:
+            oldest = self._crowding()
+            is_young = oldest is None or now_s - self._unknown[oldest][0] < self._limits.young_s
+            gone = None if is_young else oldest
+        if gone is not None:
+            self.leave(gone)
+        if gone is not connection:
+            self._unknown[connection] = now_s, place
+            self._unknown_of.setdefault(place, {})[connection] = None
+        return gone
+
+    def _crowding(self) -> C | None:
+        """The oldest unknown connection of the place with most of them, so that one place shuts no other out."""
+        if not self._unknown:
+            return None
+        most = max(map(len, self._unknown_of.values()))
+        firsts = (next(iter(those)) for those in self._unknown_of.values() if len(those) == most)
+        return min(firsts, key=lambda connection: self._unknown[connection][0])
+
+    def recognised(self, connection: C) -> None:
+        """Note that a known tenant has asked on this connection."""
+        if connection in self._unknown or connection in self._idle:
+            self.leave(connection)
+            self._working[connection] = None
+
+    def answered(self, connection: C) -> None:
+        """Note that its request was answered; an unknown connection stays unknown."""
+        if connection in self._working:
+            self.leave(connection)
+            self._idle[connection] = None
+
+    def leave(self, connection: C) -> None:
+        """Remove a connection that is closed, or about to be. Calling it again does nothing."""
+        self._idle.pop(connection, None)
+        self._working.pop(connection, None)
+        if connection in self._unknown:
+            _, place = self._unknown.pop(connection)
+            del self._unknown_of[place][connection]
+            if not self._unknown_of[place]:
+                del self._unknown_of[place]
+
+
+LOG = logging.getLogger("frostline.node")
+"""The log of a server: what it refused and closed."""
+
+# Minimum seconds between two log lines with the same text.
+_LOG_S = 60.0
+_RECOGNISED = "frostline.recognised"
+_STOPPING = "frostline.stopping"
+
+
+class Guards:
+    """The state that the connections of one server share. Used only in its event loop's thread.
+
+    Args:
+        limits: limits of the connections.
+
+    Attributes:
+        is_stopping: whether the server ends, so that answers that go on for ever are to end too.
+        log: takes the place of uvicorn's log.
+    """
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.is_stopping = False
+        self.connections: ConnectionTable[GuardedProtocol] = ConnectionTable(limits)
+        self.log = SeldomLog(LOG)
+
+    def say(self, what: str) -> None:
+        """Log what was done with a connection; see ``SeldomLog``."""
+        self.log.warning(what)
+
+
+class SeldomLog(logging.LoggerAdapter[logging.Logger]):
+    """Logs the same message, whatever fills it, at once and then at most once a minute with a count.
+
+    Whoever reaches a port can cause a line for each request.
+
+    Args:
+        logger: takes the lines.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(logger)
+        self._clock = clock
+        self._counts: dict[tuple[str, str], int] = {}
+        self._said_at_s: dict[tuple[str, str], float] = {}
+
+    @property
+    def level(self) -> int:
+        """The level of the logger, which uvicorn asks for."""
+        return self.logger.level
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a message, or count it; what is logged at all is no question of its count."""
+        if not self.isEnabledFor(level):
+            return
+        what, now_s = str(msg).rstrip(), self._clock()
+        key = (what, _place_of(kwargs.get("exc_info")))
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if now_s >= self._said_at_s.get(key, -_LOG_S) + _LOG_S:
+            self._said_at_s[key] = now_s
+            self.logger.log(level, f"{what} (%d since the last such line)", *args, self._counts.pop(key), **kwargs)
+
+
+def _place_of(error: object) -> str:
+    """What an error is and where it was raised, by which errors are told apart; empty for none."""
+    if not isinstance(error, BaseException):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return f"{type(error).__name__} {frames[0].filename}:{frames[0].lineno}" if frames else type(error).__name__
+
+
+class _Unheard(Exception):
+    """Ends the parser's work: nothing behind this place is read."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection, made by uvicorn; asyncio and the parser call its methods.
+
+    Whatever is no head and no announced body is let by within limits of bytes and time, and is not parsed.
+
+    Args:
+        config: uvicorn's argument.
+        server_state: uvicorn's argument.
+        app_state: uvicorn's argument.
+        guards: state shared with the other connections.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        guards: Guards,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._guards = guards
+        self._limits = guards.limits
+        self.logger = guards.log  # type: ignore[assignment]
+        self._is_known = False
+        self._head_bytes = 0
+        self._is_in_head = True
+        # Why the parser was ended: a status line, and what was wrong.
+        self._refusal: tuple[HTTPStatus, str] | None = None
+        # No answer is begun any more: what comes is let by until the connection is closed.
+        self._is_ending = False
+        self._unread_bytes = 0
+        self._unsent_bytes = 0
+        self._answering: RequestResponseCycle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        self._unsent_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See ``asyncio.BaseProtocol``."""
+        super().connection_made(transport)
+        self._begin_head()
+        gone = self._guards.connections.enter(self, self.loop.time(), place_of(self.client))
+        if gone is not None:
+            gone.turn_away()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See ``asyncio.BaseProtocol``."""
+        self._end_head()
+        for timer in (self._end_timer, self._unsent_timer):
+            if timer is not None:
+                timer.cancel()
+        self._guards.connections.leave(self)
+        if self._answering is not None:  # uvicorn tells the last request alone
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def turn_away(self) -> None:
+        """Close it to make space for another."""
+        self._guards.say("closed a connection to make room for another: too many are open")
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or not cycle.response_complete or self._is_ending or not self._is_known:
+            self.transport.abort()
+            return
+        self.transport.close()  # which first sends what is left of its last answer
+        self._end_timer = self.loop.call_later(self._limits.young_s, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """See ``asyncio.Protocol``."""
+        if self._is_ending or self._is_last():
+            self._let_by(len(data))
+            return
+        if self._is_in_head:
+            self._head_bytes += len(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade:
+            self._guards.say("answered a request to change to another protocol as if it had not asked")
+        except HttpParserError:
+            if not self._is_last():
+                self._refuse(*(self._refusal or (HTTPStatus.BAD_REQUEST, "closed a connection that sent no HTTP")))
+        else:
+            if self._is_in_head and self._is_head_too_large():
+                self._refuse(*self._too_large())
+
+    def on_message_begin(self) -> None:
+        """See ``httptools``."""
+        if self._is_last():
+            raise _Unheard
+        super().on_message_begin()
+        self.scope["state"] |= {_RECOGNISED: self._recognised, _STOPPING: self._is_stopping}
+        if not self._is_in_head:
+            self._begin_head()
+
+    def on_headers_complete(self) -> None:
+        """See ``httptools``."""
+        self._end_head()
+        self._refusal = self._refused_head()
+        if self._refusal is not None:
+            raise _Unheard
+        super().on_headers_complete()
+        self.cycle.keep_alive = self.cycle.keep_alive and not self.parser.should_upgrade()
+        # So that its end is this connection's to decide.
+        self.cycle.transport = cast("asyncio.Transport", _AnswerTransport(self, self.cycle))
+
+    def on_response_complete(self) -> None:
+        """See ``uvicorn``."""
+        self._guards.connections.answered(self)
+        if self._is_ending:
+            return
+        kept_s: float = self.config.timeout_keep_alive if self._is_known else self._limits.head_s
+        self.timeout_keep_alive = kept_s  # type: ignore[assignment]  # of any seconds that a timer takes
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """See ``asyncio.BaseProtocol``."""
+        super().pause_writing()
+        self._watch_unsent()
+
+    def resume_writing(self) -> None:
+        """See ``asyncio.BaseProtocol``."""
+        super().resume_writing()
+        if self._unsent_timer is not None and not self.transport.is_closing():
+            self._unsent_timer.cancel()
+            self._unsent_timer = None
+
+    def end(self, *, is_more_coming: bool) -> None:
+        """Close it behind the last answer, and let by what is on its way: a reset could overtake the answer."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self.pipeline.clear()
+        if not is_more_coming and not self._unread_bytes:
+            self._close()
+            return
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._end_timer = self.loop.call_later(self._limits.unread_s, self._close)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+
+        async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+            async def sent(message: Message) -> None:
+                if message["type"] == "http.response.start" and cycle.more_body:
+                    cycle.keep_alive = False  # nobody reads the rest of its body
+                await send(message)
+
+            await app(scope, receive, sent)
+
+        super()._start_asgi_task(cycle, cast("Any", answered))
+
+    def _is_last(self) -> bool:
+        """Whether the request that came last is whole and the last on this connection."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.keep_alive and not cycle.more_body
+
+    def _let_by(self, nbytes: int) -> None:
+        self._unread_bytes += nbytes
+        if self._unread_bytes > self._limits.unread_bytes:
+            self._guards.say(f"closed a connection that sent over {self._limits.unread_bytes} bytes that nobody reads")
+            self.transport.abort()
+
+    def _refused_head(self) -> tuple[HTTPStatus, str] | None:
+        """Why a request is refused by its head alone: as what no route takes."""
+        if self._is_head_too_large():
+            return self._too_large()
+        if any(name == b"transfer-encoding" for name, _ in self.headers):
+            return HTTPStatus.LENGTH_REQUIRED, "refused a body in chunks: its length must be announced"
+        if len(self.pipeline) >= self._limits.max_waiting:
+            most = self._limits.max_waiting
+            return HTTPStatus.TOO_MANY_REQUESTS, f"closed a connection on which over {most} requests waited"
+        return None
+
+    def _is_head_too_large(self) -> bool:
+        is_long = self._is_in_head and self._head_bytes > self._limits.head_bytes
+        return is_long or len(self.headers or ()) > self._limits.head_fields
+
+    def _too_large(self) -> tuple[HTTPStatus, str]:
+        nbytes, count = self._limits.head_bytes, self._limits.head_fields
+        what = f"closed a connection whose head had over {nbytes} bytes or {count} fields"
+        return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, what
+
+    def _recognised(self) -> None:
+        self._is_known = True
+        self._guards.connections.recognised(self)
+
+    def _is_stopping(self) -> bool:
+        return self._guards.is_stopping
+
+    def _begin_head(self) -> None:
+        self._is_in_head, self._head_bytes = True, 0
+        self._head_timer = self.loop.call_later(self._limits.head_s, self._late)
+
+    def _end_head(self) -> None:
+        self._is_in_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _late(self) -> None:
+        if self.flow.read_paused:  # what is late has come, and waits to be read
+            self._head_timer = self.loop.call_later(self._limits.head_s, self._late)
+            return
+        what = f"closed a connection that sent no whole head within {self._limits.head_s:g} s"
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, what)
+
+    def _refuse(self, status: HTTPStatus, what: str) -> None:
+        """Answer where no other answer is under way, and close it."""
+        if self._is_ending or self.transport.is_closing():
+            return
+        self._end_head()
+        self._guards.say(what)
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete:
+            self.transport.write(_refusal(status, what))
+            self.end(is_more_coming=True)
+        else:
+            self.transport.abort()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._watch_unsent()
+
+    def _watch_unsent(self) -> None:
+        if self._unsent_timer is not None:
+            self._unsent_timer.cancel()
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        if self._unsent_bytes:
+            self._unsent_timer = self.loop.call_later(self._limits.unsent_s, self._look_at_unsent)
+
+    def _look_at_unsent(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left and self._unsent_bytes - left < self._limits.unsent_bytes:
+            self._guards.say("closed a connection whose reader took no answer")
+            self.transport.abort()
+        else:
+            self._watch_unsent()
+
+
+def _refusal(status: HTTPStatus, what: str) -> bytes:
+    body = json.dumps({"error": "Refused", "message": what})
+    head = (f"HTTP/1.1 {status.value} {status.phrase}", "connection: close", "content-type: application/json")
+    return "\r\n".join((*head, f"content-length: {len(body)}", "", body)).encode()
+
+
+class _AnswerTransport:
+    """What an answer is written to: its end may be the connection's."""
+
+    def __init__(self, connection: GuardedProtocol, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
+        self.write = cycle.transport.write
+        self.is_closing = cycle.transport.is_closing
+
+    def close(self) -> None:
+        self._connection.end(is_more_coming=self._cycle.more_body)
+
+
+def place_of(client: tuple[str, int] | None) -> str:
+    """The address that connections are counted by; whoever has one of IPv6 has all that begin with its 64 bits."""
+    if client is None:
+        return ""
+    try:
+        address = ip_address(client[0].partition("%")[0])
+    except ValueError:
+        return client[0]
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or IPv6Network((int(address) >> 64 << 64, 64)))
+    return str(address)
+
+
+def recognise(state: dict[str, Any]) -> None:
+    """Tell a request's connection, through the state in its ASGI scope, that a known tenant has asked."""
+    recognised: Callable[[], None] | None = state.get(_RECOGNISED)
+    if recognised is not None:
+        recognised()
+
+
+def is_stopping(state: dict[str, Any]) -> bool:
+    """Whether the server of a request is about to end, from the state in the request's ASGI scope."""
+    stopping: Callable[[], bool] | None = state.get(_STOPPING)
+    return stopping is not None and stopping()
