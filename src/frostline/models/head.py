@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from frostline.core import Cut, Graph, TensorSpec
+from frostline.core import Graph, TensorSpec
 from frostline.core.errors import ModelError, NotTraceable, UnsafeArtifact
 from frostline.engines.graph_runner import ALLOWED, Runner, leaf_values, resolve_allowed
 from frostline.engines.machine import computing
@@ -23,7 +23,7 @@ from frostline.models.artifact import flattened, graph_from_json, graph_to_json,
 from frostline.models.cuts import straightened
 from frostline.models.freezing import frozen_modules
 from frostline.models.frozen import FrozenPart, ordered
-from frostline.models.graph import after, before, guard_inputs, is_same, moved
+from frostline.models.graph import after, before, guard_inputs, moved
 from frostline.models.modules import all_in_eval, is_split, modes, random
 from frostline.models.skipping import SkipPlan, plan_of, run_behind, still_makes, written_by
 from frostline.models.trace_cache import trace
@@ -133,10 +133,6 @@ class Head(nn.Module, ABC):
                 "one by one: shard it whole, by fully_shard(job.head)"
             )
 
-    def prepare(self) -> None:
-        """Get ready for the present modes now, rather than at the first batch."""
-        return
-
     @abstractmethod
     def _run(self, tensors: list[torch.Tensor]) -> Any:
         """What the network returns for the activations at the frost line."""
@@ -169,14 +165,28 @@ class HeadGraph:
     """What a traced head computes in one combination of modes.
 
     Attributes:
-        graph: from the frost line to the network's one output.
+        graph: from the frost line to the network's outputs.
         places: which of the tensors that cross the frost line it takes, in the order of its inputs.
-        tensors: the network's own parameters, buffers and constants, by the names in ``graph.leaves``.
+        structure: structure of what the network returns.
+        runner: runs the graph.
+        leaves: for each leaf of the graph what gives the network's own tensor: ``.to()`` replaces buffers.
     """
 
     graph: Graph
     places: tuple[int, ...]
-    tensors: Mapping[str, torch.Tensor]
+    structure: TreeSpec
+    runner: Runner
+    leaves: tuple[Callable[[], torch.Tensor], ...]
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The network's own parameters, buffers and constants, by the names in ``graph.leaves``."""
+        return {path: leaf() for (_, path), leaf in zip(self.graph.leaves, self.leaves, strict=True)}
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the network returns."""
+        outputs = self.runner.run([tensors[place] for place in self.places], [leaf() for leaf in self.leaves])
+        return tree_unflatten(list(outputs), self.structure)
 
 
 class TracedHead(Head):
@@ -196,71 +206,66 @@ class TracedHead(Head):
         super().__init__(model, paths, _modules_of(graph, model))
         self._part = part
         self._shared = (part,)
-        self._traced_on = device_of(model)
         self._inputs = tuple(inputs)
-        self._ready: dict[tuple[torch.device, tuple[bool, ...]], _Ready] = {}
+        self._graphs: dict[tuple[torch.device, tuple[bool, ...]], HeadGraph] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_ready": {}}  # which hold this network's own tensors
+        return {**vars(self), "_graphs": {}}  # which hold this network's own tensors
 
-    def prepare(self) -> None:
-        """Trace for the present modes now, rather than at the first batch."""
-        self._for_these_modes()
-
-    def graphs(self) -> tuple[HeadGraph, HeadGraph]:
+    def graphs(self) -> list[HeadGraph]:
         """What the head computes in train mode and in eval mode; its modes stay as they are.
 
         Raises:
             ModelError: The network gives something else than one tensor.
             NotTraceable: The head cannot be traced in one of the modes.
         """
-        modules = [*self.modules(), *self._modules_run.values()]
-        kept = [(module, module.training) for module in modules]
+        kept = [(module, module.training) for module in (*self.modules(), *self._modules_run.values())]
         try:
-            self.train()
-            training = self._for_these_modes().described()
-            self.eval()
-            return training, self._for_these_modes().described()
+            found = [self.train(training).graph() for training in (True, False)]
         finally:
             for module, own in kept:
                 module.training = own
+        if not all(graph.structure.is_leaf() for graph in found):
+            raise ModelError("the network gives something else than one tensor")
+        return found
+
+    def graph(self) -> HeadGraph:
+        """What the head computes in the modes that its layers are in.
+
+        Raises:
+            NotTraceable: The head cannot be traced in these modes.
+        """
+        kind = (device_of(self._model[0]), tuple(module.training for module in self._modules_run.values()))
+        if kind not in self._graphs:
+            self._graphs[kind] = self._traced()
+        return self._graphs[kind]
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
-        return self._for_these_modes().run(tensors)
+        with _shared_back(self, self._model[0]):
+            return self.graph().run(tensors)
 
-    def _for_these_modes(self) -> "_Ready":
-        modes = tuple(module.training for module in self._modules_run.values())
-        kind = (device_of(self._model[0]), modes)
-        if kind not in self._ready:
-            self._ready[kind] = self._trace()
-        return self._ready[kind]
-
-    def _trace(self) -> "_Ready":
+    def _traced(self) -> HeadGraph:
         model, part = self._model[0], self._part
         flags = {**part.traced.training, **{path: module.training for path, module in self._modules_run.items()}}
-        if flags == part.traced.training and device_of(model) == self._traced_on:
-            return _Ready.of(self, model, part.traced, part.frost_line, part.frost_line)
         with torch.enable_grad():  # as the part was traced: elsewhere transformers asks other things of sizes
             traced = trace(model, self._inputs, training=flags)
-        graph, _, _ = ordered(model, traced.graph, self._inputs, part.mixing)
-        traced = replace(traced, graph=straightened(graph, part.turned))
-        cut = moved(part.frost_line, part.traced.graph, traced.graph)
-        if cut is None or not self._is_made_alike(traced, cut):
-            raise NotTraceable("the frozen part of the network computes something else when its head changes mode")
-        return _Ready.of(self, model, traced, cut, part.frost_line)
-
-    def _is_made_alike(self, traced: Trace, cut: Cut) -> bool:
-        """Whether a trace makes what crosses a cut as the prefix does: step by step, or at least to the bit."""
-        model, part = self._model[0], self._part
-        ours = before(traced.graph, cut)
-        theirs = before(part.traced.graph, replace(cut, after=part.frost_line.after))
-        if is_same(ours, theirs):
-            return True
-        batch = random(self._inputs, _ROWS, torch.Generator().manual_seed(0), device_of(model))
+        graph = straightened(ordered(model, traced.graph, self._inputs, part.mixing)[0], part.turned)
+        cut = moved(part.frost_line, part.traced.graph, graph)
+        if cut is None:
+            raise NotTraceable(_OTHERWISE)
+        places = tuple(part.frost_line.tensors.index(name) for name in cut.tensors)
+        device, frozen, rest = device_of(model), guard_inputs(before(graph, cut)), after(graph, cut)
+        batch = random(self._inputs, _ROWS, torch.Generator().manual_seed(0), device)
         with torch.no_grad():
-            made = _Bound.to(model, guard_inputs(ours), traced).run(batch)
-            meant = _Bound.to(model, guard_inputs(theirs), part.traced).run(batch)
-        return all(torch.equal(tensor, other) for tensor, other in zip(made, meant, strict=True))
+            made = Runner(frozen, device=device).run(batch, [leaf() for leaf in _leaves(model, traced, frozen)])
+            meant = _features(part, batch, device)
+        if not are_close(made, [meant[place] for place in places]):
+            raise NotTraceable(_OTHERWISE)
+        runner, leaves = Runner(rest, device=device), _leaves(model, traced, rest)
+        return HeadGraph(graph=rest, places=places, structure=traced.structure, runner=runner, leaves=leaves)
+
+
+_OTHERWISE = "the frozen part of the network computes something else when its head changes mode"
 
 
 # An attribute that has had so many values without an effect before the frost line is none that the frozen part minds.
@@ -453,60 +458,15 @@ def _modules_of(graph: Graph, model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if path in paths}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Bound:
-    """A graph with the network's tensors as its leaves, looked up at each run: ``.to()`` replaces buffers."""
+def _leaves(model: nn.Module, traced: Trace, graph: Graph) -> tuple[Callable[[], torch.Tensor], ...]:
+    """For each leaf of a graph what gives the network's tensor, or the trace's own constant."""
+    constants = {path: tensor.to(device_of(model)) for path, tensor in traced.constants.items()}
 
-    graph: Graph
-    runner: Runner
-    lookups: list[Callable[[], torch.Tensor]]
+    def leaf(path: str) -> Callable[[], torch.Tensor]:
+        owner, _, name = path.rpartition(".")
+        return partial(getattr, model.get_submodule(owner), name)
 
-    @classmethod
-    def to(cls, model: nn.Module, graph: Graph, traced: Trace, head: nn.Module | None = None) -> "_Bound":
-        lookups = [_lookup(model, traced, path, head) for _, path in graph.leaves]
-        return cls(graph, Runner(graph, device=device_of(model)), lookups)
-
-    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        return self.runner.run(tensors, [lookup() for lookup in self.lookups])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ready:
-    """The head for one combination of modes, which may need only some of what crosses the frost line."""
-
-    bound: _Bound
-    places: list[int]
-    structure: TreeSpec
-
-    @classmethod
-    def of(cls, head: nn.Module, model: nn.Module, traced: Trace, cut: Cut, frost_line: Cut) -> "_Ready":
-        bound = _Bound.to(model, after(traced.graph, cut), traced, head)
-        return cls(bound, [frost_line.tensors.index(name) for name in cut.tensors], traced.structure)
-
-    def described(self) -> HeadGraph:
-        """The same as a value."""
-        if not self.structure.is_leaf():
-            raise ModelError("the network gives something else than one tensor")
-        graph = self.bound.graph
-        paths = [path for _, path in graph.leaves]
-        tensors = {path: lookup() for path, lookup in zip(paths, self.bound.lookups, strict=True)}
-        return HeadGraph(graph=graph, places=tuple(self.places), tensors=tensors)
-
-    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
-        return tree_unflatten(list(self.bound.run([tensors[place] for place in self.places])), self.structure)
-
-
-def _lookup(model: nn.Module, traced: Trace, path: str, head: nn.Module | None) -> Callable[[], torch.Tensor]:
-    if path in traced.constants:
-        constant = traced.constants[path].to(device_of(model))
-        return lambda: constant
-    owner, _, name = path.rpartition(".")
-    module = model.get_submodule(owner)
-    # Sharding a head puts other parameters into the head's modules; the network has those of its own that stand alone.
-    own = {} if head is None else dict(head.named_modules(remove_duplicate=False))
-    if owner in own and name in dict(own[owner].named_parameters(recurse=False)):
-        module = own[owner]
-    return lambda: getattr(module, name)
+    return tuple(partial(constants.__getitem__, path) if path in constants else leaf(path) for _, path in graph.leaves)
 
 
 def _graft(head: nn.Module, model: nn.Module, path: str) -> None:
