@@ -547,6 +547,69 @@ class TestAround:
             cut_network(cpu_offload(model, torch.device("cpu")), SHAPE)
 
 
+class Tokened(Between):
+    """A parameter of a module that holds others too, which the head has without its module."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(16))
+
+    def between(self, x):
+        return x * self.token
+
+
+class TestReplaced:
+    def test_a_module_that_is_put_into_the_head_runs_and_learns(self):
+        model, plain, network = cut(Between())
+        network.head.fc, plain.fc = nn.Linear(16, 3, bias=False), nn.Linear(16, 3, bias=False)
+        with torch.no_grad():
+            network.head.fc.weight.copy_(plain.fc.weight)
+        assert trained(network.head, through(network)) == trained(plain, plain)
+        assert torch.equal(network.head.fc.weight, plain.fc.weight)
+        assert model.fc.bias is not None
+        assert model.fc.weight.grad is None
+
+    def test_adapters_that_are_injected_into_the_head_run_and_learn(self):
+        from peft import LoraConfig, inject_adapter_in_model
+
+        config = LoraConfig(target_modules=["hidden"], r=2, init_lora_weights=False)
+        _, plain, network = cut(Between())
+        torch.manual_seed(4)
+        inject_adapter_in_model(config, network.head)
+        torch.manual_seed(4)
+        inject_adapter_in_model(config, plain)
+        plain.stem.requires_grad_(False)
+        assert trained(network.head, through(network)) == trained(plain, plain)
+        copied = copy.deepcopy(network.head)
+        pixels = batches()[0][0]
+        assert torch.equal(through(network, copied)(pixels), plain(pixels))
+
+    def test_a_head_whose_batch_norms_were_converted_runs_the_converted_ones(self):
+        _, plain, network = cut(Between())
+        head, plain = map(nn.SyncBatchNorm.convert_sync_batchnorm, (network.head, plain))
+        assert head is network.head
+        for run in (through(network), plain):  # which wants a GPU, and says so
+            with pytest.raises(ValueError, match="SyncBatchNorm expected input tensor to be on GPU"):
+                run(batches()[0][0])
+
+    @pytest.mark.parametrize("replaced", ["module 'hidden'", "parameter 'token'"])
+    def test_what_the_network_has_in_place_of_the_heads_own_is_told(self, replaced):
+        model, _, network = cut(Tokened())
+        pixels = batches()[0][0]
+        if "module" in replaced:
+            model.hidden = nn.Linear(16, 16)
+        else:
+            model.token = nn.Parameter(torch.zeros(16))
+        with pytest.raises(ModelError, match=rf"{replaced} of the network was replaced .*job\.refreeze"):
+            through(network)(pixels)
+
+    def test_a_traced_head_tells_that_it_runs_no_modules(self):
+        _, _, network = cut(Peeking(), "body")
+        network.head.fc = nn.Linear(16, 3)
+        with pytest.raises(ModelError, match="module 'fc' of the head was replaced"):
+            through(network)(batches()[0][0])
+
+
 class Peeking(Between):
     """Looks at a value before its frost line that a trace holds for good, and goes on from a place within functions."""
 

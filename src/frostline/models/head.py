@@ -6,7 +6,6 @@ The trainable rest as data: what a head computes in both modes, and its tensors,
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, Self
@@ -24,7 +23,17 @@ from frostline.models.cuts import straightened
 from frostline.models.freezing import frozen_modules
 from frostline.models.frozen import FrozenPart, ordered
 from frostline.models.graph import after, before, guard_inputs, moved
-from frostline.models.modules import all_in_eval, is_split, modes, random
+from frostline.models.modules import (
+    all_in_eval,
+    has_same_parameters,
+    is_split,
+    lone_parameters,
+    modes,
+    module_at,
+    random,
+    with_modules,
+    with_parameters,
+)
 from frostline.models.skipping import SkipPlan, plan_of, run_behind, still_makes, written_by
 from frostline.models.trace_cache import trace
 from frostline.models.tracing import UNFIT, Trace, are_close, device_of, fed, kept_buffers, kept_draws, observed, whole
@@ -52,6 +61,9 @@ _ROWS_OF_A_PLAN = 2
 _SEED = 1
 
 
+_OTHER_NOW = "{} of the network was replaced since the job was made, and its head has the old one: call job.refreeze()"
+
+
 class Head(nn.Module, ABC):
     """Takes the activations at the frost line and returns what the whole network would.
 
@@ -76,6 +88,9 @@ class Head(nn.Module, ABC):
         self._shared: tuple[Any, ...] = ()  # what copies have in common
         for path in paths:
             _graft(self, model, path)
+        paths = [path for path, _ in self.named_modules(remove_duplicate=False) if path]
+        self._places = {path: (self.get_submodule(path), model.get_submodule(path)) for path in paths}
+        self._alone = dict(lone_parameters(self, model))
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -105,11 +120,16 @@ class Head(nn.Module, ABC):
                 one sequence. They are not changed.
         """
         given = [tensor for item in features for tensor in ((item,) if isinstance(item, torch.Tensor) else item)]
-        return self._run_uncompiled(given) if torch.compiler.is_compiling() else self._run(given)
+        return self._run_uncompiled(given) if torch.compiler.is_compiling() else self._run_as_it_is(given)
 
     def _run_uncompiled(self, tensors: list[torch.Tensor]) -> Any:
         """What ``_run`` gives, of which torch.compile cannot follow the tensors that are not there."""
-        return torch.compiler.disable(self._run)(tensors)  # type: ignore[no-untyped-call]
+        return torch.compiler.disable(self._run_as_it_is)(tensors)  # type: ignore[no-untyped-call]
+
+    def _run_as_it_is(self, tensors: list[torch.Tensor]) -> Any:
+        """What ``_run`` gives with the modules and the tensors that are the head's now."""
+        with with_modules(self._model[0], self.replaced()), with_parameters(self._model[0], self):
+            return self._run(tensors)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the network's layers that the head runs; frozen layers keep theirs.
@@ -125,6 +145,27 @@ class Head(nn.Module, ABC):
         for module, own in kept:
             module.training = own
         return self
+
+    def replaced(self) -> dict[str, nn.Module]:
+        """Modules that somebody has put into the head in place of its own, by path; outermost ones alone.
+
+        Raises:
+            ModelError: Modules or tensors of the network that the head runs were replaced.
+        """
+        found: dict[str, nn.Module] = {}
+        for path, (own, theirs) in self._places.items():
+            if any(path.startswith(f"{outer}.") for outer in found):
+                continue
+            ours, there = module_at(self, path), module_at(self._model[0], path)
+            if ours is not None and ours is not own:
+                found[path] = ours
+            elif there is not theirs and not has_same_parameters(there, theirs):
+                raise ModelError(_OTHER_NOW.format(f"module {path!r}"))
+        for path, tensor in self._alone.items():
+            owner, _, name = path.rpartition(".")
+            if getattr(module_at(self._model[0], owner), name, None) is not tensor:
+                raise ModelError(_OTHER_NOW.format(f"parameter {path!r}"))
+        return found
 
     def _refuse_shards(self) -> None:
         if any(map(is_split, self.children())):
@@ -241,8 +282,12 @@ class TracedHead(Head):
         return self._graphs[kind]
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
-        with _shared_back(self, self._model[0]):
-            return self.graph().run(tensors)
+        if replaced := self.replaced():
+            raise ModelError(
+                f"module {next(iter(replaced))!r} of the head was replaced, and this head is a traced graph, which has "
+                "none: replace it in your network, and call job.refreeze()"
+            )
+        return self.graph().run(tensors)
 
     def _traced(self) -> HeadGraph:
         model, part = self._model[0], self._part
@@ -358,10 +403,9 @@ class SkippingHead(Head):
             return equals_whole(self._model[0], self._part, traced, self._inputs, self._flags)
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
-        with _shared_back(self, self._model[0]):
-            if (changed := self.changed_read(theirs_alone=True)) is not None:
-                raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
-            return run_behind(self._model[0], self._plan, self._inputs, tensors)
+        if (changed := self.changed_read(theirs_alone=True)) is not None:
+            raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
+        return run_behind(self._model[0], self._plan, self._inputs, tensors)
 
 
 def skipping_head(
@@ -419,28 +463,6 @@ def _own_paths(model: nn.Module, part: FrozenPart, rest: Graph | None, inside: t
         or path in trained
         or not (path in frozen or path.rpartition(".")[0] in owners or path.startswith(inside))
     ]
-
-
-@contextmanager
-def _shared_back(head: nn.Module, model: nn.Module) -> Iterator[None]:
-    """Let the network read the parameters that somebody, such as FSDP, has put into the head in place of its own."""
-    changed = []
-    for path, tensor in head.named_parameters():
-        owner, _, name = path.rpartition(".")
-        own = _parameters(model.get_submodule(owner))
-        if own[name] is not tensor:
-            changed.append((own, name, own[name]))
-            own[name] = tensor
-    try:
-        yield
-    finally:
-        for own, name, tensor in changed:
-            own[name] = tensor
-
-
-def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    own: dict[str, nn.Parameter] = vars(module)["_parameters"]
-    return own
 
 
 def tensor_paths(model: nn.Module) -> list[str]:

@@ -25,15 +25,20 @@ __all__ = (
     "Inputs",
     "ModuleCall",
     "all_in_eval",
+    "has_same_parameters",
     "input_specs",
     "is_split",
+    "lone_parameters",
     "modes",
+    "module_at",
     "not_averaged",
     "random",
     "reads_told",
     "record",
     "resolved_path",
     "unwrapped",
+    "with_modules",
+    "with_parameters",
     "zeros",
 )
 
@@ -188,6 +193,59 @@ def _telling(kind: type[nn.Module], tell: Callable[[nn.Module, str, Any], None])
 
 def _is_plain(value: Any) -> bool:
     return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN)
+
+
+def module_at(root: nn.Module, path: str) -> nn.Module | None:
+    """The module at a path; None where there is none."""
+    with suppress(AttributeError):
+        return root.get_submodule(path)
+    return None
+
+
+def has_same_parameters(one: nn.Module | None, other: nn.Module) -> bool:
+    """Whether a module has another one's parameters and no others, as what ``torch.compile`` wraps around it."""
+    return one is not None and [*map(id, one.parameters())] == [*map(id, other.parameters())]
+
+
+def lone_parameters(head: nn.Module, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Paths and parameters of a head whose owner in the network is another module, which holds other modules too."""
+    for path, parameter in head.named_parameters(remove_duplicate=False):
+        owner = path.rpartition(".")[0]
+        if head.get_submodule(owner) is not model.get_submodule(owner):
+            yield path, parameter
+
+
+@contextmanager
+def with_modules(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Let a network run other modules for a while, given by their paths."""
+    kept = []
+    for path, module in others.items():
+        owner, _, name = path.rpartition(".")
+        modules = model.get_submodule(owner)._modules  # noqa: SLF001
+        kept.append((modules, name, modules[name]))
+        modules[name] = module
+    try:
+        yield
+    finally:
+        for modules, name, kept_module in kept:
+            modules[name] = kept_module
+
+
+@contextmanager
+def with_parameters(model: nn.Module, head: nn.Module) -> Iterator[None]:
+    """Let a network read the parameters that somebody, such as FSDP, has put into its head in place of its own."""
+    kept: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter | None]] = []
+    for path, tensor in head.named_parameters():
+        owner, _, name = path.rpartition(".")
+        own = model.get_submodule(owner)._parameters  # noqa: SLF001
+        if name in own and own[name] is not tensor:
+            kept.append((own, name, own[name]))
+            own[name] = tensor
+    try:
+        yield
+    finally:
+        for own, name, before in kept:
+            own[name] = before
 
 
 def all_in_eval(model: nn.Module) -> dict[str, bool]:
