@@ -30,6 +30,7 @@ from frostline.models.modules import (
     lone_parameters,
     modes,
     module_at,
+    plain_copy,
     random,
     with_modules,
     with_parameters,
@@ -370,7 +371,7 @@ class SkippingHead(Head):
             module = self._model[0].get_submodule(path)
             if theirs_alone and type(module).__module__.startswith("torch.nn."):
                 continue
-            now = vars(module).get(name)
+            now = plain_copy(vars(module).get(name))
             harmless = self._harmless.get((path, name), ())
             if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
                 continue

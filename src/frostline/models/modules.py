@@ -21,6 +21,7 @@ from frostline.engines.measure import version_of
 from frostline.models.cuts import DTYPE_BYTES
 
 __all__ = (
+    "NOT_PLAIN",
     "AnyInputs",
     "Inputs",
     "ModuleCall",
@@ -32,6 +33,7 @@ __all__ = (
     "modes",
     "module_at",
     "not_averaged",
+    "plain_copy",
     "random",
     "reads_told",
     "record",
@@ -163,6 +165,8 @@ _OWN = frozenset(vars(nn.Module()))
 def reads_told(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -> Iterator[None]:
     """Have it told which plain attributes of the modules are read meanwhile; those of every module are left out.
 
+    Plain are numbers, texts, and small lists, dicts, sets and tuples of them, of which copies are told.
+
     Args:
         model: any network.
         tell: told the module, the name and the value.
@@ -183,16 +187,30 @@ def reads_told(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) ->
 def _telling(kind: type[nn.Module], tell: Callable[[nn.Module, str, Any], None]) -> type[nn.Module]:
     def read(self: nn.Module, name: str) -> Any:
         value = kind.__getattribute__(self, name)
-        if name not in _OWN and name in object.__getattribute__(self, "__dict__") and _is_plain(value):
-            tell(self, name, value)
+        if name not in _OWN and name in object.__getattribute__(self, "__dict__"):
+            copied = plain_copy(value)
+            if copied is not NOT_PLAIN:
+                tell(self, name, copied)
         return value
 
     about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__getattribute__": read}
     return type(kind.__name__, (kind,), about)
 
 
-def _is_plain(value: Any) -> bool:
-    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN)
+NOT_PLAIN = object()
+"""Stands for the copy of what is not plain."""
+_ITEMS = 64  # of a container, which is compared in each step
+
+
+def plain_copy(value: Any) -> Any:
+    """The value of a number or a text, and a copy of a small container of such; ``NOT_PLAIN`` for all else."""
+    if isinstance(value, _PLAIN):
+        return value
+    kind = type(value)
+    if kind not in (tuple, list, set, dict) or len(value) > _ITEMS:
+        return NOT_PLAIN
+    items = [plain_copy(item) for item in (value.items() if kind is dict else value)]
+    return NOT_PLAIN if any(item is NOT_PLAIN for item in items) else kind(items)
 
 
 def module_at(root: nn.Module, path: str) -> nn.Module | None:
