@@ -12,7 +12,15 @@ import pytest
 
 from frostline.cli import logs
 from frostline.cli.logs import EventLog
-from frostline.core.events import BatchDelivered, EpochStarted, NodeLeft, SampleSkipped, StepFinished, WaitingForRows
+from frostline.core.events import (
+    BatchDelivered,
+    EpochStarted,
+    NodeLeft,
+    RowsNotFinite,
+    SampleSkipped,
+    StepFinished,
+    WaitingForRows,
+)
 from support.commands import run
 
 SECRET = "hunter2"
@@ -54,6 +62,19 @@ def test_an_event_is_logged_by_its_name_with_its_fields_and_trouble_as_a_warning
         "changed": False,
     }
     assert skipped["level"] == "warning"
+
+
+def test_the_first_row_that_is_not_finite_is_a_warning_and_the_rest_is_counted(lines):
+    now = [0.0]
+    observe = EventLog(clock=lambda: now[0])
+    for total in (2, 4, 6):
+        observe(RowsNotFinite(rows=2, total=total, first=f"sample {total}"))
+    now[0] = 10.0
+    observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.0))
+    first, progress = lines()
+    assert about(first) == {"event": "rows_not_finite", "rows": 2, "total": 2, "first": "sample 2"}
+    assert first["level"] == "warning"
+    assert progress["nonfinite"] == 6
 
 
 def test_what_happens_for_each_batch_is_summed_and_logged_every_ten_seconds(lines):

@@ -141,3 +141,22 @@ def test_explains_what_cannot_be_predicted(capsys, data, near, classified, tmp_p
     code, _, err = run(capsys, "predict", "--run", folder, *MODEL[:2], "--data", data / "unlabelled", *near)
     assert code == 2
     assert "which is written when it ends" in " ".join(err.split())
+
+
+def test_samples_that_are_not_finite_are_counted_in_both_results(capsys, data, near, tmp_path):
+    model = ("--model", "support.networks:Rooted")
+    more = (*model, *MODEL[2:], "--epochs", "1", "--batch-size", "8", "--val-share", "0", "--allow-nonfinite")
+    folder = trained(tmp_path / "run", "--data", data / "classes", *more, *near)
+    report = json.loads((folder / "report.json").read_text())
+    assert 0 < report["nonfinite"] < report["samples"]
+    assert "gave Inf or NaN for sample circle/" in report["first_nonfinite"]
+    assert report["first_nonfinite"] in (folder / "report.html").read_text()
+    for name in ("noise", "stripe"):
+        shutil.copytree(data / "classes" / name, tmp_path / "bright" / name)
+    learned = trained(tmp_path / "learned", "--data", tmp_path / "bright", *more, *near)
+    assert json.loads((learned / "report.json").read_text())["nonfinite"] == 0
+    capsys.readouterr()
+    asked = ("predict", "--run", learned, *model, "--data", data / "classes", *near, "--out", tmp_path / "said.csv")
+    said = run_json(capsys, *asked, "--allow-nonfinite")
+    assert (said["nonfinite"], said["samples"]) == (report["nonfinite"], report["samples"])
+    assert "gave Inf or NaN for sample circle/" in said["first_nonfinite"]

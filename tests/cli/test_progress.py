@@ -2,7 +2,7 @@
 
 from frostline.cli import show
 from frostline.cli.show import ProgressBar
-from frostline.core.events import BatchDelivered, EpochStarted, Evaluated, NodeBack, NodeLost
+from frostline.core.events import BatchDelivered, EpochStarted, Evaluated, NodeBack, NodeLost, RowsNotFinite
 from frostline.jobs.statistics import warn_user
 
 
@@ -35,3 +35,12 @@ def test_a_loop_without_an_observer_finds_a_lost_node_in_the_log(caplog):
     assert record.levelname == "WARNING"
     assert "http://store-2:7070" in record.getMessage()
     assert "it said nothing for too long" in record.getMessage()
+
+
+def test_the_first_row_that_is_not_finite_is_said_and_no_other(capsys):
+    with ProgressBar() as shown:
+        for total in (2, 4):
+            shown(RowsNotFinite(rows=2, total=total, first=f"Inf for sample {total}"))
+    said = capsys.readouterr().err
+    assert "Inf for sample 2; more are counted" in said
+    assert "sample 4" not in said

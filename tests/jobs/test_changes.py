@@ -87,11 +87,12 @@ class Read(Net):
         super().__init__()
         self.contrast, self.temperature, self.calls = 1.0, 1.0, 0
         self.body.limits = (0.0, 6.0)
+        self.gains, self.weights = [1.0, 1.0], {"of all": [1.0]}
 
     def forward(self, pixels):
         self.calls += 1
-        hidden = self.stem(pixels * self.contrast).clamp(*self.body.limits)
-        return self.fc(self.last(self.body(hidden)).mean((2, 3))) / self.temperature
+        hidden = self.stem(pixels * self.contrast * self.gains[1]).clamp(*self.body.limits)
+        return self.fc(self.last(self.body(hidden)).mean((2, 3))) * self.weights["of all"][0] / self.temperature
 
 
 def test_attributes_that_frozen_code_reads_are_noticed_and_those_of_the_head_are_the_users(folder):
@@ -100,7 +101,14 @@ def test_attributes_that_frozen_code_reads_are_noticed_and_those_of_the_head_are
         batches = iter(job.loader(BATCH))
         first = next(batches)
         model.temperature = 2.0
+        model.weights["of all"][0] = 3.0
         job.head(first.features)
+        next(batches)
+        model.gains[1] = 2.0
+        with pytest.raises(NetworkChanged, match="attribute 'gains' of the network, which its frozen layers read"):
+            next(batches)
+        model.gains[1] = 1.0
+        batches = iter(job.loader(BATCH))
         next(batches)
         model.contrast = 0.5
         with pytest.raises(NetworkChanged, match="attribute 'contrast' of the network, which its frozen layers read"):

@@ -12,7 +12,7 @@ from torch import nn
 import frostline as fl
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import NotFinite
-from frostline.core.events import SetupWarning
+from frostline.core.events import RowsNotFinite, SetupWarning
 from frostline.core.nouns import finite_rows
 
 PREPROCESS = fl.preprocess.imagenet(32)
@@ -193,6 +193,49 @@ def test_rows_that_workers_get_are_counted_by_the_job(pictures):
         done = job.statistics()
     assert done.nonfinite == EACH
     assert "white/" in done.first_nonfinite
+
+
+def test_observers_are_told_of_every_row_and_of_the_first_by_name(pictures):
+    settings, told = settings_for(allow_nonfinite=True, cache_bytes=0), []
+    asked = {"preprocess": PREPROCESS, "settings": settings, "observe": told.append}
+    with fl.offload(overflowing(), fl.Dataset(pictures), **asked) as job:
+        list(torch.utils.data.DataLoader(job.loader(4), batch_size=None, num_workers=2))
+        list(job.loader(4, epoch=1))
+        done = job.statistics()
+    mine = [event for event in told if isinstance(event, RowsNotFinite)]
+    assert sum(event.rows for event in mine) == mine[-1].total == done.nonfinite == 2 * EACH
+    assert [event.first for event in mine if event.total == event.rows] == [done.first_nonfinite]
+
+
+def test_who_does_not_observe_finds_the_first_one_in_the_log_once(pictures, caplog):
+    asked = {"preprocess": PREPROCESS, "settings": settings_for(allow_nonfinite=True, cache_bytes=0)}
+    with fl.offload(overflowing(), fl.Dataset(pictures), **asked) as job:
+        for epoch in range(2):
+            list(job.loader(4, epoch=epoch))
+        first = job.statistics().first_nonfinite
+    assert [record.getMessage() for record in caplog.records] == [f"{first}; more are counted by the job's statistics"]
+
+
+def test_rows_of_a_training_beside_the_store_are_counted_by_the_job(pictures):
+    from frostline.node.process import start_node
+    from frostline.wire.recipes import Recipe
+
+    told, settings = [], settings_for(allow_nonfinite=True)
+    asked = {"preprocess": PREPROCESS, "settings": settings, "policy": "all_in_store", "observe": told.append}
+    with start_node((f"file://{pictures}",), NodeSettings(memory_bytes=1 << 29, allow_training=True)) as node:
+        with fl.offload(undefined(), fl.Dataset(pictures), near=node.url, **asked) as job:
+            assert job.train(Recipe(epochs=1, batch_size=4)).is_whole
+            done = job.statistics()
+        with (
+            fl.offload(
+                undefined(), fl.Dataset(pictures), near=node.url, preprocess=PREPROCESS, policy="all_in_store"
+            ) as job,
+            pytest.raises(fl.core.errors.FrostlineError, match=r"gave Inf or NaN for sample white/\d+\.png"),
+        ):
+            job.train(Recipe(epochs=1, batch_size=4))
+    assert done.nonfinite == EACH
+    assert "for sample white/" in done.first_nonfinite
+    assert sum(event.rows for event in told if isinstance(event, RowsNotFinite)) == EACH
 
 
 def test_a_loader_without_a_network_hands_pixels_on_as_they_are(pictures):

@@ -547,6 +547,149 @@ class TestAround:
             cut_network(cpu_offload(model, torch.device("cpu")), SHAPE)
 
 
+class ZeroGradient(torch.autograd.Function):
+    """Its backward is not the derivative of its forward, and what it keeps is kept apart from that."""
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(context, inputs, output):
+        context.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(context, gradient):
+        return torch.zeros_like(gradient)
+
+
+class Pyramid(Between):
+    """Pooling to one pixel behind the frost line, with BatchNorm behind that, as in DeepLab's pyramid."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Unflatten(1, (16, 1, 1)), nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.Flatten())
+
+
+class TestReports:
+    """What others have reported of PyTorch and of what is built on it, beside a plain loop (docs/decisions, 98)."""
+
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_a_backward_that_a_compiler_drops_is_run(self, compiled):
+        class Sine(Between):
+            def between(self, x):
+                return ZeroGradient.apply(x) + 0.1 * x
+
+        model, plain, network = cut(Sine())
+        run = through(network, torch.compile(network.head, backend="eager") if compiled else network.head)
+        assert trained(model, run) == trained(plain, plain)
+
+    def test_one_row_behind_a_pooling_to_one_pixel_is_refused_as_in_the_plain_loop(self):
+        model, plain, network = cut(Pyramid())
+        pixels = torch.randn(1, *SHAPE)
+        for run in (plain, through(network)):
+            with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
+                run(pixels)
+        for name, value in plain.state_dict().items():
+            assert torch.equal(value, model.state_dict()[name])
+
+    def test_weighted_sums_of_an_encoders_layers_are_trained_behind_the_encoder(self):
+        import transformers as hf
+
+        torch.manual_seed(0)
+        config = hf.WhisperConfig(
+            d_model=16,
+            encoder_layers=3,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=32,
+            decoder_ffn_dim=32,
+            num_mel_bins=8,
+            max_source_positions=10,
+            vocab_size=64,
+            use_weighted_layer_sum=True,
+            num_labels=3,
+            classifier_proj_size=8,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+        model = hf.WhisperForAudioClassification(config).train()
+        model.freeze_encoder()
+        model.encoder.eval()
+        plain, network = copy.deepcopy(model), cut_network(model, (8, 20))
+        assert len(network.frost_line.tensors) > 1
+        draw = torch.Generator().manual_seed(3)
+        given = [(torch.randn(4, 8, 20, generator=draw), torch.randint(0, 3, (4,), generator=draw)) for _ in range(3)]
+        losses = trained(model, lambda x: through(network)(x).logits, given=given)
+        assert losses == pytest.approx(trained(plain, lambda x: plain(x).logits, given=given), rel=1e-6)
+        assert torch.allclose(model.layer_weights, plain.layer_weights, rtol=1e-6)
+
+
+class Tokened(Between):
+    """A parameter of a module that holds others too, which the head has without its module."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(16))
+
+    def between(self, x):
+        return x * self.token
+
+
+class TestReplaced:
+    def test_a_module_that_is_put_into_the_head_runs_and_learns(self):
+        model, plain, network = cut(Between())
+        network.head.fc, plain.fc = nn.Linear(16, 3, bias=False), nn.Linear(16, 3, bias=False)
+        with torch.no_grad():
+            network.head.fc.weight.copy_(plain.fc.weight)
+        assert trained(network.head, through(network)) == trained(plain, plain)
+        assert torch.equal(network.head.fc.weight, plain.fc.weight)
+        assert model.fc.bias is not None
+        assert model.fc.weight.grad is None
+
+    def test_adapters_that_are_injected_into_the_head_run_and_learn(self):
+        from peft import LoraConfig, inject_adapter_in_model
+
+        config = LoraConfig(target_modules=["hidden"], r=2, init_lora_weights=False)
+        _, plain, network = cut(Between())
+        torch.manual_seed(4)
+        inject_adapter_in_model(config, network.head)
+        torch.manual_seed(4)
+        inject_adapter_in_model(config, plain)
+        plain.stem.requires_grad_(False)
+        assert trained(network.head, through(network)) == trained(plain, plain)
+        copied = copy.deepcopy(network.head)
+        pixels = batches()[0][0]
+        assert torch.equal(through(network, copied)(pixels), plain(pixels))
+
+    def test_layers_that_a_converter_swaps_inside_the_head_run(self):
+        _, plain, network = cut(Between())
+        for model in (network.head, plain):
+            model.get_submodule("body").add_module("1", nn.GroupNorm(4, 16))
+        assert trained(network.head, through(network)) == trained(plain, plain)
+        assert "body.1.running_mean" not in network.head.state_dict()
+
+    @pytest.mark.parametrize("replaced", ["module 'hidden'", "parameter 'token'"])
+    def test_what_the_network_has_in_place_of_the_heads_own_is_told(self, replaced):
+        model, _, network = cut(Tokened())
+        pixels = batches()[0][0]
+        if "module" in replaced:
+            model.hidden = nn.Linear(16, 16)
+        else:
+            model.token = nn.Parameter(torch.zeros(16))
+        with pytest.raises(ModelError, match=rf"{replaced} of the network was replaced .*job\.refreeze"):
+            through(network)(pixels)
+
+    def test_a_traced_head_tells_that_it_runs_no_modules(self):
+        _, _, network = cut(Peeking(), "body")
+        network.head.fc = nn.Linear(16, 3)
+        with pytest.raises(ModelError, match="module 'fc' of the head was replaced"):
+            through(network)(batches()[0][0])
+
+
 class Peeking(Between):
     """Looks at a value before its frost line that a trace holds for good, and goes on from a place within functions."""
 

@@ -1,8 +1,10 @@
 """Tasks of Ray read ranges of a manifest: rows and files are those that one process makes, also after kills."""
 
 import json
+import re
 from collections import Counter
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -42,6 +44,25 @@ assert all(np.array_equal(row["features"], wanted) for row, wanted in zip(rows, 
 plain = frostline.ray.read(data, near=None, preprocess=tiny_preprocess())
 assert plain.count() == len(data)
 print(json.dumps({"rows": len(rows), "schema": found.schema().names}))
+"""
+
+NOT_FINITE = """
+import sys
+import numpy as np
+import ray
+import frostline as fl
+import frostline.ray
+from support.images import tiny_preprocess
+from support.networks import Rooted
+
+ray.init("auto", log_to_driver=False)
+ray.data.DataContext.get_current().enable_progress_bars = False
+settings = fl.LoaderSettings(samples_per_request=8, device_batch=8, allow_nonfinite=True)
+model = fl.freeze(Rooted().eval(), "stem", input_shape=(3, 32, 32))
+options = dict(preprocess=tiny_preprocess(), accuracy="exact", settings=settings)
+found = frostline.ray.read(fl.Dataset(sys.argv[1]), model, near="ray://frostline", batch_size=16, **options)
+rows = found.take_all()
+print(len(rows), sum(not np.isfinite(row["features"]).all() for row in rows))
 """
 
 BROKEN_OFF = """
@@ -102,6 +123,30 @@ main()
 def test_rows_of_ray_data_are_those_of_a_loader(folder, here):
     said = json.loads(here.script(ON_NODES, folder).splitlines()[-1])
     assert said == {"rows": 36, "schema": ["id", "label", "features"]}
+
+
+def test_rows_that_are_not_finite_are_counted_by_the_process_that_asked(folder, here, tmp_path):
+    verb = ["extract", "--data", folder, "--model", "support.networks:Rooted", "--until", "stem", "--json"]
+    size = 7 * 8 * 111**2 * 4
+    more = ["--near", "ray://frostline", "--on", "ray", "--out", tmp_path / "f.parquet", "--part-size", size]
+    said = json.loads(here.script("from frostline.cli import main; main()", *verb, *more, "--allow-nonfinite"))
+    table = pq.read_table(tmp_path / "f.parquet")
+    broken = table.filter(~np.isfinite(table["features"].combine_chunks().to_numpy_ndarray()).all((1, 2, 3)))
+    assert said["nonfinite"] == len(broken) > 1
+    assert broken["class"].unique().to_pylist() == ["circle"]
+    one = f"sample {broken['object'][0]} (id {broken['id'][0]}) at stem.3:relu, in float32 by {said['engine']}"
+    assert said["first_nonfinite"] == f"the frozen layers gave Inf or NaN for {one}"
+
+
+def test_tasks_of_ray_data_tell_of_rows_that_are_not_finite(folder, here):
+    rows = here.script(NOT_FINITE, folder)
+    count, broken = map(int, rows.splitlines()[0].split())
+    assert count == 36
+    said = rf"\b{broken} of rows 0 to 35 are not finite; the frozen layers gave Inf or NaN for sample circle/\d+\.jpg"
+    assert broken > 1
+    # This Ray has no process that brings the logs of tasks to whoever asked, as others have.
+    logs = here.state.parent.glob("session_*/logs/worker-*")
+    assert re.search(said, "".join(file.read_text() for file in logs))
 
 
 def test_an_extraction_whose_tasks_are_killed_and_that_is_broken_off_goes_on_to_the_same_file(folder, here, tmp_path):

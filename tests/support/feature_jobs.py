@@ -4,13 +4,13 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.training.settings import ExtractSettings, JobSettings
 
 
-def small_extraction(folder, out, near=None, *, part_bytes=1 << 20, **more):
+def small_extraction(folder, out, near=None, *, part_bytes=1 << 20, model="Small", loader=None, **more):
     job = JobSettings(
         data=str(folder),
-        model="support.networks:Small",
+        model=f"support.networks:{model}",
         until="stem",
         near=near,
-        loader=LoaderSettings(cache_bytes=0),
+        loader=LoaderSettings(cache_bytes=0, **(loader or {})),
         node=NodeSettings(memory_bytes=512 << 20),
     )
     return ExtractSettings(job=job, out=out, part_bytes=part_bytes, **more)

@@ -13,7 +13,7 @@ from PIL import Image
 
 import frostline as fl
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import SettingError
+from frostline.core.errors import NotFinite, SettingError
 from frostline.core.events import ProgressMade
 from frostline.training.extract import Previous, extract
 from frostline.training.settings import ExtractSettings, JobSettings
@@ -40,11 +40,11 @@ def images(tmp_path):
     return image_folder(tmp_path / "images", per_class=6)
 
 
-def made(images, out, node, observe=quiet, *, until="stem", **loader):
+def made(images, out, node, observe=quiet, *, until="stem", model="Small", **loader):
     """Extract in parts of a few rows."""
     job = JobSettings(
         data=str(images),
-        model="support.networks:Small",
+        model=f"support.networks:{model}",
         until=until,
         near=node.url,
         accuracy="exact",
@@ -172,3 +172,32 @@ def test_what_else_lies_at_the_name_is_left_alone(images, node, tmp_path, monkey
     with pytest.raises(SettingError, match="needs the package pylance, which is not installed"):
         made(images, tmp_path / "i.lance", node)
     assert (tmp_path / "f.lance" / "mine.txt").read_text() == "-"
+
+
+def test_rows_that_are_not_finite_are_counted_computed_anew_and_never_kept_where_none_may_be(images, node, tmp_path):
+    out, asked = tmp_path / "f.parquet", {"model": "Rooted", "allow_nonfinite": True}
+
+    def stop(event):
+        if isinstance(event, ProgressMade) and event.total and event.done > len(fl.Dataset(images)) - 6:
+            raise Stopped
+
+    few = {"samples_per_request": 1, "requests_in_flight": 1, "window_bytes": 1}
+    with pytest.raises(Stopped):
+        made(images, out, node, stop, **asked, **few)
+    with pytest.raises(NotFinite, match=r"for sample circle/\d+\.jpg"):
+        made(images, out, node, model="Rooted")
+    with pytest.raises(Stopped):
+        made(images, out, node, stop, **asked, **few)
+    first = made(images, out, node, **asked)
+    assert first.taken_up > 0
+    table = pq.read_table(out)
+    broken = ~np.isfinite(table["features"].combine_chunks().to_numpy_ndarray()).all((1, 2, 3))
+    assert broken.sum() == first.nonfinite == 6
+    names = table.filter(broken)["object"].to_pylist()
+    assert f"sample {names[0]} (id " in first.first_nonfinite
+    assert first.first_nonfinite.endswith("in float32 by torch-eager")
+    again = made(images, out, node, **asked)
+    assert (again.computed, again.kept, again.nonfinite) == (6, again.samples - 6, 6)
+    assert again.first_nonfinite == first.first_nonfinite
+    with pytest.raises(NotFinite, match=r"for sample circle/\d+\.jpg"):
+        made(images, out, node, model="Rooted")

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
 
 from frostline.core.errors import BadRequest, SettingError
-from frostline.core.events import Evaluated, HeadSelected
+from frostline.core.events import Evaluated, HeadSelected, RowsNotFinite
 from frostline.ordering import Order
 from frostline.training.loop import Thawed
 from frostline.training.objective import objective_of
@@ -294,6 +294,8 @@ def test_what_makes_no_sense_is_refused(make, words):
 def test_a_recipe_and_its_scores_travel_as_json():
     recipe = Recipe(epochs=3, schedule="linear", warm_up=0.5, weight_decay=0.1, bf16=True, patience=4)
     assert Recipe.from_json(recipe.to_json()) == recipe
+    found = RowsNotFinite(rows=2, total=5, first="sample a.jpg")
+    assert event_from_json(event_to_json(found)) == found
     event = Evaluated(epoch=1, samples=2, loss=0.5, scores={"accuracy": 0.25, "macro_f1": float("inf")})
     assert event_from_json(event_to_json(event)) == event
     for scores in ("much", {"accuracy": "much"}, None):

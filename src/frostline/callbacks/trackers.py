@@ -247,6 +247,7 @@ _COUNTERS = {
     "quota_refusals": "requests that a quota of the node refused",
     "samples": "samples handed to the training loop",
     "from_cache": "samples of these that did not cross the network",
+    "nonfinite": "samples for which the frozen layers gave Inf or NaN, counted each time that they came",
     "stall_s": "seconds in which the loop waited for a batch",
     "loading_s": "seconds of all passes over loaders, training included",
 }

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +23,10 @@ from frostline.core.units import in_bytes, in_seconds
 from frostline.training.run_config import RunConfig
 from frostline.training.settings import ExtractSettings, JobSettings, is_factory
 from frostline.wire.recipes import LOSSES, TASKS
+
+if TYPE_CHECKING:
+    from frostline.training.extract import Extracted
+    from frostline.training.predict import Predictions
 
 __all__ = (
     "extract",
@@ -81,13 +85,17 @@ def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json
     say(
         f"{done.samples} samples of {done.shape} {done.dtype} written to {out} in {in_seconds(done.seconds)}, "
         f"{in_seconds(done.setup_s)} of them set-up; "
-        f"{in_bytes(done.wire_bytes)} crossed, {len(done.skipped)} skipped"
+        f"{in_bytes(done.wire_bytes)} crossed, {len(done.skipped)} skipped{_not_finite(done)}"
         f"; {done.computed} computed, {done.kept} kept"
         + (f", {done.taken_up} taken up from before" if done.taken_up else "")
         + f"; computed by {done.engine}"
         + (f", relative error up to {done.engine_error:.2g}" if done.engine_error else "")
         + (f"; relative error on the way up to {done.codec_error:.2g}" if done.codec_error else "")
     )
+
+
+def _not_finite(done: "Extracted | Predictions") -> str:
+    return f", {done.nonfinite} not finite ({done.first_nonfinite})" if done.nonfinite else ""
 
 
 _SUFFIXES = (".csv", ".parquet")
@@ -178,7 +186,7 @@ def predict(
         return
     say(
         f"{done.samples} samples predicted in {in_seconds(done.seconds)}, {in_seconds(done.setup_s)} of them set-up; "
-        f"{in_bytes(done.wire_bytes)} crossed, {done.skipped} skipped",
+        f"{in_bytes(done.wire_bytes)} crossed, {done.skipped} skipped{_not_finite(done)}",
         *(f"  {name}: {count}" for name, count in list(done.counts.items())[:10]),
         err=True,
     )

@@ -28,6 +28,7 @@ from frostline.core.events import (
     ProgressMade,
     RequestFinished,
     RequestRetried,
+    RowsNotFinite,
     SampleSkipped,
     SamplesLeftOut,
     SetupWarning,
@@ -59,6 +60,7 @@ _WARNINGS = (
     NodeLost,
     NodeRestarted,
     RequestRetried,
+    RowsNotFinite,
     SampleSkipped,
     SamplesLeftOut,
     SetupWarning,
@@ -115,6 +117,7 @@ class EventLog:
         self._waits_s = self._told_s = 0.0  # of the wait that is under way: not logged yet, and logged
         self._begin()
         self._step: dict[str, object] = {}
+        self._nonfinite = 0
 
     def __call__(self, event: Event) -> None:
         """Log an event, or count it."""
@@ -131,6 +134,8 @@ class EventLog:
                 self._waits_s += _WAITING_S
             case RequestFinished():
                 pass
+            case RowsNotFinite() if event.total > event.rows:
+                self._nonfinite = event.total
             case _:
                 log(_snake(event), level=_level(event), **_fields(event))
         if self._clock() >= self._since_s + _EVERY_S:
@@ -145,6 +150,8 @@ class EventLog:
             "samples_per_s": self._samples / seconds,
             "stall_share": min(1.0, self._stall_s / seconds),
         }
+        if self._nonfinite:
+            done["nonfinite"] = self._nonfinite
         log("progress", **done)
         self._begin()
 

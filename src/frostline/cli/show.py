@@ -41,6 +41,7 @@ from frostline.core.events import (
     ProgressMade,
     Replanned,
     RequestRetried,
+    RowsNotFinite,
     RunResumed,
     SampleSkipped,
     SamplesLeftOut,
@@ -280,6 +281,8 @@ class ProgressBar:
                 self._say(f"the node runs the frozen layers by {event.after} from now on{rate} ({error})")
             case MeasurementFailed():
                 self._say(f"nothing could be measured for a better plan, and the job goes on: {event.reason}")
+            case RowsNotFinite() if event.total == event.rows:
+                self._say(f"{event.first}; more are counted")
             case SamplesLeftOut():
                 self._say(event.reason)
             case _:

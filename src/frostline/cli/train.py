@@ -281,6 +281,8 @@ def _print_report(report: Report, out: Path | None) -> None:
         )
     if report.skipped:
         rows.append(("skipped", f"{len(report.skipped)} unreadable samples, such as {report.skipped[0].object}"))
+    if report.nonfinite:
+        rows.append(("not finite", f"{report.nonfinite} samples as they came; {report.first_nonfinite}"))
     if report.diagnosis is not None and report.diagnosis.held_back_by != NOTHING_YET:
         say(f"{report.diagnosis}")
     if report.fallback:

@@ -32,6 +32,7 @@ __all__ = (
     "RequestFinished",
     "RequestHedged",
     "RequestRetried",
+    "RowsNotFinite",
     "RunResumed",
     "SampleSkipped",
     "SamplesLeftOut",
@@ -187,6 +188,21 @@ class SampleSkipped:
     object: str
     reason: str
     changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsNotFinite:
+    """Rows with Inf or NaN came out of the frozen layers, which ``allow_nonfinite`` lets pass.
+
+    Attributes:
+        rows: number of those that came together.
+        total: number of all so far, by the count of the process that tells it; equal to ``rows`` for the first.
+        first: first of them, in words: sample, frost line, dtype and engine.
+    """
+
+    rows: int
+    total: int
+    first: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,6 +420,7 @@ Event = (
     | RequestHedged
     | RequestRetried
     | RunResumed
+    | RowsNotFinite
     | SampleSkipped
     | SamplesLeftOut
     | SplitsChosen

@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -38,6 +38,7 @@ from frostline.core.events import (
     RequestFinished,
     RequestHedged,
     RequestRetried,
+    RowsNotFinite,
     SampleSkipped,
     SamplesLeftOut,
     SetupWarning,
@@ -64,19 +65,6 @@ __all__ = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NonFinite:
-    """Rows with Inf or NaN that came together.
-
-    Attributes:
-        rows: number of them.
-        first: first of them, in words.
-    """
-
-    rows: int
-    first: str
-
-
 class SkipLog:
     """Samples that could not be read, or are not finite, in whichever of a job's processes. Safe for all of them.
 
@@ -101,12 +89,12 @@ class SkipLog:
             return _nowhere, ()
         return _received, (DupFd(self._handle),)
 
-    def append(self, found: Skipped | NonFinite) -> None:
+    def append(self, found: Skipped | RowsNotFinite) -> None:
         """Tell all processes, this one too."""
         if self.close.alive:
             os.write(self._handle, json.dumps(asdict(found)).encode() + b"\n")
 
-    def read(self, since: int) -> tuple[list[Skipped | NonFinite], int]:
+    def read(self, since: int) -> tuple[list[Skipped | RowsNotFinite], int]:
         """What was appended after the first ``since`` bytes, and where that ends: ``since`` of the next call."""
         if not self.close.alive or (size := os.fstat(self._handle).st_size) <= since:
             return [], since
@@ -115,8 +103,8 @@ class SkipLog:
         return [_read(json.loads(line)) for line in lines.splitlines()], since + len(lines)
 
 
-def _read(line: dict[str, Any]) -> Skipped | NonFinite:
-    return NonFinite(**line) if "rows" in line else Skipped(**line)
+def _read(line: dict[str, Any]) -> Skipped | RowsNotFinite:
+    return RowsNotFinite(**line) if "rows" in line else Skipped(**line)
 
 
 def _new() -> int:
@@ -240,7 +228,7 @@ class StatisticsCollector:
         self._observe = observe
         self._shared = shared
         self._heard = 0
-        self._untold: list[Skipped] = []
+        self._untold: list[SampleSkipped | RowsNotFinite] = []
         self._refuses_changes = refuses_changes
         self._max_skipped = max_skipped
         self._lock = threading.Lock()
@@ -260,6 +248,9 @@ class StatisticsCollector:
             DataChanged: A sample has changed since it was listed, and none may.
             TooManySkipped: More samples are unreadable than allowed.
         """
+        if isinstance(event, RowsNotFinite):  # from a training beside the store
+            self.not_finite(event.rows, event.first)
+            return
         with self._lock:
             self._count(event)
             self._hear()
@@ -289,17 +280,15 @@ class StatisticsCollector:
             self._observe(SamplesLeftOut(count=len(lost), reason=f"left out of the pass: {count} ({named}{more})"))
 
     def tell(self) -> None:
-        """Pass on what other processes could not read since; for the loop's thread, in which observers are told."""
+        """Pass on what other processes and threads found since; for the loop's thread, in which observers are told."""
         with self._lock:
             self._hear()
             untold, self._untold = self._untold, []
         self._tell(untold)
 
-    def _tell(self, untold: list[Skipped]) -> None:
-        for skipped in untold:
-            self._observe(
-                SampleSkipped(id=skipped.id, object=skipped.object, reason=skipped.reason, changed=skipped.changed)
-            )
+    def _tell(self, untold: list[SampleSkipped | RowsNotFinite]) -> None:
+        for event in untold:
+            self._observe(event)
 
     def close(self) -> None:
         """Hear other processes no more; the counts stay."""
@@ -316,13 +305,13 @@ class StatisticsCollector:
             self._codec_error = max(self._codec_error, batch.error)
 
     def not_finite(self, rows: int, first: str) -> None:
-        """Count rows with Inf or NaN.
+        """Count rows with Inf or NaN; observers are told at the loop's next event.
 
         Args:
             rows: number of them.
             first: first of them, in words.
         """
-        found = NonFinite(rows=rows, first=first)
+        found = RowsNotFinite(rows=rows, total=rows, first=first)
         with self._lock:
             if self._shared is None:
                 self._count_nonfinite(found)
@@ -330,9 +319,10 @@ class StatisticsCollector:
                 self._shared.append(found)
                 self._hear()
 
-    def _count_nonfinite(self, found: NonFinite) -> None:
+    def _count_nonfinite(self, found: RowsNotFinite) -> None:
         self._sums["nonfinite"] += found.rows
         self._first_nonfinite = self._first_nonfinite or found.first
+        self._untold.append(replace(found, total=self._sums["nonfinite"]))
 
     def unreadable(self) -> npt.NDArray[np.int64]:
         """Ids of the samples that turned out to be unreadable."""
@@ -414,17 +404,20 @@ class StatisticsCollector:
             return
         found, self._heard = self._shared.read(self._heard)
         for item in found:
-            if isinstance(item, NonFinite):
+            if isinstance(item, RowsNotFinite):
                 self._count_nonfinite(item)
             elif item.id not in self._skipped:
                 self._skipped[item.id] = item
-                self._untold.append(item)
+                self._untold.append(
+                    SampleSkipped(id=item.id, object=item.object, reason=item.reason, changed=item.changed)
+                )
 
 
 def warn_user(event: Event) -> None:
     """What happens to events without an observer.
 
-    Python warns where a job is not made as it was asked for. Lost nodes, and samples that were left out, are logged.
+    Python warns where a job is not made as it was asked for. Lost nodes, samples that were left out, and the first one
+    that is not finite, are logged.
     """
     if isinstance(event, SamplesLeftOut):
         log_left_out(event)
@@ -432,6 +425,8 @@ def warn_user(event: Event) -> None:
         warnings.warn(printable(event.reason), stacklevel=_level_of_caller())
     elif isinstance(event, NodeLost):
         _LOG.warning("node %s is asked nothing for now: %s", event.url, printable(event.reason))
+    elif isinstance(event, RowsNotFinite) and event.total == event.rows:
+        _LOG.warning("%s; more are counted by the job's statistics", printable(event.first))
 
 
 def _level_of_caller() -> int:

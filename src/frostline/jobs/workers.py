@@ -21,7 +21,7 @@ import numpy.typing as npt
 from frostline.cache import FeatureStore, Scope
 from frostline.core import Cut, Route, Skipped, TensorSpec
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.events import Event, NodeLost, Observer
+from frostline.core.events import Event, NodeLost, Observer, RowsNotFinite
 from frostline.core.system import usable_cores
 from frostline.datasets import Dataset
 from frostline.jobs.activity import ActivityMeter, PassProgress, followed
@@ -90,16 +90,17 @@ class WorkerSetup:
             values["settings"] = replace(self.settings, token=None)
         return _unpacked, ({**values, "forked": None}, from_environment)
 
-    def open(self, shares: Mapping[Route, float], workers: int) -> LoaderFactory:
+    def open(self, shares: Mapping[Route, float], workers: int, observe: Observer = lambda _: None) -> LoaderFactory:
         """Make what loaders are made with, in this process and for as long as it lives.
 
         Args:
             shares: shares of the samples, by way; they stay.
             workers: number of workers that share what the job may use.
+            observe: told what happens; a job's log tells the job itself.
         """
         stack = ExitStack()
         Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
-        progress = PassProgress(_ignore)
+        progress = PassProgress(observe)
         settings, collector = _share(self.settings, workers), self._collector(progress)
         nodes = self.nodes or (() if self.forked is None else self.forked.nodes)
         transport = reach(nodes, self.data, settings, self.node, _left_out, stack, _log_lost)
@@ -210,10 +211,6 @@ def _nothing() -> None:
     pass
 
 
-def _ignore(_: Event) -> None:
-    pass
-
-
 def _log_lost(event: Event) -> None:
     """A worker has no observer; what it sees of lost nodes stands in its log."""
     if isinstance(event, NodeLost):
@@ -239,11 +236,15 @@ class RowsDone:
         skipped: samples that could not be read; no batch has them.
         wire_bytes: bytes that came from the nodes meanwhile.
         codec_error: the largest relative error that a codec has made so far.
+        nonfinite: rows with Inf or NaN, where there may be any.
+        first_nonfinite: first of them, in words; empty where there is none.
     """
 
     skipped: tuple[Skipped, ...]
     wire_bytes: int
     codec_error: float
+    nonfinite: int
+    first_nonfinite: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -286,10 +287,13 @@ class RowReader:
         factory = _OPENED.factory(self)
         statistics = factory.collector.statistics()
         ids = set(factory.data.samples.ids_at(rows).tolist())
+        found = _OPENED.nonfinite()
         return RowsDone(
             skipped=tuple(sample for sample in statistics.skipped if sample.id in ids),
             wire_bytes=self.received_bytes() - wire_bytes,
             codec_error=statistics.codec_error,
+            nonfinite=sum(event.rows for event in found),
+            first_nonfinite=found[0].first if found else "",
         )
 
     def received_bytes(self) -> int:
@@ -304,15 +308,25 @@ class _Opened:
         self._lock = threading.Lock()
         self._key = ""
         self._factory: Any = None
+        self._nonfinite: list[RowsNotFinite] = []
 
     def factory(self, reader: RowReader) -> LoaderFactory:
         with self._lock:
             if self._key != reader.key:
                 # Logs of what is skipped do not reach other machines; each part says what it skipped.
                 setup = replace(reader.worker_setup, skipped=None)
-                self._key, self._factory = reader.key, setup.open(reader.shares, 1)
+                self._key, self._factory = reader.key, setup.open(reader.shares, 1, self._observe)
             factory: LoaderFactory = self._factory
             return factory
+
+    def nonfinite(self) -> list[RowsNotFinite]:
+        """What came of rows that are not finite since this was asked last."""
+        found, self._nonfinite = self._nonfinite, []
+        return found
+
+    def _observe(self, event: Event) -> None:
+        if isinstance(event, RowsNotFinite):
+            self._nonfinite.append(event)
 
 
 _OPENED = _Opened()

@@ -218,7 +218,7 @@ class FiniteCheck:
         cuts: every cut by number; the last is the frost line.
         engine: gives the name of the engine that ran the frozen layers, by the cut where the store side stopped.
         is_allowed: count them.
-        count: told of how many there were, and in words of the first.
+        count: told of how many there were, and in words of the first, where they are allowed.
     """
 
     def __init__(
@@ -244,8 +244,9 @@ class FiniteCheck:
         if not len(rows):
             return
         first = self._described(batch, int(rows[0]), samples, cut)
-        self._count(len(rows), first)
-        if not self._is_allowed:
+        if self._is_allowed:
+            self._count(len(rows), first)
+        else:
             others = "" if len(rows) == 1 else f", as for {len(rows)} of the {len(batch)} samples that came together"
             raise NotFinite(
                 f"{first}{others}: compute the frozen layers in a type with more range, such as float32, look at the "

@@ -20,7 +20,6 @@ __all__ = (
     "frozen_reach",
     "guard_inputs",
     "is_random",
-    "is_same",
     "moved",
     "packet_of",
     "prune",
@@ -429,16 +428,6 @@ def moved(cut: Cut, graph: Graph, other: Graph) -> Cut | None:
         shapes=tuple(cut.shapes[index] for index in kept),
         dtypes=tuple(cut.dtypes[index] for index in kept),
     )
-
-
-def is_same(graph: Graph, other: Graph) -> bool:
-    """Whether two graphs compute the same step by step, sizes of the batch called whatever they are."""
-    return _without_sizes(graph) == _without_sizes(other)
-
-
-def _without_sizes(graph: Graph) -> tuple[GraphNode, ...]:
-    sizes: dict[str, Argument] = {node.name: Ref(f"{node.size}") for node in graph.nodes if node.size is not None}
-    return tuple(substitute(node, sizes) for node in graph.nodes if node.size is None)
 
 
 def guard_inputs(graph: Graph) -> Graph:

@@ -6,7 +6,6 @@ The trainable rest as data: what a head computes in both modes, and its tensors,
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, Self
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from frostline.core import Cut, Graph, TensorSpec
+from frostline.core import Graph, TensorSpec
 from frostline.core.errors import ModelError, NotTraceable, UnsafeArtifact
 from frostline.engines.graph_runner import ALLOWED, Runner, leaf_values, resolve_allowed
 from frostline.engines.machine import computing
@@ -23,8 +22,19 @@ from frostline.models.artifact import flattened, graph_from_json, graph_to_json,
 from frostline.models.cuts import straightened
 from frostline.models.freezing import frozen_modules
 from frostline.models.frozen import FrozenPart, ordered
-from frostline.models.graph import after, before, guard_inputs, is_same, moved
-from frostline.models.modules import all_in_eval, is_split, modes, random
+from frostline.models.graph import after, before, guard_inputs, moved
+from frostline.models.modules import (
+    all_in_eval,
+    has_same_parameters,
+    is_split,
+    lone_parameters,
+    modes,
+    module_at,
+    plain_copy,
+    random,
+    with_modules,
+    with_parameters,
+)
 from frostline.models.skipping import SkipPlan, plan_of, run_behind, still_makes, written_by
 from frostline.models.trace_cache import trace
 from frostline.models.tracing import UNFIT, Trace, are_close, device_of, fed, kept_buffers, kept_draws, observed, whole
@@ -52,6 +62,9 @@ _ROWS_OF_A_PLAN = 2
 _SEED = 1
 
 
+_OTHER_NOW = "{} of the network was replaced since the job was made, and its head has the old one: call job.refreeze()"
+
+
 class Head(nn.Module, ABC):
     """Takes the activations at the frost line and returns what the whole network would.
 
@@ -76,6 +89,9 @@ class Head(nn.Module, ABC):
         self._shared: tuple[Any, ...] = ()  # what copies have in common
         for path in paths:
             _graft(self, model, path)
+        paths = [path for path, _ in self.named_modules(remove_duplicate=False) if path]
+        self._places = {path: (self.get_submodule(path), model.get_submodule(path)) for path in paths}
+        self._alone = dict(lone_parameters(self, model))
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -105,11 +121,16 @@ class Head(nn.Module, ABC):
                 one sequence. They are not changed.
         """
         given = [tensor for item in features for tensor in ((item,) if isinstance(item, torch.Tensor) else item)]
-        return self._run_uncompiled(given) if torch.compiler.is_compiling() else self._run(given)
+        return self._run_uncompiled(given) if torch.compiler.is_compiling() else self._run_as_it_is(given)
 
     def _run_uncompiled(self, tensors: list[torch.Tensor]) -> Any:
         """What ``_run`` gives, of which torch.compile cannot follow the tensors that are not there."""
-        return torch.compiler.disable(self._run)(tensors)  # type: ignore[no-untyped-call]
+        return torch.compiler.disable(self._run_as_it_is)(tensors)  # type: ignore[no-untyped-call]
+
+    def _run_as_it_is(self, tensors: list[torch.Tensor]) -> Any:
+        """What ``_run`` gives with the modules and the tensors that are the head's now."""
+        with with_modules(self._model[0], self.replaced()), with_parameters(self._model[0], self):
+            return self._run(tensors)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the network's layers that the head runs; frozen layers keep theirs.
@@ -126,16 +147,33 @@ class Head(nn.Module, ABC):
             module.training = own
         return self
 
+    def replaced(self) -> dict[str, nn.Module]:
+        """Modules that somebody has put into the head in place of its own, by path; outermost ones alone.
+
+        Raises:
+            ModelError: Modules or tensors of the network that the head runs were replaced.
+        """
+        found: dict[str, nn.Module] = {}
+        for path, (own, theirs) in self._places.items():
+            if any(path.startswith(f"{outer}.") for outer in found):
+                continue
+            ours, there = module_at(self, path), module_at(self._model[0], path)
+            if ours is not None and ours is not own:
+                found[path] = ours
+            elif there is not theirs and not has_same_parameters(there, theirs):
+                raise ModelError(_OTHER_NOW.format(f"module {path!r}"))
+        for path, tensor in self._alone.items():
+            owner, _, name = path.rpartition(".")
+            if getattr(module_at(self._model[0], owner), name, None) is not tensor:
+                raise ModelError(_OTHER_NOW.format(f"parameter {path!r}"))
+        return found
+
     def _refuse_shards(self) -> None:
         if any(map(is_split, self.children())):
             raise ModelError(
                 "the head's modules only hold tensors and do not run themselves, so that its layers cannot be sharded "
                 "one by one: shard it whole, by fully_shard(job.head)"
             )
-
-    def prepare(self) -> None:
-        """Get ready for the present modes now, rather than at the first batch."""
-        return
 
     @abstractmethod
     def _run(self, tensors: list[torch.Tensor]) -> Any:
@@ -169,14 +207,28 @@ class HeadGraph:
     """What a traced head computes in one combination of modes.
 
     Attributes:
-        graph: from the frost line to the network's one output.
+        graph: from the frost line to the network's outputs.
         places: which of the tensors that cross the frost line it takes, in the order of its inputs.
-        tensors: the network's own parameters, buffers and constants, by the names in ``graph.leaves``.
+        structure: structure of what the network returns.
+        runner: runs the graph.
+        leaves: for each leaf of the graph what gives the network's own tensor: ``.to()`` replaces buffers.
     """
 
     graph: Graph
     places: tuple[int, ...]
-    tensors: Mapping[str, torch.Tensor]
+    structure: TreeSpec
+    runner: Runner
+    leaves: tuple[Callable[[], torch.Tensor], ...]
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The network's own parameters, buffers and constants, by the names in ``graph.leaves``."""
+        return {path: leaf() for (_, path), leaf in zip(self.graph.leaves, self.leaves, strict=True)}
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the network returns."""
+        outputs = self.runner.run([tensors[place] for place in self.places], [leaf() for leaf in self.leaves])
+        return tree_unflatten(list(outputs), self.structure)
 
 
 class TracedHead(Head):
@@ -196,71 +248,70 @@ class TracedHead(Head):
         super().__init__(model, paths, _modules_of(graph, model))
         self._part = part
         self._shared = (part,)
-        self._traced_on = device_of(model)
         self._inputs = tuple(inputs)
-        self._ready: dict[tuple[torch.device, tuple[bool, ...]], _Ready] = {}
+        self._graphs: dict[tuple[torch.device, tuple[bool, ...]], HeadGraph] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_ready": {}}  # which hold this network's own tensors
+        return {**vars(self), "_graphs": {}}  # which hold this network's own tensors
 
-    def prepare(self) -> None:
-        """Trace for the present modes now, rather than at the first batch."""
-        self._for_these_modes()
-
-    def graphs(self) -> tuple[HeadGraph, HeadGraph]:
+    def graphs(self) -> list[HeadGraph]:
         """What the head computes in train mode and in eval mode; its modes stay as they are.
 
         Raises:
             ModelError: The network gives something else than one tensor.
             NotTraceable: The head cannot be traced in one of the modes.
         """
-        modules = [*self.modules(), *self._modules_run.values()]
-        kept = [(module, module.training) for module in modules]
+        kept = [(module, module.training) for module in (*self.modules(), *self._modules_run.values())]
         try:
-            self.train()
-            training = self._for_these_modes().described()
-            self.eval()
-            return training, self._for_these_modes().described()
+            found = [self.train(training).graph() for training in (True, False)]
         finally:
             for module, own in kept:
                 module.training = own
+        if not all(graph.structure.is_leaf() for graph in found):
+            raise ModelError("the network gives something else than one tensor")
+        return found
+
+    def graph(self) -> HeadGraph:
+        """What the head computes in the modes that its layers are in.
+
+        Raises:
+            NotTraceable: The head cannot be traced in these modes.
+        """
+        kind = (device_of(self._model[0]), tuple(module.training for module in self._modules_run.values()))
+        if kind not in self._graphs:
+            self._graphs[kind] = self._traced()
+        return self._graphs[kind]
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
-        return self._for_these_modes().run(tensors)
+        if replaced := self.replaced():
+            raise ModelError(
+                f"module {next(iter(replaced))!r} of the head was replaced, and this head is a traced graph, which has "
+                "none: replace it in your network, and call job.refreeze()"
+            )
+        return self.graph().run(tensors)
 
-    def _for_these_modes(self) -> "_Ready":
-        modes = tuple(module.training for module in self._modules_run.values())
-        kind = (device_of(self._model[0]), modes)
-        if kind not in self._ready:
-            self._ready[kind] = self._trace()
-        return self._ready[kind]
-
-    def _trace(self) -> "_Ready":
+    def _traced(self) -> HeadGraph:
         model, part = self._model[0], self._part
         flags = {**part.traced.training, **{path: module.training for path, module in self._modules_run.items()}}
-        if flags == part.traced.training and device_of(model) == self._traced_on:
-            return _Ready.of(self, model, part.traced, part.frost_line, part.frost_line)
         with torch.enable_grad():  # as the part was traced: elsewhere transformers asks other things of sizes
             traced = trace(model, self._inputs, training=flags)
-        graph, _, _ = ordered(model, traced.graph, self._inputs, part.mixing)
-        traced = replace(traced, graph=straightened(graph, part.turned))
-        cut = moved(part.frost_line, part.traced.graph, traced.graph)
-        if cut is None or not self._is_made_alike(traced, cut):
-            raise NotTraceable("the frozen part of the network computes something else when its head changes mode")
-        return _Ready.of(self, model, traced, cut, part.frost_line)
-
-    def _is_made_alike(self, traced: Trace, cut: Cut) -> bool:
-        """Whether a trace makes what crosses a cut as the prefix does: step by step, or at least to the bit."""
-        model, part = self._model[0], self._part
-        ours = before(traced.graph, cut)
-        theirs = before(part.traced.graph, replace(cut, after=part.frost_line.after))
-        if is_same(ours, theirs):
-            return True
-        batch = random(self._inputs, _ROWS, torch.Generator().manual_seed(0), device_of(model))
+        graph = straightened(ordered(model, traced.graph, self._inputs, part.mixing)[0], part.turned)
+        cut = moved(part.frost_line, part.traced.graph, graph)
+        if cut is None:
+            raise NotTraceable(_OTHERWISE)
+        places = tuple(part.frost_line.tensors.index(name) for name in cut.tensors)
+        device, frozen, rest = device_of(model), guard_inputs(before(graph, cut)), after(graph, cut)
+        batch = random(self._inputs, _ROWS, torch.Generator().manual_seed(0), device)
         with torch.no_grad():
-            made = _Bound.to(model, guard_inputs(ours), traced).run(batch)
-            meant = _Bound.to(model, guard_inputs(theirs), part.traced).run(batch)
-        return all(torch.equal(tensor, other) for tensor, other in zip(made, meant, strict=True))
+            made = Runner(frozen, device=device).run(batch, [leaf() for leaf in _leaves(model, traced, frozen)])
+            meant = _features(part, batch, device)
+        if not are_close(made, [meant[place] for place in places]):
+            raise NotTraceable(_OTHERWISE)
+        runner, leaves = Runner(rest, device=device), _leaves(model, traced, rest)
+        return HeadGraph(graph=rest, places=places, structure=traced.structure, runner=runner, leaves=leaves)
+
+
+_OTHERWISE = "the frozen part of the network computes something else when its head changes mode"
 
 
 # An attribute that has had so many values without an effect before the frost line is none that the frozen part minds.
@@ -320,7 +371,7 @@ class SkippingHead(Head):
             module = self._model[0].get_submodule(path)
             if theirs_alone and type(module).__module__.startswith("torch.nn."):
                 continue
-            now = vars(module).get(name)
+            now = plain_copy(vars(module).get(name))
             harmless = self._harmless.get((path, name), ())
             if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
                 continue
@@ -353,10 +404,9 @@ class SkippingHead(Head):
             return equals_whole(self._model[0], self._part, traced, self._inputs, self._flags)
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
-        with _shared_back(self, self._model[0]):
-            if (changed := self.changed_read(theirs_alone=True)) is not None:
-                raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
-            return run_behind(self._model[0], self._plan, self._inputs, tensors)
+        if (changed := self.changed_read(theirs_alone=True)) is not None:
+            raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
+        return run_behind(self._model[0], self._plan, self._inputs, tensors)
 
 
 def skipping_head(
@@ -416,28 +466,6 @@ def _own_paths(model: nn.Module, part: FrozenPart, rest: Graph | None, inside: t
     ]
 
 
-@contextmanager
-def _shared_back(head: nn.Module, model: nn.Module) -> Iterator[None]:
-    """Let the network read the parameters that somebody, such as FSDP, has put into the head in place of its own."""
-    changed = []
-    for path, tensor in head.named_parameters():
-        owner, _, name = path.rpartition(".")
-        own = _parameters(model.get_submodule(owner))
-        if own[name] is not tensor:
-            changed.append((own, name, own[name]))
-            own[name] = tensor
-    try:
-        yield
-    finally:
-        for own, name, tensor in changed:
-            own[name] = tensor
-
-
-def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    own: dict[str, nn.Parameter] = vars(module)["_parameters"]
-    return own
-
-
 def tensor_paths(model: nn.Module) -> list[str]:
     """Paths of all parameters and buffers, also of those that several modules share."""
     parameters = (path for path, _ in model.named_parameters(remove_duplicate=False))
@@ -453,60 +481,15 @@ def _modules_of(graph: Graph, model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if path in paths}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Bound:
-    """A graph with the network's tensors as its leaves, looked up at each run: ``.to()`` replaces buffers."""
+def _leaves(model: nn.Module, traced: Trace, graph: Graph) -> tuple[Callable[[], torch.Tensor], ...]:
+    """For each leaf of a graph what gives the network's tensor, or the trace's own constant."""
+    constants = {path: tensor.to(device_of(model)) for path, tensor in traced.constants.items()}
 
-    graph: Graph
-    runner: Runner
-    lookups: list[Callable[[], torch.Tensor]]
+    def leaf(path: str) -> Callable[[], torch.Tensor]:
+        owner, _, name = path.rpartition(".")
+        return partial(getattr, model.get_submodule(owner), name)
 
-    @classmethod
-    def to(cls, model: nn.Module, graph: Graph, traced: Trace, head: nn.Module | None = None) -> "_Bound":
-        lookups = [_lookup(model, traced, path, head) for _, path in graph.leaves]
-        return cls(graph, Runner(graph, device=device_of(model)), lookups)
-
-    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        return self.runner.run(tensors, [lookup() for lookup in self.lookups])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ready:
-    """The head for one combination of modes, which may need only some of what crosses the frost line."""
-
-    bound: _Bound
-    places: list[int]
-    structure: TreeSpec
-
-    @classmethod
-    def of(cls, head: nn.Module, model: nn.Module, traced: Trace, cut: Cut, frost_line: Cut) -> "_Ready":
-        bound = _Bound.to(model, after(traced.graph, cut), traced, head)
-        return cls(bound, [frost_line.tensors.index(name) for name in cut.tensors], traced.structure)
-
-    def described(self) -> HeadGraph:
-        """The same as a value."""
-        if not self.structure.is_leaf():
-            raise ModelError("the network gives something else than one tensor")
-        graph = self.bound.graph
-        paths = [path for _, path in graph.leaves]
-        tensors = {path: lookup() for path, lookup in zip(paths, self.bound.lookups, strict=True)}
-        return HeadGraph(graph=graph, places=tuple(self.places), tensors=tensors)
-
-    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
-        return tree_unflatten(list(self.bound.run([tensors[place] for place in self.places])), self.structure)
-
-
-def _lookup(model: nn.Module, traced: Trace, path: str, head: nn.Module | None) -> Callable[[], torch.Tensor]:
-    if path in traced.constants:
-        constant = traced.constants[path].to(device_of(model))
-        return lambda: constant
-    owner, _, name = path.rpartition(".")
-    module = model.get_submodule(owner)
-    # Sharding a head puts other parameters into the head's modules; the network has those of its own that stand alone.
-    own = {} if head is None else dict(head.named_modules(remove_duplicate=False))
-    if owner in own and name in dict(own[owner].named_parameters(recurse=False)):
-        module = own[owner]
-    return lambda: getattr(module, name)
+    return tuple(partial(constants.__getitem__, path) if path in constants else leaf(path) for _, path in graph.leaves)
 
 
 def _graft(head: nn.Module, model: nn.Module, path: str) -> None:

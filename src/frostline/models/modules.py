@@ -21,19 +21,26 @@ from frostline.engines.measure import version_of
 from frostline.models.cuts import DTYPE_BYTES
 
 __all__ = (
+    "NOT_PLAIN",
     "AnyInputs",
     "Inputs",
     "ModuleCall",
     "all_in_eval",
+    "has_same_parameters",
     "input_specs",
     "is_split",
+    "lone_parameters",
     "modes",
+    "module_at",
     "not_averaged",
+    "plain_copy",
     "random",
     "reads_told",
     "record",
     "resolved_path",
     "unwrapped",
+    "with_modules",
+    "with_parameters",
     "zeros",
 )
 
@@ -158,6 +165,8 @@ _OWN = frozenset(vars(nn.Module()))
 def reads_told(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -> Iterator[None]:
     """Have it told which plain attributes of the modules are read meanwhile; those of every module are left out.
 
+    Plain are numbers, texts, and small lists, dicts, sets and tuples of them, of which copies are told.
+
     Args:
         model: any network.
         tell: told the module, the name and the value.
@@ -178,16 +187,83 @@ def reads_told(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) ->
 def _telling(kind: type[nn.Module], tell: Callable[[nn.Module, str, Any], None]) -> type[nn.Module]:
     def read(self: nn.Module, name: str) -> Any:
         value = kind.__getattribute__(self, name)
-        if name not in _OWN and name in object.__getattribute__(self, "__dict__") and _is_plain(value):
-            tell(self, name, value)
+        if name not in _OWN and name in object.__getattribute__(self, "__dict__"):
+            copied = plain_copy(value)
+            if copied is not NOT_PLAIN:
+                tell(self, name, copied)
         return value
 
     about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__getattribute__": read}
     return type(kind.__name__, (kind,), about)
 
 
-def _is_plain(value: Any) -> bool:
-    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, _PLAIN)
+NOT_PLAIN = object()
+"""Stands for the copy of what is not plain."""
+_ITEMS = 64  # of a container, which is compared in each step
+
+
+def plain_copy(value: Any) -> Any:
+    """The value of a number or a text, and a copy of a small container of such; ``NOT_PLAIN`` for all else."""
+    if isinstance(value, _PLAIN):
+        return value
+    kind = type(value)
+    if kind not in (tuple, list, set, dict) or len(value) > _ITEMS:
+        return NOT_PLAIN
+    items = [plain_copy(item) for item in (value.items() if kind is dict else value)]
+    return NOT_PLAIN if any(item is NOT_PLAIN for item in items) else kind(items)
+
+
+def module_at(root: nn.Module, path: str) -> nn.Module | None:
+    """The module at a path; None where there is none."""
+    with suppress(AttributeError):
+        return root.get_submodule(path)
+    return None
+
+
+def has_same_parameters(one: nn.Module | None, other: nn.Module) -> bool:
+    """Whether a module has another one's parameters and no others, as what ``torch.compile`` wraps around it."""
+    return one is not None and [*map(id, one.parameters())] == [*map(id, other.parameters())]
+
+
+def lone_parameters(head: nn.Module, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Paths and parameters of a head whose owner in the network is another module, which holds other modules too."""
+    for path, parameter in head.named_parameters(remove_duplicate=False):
+        owner = path.rpartition(".")[0]
+        if head.get_submodule(owner) is not model.get_submodule(owner):
+            yield path, parameter
+
+
+@contextmanager
+def with_modules(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Let a network run other modules for a while, given by their paths."""
+    kept = []
+    for path, module in others.items():
+        owner, _, name = path.rpartition(".")
+        modules = model.get_submodule(owner)._modules  # noqa: SLF001
+        kept.append((modules, name, modules[name]))
+        modules[name] = module
+    try:
+        yield
+    finally:
+        for modules, name, kept_module in kept:
+            modules[name] = kept_module
+
+
+@contextmanager
+def with_parameters(model: nn.Module, head: nn.Module) -> Iterator[None]:
+    """Let a network read the parameters that somebody, such as FSDP, has put into its head in place of its own."""
+    kept: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter | None]] = []
+    for path, tensor in head.named_parameters():
+        owner, _, name = path.rpartition(".")
+        own = model.get_submodule(owner)._parameters  # noqa: SLF001
+        if name in own and own[name] is not tensor:
+            kept.append((own, name, own[name]))
+            own[name] = tensor
+    try:
+        yield
+    finally:
+        for own, name, before in kept:
+            own[name] = before
 
 
 def all_in_eval(model: nn.Module) -> dict[str, bool]:

@@ -19,7 +19,7 @@ from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.machine import computing
 from frostline.engines.measure import version_of
-from frostline.models.modules import reads_told
+from frostline.models.modules import plain_copy, reads_told
 from frostline.models.tracing import fed_specs
 
 __all__ = (
@@ -533,10 +533,10 @@ def _steady(
 ) -> Iterator[tuple[str, str, Any]]:
     """What was read and stays as it is, and as it was before the first run."""
     for (key, name), (module, value) in first.items():
-        if vars(module).get(name) != value:
+        if plain_copy(vars(module).get(name)) != value:
             if paths[key] in idle:
                 raise Unsteady(f"its frozen layer {paths[key]!r} counts in its attribute {name!r} as it runs")
-        elif before.get(key, {}).get(name, _UNKNOWN) == value:
+        elif plain_copy(before.get(key, {}).get(name, _UNKNOWN)) == value:
             yield paths[key], name, value
 
 

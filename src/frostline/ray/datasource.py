@@ -1,5 +1,6 @@
 """Reads a data set, or features of it, as a data set of Ray Data: each read task has a range of the manifest's rows."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from ray.data.block import Block, BlockAccessor, BlockMetadata
 
 from frostline.core.config import check_type
 from frostline.core.errors import SettingError
+from frostline.core.units import printable
 from frostline.datasets import Dataset
 from frostline.jobs.offload import offload
 from frostline.jobs.workers import RowReader
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ("RowDatasource", "read")
 
+_LOG = logging.getLogger("frostline")
 # A task that starts opens connections; this many rows make that a small part.
 _MIN_ROWS = 256
 
@@ -40,7 +43,10 @@ def read(
 
     The job is made once, here: the network is traced, brought to the nodes, and an engine chosen. Read tasks ask the
     nodes for ranges of the manifest's rows, in its order; one that Ray runs again gives the same rows again, and no
-    row comes twice. With ``near="ray://NAMESPACE"`` they follow nodes that come and go.
+    row comes twice. With ``near="ray://NAMESPACE"`` they follow nodes that come and go. Samples without a row, and
+    rows that are not finite where these are allowed, are logged by the task that read them, with the first by name:
+    Ray brings that to whoever joined it, but not a Ray that ``frostline cluster up`` has started, which keeps it with
+    its own logs.
 
     Args:
         data: the samples.
@@ -122,10 +128,30 @@ class RowDatasource(Datasource):
 
 
 def _blocks(reader: Any, rows: range, *, targets: bool | None) -> Iterator[Block]:
-    """In a task: the blocks of some rows."""
+    """In a task: the blocks of some rows; what is amiss with them is logged, which Ray brings to who reads."""
     found: RowReader = ray.get(reader)
-    for batch in found.batches(np.array(rows, np.int64), targets=targets):
+    wanted, before = np.array(rows, np.int64), found.received_bytes()
+    for batch in found.batches(wanted, targets=targets):
         yield BlockAccessor.batch_to_block(_columns(batch))
+    done = found.done(wanted, before)
+    if done.skipped:
+        one = done.skipped[0]
+        _LOG.warning(
+            "%d of rows %d to %d could not be read, such as %s: %s",
+            len(done.skipped),
+            rows.start,
+            rows.stop - 1,
+            printable(one.object),
+            printable(one.reason),
+        )
+    if done.nonfinite:
+        _LOG.warning(
+            "%d of rows %d to %d are not finite; %s",
+            done.nonfinite,
+            rows.start,
+            rows.stop - 1,
+            printable(done.first_nonfinite),
+        )
 
 
 def _columns(batch: Arrays) -> dict[str, npt.NDArray[Any]]:

@@ -25,8 +25,9 @@ from frostline.core import REFERENCE, Samples, SampleTable, Skipped
 from frostline.core.errors import DataError, ModelError, SettingError, TooManySkipped
 from frostline.core.events import Observer, PhaseStarted, ProgressMade
 from frostline.core.files import with_schema, without_schema
-from frostline.core.nouns import taken, widened
+from frostline.core.nouns import finite_rows, taken, widened
 from frostline.datasets import Dataset
+from frostline.datasets.manifest import rows_of_ids
 from frostline.engines.graph_runner import as_array
 from frostline.loaders import Batch
 from frostline.training.feature_files import LANCE, Contents, check_suffix, lance_reader, tensor_column, write_features
@@ -49,7 +50,7 @@ __all__ = (
 IdsAt = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 
 _KEY = b"frostline.part"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +83,12 @@ class ExtractedPart:
     Attributes:
         rows: in it.
         skipped: samples of its range that could not be read.
+        nonfinite: ids of the samples whose features have Inf or NaN.
     """
 
     rows: int
     skipped: tuple[Skipped, ...]
+    nonfinite: tuple[int, ...]
 
 
 class Parts:
@@ -118,9 +121,10 @@ class Parts:
         parts = {number: self._checked(number) for number in range(self._ranges.parts) if self._path(number).is_file()}
         return {number: part for number, part in parts.items() if part is not None}
 
-    def write(self, number: int, table: pa.Table, skipped: tuple[Skipped, ...]) -> None:
+    def write(self, number: int, table: pa.Table, part: ExtractedPart) -> None:
         """Put a part in its place, whole; raises as ``files.writing`` does."""
-        about = json.dumps({"number": number, "skipped": [asdict(sample) for sample in skipped]})
+        skipped = [asdict(sample) for sample in part.skipped]
+        about = json.dumps({"number": number, "skipped": skipped, "nonfinite": part.nonfinite})
         table = table.replace_schema_metadata({_KEY: about})
         with atomic_file(self._path(number)) as file:
             pq.write_table(table, file, write_page_checksum=True)
@@ -154,7 +158,8 @@ class Parts:
         lost = np.array([sample.id for sample in skipped], np.int64)
         kept = expected[~np.isin(expected, lost)]
         is_whole = about["number"] == number and np.array_equal(table["id"].to_numpy(), kept)
-        return ExtractedPart(rows=len(kept), skipped=skipped) if is_whole else None
+        part = ExtractedPart(rows=len(kept), skipped=skipped, nonfinite=tuple(about["nonfinite"]))
+        return part if is_whole else None
 
 
 def _read(path: Path) -> pa.Table:
@@ -320,6 +325,8 @@ class Extracted:
             reference itself. ``codec_error`` comes on top of it.
         codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
         skipped: samples that could not be read; they have no row.
+        nonfinite: rows with Inf or NaN, whichever process computed them.
+        first_nonfinite: first of them, in words; empty where there is none.
     """
 
     out: str
@@ -336,6 +343,8 @@ class Extracted:
     engine_error: float
     codec_error: float
     skipped: tuple[Skipped, ...]
+    nonfinite: int
+    first_nonfinite: str
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
@@ -368,7 +377,7 @@ def extract(
     with set_up(measured_first(settings.job), observe, begun=begun) as setup:
         setup_s = time.perf_counter() - began_at
         work = _Work(settings, setup)
-        found = work.parts.found()
+        found = work.parts_found()
         observe(PhaseStarted(name="extracting"))
         done = {**found, **(work.make_on_ray if settings.on_ray else work.make)(found, observe)}
         contents = Contents(
@@ -381,7 +390,7 @@ def extract(
             raise DataError(f"none of the {len(setup.data)} samples of {setup.data.url} can be read")
         observe(PhaseStarted(name="joining the parts"))
         write_features(settings.out, work.parts.tables(), contents)
-        work.keep_state()
+        work.keep_state(done)
         work.parts.remove()
         statistics = setup.job.statistics()
         return Extracted(
@@ -399,6 +408,8 @@ def extract(
             engine_error=work.engine_error,
             codec_error=max(statistics.codec_error, work.codec_error),
             skipped=tuple(sample for number in sorted(done) for sample in done[number].skipped),
+            nonfinite=sum(len(part.nonfinite) for part in done.values()),
+            first_nonfinite=work.first_nonfinite(done),
         )
 
 
@@ -431,6 +442,8 @@ class _Work:
             "dtype": self.dtype,
         }
         self._out = settings.out
+        self._allows_nonfinite = settings.job.loader.allow_nonfinite
+        self._line = f"{line.name}, in {line.dtypes[0]}"
         self._max_skipped = settings.job.loader.max_skipped(len(setup.data))
         self._previous = Previous.found(settings.out, self._identity)
         self.kept = self.wire_bytes = 0
@@ -447,6 +460,21 @@ class _Work:
     def engine_error(self) -> float:
         """Its error against the reference."""
         return 0.0 if self._store is None else self._store.engine_error
+
+    def parts_found(self) -> dict[int, ExtractedPart]:
+        """The parts that an earlier run left; one with rows that are not finite is made anew where none may be."""
+        parts = self.parts.found()
+        return {number: part for number, part in parts.items() if self._allows_nonfinite or not part.nonfinite}
+
+    def first_nonfinite(self, done: Mapping[int, ExtractedPart]) -> str:
+        """The first row that is not finite, in words; empty where all are."""
+        ids = (id for number in sorted(done) for id in done[number].nonfinite)
+        id = next(ids, None)
+        if id is None:
+            return ""
+        data = self._setup.data
+        name = taken(data.names, rows_of_ids(data.samples.ids, np.array([id], np.int64)))[0]
+        return f"the frozen layers gave Inf or NaN for sample {name} (id {id}) at {self._line} by {self.engine}"
 
     def make(self, found: Mapping[int, ExtractedPart], observe: Observer) -> dict[int, ExtractedPart]:
         """Make the parts that are missing, one after another, from one pass over their rows."""
@@ -522,8 +550,13 @@ class _Work:
         features = np.concatenate([empty, *(piece.features for piece in pieces)])
         order = np.argsort(rows)
         rows, features = rows[order], features[order]
-        self.parts.write(number, _table(data, rows, features), skipped)
-        return ExtractedPart(rows=len(rows), skipped=skipped)
+        part = ExtractedPart(
+            rows=len(rows),
+            skipped=skipped,
+            nonfinite=tuple(data.samples.ids_at(rows[~finite_rows([features], len(rows))]).tolist()),
+        )
+        self.parts.write(number, _table(data, rows, features), part)
+        return part
 
     def _rows_before(self, number: int) -> npt.NDArray[np.int64]:
         """The row in the file from before of each sample of a part; -1 where it must be computed."""
@@ -541,13 +574,15 @@ class _Work:
         if len(rows):
             yield _Piece(number=number, rows=rows, features=self._previous.features_of(before[before >= 0]))
 
-    def keep_state(self) -> None:
+    def keep_state(self, done: Mapping[int, ExtractedPart]) -> None:
         """Keep which samples the finished file has, for the next extraction into it."""
         ids = list(self.parts.ids())
         keys = []
         for number, there in enumerate(ids):
             samples = self._setup.data.samples.take(np.array(self._ranges.of(number), np.int64))
-            keys.append(keys_of(samples)[np.isin(samples.ids, there)])
+            known = keys_of(samples)
+            known[np.isin(samples.ids, done[number].nonfinite)] = _UNKNOWN  # it is computed again, and judged
+            keys.append(known[np.isin(samples.ids, there)])
         _keep_state(self._out, self._identity, ids, keys)
 
 

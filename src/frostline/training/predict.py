@@ -41,6 +41,8 @@ class Predictions:
         out: file that has the table; None where it went to ``stdout``.
         samples: number of samples with a prediction.
         skipped: number of samples that could not be read.
+        nonfinite: number of samples for which the frozen layers gave Inf or NaN.
+        first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
         counts: number of samples of each class or label, the most frequent first; empty for numbers.
         seconds: whole time.
         setup_s: seconds of it until the first sample was asked for.
@@ -52,6 +54,8 @@ class Predictions:
     out: str | None
     samples: int
     skipped: int
+    nonfinite: int
+    first_nonfinite: str
     counts: Mapping[str, int]
     seconds: float
     setup_s: float
@@ -108,6 +112,8 @@ def predict(
         out=None if out is None else str(out),
         samples=samples,
         skipped=len(statistics.skipped),
+        nonfinite=statistics.nonfinite,
+        first_nonfinite=statistics.first_nonfinite,
         counts=dict(counts.most_common()),
         seconds=time.perf_counter() - began_at,
         setup_s=setup_s,

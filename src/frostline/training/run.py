@@ -60,6 +60,7 @@ _SUMS = (
     "requests",
     "samples",
     "from_cache",
+    "nonfinite",
     "stall_s",
     "loading_s",
     "fetching_s",
@@ -186,7 +187,8 @@ def _ways(cuts: Sequence[Cut], statistics: JobStatistics) -> tuple[RouteUsage, .
 def _summed(parts: Sequence[JobStatistics]) -> JobStatistics:
     changes: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
     changes |= {name: tuple(item for part in parts for item in getattr(part, name)) for name in _LISTS}
-    return replace(parts[-1], codec_error=max(part.codec_error for part in parts), **changes)
+    first = next((part.first_nonfinite for part in parts if part.first_nonfinite), "")
+    return replace(parts[-1], codec_error=max(part.codec_error for part in parts), first_nonfinite=first, **changes)
 
 
 def _seconds(name: str, parts: Sequence[_Done]) -> float:
@@ -572,6 +574,8 @@ class _Run:
             where=tuple(WorkLocation(part=part, where=where) for part, where in explained.where),
             nodes=explained.statistics.nodes,
             skipped=statistics.skipped,
+            nonfinite=statistics.nonfinite,
+            first_nonfinite=statistics.first_nonfinite,
             interrupted=self._interrupted,
             resumed_steps=record.resumed_steps,
             settings={**_plain_settings(settings), "weights": self._setup.network.weights},

@@ -102,6 +102,8 @@ class Report:
         where: pairs of a part of the work and where it ran.
         nodes: requests to each of several nodes, and their outcome.
         skipped: samples that could not be read.
+        nonfinite: samples for which the frozen layers gave Inf or NaN, counted each time that they came.
+        first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
         interrupted: whether the user stopped the run.
         resumed_steps: steps that were taken before the run went on in this process; 0 where it began here. Seconds,
             bytes, samples by way and stages are those of this process.
@@ -151,6 +153,8 @@ class Report:
     where: tuple[WorkLocation, ...] = ()
     nodes: tuple[NodeUse, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    nonfinite: int = 0
+    first_nonfinite: str = ""
     interrupted: bool = False
     resumed_steps: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
