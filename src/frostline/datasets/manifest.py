@@ -368,6 +368,7 @@ class Manifest:
         saved: splits that came with it from the node that listed the data, by name; none where it was listed here.
         left_out: parts of the data that are no samples, by kind and reason.
         listing: digest of the listing, by which splits are kept, where that is not ``digest``.
+        is_turned: the data's own reader turns images as their EXIF data says; of a ready format, ``applied`` says it.
     """
 
     samples: SampleTable
@@ -384,6 +385,7 @@ class Manifest:
     saved: Mapping[str, Chosen] = field(default_factory=dict)
     left_out: tuple[LeftOut, ...] = ()
     listing: str = ""
+    is_turned: bool = False
 
 
 def load_manifest(
@@ -546,6 +548,7 @@ def manifest_of(
         splits=tuple(kept.about["splits"]),
         saved=saved or {},
         left_out=summed(read_left_out(kept.about["left_out"]) if left_out is None else left_out),
+        is_turned=kept.about["is_turned"],
     )
 
 

@@ -321,7 +321,7 @@ def _version(etag: str) -> str:
     return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""
 
 
-_RULE = "frostline parquet 5"
+_RULE = "frostline parquet 6"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
 
@@ -330,6 +330,7 @@ class _File(NamedTuple):
     table: pa.Table
     classes: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
+    is_turned: bool
     elsewhere: pa.Table | None = None
     lost: Sequence[str] = ()
 
@@ -393,6 +394,7 @@ class Parquet:
             has_named_classes=said.are_names,
             used=tuple(entry.object for entry in found),
             left_out=tuple(left for file in files for left in file.left_out),
+            is_turned=any(file.is_turned for file in files),
         )
 
 
@@ -419,7 +421,7 @@ def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> 
         columns, paths = roles_of_parts(entry.object, parquet.schema_arrow, column)
         if entry.etag and (entry.object, entry.etag) in known:
             table, left = known[entry.object, entry.etag]
-            return _File(table, columns.classes, left)
+            return _File(table, columns.classes, left, columns.is_turned)
         if may_name_classes(columns) and columns.mask is not None:
             first = next(_groups(parquet, columns.mask), pa.chunked_array([], pa.large_binary()))
             columns = with_names_for_masks(columns, first.drop_null().slice(0, LOOKED_AT).to_pylist())
@@ -431,7 +433,7 @@ def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> 
     names = [f"{entry.object}/{row}" for row in lost.tolist()]
     left = left_of_table(entry.object, names, columns.left)
     kept = table.filter(pc.is_valid(table["length"]))
-    return _File(kept, columns.classes, left, None if len(kept) else elsewhere, names)
+    return _File(kept, columns.classes, left, columns.is_turned, None if len(kept) else elsewhere, names)
 
 
 def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: Sequence[str]) -> pa.Table:
@@ -452,7 +454,7 @@ def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: S
             SAID: said,
             **({column_name(name): plain(column_at(beside, name)) for name in columns.about} if beside else {}),
             **{column_name(name): column for name, column in lists.items()},
-            **(_targets(parquet, entry, columns.image, columns.mask) if columns.mask else {}),
+            **(_targets(parquet, entry, columns) if columns.mask else {}),
         }
     )
 
@@ -473,13 +475,14 @@ def _elsewhere(parquet: pq.ParquetFile, table: pa.Table, paths: Sequence[str]) -
     return rows if len(rows) else None
 
 
-def _targets(parquet: pq.ParquetFile, entry: Entry, image: str, mask: str) -> dict[str, pa.Array]:
-    cell = str(Cell.of(entry, mask))
-    lengths = pc.fill_null(_lengths(parquet, mask), 0).to_pylist()
+def _targets(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles) -> dict[str, pa.Array]:
+    assert columns.mask is not None
+    cell = str(Cell.of(entry, columns.mask))
+    lengths = pc.fill_null(_lengths(parquet, columns.mask), 0).to_pylist()
     masks = [Mask(cell, row, length, entry.etag) if length else NO_MASK for row, length in enumerate(lengths)]
     sizes = [
-        size_of(cell.as_buffer()) if cell.is_valid and length else (0, 0)
-        for column in _groups(parquet, image)
+        size_of(cell.as_buffer(), is_turned=columns.is_turned) if cell.is_valid and length else (0, 0)
+        for column in _groups(parquet, columns.image)
         for cell, length in zip(column, lengths, strict=False)
     ]
     return target_columns(masks, sizes)
