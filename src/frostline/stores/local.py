@@ -350,7 +350,7 @@ def _entries(files: Iterable[tuple[str, os.stat_result]]) -> Iterator[Entry]:
             yield Entry(name, status.st_size, version)
         else:
             shown = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
-            yield Entry(shown, UNREADABLE, version)
+            yield Entry(shown, UNREADABLE, "")
 
 
 def _folder_identity(folder: Path) -> tuple[int, int]:

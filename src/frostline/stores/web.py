@@ -23,7 +23,6 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from frostline.core.errors import (
     AccessDenied,
-    BadRequest,
     FrostlineError,
     ObjectNotFound,
     StoreError,
@@ -32,7 +31,7 @@ from frostline.core.errors import (
 )
 from frostline.stores.errors import error_of_status
 from frostline.stores.protocols import TIMEOUT, UNREADABLE, Buffer, Dated, Entry, version_of_time
-from frostline.stores.urls import Root, check_name, object_url
+from frostline.stores.urls import Root, check_name, is_name, object_url
 
 __all__ = (
     "WebClient",
@@ -403,20 +402,12 @@ class WebStore:
         is_folder = element.find(f".//{_DAV}collection") is not None
         said = {tag: element.findtext(f".//{_DAV}{tag}", "") for tag in ("getcontentlength", "getetag")}
         size = said["getcontentlength"].strip()
-        if not _is_name(name) or not (is_folder or _SIZE.fullmatch(size)):
+        if not is_name(name) or not (is_folder or _SIZE.fullmatch(size)):
             # A folder of such a name cannot be asked for either: it is named, and not looked into.
             shown = name.encode(errors="backslashreplace").decode().replace("\0", "\\0")
             return Entry(shown, UNREADABLE, ""), False
         changed = element.findtext(f".//{_DAV}getlastmodified", "")
         return Entry(name, int(size) if not is_folder else 0, _version_of(said["getetag"], changed)), is_folder
-
-
-def _is_name(name: str) -> bool:
-    try:
-        check_name(name)
-    except BadRequest:
-        return False
-    return True
 
 
 def _exactly(response: HTTPResponse, name: str, length: int) -> memoryview:

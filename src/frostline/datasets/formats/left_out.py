@@ -133,8 +133,8 @@ def unreadable_of(entries: Entries, url: str) -> tuple[Entries, tuple[LeftOut, .
     if not pc.any(is_odd).as_py():
         return entries, ()
     objects = entries.table["object"].combine_chunks()
-    is_left = pc.and_not(is_odd, pc.starts_with(entries.table["object"], _OWN))
-    left = _named("that cannot be read by that name", objects, _mask(is_left))
+    is_left = _mask(pc.and_not(is_odd, pc.starts_with(entries.table["object"], _OWN)))
+    left = _named("that cannot be read by that name", objects, is_left)
     if left and left[0].total == len(entries):
         raise EmptyDataset(f"{url} holds nothing but {left[0]}")
     return entries.where(pc.invert(is_odd)), left
