@@ -60,8 +60,8 @@ def imagenet(size: int, augment: bool = False, *, value_range: tuple[float, floa
     Args:
         size: side of the network's input; the shorter side is scaled to 8/7 of it (256 for 224).
         augment: a random part and a random flip in place of the middle, another one each epoch.
-        value_range: of grey images with more than 8 bits a pixel, such as X-rays, the values that become black and
-            white, as ``(0, 65535)``; see ``Decode``.
+        value_range: values of grey images with more than 8 bits a pixel, such as X-rays, that become black and white,
+            as ``(0, 65535)``; see ``Decode``.
     """
     decode = Decode(value_range=value_range)
     return Preprocess(steps=(decode, *_geometry(size, augment), _scaled(_IMAGENET_MEAN, _IMAGENET_STD)))

@@ -308,7 +308,7 @@ def _check_mode(image: Image.Image, step: Decode) -> None:
 
 
 def _upright(image: Image.Image, step: Decode) -> Image.Image:
-    turn = _TURNS.get(_orientation(image)) if step.is_turned else None
+    turn = _TURNS.get(_orientation(image)) if step.orientation == "exif" else None
     return image if turn is None else image.transpose(turn)
 
 

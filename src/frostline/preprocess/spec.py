@@ -187,7 +187,7 @@ class Preprocess:
     def is_turned(self) -> bool:
         """Images are turned as their EXIF data says."""
         first = self.steps[0]
-        return isinstance(first, Decode) and first.is_turned
+        return isinstance(first, Decode) and first.orientation == "exif"
 
     def oriented(self, *, is_turned: bool) -> "Preprocess":
         """The same for data whose own reader turns images as their EXIF data says, or does not.

@@ -204,7 +204,7 @@ class Decode:
         orientation: ``exif`` turns images as their EXIF data says, ``stored`` leaves them as they lie there. ``data``,
             the default, does what the data's own reader does, which is known once there is a data set: Hugging Face's
             ``datasets`` turns them, in Parquet and Arrow files with a feature ``Image``; torchvision and others do not.
-        value_range: of grey images with more than 8 bits a pixel, the values that become black and white; those between
+        value_range: values of grey images with more than 8 bits a pixel that become black and white; those between
             become 8 bits, rounded, and others are cut. None refuses such images, whose scale nobody else can know.
     """
 
@@ -219,11 +219,6 @@ class Decode:
         _one_of("orientation", self.orientation, ("data", "exif", "stored"))
         if self.value_range is not None:
             object.__setattr__(self, "value_range", _two_numbers(self.value_range))
-
-    @property
-    def is_turned(self) -> bool:
-        """Images are turned as their EXIF data says."""
-        return self.orientation == "exif"
 
 
 @dataclass(frozen=True, slots=True)
