@@ -260,7 +260,7 @@ def steps_left_of(preprocess: Preprocess, data: Dataset) -> Preprocess:
         SettingError: the ready format was made with other steps, or the parts of samples are called otherwise.
     """
     check_inputs(data.source.format, preprocess)
-    return steps_left(preprocess, data.manifest.applied)
+    return steps_left(preprocess, data.manifest.applied, is_turned=data.manifest.is_turned)
 
 
 def require_one_part(data: Dataset) -> None:

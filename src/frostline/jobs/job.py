@@ -444,7 +444,7 @@ class Job(JobTable):
             wire_bytes=wire.bytes_received,
             requests=wire.requests,
             damaged=wire.damaged,
-            nodes=nodes,
+            nodes=self._collector.with_workers(nodes),
         )
 
     def stages(self) -> dict[str, float]:

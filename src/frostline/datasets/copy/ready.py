@@ -258,8 +258,9 @@ def ingest(
     require_one_part(source)
     source = refreshed_here(source)
     observe = refusing(source.source.changed, observe)
-    if source.manifest.applied is not None:  # its pixels were decoded then
-        applied = replace(applied, decoder=source.manifest.applied.decoder)
+    if (kept := source.manifest.applied) is not None:  # its pixels were decoded then
+        applied = replace(applied, decoder=kept.decoder)
+    applied = applied.oriented(is_turned=source.manifest.is_turned if kept is None else kept.whole.is_turned)
     metadata = Metadata(source)
     layout = Layout.of(
         source.digest,
@@ -269,7 +270,7 @@ def ingest(
         columns=tuple(metadata.kinds),
         has_masks=source.has_targets,
     )
-    rest = steps_left(applied.whole, source.manifest.applied)
+    rest = steps_left(applied.whole, source.manifest.applied, is_turned=source.manifest.is_turned)
     say_what_is_left(source, observe, metadata.nested)
     with ExitStack() as stack:
         store = _destination(destination, stack)
