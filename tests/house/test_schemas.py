@@ -181,6 +181,7 @@ PLAIN = {
     "training/feature_files.py": "tables and tensors in formats that others define",
     "training/predict.py": "a table in a format that others define",
     "training/run.py": "the report, whose number its own module has, and files in formats that others define",
+    "wire/tls.py": "certificates and keys in formats that others define",
 }
 """What writes files without a number of its own, and why."""
 WRITERS = {

@@ -17,6 +17,8 @@ from frostline.cli.options import (
     control_option,
     node_options,
     roots_there,
+    server_tls,
+    tls_options,
 )
 from frostline.cli.show import print_json_line, say
 from frostline.cli.units import BYTES
@@ -26,7 +28,7 @@ from frostline.core.errors import SettingError
 if TYPE_CHECKING:
     from frostline.control.messages import Prices
 
-__all__ = ("control", "serve", "served_settings")
+__all__ = ("cert", "control", "serve", "served_settings")
 
 
 @click.command(epilog="Example: frostline serve --data-root s3://photos --listen 10.0.0.5:7070 --tenants tenants.toml")
@@ -59,6 +61,7 @@ __all__ = ("control", "serve", "served_settings")
     help="Listen beyond this machine without --tenants: whoever can reach the address may use the node.",
 )
 @allowed_hosts_option
+@tls_options
 @click.option(
     "--batching",
     type=click.Choice(BATCHING),
@@ -250,6 +253,9 @@ def served_settings(
     tenants: Path | None,
     allow_anonymous: bool,
     allowed_hosts: tuple[str, ...],
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
     batching: str,
     max_requests: int,
     min_upload_rate: int,
@@ -292,6 +298,7 @@ def served_settings(
         tenants=() if tenants is None else read_tenants(tenants),
         allow_anonymous=allow_anonymous,
         allowed_hosts=allowed_hosts,
+        tls=server_tls(tls_cert, tls_key, tls_client_ca),
         cache_folder=cache_folder,
         cache_bytes=cache_size,
         shared_cache=shared_cache,
@@ -351,6 +358,7 @@ _ADVICE = (
 )
 @click.option("--open", "is_open", is_flag=True, help="Listen beyond this machine without tenants.")
 @allowed_hosts_option
+@tls_options
 @click.option(
     "--forget-changes",
     is_flag=True,
@@ -364,6 +372,9 @@ def control(
     state: Path | None,
     is_open: bool,
     allowed_hosts: tuple[str, ...],
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
     forget_changes: bool,
     as_json: bool,
 ) -> None:
@@ -381,6 +392,7 @@ def control(
 
     host, port = _address(address)
     check_hosts(allowed_hosts)
+    tls = server_tls(tls_cert, tls_key, tls_client_ca)
     settings = read_control_settings(config)
     with (
         closing(listen(host, port, for_others=bool(settings.tenants) or is_open, advice=_ADVICE)) as listening,
@@ -390,8 +402,54 @@ def control(
             store.write({}, changes=ControlChanges())
         kept = store.state(settings, now_s=time.time())
         app, is_asked_freely = make_control_app(ControlPlane(kept, store)), not settings.tenants
-        server = AppServer(app, listening, is_open=is_asked_freely, names=allowed_hosts)
+        server = AppServer(app, listening, is_open=is_asked_freely, names=allowed_hosts, tls=tls)
         server.run(on_ready=lambda: _say_control(server.url, as_json=as_json))
+
+
+@click.command(epilog="Example: frostline cert --out certificates store-1 10.0.0.5")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="certificates",
+    show_default=True,
+    metavar="DIR",
+    help="Folder of the authority (ca.pem and ca-key.pem, which are made once) and of what it signs.",
+)
+@click.option("--client", "is_client", is_flag=True, help="Certificate of a client, such as a trainer.")
+@click.option(
+    "--days",
+    type=click.IntRange(min=1),
+    default=365,
+    show_default=True,
+    help="Days for which the certificate is valid.",
+)
+@as_json
+def cert(names: tuple[str, ...], out: Path, is_client: bool, days: int, as_json: bool) -> None:
+    """Make a certificate for a server or a client of one's own cluster, and the authority that signs it.
+
+    The names are those by which a server is asked: of its host, of a service (dns+https://), or addresses. Without an
+    authority in the folder one is made first. Its key stays in that folder; ca.pem goes to all clients
+    (FROSTLINE_TLS_CA), and to servers that ask clients for certificates (--tls-client-ca).
+    """
+    from frostline.wire.tls import Authority
+
+    if is_client and len(names) > 1:
+        raise SettingError("--client takes one name, which tells the client from others")
+    authority = Authority(out)
+    cert_file, key_file = authority.issue(names, is_client=is_client, days=days)
+    if as_json:
+        print_json_line({"ca": str(authority.ca), "cert": str(cert_file), "key": str(key_file)})
+    elif is_client:
+        say(
+            f"{cert_file} and {key_file} are those of a client: FROSTLINE_TLS_CA={authority.ca} "
+            f"FROSTLINE_TLS_CERT={cert_file} FROSTLINE_TLS_KEY={key_file}"
+        )
+    else:
+        say(
+            f"{cert_file} and {key_file} are those of a server: frostline serve --tls-cert {cert_file} --tls-key "
+            f"{key_file}; its clients know it by FROSTLINE_TLS_CA={authority.ca}"
+        )
 
 
 def _say_control(url: str, *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import torch
 from frostline.control.embedded import control_routes, embedded_settings
 from frostline.control.reporter import ControlLink, keeping_to
 from frostline.control.settings import NO_CONTROL
-from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
+from frostline.core.config import LoaderSettings, NodeSettings, ServerTls, TenantSettings
 from frostline.core.errors import UserError
 from frostline.node.http.server import Server, listen
 from frostline.node.inspection import Inspector, kept_inspections
@@ -67,7 +67,8 @@ def _settings(value: dict[str, Any]) -> NodeSettings:
         TenantSettings(**{**tenant, "roots": tenant["roots"] and tuple(tenant["roots"])}) for tenant in value["tenants"]
     )
     lists = {"tenants": tuple(tenants), "allowed_hosts": tuple(value["allowed_hosts"])}
-    return NodeSettings(**{**value, **lists})
+    tls = value["tls"] and ServerTls(**value["tls"])
+    return NodeSettings(**{**value, **lists, "tls": tls})
 
 
 def _say(value: dict[str, str]) -> None:

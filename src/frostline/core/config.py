@@ -28,7 +28,9 @@ __all__ = (
     "IoSettings",
     "LoaderSettings",
     "NodeSettings",
+    "ServerTls",
     "TenantSettings",
+    "TlsFiles",
     "cache_folder",
     "check_fields",
     "check_hosts",
@@ -186,6 +188,47 @@ def check_hosts(names: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """The files by which a client knows servers over TLS, and they know it.
+
+    A file that changes counts from the next connection on.
+
+    Attributes:
+        ca: PEM file of the authorities whose servers are trusted; None trusts those of the system.
+        cert: PEM file of this client's certificate, for servers that ask for one, and of those between it and its
+            authority; None has none.
+        key: PEM file of its private key, which other users may not read; None where it stands in ``cert``.
+    """
+
+    ca: str | None = field(default_factory=partial(_variable, "FROSTLINE_TLS_CA"))
+    cert: str | None = field(default_factory=partial(_variable, "FROSTLINE_TLS_CERT"))
+    key: str | None = field(default_factory=partial(_variable, "FROSTLINE_TLS_KEY"))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.key is not None and self.cert is None:
+            raise SettingError("a key (FROSTLINE_TLS_KEY) needs its certificate: set FROSTLINE_TLS_CERT too")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTls:
+    """The files by which a server speaks TLS. One that changes counts from the next connection on.
+
+    Attributes:
+        cert: PEM file of its certificate, and of those between it and its authority.
+        key: PEM file of its private key, which other users may not read; None where it stands in ``cert``.
+        client_ca: PEM file of the authorities of which every client must have a certificate; None asks for none.
+    """
+
+    cert: str
+    key: str | None = None
+    client_ca: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSettings:
     """One tenant of a node: who it is, and what it may use. None is no bound but the node's own.
 
@@ -290,6 +333,7 @@ class NodeSettings:
             uploads a network with one of their tensors does not send it. That such a file is there can be found out so.
         allowed_hosts: Names by which it may be asked beside addresses and ``localhost`` where it has no tenants, and
             pages of which may ask it: a page of any other site could read it through a browser of its user.
+        tls: Files by which it speaks TLS; None speaks none.
         follow_links: Symbolic links in folders may lead out of the data roots. A node in the process of a job follows
             them, since it reads for nobody else.
         max_graph_nodes: Operations of a network that is uploaded; ten times those of a ViT-B/16.
@@ -335,6 +379,7 @@ class NodeSettings:
     allow_anonymous: bool = False
     weight_folders: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    tls: ServerTls | None = None
     follow_links: bool = False
     max_graph_nodes: int = 4000
     max_graph_values: int = 20_000
@@ -455,6 +500,7 @@ class LoaderSettings:
         control: address of the control plane that divides the store between jobs, such as
             ``http://store-1:7075?job=night``; None reports to the job's first node, ``"none"`` to nobody.
         token: token that identifies the job to its nodes; None where they know nobody. Never shown or logged.
+        tls: files by which nodes and control planes at ``https://`` are known, and know the job.
     """
 
     requests_in_flight: int | None = None
@@ -482,6 +528,7 @@ class LoaderSettings:
     io: str | None = field(default_factory=partial(_variable, "FROSTLINE_IO"))
     control: str | None = field(default_factory=partial(_variable, "FROSTLINE_CONTROL"))
     token: str | None = field(default_factory=partial(_variable, "FROSTLINE_TOKEN"), repr=False)
+    tls: TlsFiles = field(default_factory=TlsFiles)
 
     def __repr__(self) -> str:
         return _changes(self)

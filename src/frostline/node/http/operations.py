@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.batching import readable_bytes
 from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Refused
-from frostline.node.http.requests import BodyReader, body_length, json_response
+from frostline.node.http.requests import BodyReader, body_length, inside_url, json_response
 from frostline.node.operations import Listing, Training, Trainings
 from frostline.node.service import Node
 from frostline.node.tenants import Account, Admission
@@ -178,6 +178,8 @@ def _prefix(request: Request) -> str:
 
 def _own_url(request: Request) -> str:
     """This node's URL as the client reached it; a process beside the node can reach it too."""
+    if inside := inside_url(request.scope.get("state", {})):
+        return inside
     server = request.scope.get("server")
     if not server or server[1] is None:
         raise Refused("this node does not know its own address")

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import anyio
 from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
@@ -44,6 +44,7 @@ __all__ = (
     "BodyReader",
     "ConnectionLimits",
     "ConnectionTable",
+    "Guarded",
     "GuardedProtocol",
     "Guards",
     "OwnNames",
@@ -51,6 +52,7 @@ __all__ = (
     "announced",
     "body_length",
     "error_response",
+    "inside_url",
     "is_stopping",
     "json_response",
     "limits_of",
@@ -348,6 +350,14 @@ _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _RECOGNISED = "frostline.recognised"
 _STOPPING = "frostline.stopping"
+_INSIDE = "frostline.inside"
+
+
+class Guarded(Hashable, Protocol):
+    """A connection that may be closed for another."""
+
+    def turn_away(self) -> None:
+        """Close it to make space for another."""
 
 
 class Guards:
@@ -358,13 +368,15 @@ class Guards:
 
     Attributes:
         is_stopping: whether the server ends, so that answers that go on for ever are to end too.
+        inside: URL at which processes of its own ask it; empty where they ask it as others do.
         log: takes the place of uvicorn's log.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.is_stopping = False
-        self.connections: ConnectionTable[GuardedProtocol] = ConnectionTable(limits)
+        self.inside = ""
+        self.connections: ConnectionTable[Guarded] = ConnectionTable(limits)
         self.log = SeldomLog(_LOG)
 
     def say(self, what: str) -> None:
@@ -473,7 +485,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """See ``httptools``."""
         super().on_message_begin()
-        self.scope["state"] |= {_RECOGNISED: self._recognised, _STOPPING: self._is_stopping}
+        self.scope["state"] |= {
+            _RECOGNISED: self._recognised,
+            _STOPPING: self._is_stopping,
+            _INSIDE: self._guards.inside,
+        }
         if not self._is_in_head:
             self._begin_head()
 
@@ -530,6 +546,11 @@ def is_stopping(state: dict[str, Any]) -> bool:
     """Whether the server of a request is about to end, from the state in the request's ASGI scope."""
     stopping: Callable[[], bool] | None = state.get(_STOPPING)
     return stopping is not None and stopping()
+
+
+def inside_url(state: dict[str, Any]) -> str:
+    """The URL at which processes of its own ask a server, from the state in a request's ASGI scope; empty for none."""
+    return str(state.get(_INSIDE, ""))
 
 
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}")
