@@ -1,5 +1,6 @@
 """The verbs ``serve`` and ``control``: run a node beside the data, and divide a store between jobs."""
 
+import signal
 import threading
 import time
 from contextlib import closing
@@ -27,6 +28,7 @@ from frostline.core.errors import SettingError
 
 if TYPE_CHECKING:
     from frostline.control.messages import Prices
+    from frostline.core.tokens import FollowedFile
 
 __all__ = ("cert", "control", "serve", "served_settings")
 
@@ -202,7 +204,8 @@ def serve(
     """
     import torch
 
-    from frostline.control.embedded import control_routes, embedded_settings
+    from frostline.control.app import stage_routes
+    from frostline.control.embedded import control_plane, embedded_settings, tenants_of
     from frostline.control.reporter import keeping_to
     from frostline.node import Node
     from frostline.node.http.server import Server
@@ -212,7 +215,8 @@ def serve(
     host, port = _address(listen)
     link = control_link(control)
     node = served_settings(node, tenants=tenants, **options)
-    routes = control_routes(embedded_settings(node, control_config, _prices(prices), control))
+    plane = control_plane(embedded_settings(node, control_config, _prices(prices), control))
+    routes = [] if plane is None else stage_routes(plane)
     # The inspector first: it is a copy of this process, which has torch and no threads yet.
     with (
         Inspector(fork=True, kept=kept_inspections()) as inspector,
@@ -221,6 +225,12 @@ def serve(
         keeping_to(running, link),
     ):
         torch.set_num_threads(node.compute_threads)
+        if tenants is not None:
+            file = running.follow_tenants(tenants)
+            if plane is not None:
+                plane.follow(file)
+                running.on_renewal = lambda settings: plane.renew(tenants_of(settings))
+            _at_hang_up(file)
         server = Server(running, listening, routes=routes)
         threading.Thread(target=running.warm, daemon=True).start()
         url = server.url
@@ -388,6 +398,7 @@ def control(
     from frostline.control.changes import ControlChanges
     from frostline.control.settings import read_control_settings
     from frostline.control.store import RecordStore
+    from frostline.core.tokens import FollowedFile
     from frostline.node.http.server import AppServer, listen
 
     host, port = _address(address)
@@ -401,7 +412,12 @@ def control(
         if forget_changes:
             store.write({}, changes=ControlChanges())
         kept = store.state(settings, now_s=time.time())
-        app, is_asked_freely = make_control_app(ControlPlane(kept, store)), not settings.tenants
+        plane, is_asked_freely = ControlPlane(kept, store), not settings.tenants
+        if settings.tenants:
+            file = FollowedFile(config, lambda: plane.renew(read_control_settings(config).tenants))
+            plane.follow(file)
+            _at_hang_up(file)
+        app = make_control_app(plane)
         server = AppServer(app, listening, is_open=is_asked_freely, names=allowed_hosts, tls=tls)
         server.run(on_ready=lambda: _say_control(server.url, as_json=as_json))
 
@@ -450,6 +466,11 @@ def cert(names: tuple[str, ...], out: Path, is_client: bool, days: int, as_json:
             f"{cert_file} and {key_file} are those of a server: frostline serve --tls-cert {cert_file} --tls-key "
             f"{key_file}; its clients know it by FROSTLINE_TLS_CA={authority.ca}"
         )
+
+
+def _at_hang_up(file: "FollowedFile") -> None:
+    """Have a file read again after SIGHUP, which would end the process otherwise."""
+    signal.signal(signal.SIGHUP, lambda *_: file.distrust())
 
 
 def _say_control(url: str, *, as_json: bool) -> None:

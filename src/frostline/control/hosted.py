@@ -63,12 +63,15 @@ def _link(wanted: dict[str, Any]) -> ControlLink | None:
 
 
 def _settings(value: dict[str, Any]) -> NodeSettings:
-    tenants = (
-        TenantSettings(**{**tenant, "roots": tenant["roots"] and tuple(tenant["roots"])}) for tenant in value["tenants"]
-    )
+    tenants = [_tenant(tenant) for tenant in value["tenants"]]
     lists = {"tenants": tuple(tenants), "allowed_hosts": tuple(value["allowed_hosts"])}
     tls = value["tls"] and ServerTls(**value["tls"])
     return NodeSettings(**{**value, **lists, "tls": tls})
+
+
+def _tenant(value: dict[str, Any]) -> TenantSettings:
+    made: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
+    return TenantSettings(**made)
 
 
 def _say(value: dict[str, str]) -> None:

@@ -13,13 +13,16 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from frostline.batching import ROWS, readable_bytes
 from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.core.config import NodeSettings, TenantSettings
+from frostline.core.errors import SettingError
 from frostline.core.system import __version__, collector_rests, usable_cores
+from frostline.core.tokens import FollowedFile
 from frostline.engines.machine import hardware_name, host_digest
 from frostline.node.decode import StoredSamples
 from frostline.node.device import HEADROOM
@@ -43,7 +46,7 @@ from frostline.node.prefixes import PieceUpload, Prefixes, Resident, Upload
 from frostline.node.profiling import Profiler
 from frostline.node.resources import RequestOpener, Resources
 from frostline.node.statistics import Counters, NodeStatistics
-from frostline.node.tenants import Account, Admission, TenantLimits
+from frostline.node.tenants import Account, Admission, TenantLimits, read_tenants
 from frostline.node.torch_bridge import TorchBridge
 from frostline.node.trials.queue import EngineMemory
 from frostline.node.weights import WeightMemory
@@ -177,6 +180,10 @@ def _close(held: ExitStack, answer: BatchStream, ending: Ending) -> None:  # noq
     held.close()
 
 
+def _nothing_follows(_: NodeSettings) -> None:
+    pass
+
+
 # Maximum rows of a batch of encoded samples.
 _ENCODED_ROWS = 1024
 
@@ -196,6 +203,7 @@ class Node:
     Attributes:
         trainings: trainings beside the node.
         listings: listings for clients.
+        on_renewal: called with the settings of the node after its tenants were renewed.
 
     Raises:
         SettingError: if a root is not a URL that Frostline reads.
@@ -223,6 +231,8 @@ class Node:
         self.listings = Listings(settings, self._stores)
         self._answers: set[BatchStream] = set()
         self._lock = threading.Lock()
+        self._tenants_file: FollowedFile | None = None
+        self.on_renewal: Callable[[NodeSettings], None] = _nothing_follows
         self._started = time.monotonic()
 
     @property
@@ -264,9 +274,32 @@ class Node:
         """Take no more requests, and say so; those under way go on."""
         self._resources.gate.drain()
 
-    def identify(self, token: str | None) -> Account:
-        """The account of a token; see ``Tenants.identify`` for the errors."""
-        return self._resources.tenants.identify(token)
+    def identify(self, token: str | None, address: str = "") -> Account:
+        """The account of a token; see ``TokenTable.owner`` for the arguments and errors."""
+        if self._tenants_file is not None:
+            self._tenants_file.look()
+        return self._resources.tenants.identify(token, address)
+
+    def follow_tenants(self, path: Path) -> FollowedFile:
+        """Serve the tenants that a file says, as it changes; see ``read_tenants``.
+
+        Args:
+            path: the file, which was read when the node was made.
+
+        Returns:
+            What looks at it, by itself while requests come.
+        """
+
+        def read() -> None:
+            settings = replace(self._settings, tenants=read_tenants(path))
+            if not settings.tenants:
+                raise SettingError(f"{path} names no tenant: end the node where nobody is to use it")
+            self._resources.renew_tenants(settings)
+            self._settings = settings
+            self.on_renewal(settings)
+
+        self._tenants_file = FollowedFile(path, read)
+        return self._tenants_file
 
     def limits(self) -> list[TenantLimits]:
         """What each tenant uses, and may be bound to while the node runs."""
@@ -324,6 +357,8 @@ class Node:
             account: account of the tenant that uploads it.
             is_in_pieces: the pieces that the node has are left out.
         """
+        if account is not None:
+            account.check_may("upload", digest)
         admission = self.admit(0, account)
         kind = PieceUpload if is_in_pieces else Upload
         return kind(self._prefixes, digest, self._resources.lane(admission.account), length, admission)
@@ -363,6 +398,7 @@ class Node:
         scope = self.cancel_scope()
         with ExitStack() as held:
             account = held.enter_context(self.admit() if admission is None else admission).account
+            account.check_may("read" if request.prefix is None else "compute", request.prefix)
             counters = Counters(account.counters)
             preprocess = preprocess or checked_preprocess(request)
             output = self._output(request, preprocess, account, counters, scope, held, sent)
@@ -381,6 +417,7 @@ class Node:
             BadRequest: if the inputs are not of its kind.
             OverBudget: if the answer would be too large.
         """
+        admission.account.check_may("compute", wanted.model)
         with self._prefixes.used(wanted.model, asker=admission.account) as resident:
             inputs = embedding_inputs(wanted, resident, max_numbers(self._settings.memory_bytes))
         return self.features(inputs.request, admission, sent=inputs.sent), inputs
@@ -423,6 +460,7 @@ class Node:
         scope = scope or self.cancel_scope()
         with ExitStack() as held:
             account = held.enter_context(self.admit() if admission is None else admission).account
+            account.check_may("compute", wanted.features.prefix)
             return self._profiler.profile(wanted, account, scope, held)
 
     def warm(self) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from frostline.core.config import ServerTls, TlsFiles
 from frostline.core.errors import SettingError
-from frostline.core.files import make_private_folder, open_private
+from frostline.core.files import make_private_folder, open_private, stamp_of
 
 if TYPE_CHECKING:  # of the extra `tls`, which only who makes certificates needs
     from cryptography import x509
@@ -64,15 +64,7 @@ class FollowedContext:
             return self._context
 
     def _marked(self) -> list[tuple[int, int, int] | None]:
-        return [_mark(file) for file in self._files]
-
-
-def _mark(file: str) -> tuple[int, int, int] | None:
-    try:
-        found = Path(file).stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        return [stamp_of(Path(file)) for file in self._files]
 
 
 @lru_cache(maxsize=16)

@@ -35,6 +35,7 @@ from frostline.node.http.requests import (
     METRICS_TYPE,
     REFUSALS,
     BodyReader,
+    address_of,
     announced,
     body_length,
     error_response,
@@ -421,7 +422,7 @@ class _Service:
         known_only(dict(request.query_params), _PARAMETERS.get(request.url.path, ()), "the address")
         check_protocol(request.headers.get(PROTOCOL_HEADER.lower(), ""))
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        account = self._node.identify(token.strip() if kind.lower() == "bearer" else None)
+        account = self._node.identify(token.strip() if kind.lower() == "bearer" else None, address_of(request))
         recognise(request.scope.get("state", {}))
         return account
 

@@ -49,6 +49,7 @@ __all__ = (
     "Guards",
     "OwnNames",
     "SeldomLog",
+    "address_of",
     "announced",
     "body_length",
     "error_response",
@@ -125,6 +126,11 @@ class BodyReader:
             f"the body came slower than {readable_bytes(self._min_bytes_per_s)} per second: send it over a faster "
             "link, or start the node with a smaller --min-upload-rate"
         )
+
+
+def address_of(request: Request) -> str:
+    """The address that a request came from; empty where it came from this machine's own user (``Guards.inside``)."""
+    return "" if request.client is None else request.client.host
 
 
 def body_length(request: Request) -> int:
