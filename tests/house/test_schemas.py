@@ -168,6 +168,7 @@ def test_a_cache_of_another_format_is_begun_anew(tmp_path):
 
 PLAIN = {
     "cli/plan.py": "a page for people",
+    "core/audit.py": "lines that are read one by one, by whatever collects logs",
     "core/files.py": "keeps bytes for modules that are in the list",
     "datasets/copy/layout.py": "tars and tables in formats that others define",
     "datasets/formats/webdataset.py": "unpacked tars",

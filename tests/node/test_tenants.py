@@ -28,6 +28,7 @@ from frostline.control.app import ControlPlane
 from frostline.control.settings import read_control_settings
 from frostline.control.state import ControlState
 from frostline.control.store import RecordStore
+from frostline.core.audit import AuditLog
 from frostline.core.config import ACTIONS, BATCHING, LoaderSettings, NodeSettings, TenantSettings
 from frostline.core.errors import OverBudget, Overloaded, SettingError, Unauthenticated
 from frostline.core.tokens import FollowedFile
@@ -665,3 +666,103 @@ def test_a_control_plane_follows_the_tenants_of_its_config(tmp_path):
         file.distrust()
         with pytest.raises(Unauthenticated):
             plane.identify(token_of("eve"))
+
+
+def audited(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_who_read_brought_changed_and_was_refused_stands_in_the_audit_log(images, tmp_path):
+    path, network = tmp_path / "audit.jsonl", small_network()
+    artifact = write_prefix(network.prefix)
+    digest, cut = digest_of(artifact), network.frost_line.number
+    holders = (
+        tenant("ann", actions=("read", "compute", "upload", "list")),
+        tenant("boss", sees_all=True, may_change=True),
+    )
+    node = Node(NodeSettings(memory_bytes=MEMORY, tenants=holders), (images.as_uri(),), audit=AuditLog(path))
+    with client_of(node) as client:
+        assert asked(client, "ann", "PUT", f"/v1/prefixes/{digest}", content=artifact) == 201
+        for _ in range(3):
+            assert asked(client, "ann", "POST", "/v1/features", json=request(images, cut, digest).to_json()) == 200
+        assert asked(client, "ann", "POST", "/v1/features", json=request(images, 0).to_json()) == 200
+        assert asked(client, "ann", "POST", "/v1/listings", json={"data": images.as_uri()}) == 200
+        assert asked(client, "ann", "POST", f"/v1/trainings?prefix={digest}", content=b"x") == 403
+        assert asked(client, "eve", "GET", "/v1/health") == 401
+        assert asked(client, "ann", "PATCH", "/v1/tenants/ann", json={"weight": 9}) == 403
+        assert asked(client, "boss", "PATCH", "/v1/tenants/ann", json={"weight": 9}) == 200
+        away = request(images, 0, data="file:///etc").to_json()
+        assert asked(client, "ann", "POST", "/v1/features", json=away) == 400
+    found = audited(path)
+    by_event = {}
+    for line in found:
+        by_event.setdefault(line["event"], []).append(line)
+    ann, data = {"tenant": "ann"}, {"data": images.as_uri()}
+    (upload,), (read,), (listed,) = by_event["upload"], by_event["read"], by_event["list"]
+    assert upload.items() >= {**ann, "prefix": digest, "address": "testclient"}.items()
+    assert read.items() >= {**ann, **data, "samples": 6, "times": 1}.items()
+    assert listed.items() >= {**ann, **data}.items()
+    assert [(line["times"], line["samples"]) for line in by_event["compute"]] == [(1, 6), (2, 12)]
+    assert all(line.items() >= {**ann, **data, "prefix": digest}.items() for line in by_event["compute"])
+    (change,) = by_event["change"]
+    assert (change["by"], change["tenant"], change["after"]["weight"]) == ("boss", "ann", 9)
+    refused = {(line.get("tenant"), line["route"], line["kind"]) for line in by_event["refused"]}
+    assert refused == {
+        ("ann", "/v1/trainings", "Forbidden"),
+        (None, "/v1/health", "Unauthenticated"),
+        ("ann", "/v1/tenants/{name}", "Forbidden"),
+        ("ann", "/v1/features", "BadRequest"),
+    }
+    assert token_of("ann") not in path.read_text()
+    assert token_of("eve") not in path.read_text()
+
+
+FULL_DISK = """
+import json, resource, signal, sys
+from pathlib import Path
+from frostline.control.app import ControlPlane
+from frostline.control.messages import StageReport
+from frostline.control.settings import ControlSettings
+from frostline.control.shares import Amounts
+from frostline.control.state import ControlState
+from frostline.control.store import RecordStore
+from frostline.core.errors import Unavailable
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = RecordStore(Path(sys.argv[1]))
+plane = ControlPlane(ControlState(ControlSettings(capacity=Amounts(bytes_per_s=8.0)), now_s=1.0), store, lambda: 2.0)
+
+def report(number, stage):
+    value = {"stage": stage, "job": "night", "kind": "window", "sequence": number, "version": 0}
+    value |= {"demand": Amounts(bytes_per_s=1.0).to_json(), "used": Amounts().to_json()}
+    return StageReport.from_json({**value, **json.loads(sys.argv[2])})
+
+plane.receive("everybody", report(1, "first"))
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+said = []
+for number in (2, 3):
+    try:
+        plane.receive("everybody", report(number, f"second-{number}"))
+    except Unavailable as error:
+        said.append(str(error))
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+plane.receive("everybody", report(4, "third"))
+store.close()
+kept = sorted(record.report.stage for record in RecordStore(Path(sys.argv[1])).records())
+print(json.dumps({"said": said, "kept": kept}))
+"""
+
+
+def test_a_control_plane_whose_disk_is_full_says_so_and_loses_nothing_of_what_it_answered(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path / "state"), "{}"],
+        capture_output=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, text=True,
+        timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["said"]) == 2
+    assert all("cannot keep its state" in sentence and "make room" in sentence for sentence in found["said"])
+    assert found["kept"] == ["first", "second-2", "second-3", "third"]
+    assert done.stderr.count("cannot write the state to") == 1, "once a minute at most"

@@ -11,6 +11,7 @@ import click
 from frostline.cli.units import ACCURACY, BYTES
 from frostline.control.settings import NO_CONTROL
 from frostline.core import FLOAT32
+from frostline.core.audit import AuditLog, audit_file
 from frostline.core.config import CHANGED, LoaderSettings, NodeSettings, ServerTls, default_node_memory_bytes
 from frostline.core.errors import DataNotFound, SettingError
 from frostline.planning import POLICIES
@@ -25,6 +26,8 @@ __all__ = (
     "NODE_MEMORY",
     "allowed_hosts_option",
     "as_json",
+    "audit_log",
+    "audit_option",
     "changed_option",
     "control_link",
     "control_option",
@@ -45,6 +48,9 @@ __all__ = (
 
 Verb = Callable[..., int | None]
 
+NO_AUDIT = "none"
+"""The file of whoever keeps no audit log."""
+
 NODE_MEMORY = "a quarter of the machine's or container's; of a small one 6GiB, or half"
 """What a node's memory is where nothing says how much."""
 
@@ -64,6 +70,19 @@ allowed_hosts_option = click.option(
     help="Name, with all that end in it, by which it may be asked where it has no tenants, beside addresses and "
     "localhost; pages of that name may ask it too. May be repeated.",
 )
+
+
+audit_option = click.option(
+    "--audit",
+    metavar="FILE|none",
+    help="File to which who read, brought and changed what, and who was refused, is appended, as lines of JSON; by "
+    "default in audit/ of the user's cache folder, by the port. Of 64 MiB and four older ones.",
+)
+
+
+def audit_log(said: str | None, server: str, port: int) -> AuditLog:
+    """The audit log that the option says."""
+    return AuditLog(None if said == NO_AUDIT else audit_file(server, port) if said is None else Path(said))
 
 
 _TLS = (

@@ -14,6 +14,8 @@ from frostline.cli.logs import log, log_format_option
 from frostline.cli.options import (
     allowed_hosts_option,
     as_json,
+    audit_log,
+    audit_option,
     control_link,
     control_option,
     node_options,
@@ -167,6 +169,7 @@ __all__ = ("cert", "control", "serve", "served_settings")
 @click.option(
     "--max-manifest", type=BYTES, default="4GiB", show_default=True, help="Refuse to send a manifest with more bytes."
 )
+@audit_option
 @control_option
 @click.option(
     "--control-config",
@@ -189,6 +192,7 @@ def serve(
     listen: str,
     tenants: Path | None,
     control: str | None,
+    audit: str | None,
     control_config: Path | None,
     prices: str | None,
     node: NodeSettings,
@@ -221,7 +225,7 @@ def serve(
     with (
         Inspector(fork=True, kept=kept_inspections()) as inspector,
         closing(take_port(host, port, for_others=bool(node.tenants) or node.allow_anonymous)) as listening,
-        Node(node, roots, inspector) as running,
+        Node(node, roots, inspector, audit_log(audit, "node", listening.getsockname()[1])) as running,
         keeping_to(running, link),
     ):
         torch.set_num_threads(node.compute_threads)
@@ -369,6 +373,7 @@ _ADVICE = (
 @click.option("--open", "is_open", is_flag=True, help="Listen beyond this machine without tenants.")
 @allowed_hosts_option
 @tls_options
+@audit_option
 @click.option(
     "--forget-changes",
     is_flag=True,
@@ -385,6 +390,7 @@ def control(
     tls_cert: str | None,
     tls_key: str | None,
     tls_client_ca: str | None,
+    audit: str | None,
     forget_changes: bool,
     as_json: bool,
 ) -> None:
@@ -408,11 +414,12 @@ def control(
     with (
         closing(listen(host, port, for_others=bool(settings.tenants) or is_open, advice=_ADVICE)) as listening,
         closing(RecordStore(state or config.with_suffix(".state"))) as store,
+        closing(audit_log(audit, "control", listening.getsockname()[1])) as audited,
     ):
         if forget_changes:
             store.write({}, changes=ControlChanges())
         kept = store.state(settings, now_s=time.time())
-        plane, is_asked_freely = ControlPlane(kept, store), not settings.tenants
+        plane, is_asked_freely = ControlPlane(kept, store, audit=audited), not settings.tenants
         if settings.tenants:
             file = FollowedFile(config, lambda: plane.renew(read_control_settings(config).tenants))
             plane.follow(file)

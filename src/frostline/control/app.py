@@ -20,11 +20,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from frostline.control.changes import ControlChanges
+from frostline.control.changes import ControlChanges, ControlEvent
 from frostline.control.messages import ControlAnswer, StageReport
 from frostline.control.settings import EVERY_TENANT, ControlTenant
-from frostline.control.state import ControlState, job_of, tenant_of, view_of
+from frostline.control.state import ControlState, StageRecord, job_of, tenant_of, view_of
 from frostline.control.store import RecordWriter
+from frostline.core.audit import AuditLog
 from frostline.core.errors import BadRequest, Forbidden, OverBudget, SettingError
 from frostline.core.tokens import FollowedFile, TokenTable
 from frostline.node.http.pages import MAX_VIEWERS, Dashboard, LiveAnswers
@@ -129,13 +130,27 @@ class ControlPlane:
         state: the state.
         store: file of its records.
         clock: returns seconds since 1970.
+        audit: log of who changed what and was refused; None keeps none.
+
+    Attributes:
+        audit: the log.
     """
 
-    def __init__(self, state: ControlState, store: RecordWriter, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        state: ControlState,
+        store: RecordWriter,
+        clock: Callable[[], float] = time.time,
+        audit: AuditLog | None = None,
+    ) -> None:
+        self.audit = audit or AuditLog(None)
         self._state = state
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
+        self._touched: dict[tuple[str, str], StageRecord | None] = {}
+        self._unsaved: dict[int, ControlEvent | None] = {}
+        self._changes: ControlChanges | None = None
         self._is_open = not state.settings.tenants
         self._tokens = TokenTable("this control plane", state.settings.tenants)
         self._file: FollowedFile | None = None
@@ -157,6 +172,7 @@ class ControlPlane:
             self._state.renew_tenants(tuple(tenants))
             self._give_rights(tenants)
             self._tokens.renew(tenants)
+        self.audit.changed("tenants renewed", tenants=[tenant.name for tenant in tenants])
 
     def follow(self, file: FollowedFile) -> None:
         """Look at a file, which has ``renew`` called where it has changed, before anybody is identified."""
@@ -219,9 +235,16 @@ class ControlPlane:
             self._keep(self._state.changes if self._state.changes != before else None)
 
     def _keep(self, changes: ControlChanges | None = None) -> None:
-        events = self._state.events.unsaved()
-        self._store.write(self._state.touched(), events, changes)
+        # What the disk did not take is written with what comes next.
+        self._touched |= self._state.touched()
+        self._unsaved |= self._state.events.unsaved()
+        self._changes = changes or self._changes
+        self._store.write(self._touched, self._unsaved, self._changes)
+        events = self._unsaved
+        self._touched, self._unsaved, self._changes = {}, {}, None
         for event in filter(None, events.values()):
+            if event.kind == "changed":
+                self.audit.changed("change", **{**event.to_json(), "tenant": event.tenant or "all"})
             _LOG.info("control_event", extra={"fields": {**event.to_json(), "tenant": event.tenant or "all"}})
 
     def identify(self, token: str | None, address: str = "") -> str:
@@ -241,7 +264,7 @@ def make_control_app(plane: ControlPlane, max_viewers: int = MAX_VIEWERS) -> Sta
         max_viewers: viewers that are sent the view each second; others ask for it.
     """
     service = _Routes(plane, max_viewers)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/", Dashboard("frostline.control").page, methods=["GET"]),
             Route("/v1/stages", service.stages, methods=["POST"]),
@@ -254,6 +277,8 @@ def make_control_app(plane: ControlPlane, max_viewers: int = MAX_VIEWERS) -> Sta
         ],
         exception_handlers=REFUSALS,
     )
+    app.state.audit = plane.audit
+    return app
 
 
 def stage_routes(plane: ControlPlane) -> list[Route]:
@@ -319,7 +344,7 @@ class _Routes:
         known_only(dict(request.query_params), (), "the address")
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         tenant = self._plane.identify(token.strip() if kind.lower() == "bearer" else None, address_of(request))
-        recognise(request.scope.get("state", {}))
+        recognise(request.scope.setdefault("state", {}), tenant)
         return tenant
 
 

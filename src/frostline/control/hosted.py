@@ -11,6 +11,7 @@ import torch
 from frostline.control.embedded import control_routes, embedded_settings
 from frostline.control.reporter import ControlLink, keeping_to
 from frostline.control.settings import NO_CONTROL
+from frostline.core.audit import AuditLog, audit_file
 from frostline.core.config import LoaderSettings, NodeSettings, ServerTls, TenantSettings
 from frostline.core.errors import UserError
 from frostline.node.http.server import Server, listen
@@ -42,7 +43,10 @@ def _serve(wanted: dict[str, Any], settings: NodeSettings, inspector: Inspector)
             wanted["host"], wanted["port"], for_others=bool(settings.tenants) or settings.allow_anonymous
         )
         link = _link(wanted)
-        node = Node(settings, tuple(wanted["roots"]), inspector)
+        port = listening.getsockname()[1]
+        # The node of a job serves that job alone.
+        audit = AuditLog(audit_file("node", port) if wanted["reports"] else None)
+        node = Node(settings, tuple(wanted["roots"]), inspector, audit)
     except UserError as error:
         _say({"error": type(error).__name__, "message": str(error)})
         return 2

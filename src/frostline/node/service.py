@@ -19,6 +19,7 @@ from typing import Self
 
 from frostline.batching import ROWS, readable_bytes
 from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.core.audit import AuditLog
 from frostline.core.config import NodeSettings, TenantSettings
 from frostline.core.errors import SettingError
 from frostline.core.system import __version__, collector_rests, usable_cores
@@ -46,7 +47,7 @@ from frostline.node.prefixes import PieceUpload, Prefixes, Resident, Upload
 from frostline.node.profiling import Profiler
 from frostline.node.resources import RequestOpener, Resources
 from frostline.node.statistics import Counters, NodeStatistics
-from frostline.node.tenants import Account, Admission, TenantLimits, read_tenants
+from frostline.node.tenants import Account, Admission, TenantLimits, read_tenants, tenant_to_json
 from frostline.node.torch_bridge import TorchBridge
 from frostline.node.trials.queue import EngineMemory
 from frostline.node.weights import WeightMemory
@@ -199,8 +200,10 @@ class Node:
         roots: URLs under which it serves data.
         inspector: checks uploaded prefixes in another process; the caller closes it. None if the uploading code runs in
             this process too.
+        audit: log of who read, brought and changed what, and was refused; closed with the node. None keeps none.
 
     Attributes:
+        audit: the log.
         trainings: trainings beside the node.
         listings: listings for clients.
         on_renewal: called with the settings of the node after its tenants were renewed.
@@ -209,8 +212,15 @@ class Node:
         SettingError: if a root is not a URL that Frostline reads.
     """
 
-    def __init__(self, settings: NodeSettings, roots: tuple[str, ...], inspector: Inspector | None = None) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        roots: tuple[str, ...],
+        inspector: Inspector | None = None,
+        audit: AuditLog | None = None,
+    ) -> None:
         self._settings = settings
+        self.audit = audit or AuditLog(None)
         self._stores = Stores(
             roots,
             cells_bytes(settings.memory_bytes),
@@ -296,6 +306,7 @@ class Node:
                 raise SettingError(f"{path} names no tenant: end the node where nobody is to use it")
             self._resources.renew_tenants(settings)
             self._settings = settings
+            self.audit.changed("tenants renewed", tenants=[tenant.name for tenant in settings.tenants])
             self.on_renewal(settings)
 
         self._tenants_file = FollowedFile(path, read)
@@ -326,7 +337,9 @@ class Node:
 
     def change_tenant(self, asker: Account, name: str, body: object) -> TenantSettings:
         """See ``Resources.change_tenant``."""
-        return self._resources.change_tenant(asker, name, body)
+        after = self._resources.change_tenant(asker, name, body)
+        self.audit.changed("change", by=asker.name, tenant=name, after=tenant_to_json(after))
+        return after
 
     def holds_prefix(self, digest: str) -> bool:
         """Whether a prefix is held, so that it need not be uploaded."""
@@ -398,16 +411,23 @@ class Node:
         scope = self.cancel_scope()
         with ExitStack() as held:
             account = held.enter_context(self.admit() if admission is None else admission).account
-            account.check_may("read" if request.prefix is None else "compute", request.prefix)
+            action = "read" if request.prefix is None else "compute"
+            account.check_may(action, request.prefix)
             counters = Counters(account.counters)
             preprocess = preprocess or checked_preprocess(request)
             output = self._output(request, preprocess, account, counters, scope, held, sent)
             made = self._made(output, account, counters, scope)
+            self._audit(action, account, request)
             closing = held.pop_all()
         answer = BatchStream(self._counted(made, account), scope.cancel, partial(self._ended, closing, account))
         with self._lock:
             self._answers.add(answer)
         return answer
+
+    def _audit(self, action: str, account: Account, request: FeatureRequest) -> None:
+        """Note who has samples of which data read, and what for."""
+        prefix, samples = request.prefix, len(request.samples)
+        self.audit.note(action, tenant=account.name, data=request.data, prefix=prefix, samples=samples)
 
     def embeddings(self, wanted: EmbeddingRequest, admission: Admission) -> tuple[BatchStream, EmbeddingInputs]:
         """Answer a request for embeddings of inputs that came with it; see ``features``.
@@ -461,6 +481,7 @@ class Node:
         with ExitStack() as held:
             account = held.enter_context(self.admit() if admission is None else admission).account
             account.check_may("compute", wanted.features.prefix)
+            self._audit("measure", account, wanted.features)
             return self._profiler.profile(wanted, account, scope, held)
 
     def warm(self) -> None:
@@ -484,6 +505,7 @@ class Node:
         self._resources.waiters.close()
         self._resources.devices.close()
         self._cache.close()
+        self.audit.close()
 
     def __enter__(self) -> Self:
         return self

@@ -17,8 +17,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.batching import readable_bytes
+from frostline.core.audit import AuditLog
 from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Refused
-from frostline.node.http.requests import BodyReader, body_length, inside_url, json_response
+from frostline.node.http.requests import BodyReader, address_of, body_length, inside_url, json_response
 from frostline.node.operations import Listing, Training, Trainings
 from frostline.node.service import Node
 from frostline.node.tenants import Account, Admission
@@ -53,6 +54,7 @@ class TrainingRoutes:
         ask: returns the account that asks, or refuses it.
         length: returns the announced length of a request's body.
         chunks: yields the pieces of a request's body.
+        audit: log of who had what trained.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class TrainingRoutes:
         ask: Callable[[Request], Account],
         length: Callable[[Request], int],
         chunks: Callable[[Request], AsyncIterator[bytes]],
+        audit: AuditLog,
     ) -> None:
+        self._audit = audit
         self._trainings = trainings
         self._threads = threads
         self._ask = ask
@@ -80,6 +84,7 @@ class TrainingRoutes:
             with CancelScope(shield=True):
                 await self._run(self._trainings.end, training)
             raise
+        self._audit.note("train", tenant=account.name, prefix=_prefix(request), address=address_of(request))
         return TrainingResponse(training, self._trainings, self._threads)
 
     async def _start(self, training: Training, request: Request) -> None:
@@ -237,6 +242,7 @@ class ListingRoutes:
         except BaseException:
             admission.close()
             raise
+        self._node.audit.note("list", tenant=account.name, data=wanted.data, address=address_of(request))
         return ListingResponse(self._node, listing, admission, self._threads)
 
 

@@ -32,7 +32,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from frostline.batching import readable_bytes
-from frostline.core.errors import AnswerDamaged, BadRequest, Forbidden, FrostlineError, Overloaded, Unavailable
+from frostline.core.audit import AuditLog
+from frostline.core.errors import (
+    AccessDenied,
+    AnswerDamaged,
+    BadRequest,
+    Forbidden,
+    FrostlineError,
+    Overloaded,
+    Refused,
+    Unavailable,
+)
 from frostline.core.system import crc32
 from frostline.node.memory import Cancelled
 from frostline.wire.messages import CHECKSUM_HEADER, error_to_json, retry_after, status_of
@@ -222,6 +232,11 @@ def _outcome(call: Callable[[], T]) -> T | FrostlineError:
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, FrostlineError)
     log_refusal(request.url.path, error)
+    if isinstance(error, Refused | AccessDenied | Overloaded):
+        audit: AuditLog = request.app.state.audit
+        state, kind = request.scope.get("state", {}), type(error).__name__
+        route = getattr(request.scope.get("route"), "path", "")
+        audit.note("refused", kind=kind, route=route, tenant=state.get(_TENANT, ""), address=address_of(request))
     return error_response(error)
 
 
@@ -356,6 +371,7 @@ _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _RECOGNISED = "frostline.recognised"
 _STOPPING = "frostline.stopping"
+_TENANT = "frostline.tenant"
 _INSIDE = "frostline.inside"
 
 
@@ -541,8 +557,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def recognise(state: dict[str, Any]) -> None:
-    """Tell a request's connection, through the state in its ASGI scope, that a known tenant has asked."""
+def recognise(state: dict[str, Any], tenant: str) -> None:
+    """Tell a request's connection, through the state in its ASGI scope, that a known tenant has asked, and which."""
+    state[_TENANT] = tenant
     recognised: Callable[[], None] | None = state.get(_RECOGNISED)
     if recognised is not None:
         recognised()
