@@ -63,7 +63,7 @@ class AuditLog:
         Args:
             event: name of the event, such as ``read``.
             samples: samples that it is about.
-            **about: what else it is about, such as ``tenant`` and ``data``; empty texts are left out.
+            **about: the rest of what it is about, such as ``tenant`` and ``data``; empty texts are left out.
         """
         if self._path is None:
             return

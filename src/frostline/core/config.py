@@ -314,7 +314,7 @@ class TenantSettings(TokenHolder):
         weight_bytes: bytes of the resident prefixes that it uploaded, and of the resident engines that were made for
             it. None is half of the memory for weights where there are several tenants.
         roots: URLs under which it may read; None is all that the node serves.
-        actions: what it may do, of ``ACTIONS``; None is all that the node does.
+        actions: some of ``ACTIONS``, which it may do; None is all that the node does.
         prefixes: SHA-256 of the prefixes that it may upload, run and train behind; None is any.
         sees_all: it is told the statistics of the other tenants too.
         may_change: it may change weights and quotas of all tenants while the node runs.

@@ -35,8 +35,8 @@ class TokenTable:
     """The tokens that are valid now. Safe for threads.
 
     Args:
-        server: what asks for a token, such as ``"this node"``.
-        holders: who has tokens; without any, nobody is known.
+        server: name of the server in sentences, such as ``"this node"``.
+        holders: owners of tokens; without any, nobody is known.
         clock: returns seconds since 1970.
         monotonic: returns monotonic seconds.
     """
