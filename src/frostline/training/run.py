@@ -26,6 +26,7 @@ from frostline.datasets.formats.labels import scored_among, trained_among
 from frostline.jobs import Job
 from frostline.jobs.statistics import JobStatistics
 from frostline.loaders import Loader
+from frostline.loaders.epoch import in_turn
 from frostline.models.freezing import layer_of, unfreeze, used_parameters
 from frostline.models.tracing import kept_buffers
 from frostline.planning import ALL_IN_STORE
@@ -410,6 +411,7 @@ class _Run:
             checkpointer=self._checkpoints,
             thaw=self._stages.thaw,
             last_thaw=Unfreezing.parse(self._settings.unfreeze).last_epoch,
+            in_turn=in_turn,
         )
 
     @property
