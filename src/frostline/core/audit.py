@@ -46,9 +46,13 @@ class AuditLog:
     Args:
         path: the file; one of 64 MiB is put aside, and four of these are kept. None writes nothing.
         clock: returns seconds since 1970.
+
+    Attributes:
+        is_kept: whether anything is written.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
+        self.is_kept = path is not None
         self._path = path
         self._clock = clock
         self._lock = threading.Lock()

@@ -426,8 +426,9 @@ class Node:
 
     def _audit(self, action: str, account: Account, request: FeatureRequest) -> None:
         """Note who has samples of which data read, and what for."""
-        prefix, samples = request.prefix, len(request.samples)
-        self.audit.note(action, tenant=account.name, data=request.data, prefix=prefix, samples=samples)
+        if self.audit.is_kept:  # a job's own node keeps none, and its samples go the shortest way
+            prefix, samples = request.prefix, len(request.samples)
+            self.audit.note(action, tenant=account.name, data=request.data, prefix=prefix, samples=samples)
 
     def embeddings(self, wanted: EmbeddingRequest, admission: Admission) -> tuple[BatchStream, EmbeddingInputs]:
         """Answer a request for embeddings of inputs that came with it; see ``features``.
