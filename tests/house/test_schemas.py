@@ -168,6 +168,7 @@ def test_a_cache_of_another_format_is_begun_anew(tmp_path):
 
 PLAIN = {
     "cli/plan.py": "a page for people",
+    "core/audit.py": "lines that are read one by one, by whatever collects logs",
     "core/files.py": "keeps bytes for modules that are in the list",
     "datasets/copy/layout.py": "tars and tables in formats that others define",
     "datasets/formats/webdataset.py": "unpacked tars",
@@ -181,6 +182,7 @@ PLAIN = {
     "training/feature_files.py": "tables and tensors in formats that others define",
     "training/predict.py": "a table in a format that others define",
     "training/run.py": "the report, whose number its own module has, and files in formats that others define",
+    "wire/tls.py": "certificates and keys in formats that others define",
 }
 """What writes files without a number of its own, and why."""
 WRITERS = {

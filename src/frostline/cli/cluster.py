@@ -142,7 +142,7 @@ def up(
     say(f"jobs find them by --near ray://{namespace}; frostline cluster down ends them")
 
 
-_NOT_UNDER_RAY = ("listen", "control_config", "prices")
+_NOT_UNDER_RAY = ("audit", "listen", "control_config", "prices")
 # The options of serve, with the same words; its own are there already.
 up.params.extend(
     option for option in serve.params if option.name not in {*_NOT_UNDER_RAY, *(known.name for known in up.params)}

@@ -19,11 +19,11 @@ from frostline.cli.io import io
 from frostline.cli.logs import end_logs, log_or_say
 from frostline.cli.options import as_json, epochs_option
 from frostline.cli.plan import plan
-from frostline.cli.serve import control, serve
+from frostline.cli.serve import cert, control, serve
 from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN, ProgressBar, say
 from frostline.cli.top import top
 from frostline.cli.train import finish, train
-from frostline.core.errors import AccessDenied, BadRequest, Forbidden, FrostlineError, OverBudget, UserError
+from frostline.core.errors import AccessDenied, BadRequest, Forbidden, FrostlineError, OverBudget, Untrusted, UserError
 from frostline.core.events import PhaseStarted, ProgressMade
 from frostline.core.system import __version__
 from frostline.core.units import in_bytes, printable_logs
@@ -32,7 +32,7 @@ from frostline.training.settings import JobSettings, TrainSettings
 __all__ = ("run", "verbs")
 
 # What a node or a store refuses and its user can put right: too little --memory, other roots, wrong credentials.
-_USERS = (AccessDenied, BadRequest, Forbidden, OverBudget)
+_USERS = (AccessDenied, BadRequest, Forbidden, OverBudget, Untrusted)
 
 
 _MODEL = "demo:efficientnet_lite0"
@@ -94,7 +94,7 @@ def verbs() -> None:
     """
 
 
-for _verb in (cluster, control, demo, doctor, extract, index, ingest, io, plan, predict, serve, top, train):
+for _verb in (cert, cluster, control, demo, doctor, extract, index, ingest, io, plan, predict, serve, top, train):
     verbs.add_command(_verb)
 
 

@@ -11,8 +11,9 @@ import click
 from frostline.cli.units import ACCURACY, BYTES
 from frostline.control.settings import NO_CONTROL
 from frostline.core import FLOAT32
-from frostline.core.config import CHANGED, LoaderSettings, NodeSettings, default_node_memory_bytes
-from frostline.core.errors import DataNotFound
+from frostline.core.audit import AuditLog, audit_file
+from frostline.core.config import CHANGED, LoaderSettings, NodeSettings, ServerTls, default_node_memory_bytes
+from frostline.core.errors import DataNotFound, SettingError
 from frostline.planning import POLICIES
 from frostline.stores.urls import parse_url
 from frostline.training.settings import JobSettings
@@ -25,6 +26,8 @@ __all__ = (
     "NODE_MEMORY",
     "allowed_hosts_option",
     "as_json",
+    "audit_log",
+    "audit_option",
     "changed_option",
     "control_link",
     "control_option",
@@ -38,10 +41,15 @@ __all__ = (
     "node_options",
     "policy_option",
     "roots_there",
+    "server_tls",
+    "tls_options",
     "where_option",
 )
 
 Verb = Callable[..., int | None]
+
+NO_AUDIT = "none"
+"""The file of whoever keeps no audit log."""
 
 NODE_MEMORY = "a quarter of the machine's or container's; of a small one 6GiB, or half"
 """What a node's memory is where nothing says how much."""
@@ -62,6 +70,53 @@ allowed_hosts_option = click.option(
     help="Name, with all that end in it, by which it may be asked where it has no tenants, beside addresses and "
     "localhost; pages of that name may ask it too. May be repeated.",
 )
+
+
+audit_option = click.option(
+    "--audit",
+    metavar="FILE|none",
+    help="File to which who read, brought and changed what, and who was refused, is appended, as lines of JSON; by "
+    "default in audit/ of the user's cache folder, by the port. Of 64 MiB and four older ones.",
+)
+
+
+def audit_log(said: str | None, server: str, port: int) -> AuditLog:
+    """The audit log that the option says."""
+    return AuditLog(None if said == NO_AUDIT else audit_file(server, port) if said is None else Path(said))
+
+
+_TLS = (
+    click.option(
+        "--tls-cert",
+        metavar="FILE",
+        help="Speak TLS (https://) by this certificate, a PEM file as frostline cert writes it; one that is renewed "
+        "counts from the next connection on.",
+    ),
+    click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert, where it does not stand in that file."),
+    click.option(
+        "--tls-client-ca",
+        metavar="FILE",
+        help="Answer only clients with a certificate of these authorities (FROSTLINE_TLS_CERT).",
+    ),
+)
+
+
+def tls_options(verb: Verb) -> Verb:
+    """How a server encrypts; ``server_tls`` takes what the verb gets."""
+    return _with(_TLS, verb)
+
+
+def server_tls(tls_cert: str | None, tls_key: str | None, tls_client_ca: str | None) -> ServerTls | None:
+    """The files by which a server encrypts, as the options say them; None where it does not.
+
+    Raises:
+        SettingError: There is no certificate for them.
+    """
+    if tls_cert is not None:
+        return ServerTls(cert=tls_cert, key=tls_key, client_ca=tls_client_ca)
+    if tls_key or tls_client_ca:
+        raise SettingError("--tls-key and --tls-client-ca need the certificate of --tls-cert")
+    return None
 
 
 def control_link(url: str | None) -> "ControlLink | None":
@@ -191,8 +246,8 @@ _DATA = (
         multiple=True,
         metavar="URL",
         help="Node beside the data; may be repeated, to share the work. dns://SERVICE:PORT stands for all addresses of "
-        "a name, file:///PATH for a JSON list, ray://NAMESPACE for nodes under Ray; nodes may come and go. Without it "
-        "one is started for the job.",
+        "a name, dns+https:// for the same over TLS, file:///PATH for a JSON list, ray://NAMESPACE for nodes under "
+        "Ray; nodes may come and go. Without it one is started for the job.",
     ),
     list_locally_option,
     click.option(

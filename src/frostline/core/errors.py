@@ -30,6 +30,7 @@ FrostlineError
 ├── Refused                   the node will not do this, however often it is asked
 │   ├── BadRequest            the request does not make sense
 │   ├── Unauthenticated          the node does not know who asks
+│   ├── Untrusted             one side has no certificate that the other one trusts
 │   ├── Forbidden            this node does not do that: its operator has to allow it
 │   ├── UnknownName           there is no tenant or job of that name
 │   ├── UnknownTraining       the node holds no such training, or nothing of it
@@ -89,6 +90,7 @@ __all__ = (
     "UnknownPrefix",
     "UnknownTraining",
     "UnsafeArtifact",
+    "Untrusted",
     "UserError",
     "WeightsMismatch",
     "WeightsMissing",
@@ -224,6 +226,10 @@ class BadRequest(Refused):
 
 class Unauthenticated(Refused):
     """The node does not know who asks: no token came, or one that it does not know."""
+
+
+class Untrusted(Refused):
+    """One side of a connection has no certificate that the other one trusts; the message says whose, and why."""
 
 
 class Forbidden(Refused):

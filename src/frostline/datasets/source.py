@@ -324,7 +324,7 @@ class NodeListing:
     def _asked(self, url: str, observe: Observer) -> Manifest:
         settings = LoaderSettings()
         token = self.token or settings.token
-        connections = Connections(*address_of(url), deadline_s=min(settings.deadline_s, _SILENCE_S), max_idle=0)
+        connections = Connections(url, deadline_s=min(settings.deadline_s, _SILENCE_S), max_idle=0)
         exchange = Exchange(connections, url)
         known = self._known()
         request = ListingRequest(
@@ -420,7 +420,7 @@ def _ready_first(urls: Sequence[str]) -> Sequence[str]:
 
 
 def _is_ready(url: str) -> bool:
-    exchange = Exchange(Connections(*address_of(url), deadline_s=_READY_S, max_idle=0), url)
+    exchange = Exchange(Connections(url, deadline_s=_READY_S, max_idle=0), url)
     try:
         return exchange.send(Message(method="GET", path="/v1/ready")) == _OK
     except Unavailable:

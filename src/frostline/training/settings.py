@@ -144,7 +144,7 @@ class JobSettings:
         if self.list_locally or self.format == URLS:
             return ()
         nodes = listed_nodes(near)
-        if any(not url.startswith("http:") for url in nodes):
+        if any(not url.startswith(("http:", "https:")) for url in nodes):
             return ()
         return () if all(map(_is_here, nodes)) and _is_folder_here(self.data) else near
 
