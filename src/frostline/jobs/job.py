@@ -477,6 +477,8 @@ class Job(JobTable):
         From then on its loaders fetch nothing, and say so.
         """
         self._fetcher.closed.set()
+        if self._watch is not None:
+            self._watch.release()
         self._close()
 
     def close_when_unused(self) -> None:
