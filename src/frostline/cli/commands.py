@@ -17,7 +17,7 @@ from frostline.cli.index import index
 from frostline.cli.ingest import ingest
 from frostline.cli.io import io
 from frostline.cli.logs import end_logs, log_or_say
-from frostline.cli.options import as_json, epochs_option
+from frostline.cli.options import as_json, command, epochs_option
 from frostline.cli.plan import plan
 from frostline.cli.serve import control, serve
 from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN, ProgressBar, say
@@ -38,7 +38,7 @@ _USERS = (AccessDenied, BadRequest, Forbidden, OverBudget)
 _MODEL = "demo:efficientnet_lite0"
 
 
-@click.command(epilog="Example: frostline demo --data photos/ --out run/")
+@command(epilog="Example: frostline demo --data photos/ --out run/")
 @click.option("--data", metavar="DIR", help="A folder of images in class folders, instead of the demo's own set.")
 @epochs_option
 @click.option(

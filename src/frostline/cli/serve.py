@@ -13,6 +13,7 @@ from frostline.cli.logs import log, log_format_option
 from frostline.cli.options import (
     allowed_hosts_option,
     as_json,
+    command,
     control_link,
     control_option,
     node_options,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ("control", "serve", "served_settings")
 
 
-@click.command(epilog="Example: frostline serve --data-root s3://photos --listen 10.0.0.5:7070 --tenants tenants.toml")
+@command(epilog="Example: frostline serve --data-root s3://photos --listen 10.0.0.5:7070 --tenants tenants.toml")
 @click.option(
     "--data-root",
     "roots",
@@ -328,7 +329,7 @@ _ADVICE = (
 )
 
 
-@click.command(epilog="Example: frostline control --config control.toml --listen 10.0.0.5:7075")
+@command(epilog="Example: frostline control --config control.toml --listen 10.0.0.5:7075")
 @click.option(
     "--config",
     required=True,

@@ -98,6 +98,7 @@ __all__ = (
     "add_hints",
     "hint_for",
     "nearest",
+    "synonym",
 )
 
 
@@ -335,14 +336,20 @@ _INSTEAD: Mapping[str, str] = {
 }
 
 
+def synonym(name: str, known: Iterable[str]) -> str:
+    """Our own name for a word that other libraries have for the same thing; nothing where we have none."""
+    names = set(known)
+    return next((ours for ours in _SYNONYMS.get(name, ()) if ours in names), "")
+
+
 def nearest(name: str, known: Iterable[str], *, maximum: int = 3) -> str:
     """End a sentence about an unknown name: ``"; did you mean a, b or c?"``, or nothing if none is near.
 
     Words that other libraries have for the same thing are near, however they are spelt.
     """
     known = list(known)
-    meant = [ours for ours in _SYNONYMS.get(name, ()) if ours in known]
-    matches = meant[:1] or difflib.get_close_matches(name, known, n=maximum, cutoff=0.4)
+    meant = synonym(name, known)
+    matches = [meant] if meant else difflib.get_close_matches(name, known, n=maximum, cutoff=0.4)
     if not matches:
         return ""
     *others, last = matches
@@ -354,7 +361,7 @@ def hint_for(name: str, known: Iterable[str]) -> str:
     known = list(known)
     if name in _INSTEAD:
         return f": {_INSTEAD[name].format(name=name)}"
-    meant = next((ours for ours in _SYNONYMS.get(name, ()) if ours in known), "")
+    meant = synonym(name, known)
     return f"; write {_EXAMPLES[meant]}" if meant in _EXAMPLES else nearest(name, known)
 
 
