@@ -54,7 +54,7 @@ def demo(data: str | None, epochs: int | None, out: Path, as_json: bool) -> int:
     """Fine-tune a pretrained EfficientNet-lite0 on real photographs, the node in a process of its own.
 
     Without --data a set is made once from the photographs that scikit-image and scikit-learn ship: one class a
-    photograph, each sample a seeded view of it.
+    photograph, each sample a seeded view of a part of it. Held-out views show parts that no learned view shows.
     """
     from frostline.training.start import begin
 
@@ -76,9 +76,9 @@ def _own_photographs(directory: Path, progress: ProgressBar) -> Path:
     progress(PhaseStarted(name="making photographs"))
     found = make(directory, progress=lambda done, total: progress(ProgressMade(done=done, total=total)))
     say(
-        f"{'Made' if found.made else 'Found'} {found.images} photographs in {directory}: seeded views (crop, scale, "
-        f"slight rotation) of the {len(found.classes)} photographs that scikit-image and scikit-learn ship, one class "
-        f"each, JPEG quality 95, {in_bytes(found.mean_bytes)} on average.",
+        f"{'Made' if found.made else 'Found'} {found.images} images in {directory}: seeded views (crop, scale, slight "
+        f"rotation) of {len(found.classes)} photographs that scikit-image and scikit-learn ship, one class each; held-out "
+        f"views show a quarter of their photograph that no other shows. {in_bytes(found.mean_bytes)} on average.",
         err=True,
     )
     return directory
