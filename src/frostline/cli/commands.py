@@ -77,8 +77,8 @@ def _own_photographs(directory: Path, progress: ProgressBar) -> Path:
     found = make(directory, progress=lambda done, total: progress(ProgressMade(done=done, total=total)))
     say(
         f"{'Made' if found.made else 'Found'} {found.images} images in {directory}: seeded views (crop, scale, slight "
-        f"rotation) of {len(found.classes)} photographs that scikit-image and scikit-learn ship, one class each; held-out "
-        f"views show a quarter of their photograph that no other shows. {in_bytes(found.mean_bytes)} on average.",
+        f"rotation) of {len(found.classes)} photographs that scikit-image and scikit-learn ship, one class each, "
+        f"{in_bytes(found.mean_bytes)} on average. Held-out views show a quarter of a photograph that no other shows.",
         err=True,
     )
     return directory
