@@ -203,7 +203,7 @@ def _view(photograph: Image.Image, random: np.random.Generator) -> Image.Image:
     # The upright box around the rotated view, in pixels of the view.
     box = (_WIDTH * cos + _HEIGHT * abs(sin), _WIDTH * abs(sin) + _HEIGHT * cos)
     widest = min(photograph.width / box[0], photograph.height / box[1])
-    scale = widest * random.uniform(0.3, 0.6)
+    scale = widest * random.uniform(0.12, 0.25)
     x, y = (
         random.uniform(half, side - half)
         for side, half in zip(photograph.size, (scale * box[0] / 2, scale * box[1] / 2), strict=True)
