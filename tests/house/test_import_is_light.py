@@ -128,3 +128,7 @@ with fl.offload(None, data) as job:
     assert sum(len(batch.ids) for batch in job.loader(4)) == len(data) > 0
 """
     assert ran(code, image_folder(tmp_path, per_class=2)) == ["torch"]
+
+
+def test_a_training_imports_no_plots_before_its_end():
+    assert "matplotlib" not in ran("import frostline.training.run")

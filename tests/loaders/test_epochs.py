@@ -13,6 +13,7 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import OrderMismatch, SettingError
 from frostline.core.events import EpochFinished, EpochStarted
 from frostline.loaders import ArrayLoader, Epochs, Loader
+from frostline.loaders.epoch import in_turn
 from frostline.loaders.row_source import RowSource
 from frostline.ordering import Order
 from frostline.prefetch import Deal
@@ -115,6 +116,21 @@ def test_a_run_goes_on_in_the_epoch_in_which_it_was_stopped(folder, stopped):
         assert again.state_dict()["position"] == 30
 
 
+@pytest.mark.parametrize("settings", [NOTHING_KEPT, LoaderSettings(samples_per_request=8)], ids=["fetched", "kept"])
+def test_passes_over_different_samples_in_turn_are_those_of_each_alone_and_asked_for_once(folder, settings):
+    with job_for(folder, settings) as job:
+        train, held_out = fl.Dataset(folder).split(0.3, seed=1)
+        both = [(train, True), (held_out, False)]
+        alone = [[batch.ids.tolist() for batch in job.loader(4, data=data, shuffle=mixes)] for data, mixes in both]
+    with job_for(folder, settings) as job:
+        for _ in range(2):
+            loaders = [job.loader(4, data=data, shuffle=mixes) for data, mixes in both]
+            assert [[batch.ids.tolist() for batch in loader] for loader in in_turn(loaders)] == alone
+        statistics = job.statistics()
+        assert statistics.samples == 60
+        assert statistics.from_cache == (0 if settings is NOTHING_KEPT else 30)
+
+
 def test_a_state_of_no_epoch_to_come_is_refused(folder):
     with job_for(folder) as job:
         state = job.loader(4, epoch=7).state_dict()
@@ -192,3 +208,17 @@ def test_the_next_epoch_is_asked_for_while_one_ends_and_handed_out_only_after_it
         rows = torch.cat([first.features, *(batch.features for batch in batches)])
         assert rows.tolist() == [[epoch.epoch]] * 16
     assert Counter(store.asked) == dict.fromkeys(range(4), 4)  # nothing twice
+
+
+def test_a_pass_in_turn_is_asked_for_while_the_one_before_it_ends_and_once():
+    store = Store()
+    orders = [Order(size=16, seed=0, epoch=number) for number in range(2)]
+    passes = in_turn([Loader(ArrayLoader(store.source, Sixteen, order=order, batch_size=8)) for order in orders])
+    for number, loader in enumerate(passes):
+        batches = iter(loader)
+        first = next(batches)
+        store.wait_for(8)  # both of them whole
+        rows = torch.cat([first.features, *(batch.features for batch in batches)])
+        assert rows.tolist() == [[number]] * 16
+    assert Counter(store.asked) == {0: 4, 1: 4}
+    assert not [item for item in threading.enumerate() if item.name.startswith("frostline-prefetch")]

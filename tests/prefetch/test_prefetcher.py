@@ -256,6 +256,37 @@ def test_reports_finished_requests_to_the_observer():
     assert all(item.seconds >= 0 for item in finished)
 
 
+def test_the_network_goes_on_while_answers_that_are_here_are_computed():
+    turn, asked = threading.Event(), SimpleQueue()
+
+    class Computed:
+        """An answer whose rows wait for a processor."""
+
+        def __init__(self, ask):
+            asked.put(len(ask.samples))
+            self._ids, self._left, self._tell = ask.samples.ids, 1, None
+
+        def when_received(self, tell):
+            self._tell = tell
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if not self._left:
+                raise StopIteration
+            self._left = 0
+            self._tell()
+            assert turn.wait(60)
+            return FeatureBatch(ids=self._ids, tensors=(np.zeros((len(self._ids), 16), np.uint8),))
+
+    with prefetcher(Computed, count=200, requests_in_flight=2) as rows:
+        before = sum(asked.get(timeout=60) for _ in range(4))
+        assert before == 4 * 8, "four whole requests"
+        turn.set()
+        assert ids_of(rows) == list(range(200))
+
+
 def test_encoded_samples_travel_at_cut_0():
     transport = ScriptedTransport()
 

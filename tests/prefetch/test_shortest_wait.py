@@ -176,3 +176,32 @@ def test_the_shares_are_what_is_believed_before_anything_was_dealt():
     assert dealer.shares == {NODE: 0.75, TRAINER: 0.25}
     assert dealer.takes([NODE, TRAINER])
     assert not dealer.takes([NODE, Route(3)])
+
+
+def test_a_way_behind_a_link_has_its_first_request_before_anything_is_known_of_either():
+    dealer = ShortestWait(
+        {NODE: 1, TRAINER: 1},
+        samples_per_request=32,
+        bytes_per_sample=lambda _: 1,
+        clock=float,
+        bound=lambda way: math.inf if way.cut else 35.0,
+    )
+    assert {dealer.deal(800).route, dealer.deal(800).route} == {NODE, TRAINER}
+
+
+def test_requests_follow_one_another_over_a_link_while_the_one_before_is_computed():
+    """A link gives 35 rows a second and a processor takes 67: one request at a time would leave both waiting."""
+    now = [0.0]
+    dealer = ShortestWait(
+        {NODE: 60, TRAINER: 60},
+        samples_per_request=32,
+        bytes_per_sample=lambda _: 1,
+        clock=lambda: now[0],
+        bound=lambda way: math.inf if way.cut else 35.0,
+    )
+    for at in (0.0, 0.95):
+        now[0] = at
+        while (deal := dealer.deal(800)).route != TRAINER:
+            assert dealer.dealt < 800, "the trainer's second request is dealt when the first has crossed"
+        assert deal.rows == 32
+    assert dealer.observed(TRAINER) == 0, "nothing was computed by then"

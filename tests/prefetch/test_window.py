@@ -176,6 +176,7 @@ class Disorder(RuleBasedStateMachine):
         self.asked, self.came = [], set()  # places asked for, by stretch; places that arrived or were skipped
         self.now = 0.0
         self.under_way = []  # [ask, rows answered]
+        self.computing = set()
         self.given_up = []
         self.out = []
         self.unreadable = set()
@@ -203,6 +204,13 @@ class Disorder(RuleBasedStateMachine):
         self.window.arrived(one[0], answer(ids, unreadable=lost))
         self.came.update(self.places[int(i)] for i in ids)
         one[1] += len(ids)
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def receive(self, data):
+        ask = data.draw(st.sampled_from(self.under_way))[0]
+        self.window.received(ask)
+        self.computing.add(ask.number)
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())
@@ -262,7 +270,8 @@ class Disorder(RuleBasedStateMachine):
         now = self.window.statistics()
         assert now.expected_bytes >= 0
         assert now.ready_bytes >= 0
-        assert now.requests_in_flight == len(self.under_way) <= self.requests
+        assert now.requests_in_flight == len([1 for ask, _ in self.under_way if ask.number not in self.computing])
+        assert now.requests_in_flight <= self.requests
         held = now.expected_bytes + now.ready_bytes
         if held > self.bound:
             out = self.handed_out()
@@ -374,6 +383,38 @@ def test_the_number_of_requests_grows_by_one_with_each_answer():
         asks += held.asks(0)
         seen.append(len(asks))
     assert seen == [2, 3, 4, 5, 6, 7, 8, 8, 8]
+
+
+def test_what_is_here_and_is_computed_makes_room_for_more_under_way_up_to_a_bound():
+    held = window(400, requests_in_flight=2)
+    computing = []
+    while asks := held.asks(0):
+        for ask in asks:
+            held.received(ask)
+        computing += asks
+    assert sum(len(ask.samples) for ask in computing) == 4 * 4, "four whole requests"
+    assert held.statistics().requests_in_flight == 0
+    for ask in computing:
+        held.arrived(ask, answer(ask.samples.ids))
+        assert held.finished(ask, 0) is None
+    assert len(take_all(held)) == len(computing)
+    assert len(held.asks(0)) == 2
+
+
+def test_what_is_here_is_asked_of_nobody_a_second_time_though_it_takes_long():
+    held = window(4000, requests_in_flight=4, hedge_quantile=0.5)
+    now = 0.0
+    for _ in range(40):
+        for ask in held.asks(now):
+            held.arrived(ask, answer(ask.samples.ids))
+            held.finished(ask, now + 0.1)
+        take_all(held)
+        now += 0.1
+    slow = held.asks(now)
+    assert slow
+    for ask in slow:
+        held.received(ask)
+    assert not any(ask.is_hedge for ask in held.asks(now + 60))
 
 
 def test_without_a_ramp_all_that_is_allowed_is_asked_for_at_once():

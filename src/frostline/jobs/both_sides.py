@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.batching import ROWS, padded
-from frostline.core import EXACT, REFERENCE, Route
+from frostline.core import REFERENCE, Route
 from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError
 from frostline.core.system import usable_cores, usable_memory_bytes
@@ -25,10 +25,9 @@ from frostline.engines.choice import Choice, is_prompt
 from frostline.engines.machine import host_digest, keeps_freed_memory, names_processor
 from frostline.engines.protocols import Engine, Footprint
 from frostline.engines.torch import TorchEngine
-from frostline.jobs.context import JobContext, computed_in_all, request_of, some_of
+from frostline.jobs.context import JobContext, computed_in_all, has_engines, judges_of
 from frostline.jobs.partition import TorchLocalPrefix
 from frostline.jobs.router import BothSides
-from frostline.loaders.fetch import joined
 from frostline.loaders.local_stage import decode
 from frostline.models.artifact import Prefix
 from frostline.node.trials.queue import EngineMemory, TrialPolicy
@@ -42,15 +41,14 @@ __all__ = ("TrainerEngine", "can_be_tried", "dealer_of")
 T = TypeVar("T")
 _Arrays = Sequence[npt.NDArray[np.generic]]
 
-# Every third of them judges an engine; their bytes cross the link before the job's own.
-_SAMPLES = 24
 # Of this machine's memory: the trainer's own network and batches have the rest.
 _PART = 4
 _TRIAL_S = 30.0
 # Times as much as a core does; where that is wrong, the first samples say so.
 _ACCELERATED = 20.0
-# Of a link: what encoded samples may take of it, and from how many bytes on its rate is known.
-_LINK_SHARE, _TELLING_BYTES = 0.8, 256 << 10
+# Of a link: what features and encoded samples may take of it together, what is left to the latter in any case, and from
+# how many bytes on its rate is known.
+_LINK_SHARE, _LEAST_SHARE, _TELLING_BYTES = 0.95, 0.05, 256 << 10
 
 
 def dealer_of(context: JobContext, health: Health, nodes: int) -> BothSides | None:
@@ -67,11 +65,13 @@ def dealer_of(context: JobContext, health: Health, nodes: int) -> BothSides | No
     encoded_bytes = context.data.samples.encoded_bytes / max(1, len(context.data))
 
     def bound(route: Route) -> float:
-        """Encoded samples may take most of a link, and never all: what the node computes crosses it too."""
+        """Encoded samples may take what the features leave of a link that the node computes meanwhile."""
         seen = context.transport.statistics()
         if route.cut or seen.transfer_bytes < _TELLING_BYTES or not encoded_bytes:
             return math.inf
-        return _LINK_SHARE * seen.transfer_bytes / seen.transfer_s / encoded_bytes
+        link = _LINK_SHARE * seen.transfer_bytes / seen.transfer_s
+        features = ways.observed(Route(line.number)) * line.bytes_per_sample
+        return max(link - features, _LEAST_SHARE * link) / encoded_bytes
 
     ways = ShortestWait(
         {
@@ -93,16 +93,12 @@ def _shares_a_core(health: Health, context: JobContext) -> bool:
 
 def can_be_tried(context: JobContext) -> bool:
     """Whether any engine but eager torch may run the frozen layers of a job at its trainer."""
-    prefix, preprocess = context.prefix, context.preprocess
     return (
-        prefix is not None
-        and prefix.lengths is None
+        context.judges is not None
+        and context.prefix is not None
+        and context.prefix.lengths is None
         and context.device == "cpu"
-        and context.accuracy != EXACT
-        and preprocess.are_images
-        and preprocess.stored is None
-        and preprocess.dtype == "float32"
-        and len(context.data) >= _SAMPLES
+        and has_engines(context.data, context.preprocess, context.accuracy)
     )
 
 
@@ -203,11 +199,11 @@ def _trials(context: JobContext) -> Trials:
 
 
 def _pixels(context: JobContext) -> npt.NDArray[np.float32]:
-    """A few of the job's samples as the network takes them."""
-    some = some_of(context, _SAMPLES)
-    answers = context.asking(lambda: list(context.transport.features(request_of(context, some, cut=0))))
-    batch = decode(context.preprocess, joined(answers), some, context.view, Slabs())
-    return np.asarray(batch.tensors[0], np.float32)
+    """The samples that judge, as the network takes them."""
+    assert context.judges is not None, "can_be_tried holds"
+    batch = decode(context.preprocess, context.judges.result(), judges_of(context.data), context.view, Slabs())
+    # Of three samples one judges; the others calibrate, which no engine needs here.
+    return np.repeat(np.asarray(batch.tensors[0], np.float32), 3, axis=0)
 
 
 class _Eager:

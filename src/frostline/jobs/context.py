@@ -1,13 +1,14 @@
 """Who takes part in a job, as one value, and which of its samples everything is measured on."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core import EXACT, FLOAT32, Cut, Samples, View
+from frostline.core import EXACT, FLOAT32, Cut, FeatureBatch, Samples, View
 from frostline.core.config import LoaderSettings
 from frostline.core.system import usable_cores
 from frostline.datasets import Dataset
@@ -26,7 +27,9 @@ __all__ = (
     "JobContext",
     "asked_of",
     "computed_in_all",
+    "has_engines",
     "is_alike",
+    "judges_of",
     "keeps_features",
     "request_of",
     "shares_cores",
@@ -39,6 +42,8 @@ _PROFILED = 16
 # Where engines are tried that narrow numbers, two of three of these calibrate those of 8 bits, and the error is judged
 # on the others: it is the worst sample's, which fewer may not show.
 _TRIED = 96
+# A run of the reference: the job's first samples wait until they are judged.
+_JUDGES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,6 +63,8 @@ class JobContext:
         accuracy: accuracy that codecs and engines must keep.
         epochs: number of epochs that are planned for.
         cut: number of the one that the user chose; None lets the plan choose.
+        judges: some encoded samples, on which the trainer's engine is judged, asked for while the network was traced;
+            None where none is.
     """
 
     data: Dataset
@@ -72,6 +79,7 @@ class JobContext:
     accuracy: str | float
     epochs: int
     cut: int | None = None
+    judges: "Future[FeatureBatch] | None" = None
 
     @property
     def codecs(self) -> tuple[str, ...]:
@@ -91,7 +99,7 @@ def tried(context: JobContext) -> FeatureRequest:
     So engines that are calibrated are calibrated alike on every node and in every job.
     """
     narrows = context.accuracy not in (EXACT, FLOAT32)
-    samples = _in_turns(some_of(context, _TRIED)) if narrows else some_of(context, _PROFILED)
+    samples = _in_turns(some_of(context.data, _TRIED)) if narrows else some_of(context.data, _PROFILED)
     return request_of(context, samples, cut=context.cuts[-1].number)
 
 
@@ -109,11 +117,27 @@ def request_of(context: JobContext, samples: Samples, *, cut: int) -> FeatureReq
     )
 
 
-def some_of(context: JobContext, maximum: int) -> Samples:
-    """Samples spread evenly over the data set, so that they are of every kind."""
-    size = len(context.data)
+def some_of(data: Dataset, maximum: int) -> Samples:
+    """Samples spread evenly over a data set, so that they are of every kind."""
+    size = len(data)
     rows: npt.NDArray[np.int64] = np.unique(np.linspace(0, size - 1, min(size, maximum)).astype(np.int64))
-    return context.data.samples.take(rows)
+    return data.samples.take(rows)
+
+
+def judges_of(data: Dataset) -> Samples:
+    """The samples on which the trainer's engine is judged: the same in every job on a data set."""
+    return some_of(data, _JUDGES)
+
+
+def has_engines(data: Dataset, preprocess: Preprocess, accuracy: str | float) -> bool:
+    """Whether another engine than eager torch may run images at the trainer, as far as it is known without a trace."""
+    return (
+        accuracy not in (EXACT, 0)
+        and preprocess.are_images
+        and preprocess.stored is None
+        and preprocess.dtype == "float32"
+        and len(data) >= _JUDGES
+    )
 
 
 def _in_turns(samples: Samples) -> Samples:

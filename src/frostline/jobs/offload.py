@@ -5,6 +5,7 @@ The plain loader: batches of a data set for a loop, with no network to divide an
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from frostline.cache import FeatureStore, Scope
-from frostline.core import EXACT, FLOAT32, REFERENCE, Route, read_as
+from frostline.core import EXACT, FLOAT32, REFERENCE, FeatureBatch, Route, read_as
 from frostline.core.config import LoaderSettings, NodeSettings, check_type
 from frostline.core.errors import EngineNotReady, SettingError, add_hints
 from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
@@ -24,21 +25,23 @@ from frostline.datasets.dataset import steps_left_of
 from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
-from frostline.jobs.context import JobContext, tried
+from frostline.jobs.context import JobContext, has_engines, judges_of, tried
 from frostline.jobs.job import Job, JobParts
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, finite_check
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.workers import WorkerSetup
 from frostline.loaders.arguments import shows_options
-from frostline.loaders.fetch import Fetcher, RetryPolicy
+from frostline.loaders.fetch import Fetcher, RetryPolicy, joined
 from frostline.loaders.forked_workers import serve_forked
 from frostline.loaders.local_stage import LocalStage
 from frostline.models.cuts import input_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, from_transform, imagenet
 from frostline.preprocess.transforms import Declared, Form, Transform, declare
+from frostline.transport import Transport
 from frostline.wire.codecs import offered_precisions
+from frostline.wire.messages import FeatureRequest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -143,12 +146,14 @@ def offload(
         nodes = [near] if isinstance(near, str) else list(near or ())
         lacking: set[str] = set()
         transport = reach(nodes, data, settings, node, partial(_left_out, lacking, observe), stack, observe)
+        asking = RetryPolicy(retry_for_s=settings.retry_for_s, observe=observe)
+        is_tried = bool(nodes) and model is not None and has_engines(data, preprocess, accuracy)
+        judges = _asked_ahead(data, preprocess, transport, asking, stack) if is_tried else None
         network = (
             None
             if model is None
             else _partitioned(model, preprocess, observe, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
         )
-        asking = RetryPolicy(retry_for_s=settings.retry_for_s, observe=observe)
         context = JobContext(
             data=data,
             preprocess=preprocess,
@@ -162,6 +167,7 @@ def offload(
             accuracy=accuracy,
             epochs=epochs,
             cut=cut,
+            judges=judges,
         )
         maker = partial(begin, nodes=members_of(transport, nodes), lacking=lacking, policy=policy, codec=codec)
         anew = None
@@ -193,6 +199,23 @@ def _prepared(
         return from_transform(transform), None
     observe(SetupWarning(reason=str(found)))
     return found.preprocess or imagenet(224), found
+
+
+def _asked_ahead(
+    data: Dataset, preprocess: Preprocess, transport: Transport, asking: RetryPolicy, stack: ExitStack
+) -> Future[FeatureBatch]:
+    """The encoded samples on which an engine is judged: the link has nothing else to do while a network is traced."""
+    request = FeatureRequest(
+        data=data.url,
+        reading=data.manifest.reading,
+        samples=judges_of(data),
+        prefix=None,
+        cut=0,
+        preprocess=preprocess.to_json(),
+    )
+    pool = ThreadPoolExecutor(1, "frostline-ahead")
+    stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+    return pool.submit(lambda: joined(asking(lambda: list(transport.features(request)))))
 
 
 def _left_out(lacking: set[str], observe: Observer, url: str, engine: str, why: EngineNotReady) -> None:

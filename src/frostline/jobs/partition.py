@@ -238,7 +238,7 @@ class PartitionedModel:
         return refused
 
     def _no_room(self, context: JobContext) -> str | None:
-        one = request_of(context, some_of(context, 1), cut=context.cuts[-1].number)
+        one = request_of(context, some_of(context.data, 1), cut=context.cuts[-1].number)
         try:
             context.asking(lambda: context.transport.profile(ProfileRequest(features=one, only_engine=True)))
         except OverBudget as error:

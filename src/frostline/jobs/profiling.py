@@ -306,7 +306,7 @@ def situate(context: JobContext, refused: str | None = None) -> Situation:
     data, transport = context.data, context.transport
     health = context.asking(transport.health)
     mean_bytes = data.samples.encoded_bytes / len(data)
-    crossing = some_of(context, round(min(max(_CROSSING_BYTES / max(1, mean_bytes), _MIN), _MAX)))
+    crossing = some_of(context.data, round(min(max(_CROSSING_BYTES / max(1, mean_bytes), _MIN), _MAX)))
     crossed = context.asking(lambda: measure_link(transport, request_of(context, crossing, cut=0)))
     same_host = health.host == host_digest() and bool(set(health.cores).intersection(usable_cores()))
     few = crossing.take(np.arange(min(_DECODED, len(crossing))))

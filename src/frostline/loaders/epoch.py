@@ -32,6 +32,7 @@ __all__ = (
     "Epochs",
     "NextEpochPrefetch",
     "NextPass",
+    "in_turn",
 )
 
 
@@ -138,10 +139,12 @@ class NextEpochPrefetch:
 
     Args:
         make: gives the rows of the epoch at a place of the run, from 0; None after the last.
+        are_apart: whether no epoch has samples of the one before it, and so finds none that was kept.
     """
 
-    def __init__(self, make: Callable[[int], EpochStream | None]) -> None:
+    def __init__(self, make: Callable[[int], EpochStream | None], *, are_apart: bool = False) -> None:
         self._make = make
+        self._are_apart = are_apart
         self._begun: dict[int, EpochStream] = {}
         self._offsets: dict[int, int] = {}
         self._asked: set[int] = set()
@@ -230,7 +233,8 @@ class NextEpochPrefetch:
             return None
         if self._following is None:
             self._following = self._make(place + 1)
-        waits = self._following is not None and self._following.waits_for(self._begun[place])
+        following = self._following
+        waits = following is not None and not self._are_apart and following.waits_for(self._begun[place])
         return None if waits and not (self._is_handed_out and place == self._now) else self._following
 
     def _fetch(self, ask: Ask) -> Iterator[FeatureBatch]:
@@ -397,6 +401,22 @@ class Epochs(Generic[L]):
                 self._now = loader
                 yield loader
                 loaders.pop(place)
+
+
+def in_turn(loaders: Sequence[L]) -> Generator[L]:
+    """Loaders of different samples, one after another: each is asked for while the one before it ends.
+
+    Args:
+        loaders: loaders of which none has samples of the one before it.
+    """
+
+    def rows_at(place: int) -> EpochStream | None:
+        return loaders[place].rows() if place < len(loaders) else None
+
+    with NextEpochPrefetch(rows_at, are_apart=True) as ahead:
+        for place, loader in enumerate(loaders):
+            loader.follow(partial(ahead.rows, place))
+            yield loader
 
 
 def _first_repeated(numbers: Sequence[int]) -> int | None:

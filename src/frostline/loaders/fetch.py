@@ -231,9 +231,14 @@ class RowStream:
         self._begun = False
         self._left = len(samples)
         self._stays_encoded = route.cut == 0 and not decodes
+        self._received: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Self:
         return self
+
+    def when_received(self, tell: Callable[[], None]) -> None:
+        """Have a function called once the whole answer is here, before its last rows are computed on this side."""
+        self._received = tell
 
     def __next__(self) -> FeatureBatch:
         try:
@@ -260,6 +265,8 @@ class RowStream:
             except StopIteration:
                 break
         batch = parts[0] if len(parts) == 1 else joined(parts)
+        if wanted > 1 and len(batch) + len(batch.skipped) >= self._left:
+            self._received()
         return side.finish(
             batch, self._samples, cut=self._route.cut, preprocess=self._fetcher.preprocess, view=self._view
         )

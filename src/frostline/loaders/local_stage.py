@@ -306,6 +306,8 @@ class LocalStage:
         self._made: dict[int, LocalPrefix | None] = {}
         # One run at a time: several at once would only take each other's cores.
         self._running = threading.Lock()
+        # What waits for it stays encoded but for a few, and in the order in which it came, as waiters of a lock do not.
+        self._decoded = threading.Semaphore(len(usable_cores()) + 1)
         self._making = threading.Lock()
         self._counting = threading.Lock()
         self._decode_s = 0.0
@@ -344,20 +346,28 @@ class LocalStage:
     def _finished(
         self, batch: FeatureBatch, samples: Samples, cut: int, preprocess: Preprocess, view: View | None
     ) -> FeatureBatch:
-        if cut == 0:
-            started = time.perf_counter()
-            batch = decode(preprocess, batch, samples, view, self._memory)
-            self._count(decode_s=time.perf_counter() - started)
-        if len(batch) == 0:
-            return batch
         rest = self._rest_from(max(1, cut))
         if rest is None:
-            return batch
-        with self._running:
-            started = time.perf_counter()
-            tensors = rest.run(batch.tensors, self._device_batch)
-            self._count(compute_s=time.perf_counter() - started)
+            return self._with_pixels(batch, samples, cut, preprocess, view)
+        with self._decoded:
+            batch = self._with_pixels(batch, samples, cut, preprocess, view)
+            if len(batch) == 0:
+                return batch
+            with self._running:
+                started = time.perf_counter()
+                tensors = rest.run(batch.tensors, self._device_batch)
+                self._count(compute_s=time.perf_counter() - started)
         return replace(batch, tensors=tensors)
+
+    def _with_pixels(
+        self, batch: FeatureBatch, samples: Samples, cut: int, preprocess: Preprocess, view: View | None
+    ) -> FeatureBatch:
+        if cut:
+            return batch
+        started = time.perf_counter()
+        batch = decode(preprocess, batch, samples, view, self._memory)
+        self._count(decode_s=time.perf_counter() - started)
+        return batch
 
     def _rest_from(self, cut: int) -> LocalPrefix | None:
         """What is left from a cut, made when it is first needed; None where nothing is."""

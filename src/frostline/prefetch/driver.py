@@ -6,6 +6,7 @@ Shows a rule of tuning what a window does, and gives the window the bounds that 
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Self
 
@@ -172,7 +173,8 @@ class Prefetcher:
 
     Args:
         window: window that says what to ask and what to hand out; the prefetcher's alone from now on.
-        fetch: makes one request, usually ``Transport.features``; called from several threads.
+        fetch: makes one request, usually ``Transport.features``; called from several threads. An answer may have a
+            method ``when_received``: it gets a function to call once all has come of which it makes its rows.
         threads: most requests under way at once, whatever the tuner chooses; each is made when it is first needed.
         clock: monotonic seconds.
         observe: told what happened, in the thread of who iterates; whoever listens finds it in ``happened``.
@@ -410,6 +412,8 @@ class Prefetcher:
         answer = self._fetch(ask)
         with self._lock:
             self._answers[ask.number] = answer
+        if (when_received := getattr(answer, "when_received", None)) is not None:
+            when_received(partial(self._received, ask))
         payload_bytes = 0
         try:
             while not self._is_over(ask) and (batch := next(answer, None)) is not None:
@@ -425,6 +429,11 @@ class Prefetcher:
                 del self._answers[ask.number]
             _close(answer)
         return payload_bytes
+
+    def _received(self, ask: Ask) -> None:
+        with self._lock:
+            self._window.received(ask)
+            self._ask()
 
     def _is_over(self, ask: Ask) -> bool:
         return self._is_closed or ask.number in self._given_up

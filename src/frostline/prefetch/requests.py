@@ -359,6 +359,10 @@ class ShortestWait:
         """By all ways together, as far as is known."""
         return sum(min(way.observed or 0.0, self._bound(route)) for route, way in self._ways.items())
 
+    def observed(self, route: Route) -> float:
+        """Rows a second of a way while it had something to do; 0 as long as it did nothing."""
+        return self._ways[route].observed or 0.0
+
     @property
     def is_bound(self) -> bool:
         """Whether a way could do more than its bound allowed when a request was dealt last."""
@@ -433,7 +437,7 @@ class ShortestWait:
         found = [route for route in self._ways if route not in self._closed]
         if left <= max(self._ways[route].waiting for route in found):
             return found
-        short = (math.isinf(self._bound(route)) or self._wait_s(route, rows, now) <= _QUEUE_S for route in found)
+        short = (self._crossing_s(route, rows, now) <= _QUEUE_S for route in found)
         return [route for route, is_short in zip(found, short, strict=True) if is_short] or found
 
     def _idle_way(self, chosen: Route, ways: Sequence[Route], rows: int, now: float) -> tuple[Route, int]:
@@ -459,7 +463,11 @@ class ShortestWait:
         idle_s = 0.0 if way.waiting else now - way.since
         rate, bound = self._rate(way) * (1 + idle_s / _FORGOTTEN_S), self._bound(route)
         self._are_bound[route] = bound < rate
-        return max((way.waiting + rows) / rate, max(0.0, way.bounded_until - now) + rows / bound)
+        return max((way.waiting + rows) / rate, self._crossing_s(route, rows, now))
+
+    def _crossing_s(self, route: Route, rows: int, now: float) -> float:
+        """Until what bounds a way lets these rows through; what was dealt to it goes first."""
+        return max(0.0, self._ways[route].bounded_until - now) + rows / self._bound(route)
 
     def _rate(self, way: _Way) -> float:
         if way.observed is not None:

@@ -6,14 +6,14 @@ not safe for several threads: its driver holds a lock.
 What is under way in the window: which rows arrived, which attempt brings the rest, and how long to back off.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core import FeatureBatch, Samples
+from frostline.core import FeatureBatch, Route, Samples
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable, Unavailable
 from frostline.core.events import RequestRetried
@@ -226,6 +226,9 @@ def _surrender(
 
 
 _NO_BOUND = 1 << 62
+# Whole requests whose samples may be here and wait for this side's processor, beside those under way: a link that idles
+# while a processor is busy, or has no engine yet, lacks their bytes later.
+_COMPUTING_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +277,9 @@ class Window:
     (RFC 5681, section 3.1), so that a node never meets the whole window as a burst; after a failure it starts again
     from one request.
 
+    An answer that is here whole, and whose rows are still computed, is no longer under way: the network goes on with
+    others, for as many rows as some whole requests have.
+
     While a failed request waits for its next attempt nothing new is asked for: a node that is down is probed, not
     stormed. A straggler is asked for a second time (``core.request_timing``), and whichever answer brings a row first
     is taken; the other attempt is given up when nothing of the request is missing.
@@ -311,6 +317,8 @@ class Window:
         if settings.ramp:
             self._rows_allowed = min(FIRST_REQUESTS * nodes, settings.last_requests) * settings.samples_per_request
         self._rows_under_way = 0
+        self._computing: set[int] = set()
+        self._rows_computing: Counter[Route] = Counter()
         self._asks = 0
         self._stop = 0  # the place after the last row of the requests that left whole
         self._expected_bytes = 0
@@ -346,7 +354,8 @@ class Window:
     @property
     def _may_ask(self) -> bool:
         """One more request may be under way; the last of them may bring more rows than its part."""
-        return len(self._flights) < self._max_requests and self._rows_under_way < self._rows_allowed
+        requests = len(self._flights) - len(self._computing)
+        return requests < self._max_requests and self._rows_under_way < self._rows_allowed
 
     @property
     def _requests_allowed(self) -> int:
@@ -383,7 +392,8 @@ class Window:
             return None
         times = [entry.not_before for entry in self._waiting]
         if not self._waiting:
-            times += [late for flight in self._flights.values() if (late := self._late_at(flight)) is not None]
+            awaited = (flight for number, flight in self._flights.items() if number not in self._computing)
+            times += [late for flight in awaited if (late := self._late_at(flight)) is not None]
         return min(times, default=None)
 
     def given_up(self) -> tuple[int, ...]:
@@ -409,6 +419,14 @@ class Window:
         self._rows_late += one.arrived(ask.number, batch)
         self._expected_bytes += one.expected_bytes - before[0]
         self._ready_bytes += one.bytes_arrived - before[1]
+
+    def received(self, ask: Ask) -> None:
+        """The answer is here whole; its rows arrive when they were computed."""
+        flight = self._flights.get(ask.number)
+        if flight is not None and ask.number not in self._computing:
+            self._computing.add(ask.number)
+            self._rows_computing[ask.route] += flight.rows
+            self._rows_under_way -= flight.rows
 
     def finished(self, ask: Ask, now: float) -> RequestRetried | None:
         """The answer ended. One that ended before its last row counts as failed.
@@ -472,7 +490,7 @@ class Window:
     def statistics(self) -> WindowStatistics:
         """Where the window stands now."""
         return WindowStatistics(
-            requests_in_flight=len(self._flights),
+            requests_in_flight=len(self._flights) - len(self._computing),
             requests_allowed=self._requests_allowed,
             expected_bytes=self._expected_bytes,
             ready_bytes=self._ready_bytes + self._held_bytes,
@@ -499,7 +517,8 @@ class Window:
         """The earliest request whose only attempt is late."""
         if self._waiting:  # a node that fails is not asked for more
             return None
-        late = [flight for flight in self._flights.values() if (at := self._late_at(flight)) is not None and at <= now]
+        awaited = (flight for number, flight in self._flights.items() if number not in self._computing)
+        late = [flight for flight in awaited if (at := self._late_at(flight)) is not None and at <= now]
         if not late:
             return None
         first = min(late, key=lambda flight: flight.opened.place(0)).opened
@@ -519,7 +538,7 @@ class Window:
         request = self._next = self._next or next(self._source, None)
         if request is None:
             return None
-        if not self._has_room(request):
+        if not self._has_room(request) or self._is_busy(request.route):
             return None
         self._next = next(self._source, None)
         one = InFlight(request=request)
@@ -530,6 +549,10 @@ class Window:
     def _has_room(self, request: PlannedRequest) -> bool:
         held = self._expected_bytes + self._ready_bytes + self._held_bytes
         return not held or held + request.expected_bytes <= self._max_bytes
+
+    def _is_busy(self, route: Route) -> bool:
+        """As many rows of a way wait for this side's processor as may: the next ones may find another way sooner."""
+        return self._rows_computing[route] >= _COMPUTING_REQUESTS * self._settings.samples_per_request
 
     def _ask(self, one: InFlight, now: float) -> Ask:
         self._asks += 1
@@ -551,7 +574,11 @@ class Window:
         flight = self._flights.pop(number, None)
         if flight is not None:
             del flight.opened.attempts[number]
-            self._rows_under_way -= flight.rows
+            if number in self._computing:
+                self._computing.remove(number)
+                self._rows_computing[flight.opened.request.route] -= flight.rows
+            else:
+                self._rows_under_way -= flight.rows
         return flight
 
     def _first_place(self) -> int:

@@ -6,8 +6,9 @@ Where a training stands between two steps, as one value with which another proce
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -199,6 +200,10 @@ class Thawed:
     added: Sequence[Sequence[torch.Tensor]]
 
 
+def _one_by_one(passes: Sequence[Batches]) -> Generator[Batches]:
+    yield from passes
+
+
 class Loop:
     """Follows a recipe. What happens is told in events, from which whoever wants it gathers losses.
 
@@ -212,6 +217,7 @@ class Loop:
         objective: loss and score of the head; those of the classes of the labels by default.
         checkpointer: keeps checkpoints; None keeps none.
         thaw: the head of an epoch that has another one than the epoch before it, else None; None for a head that stays.
+        in_turn: gives the passes of an epoch one after another, and may ask for one while the one before it ends.
         last_thaw: last epoch that has another head than the one before it, counted from 0; patience counts from there.
 
     Attributes:
@@ -236,6 +242,7 @@ class Loop:
         checkpointer: Checkpointer | None = None,
         thaw: Callable[[int], Thawed | None] | None = None,
         last_thaw: int = 0,
+        in_turn: Callable[[Sequence[Any]], Generator[Batches]] = _one_by_one,
     ) -> None:
         self._objective = objective or objective_of(label_smoothing=recipe.label_smoothing)
         self._recipe = recipe
@@ -250,6 +257,7 @@ class Loop:
         self._checkpointer = checkpointer
         self._thaw = thaw
         self._last_thaw = last_thaw
+        self._in_turn = in_turn
         self._steps = 0  # of the whole run, where it is known how many there are
         self._samples = 0
         self._step_losses: list[float] = []
@@ -308,19 +316,22 @@ class Loop:
             for epoch in range(0 if resumed is None else resumed.epoch, self._passes.maximum):
                 if self._are_over:
                     break
-                self._epoch(epoch, made, resumed)
+                self._take_head(epoch, made)
+                both = [self._train(epoch), *([] if self._held_out is None else [self._held_out(epoch)])]
+                with closing(self._in_turn(both)) as passes:
+                    self._epoch(epoch, next(passes), made, resumed)
+                    for batches in passes:
+                        self._evaluate(epoch, batches)
                 resumed = None
-                if self._held_out is not None:
-                    self._evaluate(epoch, self._held_out(epoch))
                 is_over = epoch + 1 == self._passes.maximum or self._are_over
                 self._keep(made.result(), epoch + 1, is_over=is_over)
         finally:
             self._take_best()
 
-    def _epoch(self, epoch: int, made: Future[torch.optim.Optimizer], resumed: Checkpoint | None) -> None:
-        self._take_head(epoch, made)
+    def _epoch(
+        self, epoch: int, batches: Batches, made: Future[torch.optim.Optimizer], resumed: Checkpoint | None
+    ) -> None:
         self._head.train()
-        batches = self._train(epoch)
         steps = self._passes.maximum * len(batches)
         if self._passes.patience is None and not self._steps:
             self._steps = steps

@@ -26,6 +26,7 @@ from frostline.datasets.formats.labels import scored_among, trained_among
 from frostline.jobs import Job
 from frostline.jobs.statistics import JobStatistics
 from frostline.loaders import Loader
+from frostline.loaders.epoch import in_turn
 from frostline.models.freezing import layer_of, unfreeze, used_parameters
 from frostline.models.tracing import kept_buffers
 from frostline.planning import ALL_IN_STORE
@@ -35,7 +36,6 @@ from frostline.training.lora import check_thawed, merged_state
 from frostline.training.metrics import file_digest
 from frostline.training.objective import Objective, objective_of
 from frostline.training.recipe import Confusion, Unfreezing
-from frostline.training.report.page import names_of, thumbnails
 from frostline.training.report.report import Record, Report, RouteUsage, WorkLocation, versions
 from frostline.training.run_config import RunConfig, make_folder, write_tensors, write_text
 from frostline.training.run_folder import CheckpointFolder, begin_run
@@ -411,6 +411,7 @@ class _Run:
             checkpointer=self._checkpoints,
             thaw=self._stages.thaw,
             last_thaw=Unfreezing.parse(self._settings.unfreeze).last_epoch,
+            in_turn=in_turn,
         )
 
     @property
@@ -582,6 +583,8 @@ class _Run:
         said = self._loop.confusion
         if said is None:
             return None
+        from frostline.training.report.page import names_of  # brings matplotlib, and is for the end
+
         names = names_of(self._held_out, [mistake.id for mistake in said.mistakes])
         mistakes = tuple(replace(mistake, name=names.get(mistake.id, "")) for mistake in said.mistakes)
         return replace(said, mistakes=mistakes)
@@ -590,6 +593,8 @@ class _Run:
         """Small pictures of those samples; none after an interrupt, which is to end the run soon."""
         if report.confusion is None or report.interrupted:
             return {}
+        from frostline.training.report.page import thumbnails
+
         return thumbnails(self._held_out, [mistake.id for mistake in report.confusion.mistakes])
 
     def _classes(self) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 import hashlib
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from threading import Event, Thread
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +14,7 @@ import pyarrow.compute as pc
 from frostline.core.config import LoaderSettings, TenantSettings
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.core.events import Observer, PhaseStarted
+from frostline.core.system import collector_rests
 from frostline.datasets import Dataset, MultiLabel
 from frostline.datasets.dataset import roots_of
 from frostline.datasets.formats.known import part_names
@@ -24,6 +27,8 @@ __all__ = ("StartedJob", "begin", "chosen_of", "declared_of", "outputs_of", "sam
 
 _MAX_CLASSES = 1 << 20
 _OWN = "job"
+_BROUGHT = ("torch", "frostline.models.freezing", "torch._dynamo", "torch.export._trace")
+"""What a job imports next, for about a second each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,6 +66,27 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
     Raises:
         UserError: what the user can put right.
     """
+    with _torch_comes() if settings.listed_by else nullcontext():
+        whole, data = _listed(settings, observe, min_classes)
+    samples = samples_of(data, settings)
+    near = settings.near or (None if settings.policy == ALL_IN_STORE else settings.loader.io)
+    if near is not None:
+        yield StartedJob(whole=whole, data=data, near=near, samples=samples, process=None)
+        return
+    observe(PhaseStarted(name="starting a node"))
+    allow_training = settings.policy == ALL_IN_STORE
+    # Every user of this machine reaches its loopback, and is nobody to whom the node would read this user's data.
+    token = settings.loader.token or secrets.token_urlsafe(32)
+    own = TenantSettings(name=_OWN, token_sha256=hashlib.sha256(token.encode()).hexdigest(), sees_all=True)
+    node = replace(settings.node, allow_training=allow_training, trial_niceness=0, trials_in_process=True)
+    node = replace(node, tenants=(own,))
+    with NodeProcess(roots_of(data), node, "127.0.0.1", 0, reports=False) as process:
+        process.launch()
+        yield StartedJob(whole=whole, data=data, near=None, samples=samples, process=process, token=token)
+
+
+def _listed(settings: JobSettings, observe: Observer, min_classes: int) -> tuple[Dataset, Dataset]:
+    """The data set and the samples of it to use, of which a job can be made."""
     whole = Dataset(
         settings.data,
         format=settings.format,
@@ -81,21 +107,28 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
             data.selection.require_labels(data.url)
     else:
         outputs_of(data, settings)  # refuses what makes no sense before a node is started
-    samples = samples_of(data, settings)
-    near = settings.near or (None if settings.policy == ALL_IN_STORE else settings.loader.io)
-    if near is not None:
-        yield StartedJob(whole=whole, data=data, near=near, samples=samples, process=None)
-        return
-    observe(PhaseStarted(name="starting a node"))
-    allow_training = settings.policy == ALL_IN_STORE
-    # Every user of this machine reaches its loopback, and is nobody to whom the node would read this user's data.
-    token = settings.loader.token or secrets.token_urlsafe(32)
-    own = TenantSettings(name=_OWN, token_sha256=hashlib.sha256(token.encode()).hexdigest(), sees_all=True)
-    node = replace(settings.node, allow_training=allow_training, trial_niceness=0, trials_in_process=True)
-    node = replace(node, tenants=(own,))
-    with NodeProcess(roots_of(data), node, "127.0.0.1", 0, reports=False) as process:
-        process.launch()
-        yield StartedJob(whole=whole, data=data, near=None, samples=samples, process=process, token=token)
+    return whole, data
+
+
+@contextmanager
+def _torch_comes() -> Iterator[None]:
+    """Import PyTorch while a node elsewhere lists the data; what takes longer than that is left to whoever needs it."""
+    listed = Event()
+
+    def bring() -> None:
+        with collector_rests(), suppress(ImportError):  # whoever needs it says that it is missing
+            for name in _BROUGHT:
+                if not listed.is_set():
+                    import_module(name)
+
+    thread = Thread(target=bring, name="frostline-imports")
+    thread.start()
+    try:
+        yield
+    finally:
+        listed.set()
+    # No two threads import at once: each would see what the other has half imported.
+    thread.join()
 
 
 def samples_of(data: Dataset, settings: JobSettings) -> str:
