@@ -182,7 +182,8 @@ def test_a_transform_of_torchvision_runs_at_the_node_and_gives_what_it_gives(pho
 
 
 def test_transforms_of_timm_are_said_in_steps(photos):
-    timm = pytest.importorskip("timm")
+    import timm
+
     plain = timm.data.create_transform(32, is_training=False, crop_pct=0.9)
     batch = next(iter(fl.loader(photos, batch_size=4, transform=plain)))
     assert torch.allclose(batch.images, opened(photos, plain), atol=ROUNDING)
@@ -197,7 +198,8 @@ def test_transforms_of_timm_are_said_in_steps(photos):
 
 
 def test_a_processor_of_transformers_is_said_in_steps(photos):
-    hf = pytest.importorskip("transformers")
+    import transformers as hf
+
     processor = hf.ViTImageProcessor(size={"height": 32, "width": 32})
     expected = opened(photos, lambda image: processor(image, return_tensors="pt")["pixel_values"][0])
     batch = next(iter(fl.loader(photos, batch_size=4, transform=processor)))

@@ -229,9 +229,8 @@ class VerbCommand(click.Command):
                     formatter.write_dl(records)
         if is_short:
             left = len(self.params) - len(self.shown_options(is_short=True))
-            formatter.write_paragraph()
             more = f"{left} further options, and all" if left else "All"
-            formatter.write_text(f"{more} that is to be said of these: --help-all")
+            formatter.write(f"\n{more} that is to be said of these: --help-all\n")
 
     def shown_options(self, *, is_short: bool) -> list[click.Parameter]:
         """The parameters that help shows, those of a section in its order."""

@@ -48,7 +48,7 @@ _TRIAL_S = 30.0
 _ACCELERATED = 20.0
 # Of a link: what features and encoded samples may take of it together, what is left to the latter in any case, and from
 # how many bytes on its rate is known.
-_LINK_SHARE, _LEAST_SHARE, _TELLING_BYTES = 0.95, 0.05, 256 << 10
+_LINK_SHARE, _MIN_SHARE, _TELLING_BYTES = 0.95, 0.05, 256 << 10
 
 
 def dealer_of(context: JobContext, health: Health, nodes: int) -> BothSides | None:
@@ -71,7 +71,7 @@ def dealer_of(context: JobContext, health: Health, nodes: int) -> BothSides | No
             return math.inf
         link = _LINK_SHARE * seen.transfer_bytes / seen.transfer_s
         features = ways.observed(Route(line.number)) * line.bytes_per_sample
-        return max(link - features, _LEAST_SHARE * link) / encoded_bytes
+        return max(link - features, _MIN_SHARE * link) / encoded_bytes
 
     ways = ShortestWait(
         {

@@ -154,7 +154,7 @@ class RestOfTransform:
     Attributes:
         declared: the transform, of which something is left.
         then: function of a sample that comes after it; None where there is none.
-        takes_rng: that one is given a generator too.
+        takes_rng: the function is given a generator too.
     """
 
     declared: Declared

@@ -62,7 +62,7 @@ class Declared:
         preprocess: steps that a node runs; None where none of the transform can be said in steps.
         parts: names of the parts of the transform that the steps stand for.
         rest: functions that are left, each of what the one before it gives.
-        form: what the first of them takes.
+        form: form that the first of them takes.
         otherwise: sentences on where the steps differ from the transform; mostly none.
     """
 
@@ -113,7 +113,7 @@ def from_transform(transform: Transform) -> Preprocess:
     """The steps of a transform of torchvision or timm, or of an image processor of transformers.
 
     Args:
-        transform: what takes an image of Pillow and gives ``float32[C, H, W]``.
+        transform: transform of an image of Pillow to ``float32[C, H, W]``.
 
     Raises:
         SettingError: A part of it cannot be said in steps; the sentence names the part.
