@@ -47,7 +47,7 @@ from frostline.core.files import make_private_folder
 from frostline.core.system import __version__, usable_cores, usable_memory_bytes
 from frostline.core.units import in_bytes, in_samples_per_s, in_seconds
 from frostline.datasets import Dataset
-from frostline.datasets.reading import reader_of
+from frostline.datasets.dataset import reader_of
 from frostline.io_service.client import IoTransport
 from frostline.jobs.loader_factory import mixed_splits
 from frostline.planning import Link, Situation, make_plan

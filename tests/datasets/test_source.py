@@ -42,8 +42,8 @@ from frostline.core.nouns import taken
 from frostline.datasets import source as strangers
 from frostline.datasets.check import check
 from frostline.datasets.copy.ready import ingest
+from frostline.datasets.dataset import roots_of
 from frostline.datasets.mapped import ABOUT
-from frostline.datasets.reading import roots_of
 from frostline.datasets.source import checked, missing_parts
 from frostline.preprocess import Applied
 from frostline.stores.open import open_store

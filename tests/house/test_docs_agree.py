@@ -110,3 +110,16 @@ def test_every_module_that_claims_to_decide_is_held_to_it():
         claims = first.partition("\n\n")[0]
         if claims.startswith(("Decide ", "Decides ")) or re.search(r": decides |\bPure[.:]", claims):
             assert any(f"{name}.".startswith(f"{room}.") for room in pure), f"add {name} to a contract of purity"
+
+
+def test_each_trouble_names_tests_that_there_are():
+    text = (ROOT / "docs" / "troubles.md").read_text(encoding="utf-8")
+    troubles = re.split(r"\n\n(?=\*\*)", text)[1:]
+    assert len(troubles) > 15
+    for trouble in troubles:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", trouble)
+        assert named, trouble.split("\n")[0]
+        for path, name in named:
+            tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+            there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+            assert name in there, f"{path} has no {name}"

@@ -16,6 +16,7 @@ from frostline.cli.options import (
     as_json,
     audit_log,
     audit_option,
+    command,
     control_link,
     control_option,
     node_options,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ("cert", "control", "serve", "served_settings")
 
 
-@click.command(epilog="Example: frostline serve --data-root s3://photos --listen 10.0.0.5:7070 --tenants tenants.toml")
+@command(epilog="Example: frostline serve --data-root s3://photos --listen 10.0.0.5:7070 --tenants tenants.toml")
 @click.option(
     "--data-root",
     "roots",
@@ -349,7 +350,7 @@ _ADVICE = (
 )
 
 
-@click.command(epilog="Example: frostline control --config control.toml --listen 10.0.0.5:7075")
+@command(epilog="Example: frostline control --config control.toml --listen 10.0.0.5:7075")
 @click.option(
     "--config",
     required=True,
@@ -429,7 +430,7 @@ def control(
         server.run(on_ready=lambda: _say_control(server.url, as_json=as_json))
 
 
-@click.command(epilog="Example: frostline cert --out certificates store-1 10.0.0.5")
+@command(epilog="Example: frostline cert --out certificates store-1 10.0.0.5")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option(
     "--out",

@@ -24,6 +24,7 @@ from frostline.preprocess.steps import (
     Tokenize,
 )
 from frostline.preprocess.tokens import TextTokenizer, content_digest, fitted
+from frostline.preprocess.transforms import from_transform
 
 __all__ = (
     "Applied",
@@ -45,6 +46,7 @@ __all__ = (
     "array",
     "audio",
     "efficientnet_lite",
+    "from_transform",
     "imagenet",
     "named_inputs",
     "text",

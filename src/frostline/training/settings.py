@@ -19,8 +19,9 @@ from frostline.core import CELLS, FLOAT32, URLS
 from frostline.core.config import CHANGED, LoaderSettings, NodeSettings
 from frostline.core.errors import SampleError, SettingError
 from frostline.datasets import Dataset
+from frostline.datasets.dataset import roots_of
 from frostline.datasets.formats.folders import SOUND_SUFFIXES, suffix_of
-from frostline.datasets.reading import open_samples, roots_of
+from frostline.datasets.reading import open_samples
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, array, audio
 from frostline.preprocess.images import header_of

@@ -19,10 +19,9 @@ from frostline.core.events import Observer, PhaseStarted, SetupWarning
 from frostline.core.nouns import taken
 from frostline.datasets.copy.layout import Metadata, Scaling, check_side, divided, say_orientation, say_what_is_left
 from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, finished, made_here, whole_parts
-from frostline.datasets.dataset import Dataset
+from frostline.datasets.dataset import Dataset, refreshed_here, require_one_part
 from frostline.datasets.formats.labels import are_numbers, in_order
 from frostline.datasets.manifest import refusing
-from frostline.datasets.reading import refreshed_here, require_one_part
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.cql.writer import TableSample, seal_of
 from frostline.stores.open import open_store

@@ -29,13 +29,13 @@ from PIL import Image
 from frostline.core import Samples, Skipped, Targets
 from frostline.core.errors import SampleError, SettingError
 from frostline.core.events import ColumnsDropped, Observer, SetupWarning
-from frostline.datasets.dataset import Dataset
+from frostline.datasets.dataset import Dataset, reader_of
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, names_a_class, suffix_of
 from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table
 from frostline.datasets.formats.tables import plain, read_back, written_out
 from frostline.datasets.formats.webdataset import CLASS_MEMBER, TYPE_MEMBER
-from frostline.datasets.reading import Workers, masks_of, reader_of
+from frostline.datasets.reading import Workers, masks_of
 from frostline.preprocess.apply import MAX_PIXELS, Applied, scaled_mask, unpacked
 from frostline.preprocess.images import decoded, has_orientation, size_of
 from frostline.preprocess.steps import Decode

@@ -43,10 +43,9 @@ from frostline.datasets.copy.parts import (
     metadata_values,
     whole_parts,
 )
-from frostline.datasets.dataset import Dataset
+from frostline.datasets.dataset import Dataset, refreshed_here, require_one_part
 from frostline.datasets.formats.labels import SPLIT
 from frostline.datasets.manifest import refusing, rows_of_ids
-from frostline.datasets.reading import refreshed_here, require_one_part
 from frostline.stores.local import FolderStore, is_partial
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry, ObjectStore, is_other_version

@@ -27,7 +27,8 @@ from frostline.core.errors import FrostlineError, SampleError
 from frostline.core.nouns import taken
 from frostline.core.units import METRICS, in_bytes, in_percent, in_samples_per_s, in_score, in_seconds
 from frostline.datasets import Dataset
-from frostline.datasets.reading import open_samples, roots_of
+from frostline.datasets.dataset import roots_of
+from frostline.datasets.reading import open_samples
 from frostline.preprocess.images import decoded
 from frostline.preprocess.steps import Decode
 from frostline.training.recipe import Confusion, Mistake
