@@ -5,6 +5,7 @@ Finds the network inside wrappers that say how it runs, and its modules by their
 Records a forward pass: which modules it runs, one in another and in order, and what each takes and gives.
 """
 
+import operator
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -213,7 +214,10 @@ def plain_copy(value: Any) -> Any:
     if kind not in (tuple, list, set, dict) or len(value) > _ITEMS:
         return NOT_PLAIN
     items = [plain_copy(item) for item in (value.items() if kind is dict else value)]
-    return NOT_PLAIN if any(item is NOT_PLAIN for item in items) else kind(items)
+    if any(item is NOT_PLAIN for item in items):
+        return NOT_PLAIN
+    # One that nobody can change is its own copy, so that it is known by its place in memory.
+    return value if kind is tuple and all(map(operator.is_, items, value)) else kind(items)
 
 
 def module_at(root: nn.Module, path: str) -> nn.Module | None:
