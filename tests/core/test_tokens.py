@@ -11,6 +11,8 @@ from frostline.core.config import TokenHolder, with_ends
 from frostline.core.errors import Overloaded, SettingError, Unauthenticated
 from frostline.core.tokens import FollowedFile, TokenTable
 
+pytestmark = pytest.mark.promise("secret")
+
 
 def digest(token):
     return hashlib.sha256(token.encode()).hexdigest()

@@ -45,6 +45,8 @@ from support import formats
 from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.images import image_folder, tiny_preprocess
 
+pytestmark = pytest.mark.promise("labels", mended="a copy named classes in another order than its source")
+
 
 class Stores:
     """On three stores."""

@@ -21,6 +21,8 @@ import frostline as fl
 from frostline.core.errors import ModelError, SampleError, SettingError
 from support.images import CLASSES, image_folder
 
+pytestmark = pytest.mark.promise("equal")
+
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 SCALED = v2.Compose(
     [

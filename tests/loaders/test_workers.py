@@ -51,6 +51,8 @@ from support.networks import Small
 from support.nodes import until
 from support.services import of_sessions, python, shared_memory
 
+pytestmark = pytest.mark.promise("complete")
+
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=2, device_batch=8, retry_for_s=0.2)
 # Shutting down, PyTorch waits up to five seconds for workers that it cannot ask.

@@ -53,6 +53,8 @@ from support.nodes import (
 )
 from support.tenants import header, tenant, token_of
 
+pytestmark = pytest.mark.promise("apart", mended="announced bodies of one tenant stopped all others")
+
 MEMORY = 96 << 20
 
 

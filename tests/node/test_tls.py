@@ -40,6 +40,8 @@ from support.images import image_folder, tiny_preprocess
 from support.nodes import joined, make_images, request, same, served, until
 from support.trainings import assignment_for, frozen, training
 
+pytestmark = pytest.mark.promise("secret")
+
 MEMORY = 96 << 20
 
 
