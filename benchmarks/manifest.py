@@ -28,6 +28,7 @@ from harness import markdown, run, spread
 
 SHARD = 10_000
 GROUP = 1 << 20
+SCHEMA = 2  # of manifests, as frostline.datasets.manifest_store has it
 QUICK = {"rows": 20_000, "classes": 10, "batches": 2}
 
 
@@ -175,9 +176,9 @@ def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {"digest": digest, "classes": [f"class {index}" for index in range(classes)], "reading": "objects"}
-        about |= {"splits": [], "divided_by_names": False, "left_out": []}
+        about |= {"splits": [], "divided_by_names": False, "left_out": [], "is_turned": False}
         schema = COLUMNS.append(pa.field("patient", pa.int64()))
-        schema = schema.with_metadata({"frostline.manifest": json.dumps(with_schema(about, 1))})
+        schema = schema.with_metadata({"frostline.manifest": json.dumps(with_schema(about, SCHEMA))})
         partial = path.with_suffix(".partial")
         with pq.ParquetWriter(partial, schema, compression="zstd", write_page_checksum=True) as writer:
             for start in range(0, rows, GROUP):
@@ -187,7 +188,7 @@ def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
         partial.rename(path)
     last = {"digest": digest, "format": "folders", "nbytes": path.stat().st_size, "listing": digest, "rule": ""}
     (folder / ".frostline" / "last-manifest.json").write_text(
-        json.dumps(with_schema(last, 1)).ljust(512), encoding="ascii"
+        json.dumps(with_schema(last, SCHEMA)).ljust(512), encoding="ascii"
     )
     return path
 

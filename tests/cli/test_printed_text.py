@@ -257,6 +257,7 @@ def test_the_command_line_prints_by_one_function():
                 found.append((path.name, name))
     assert sorted(found) == [
         ("logs.py", "click.echo"),  # JSON
+        ("options.py", "click.echo"),  # the help
         ("show.py", "Text"),
         ("show.py", "click.echo"),
         ("show.py", "click.echo"),  # JSON

@@ -282,11 +282,6 @@ def test_a_damaged_file_of_splits_is_as_none(data, tmp_path):
     assert Dataset(tmp_path).splits == ()
 
 
-def test_a_data_set_is_not_iterated_by_mistake(data):
-    with pytest.raises(TypeError):
-        iter(data)
-
-
 def test_statistics_of_a_part_are_those_of_its_samples(data):
     found = data.select("label == 'dog' and length <= 20").statistics()
     assert (found.samples, found.min_bytes, found.max_bytes, found.total_bytes) == (20, 1, 20, 210)

@@ -286,7 +286,7 @@ def test_sends_the_token_of_the_argument_or_the_environment(photos, tmp_path, mo
 
 
 def test_refuses_addresses_that_are_not_of_nodes():
-    for near in ("unix:///run/io.sock", "store:7070", "https://store", ["http://store:1", 3]):
+    for near in ("unix:///run/io.sock", "store:7070", "ftp://store", ["http://store:1", 3]):
         with pytest.raises(SettingError):
             fl.Dataset("s3://bucket", near=near)
     with pytest.raises(SettingError, match="beside"):

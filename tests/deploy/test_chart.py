@@ -267,7 +267,7 @@ def test_the_node_has_the_paths_that_probes_ask():
         from frostline.core.config import NodeSettings
 
         settings = NodeSettings(memory_bytes=64 << 20)
-        trainings = None
+        trainings = audit = None
 
     paths = {route.path for route in make_app(NoNode()).routes}
     assert {"/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/metrics"} <= paths

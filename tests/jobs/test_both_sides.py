@@ -105,7 +105,8 @@ def expected(folder, tmp_path_factory):
 
 
 def test_both_sides_give_the_features_of_the_reference_to_the_bit_where_it_is_asked_for(folder, expected):
-    with node_elsewhere(folder) as url, job_near(url, folder, accuracy="exact") as job:
+    once = {"hedge_quantile": 1.0}  # a request that is made twice on a busy machine counts twice
+    with node_elsewhere(folder) as url, job_near(url, folder, accuracy="exact", settings=once) as job:
         passes = 0
         while len(sides(job)) < 2:  # the node takes some seconds to be ready
             np.testing.assert_array_equal(rows_of(job), expected)

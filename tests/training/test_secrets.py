@@ -13,7 +13,7 @@ import pytest
 from frostline.cli import main
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import Unauthenticated
+from frostline.core.errors import Overloaded, Unauthenticated
 from frostline.training.settings import JobSettings
 from frostline.training.setup import set_up
 from frostline.training.start import begin
@@ -102,8 +102,13 @@ def test_the_node_of_a_job_answers_nobody_else_who_reaches_the_loopback(tmp_path
                 with closing(http.client.HTTPConnection(*address_of(url), timeout=60)) as peer:
                     peer.request(method, path, b"{}" if method != "GET" else None, said)
                     answer = peer.getresponse()
-                    assert (answer.status, json.loads(answer.read())["error"]) == (401, "Unauthenticated"), path
-        with closing(HttpTransport(url, LoaderSettings(token="guessed"))) as stranger, pytest.raises(Unauthenticated):
+                    said_no = answer.status, json.loads(answer.read())["error"]
+                    guessed = said_no == (429, "Overloaded") and "Authorization" in said  # too often from there
+                    assert said_no == (401, "Unauthenticated") or guessed, path
+        with (
+            closing(HttpTransport(url, LoaderSettings(token="guessed"))) as stranger,
+            pytest.raises((Unauthenticated, Overloaded)),
+        ):
             stranger.health()
         assert len(list(setup.job.loader(batch_size=4))) == 3, "the job itself is answered"
         words = Path(f"/proc/{begun.process.pid}/cmdline").read_bytes()
