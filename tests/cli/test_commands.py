@@ -54,6 +54,7 @@ def test_train_writes_a_network_that_loads_without_frostline_and_a_whole_report(
         "model.safetensors",
         "report.html",
         "report.json",
+        "steps.jsonl",
     }
     assert json.loads((out / "report.json").read_text()) == report
     wanted = "val_accuracy losses seconds samples epochs wire_bytes baseline_wire_bytes plan stall_s skipped"
