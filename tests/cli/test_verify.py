@@ -124,6 +124,31 @@ def test_an_object_that_cannot_be_read_is_named(capsys, whole, data, near, tmp_p
     assert name in " ".join((out + err).split())
 
 
+def test_steps_behind_a_sample_that_was_left_out_are_not_recorded_and_those_before_it_are_equal(
+    capsys, data, near, tmp_path
+):
+    broken = Path(shutil.copytree(data, tmp_path / "broken"))
+    (broken / "noise" / "005.jpg").write_bytes(b"no image")
+    out = trained(tmp_path / "run", "--data", broken, *HOW, *near, "--skip-allowance", 0.5, "--val-share", 0)
+    capsys.readouterr()
+    assert len(json.loads((out / "report.json").read_text())["skipped"]) == 1
+    steps = RecordedSteps.read(out).steps
+    assert len(steps) < 8
+    code, said, err = run(capsys, "verify", out, *AGAIN, *near, "--json")
+    assert code == (0 if steps else 3), err
+    assert json.loads(said)["samples"] == 3 * len(steps)
+
+
+def test_steps_before_further_layers_were_trained_are_recorded(capsys, data, near, tmp_path):
+    how = (*AGAIN, "--until", "body", "--epochs", 2, "--unfreeze", "2:body", "--batch-size", 6)
+    out = trained(tmp_path / "run", "--data", data, *how, *near)
+    capsys.readouterr()
+    steps = RecordedSteps.read(out).steps
+    assert {step.epoch for step in steps} == {0}
+    done = run_json(capsys, "verify", out, *AGAIN, *near)
+    assert (done["verdict"], done["steps"]) == ("equal", [step.step for step in steps])
+
+
 def test_a_tensor_that_has_other_values_is_named(capsys, whole, near, monkeypatch):
     plain = Small.__init__
 

@@ -215,7 +215,9 @@ def refuse_changes(folder: Path, *, free: Collection[str] = FREE, again: str = "
                 "out, or begin another run (--out)"
             )
     if began.get("policy") == ALL_IN_STORE:
-        raise SettingError(f"the run in {folder} trains beside the store, where no checkpoints are kept: begin it anew")
+        raise SettingError(
+            f"the run in {folder} trains beside the store, where neither checkpoints nor steps are kept: begin it anew"
+        )
     for name, option, why in (
         ("model", "--model", "runs code" if is_factory(str(began.get("model"))) else ""),
         ("loss", "--loss", "" if began.get("loss") in LOSSES else "runs code"),

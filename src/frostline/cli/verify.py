@@ -88,4 +88,4 @@ def _print(done: "Verification") -> None:
     ]
     print_table(f"Verified {done.run}", ("", ""), rows)
     said = {"equal": "All is equal to the bit.", "within": "All is within the bound.", "differs": "It differs:"}
-    say(said[done.verdict], *(f"  {one.part}: {one.what}" for one in done.differences))
+    say(said[done.verdict], *(f"  {differing.part}: {differing.what}" for differing in done.differences))

@@ -63,7 +63,7 @@ class Verification:
         error: relative error of the worst sample as estimated; 0 where all are equal, None where nobody can tell.
         allowed: sum of the errors that the run's accuracy and the one of now explain.
         engines: names of engines that ran the frozen layers, then and now.
-        differences: what differs, the causes first.
+        differences: parts that differ, the causes first.
         seconds: whole time.
     """
 
@@ -122,15 +122,15 @@ def verify(
         found += _causes(settings, setup, sides, identity, record)
         now, failed = _computed(settings, setup, sides, chosen, observe)
         name_of = _names(sides.train)
-        found += [*failed, *_skipped(setup)]
+        found += [*failed, *_skipped(setup, chosen)]
     results = [compared(was, now[was.step], name_of, allowed) for was in chosen if was.step in now]
     found += [difference for result in results for difference in result.differences]
     if settings.job.loader.cache_folder is not None:
         with _made(settings, observe, begun, keeps=True) as (setup, sides):
             kept, _ = _computed(settings, setup, sides, [now[step] for step in now], observe)
         twice = 2 * largest_error(settings.job.accuracy)
-        for step, one in kept.items():
-            found += compared(now[step], one, name_of, twice, "cache").differences
+        for number, step in kept.items():
+            found += compared(now[number], step, name_of, twice, "cache").differences
     samples, equal = sum(result.samples for result in results), sum(result.equal for result in results)
     errors = [result.error for result in results]
     return Verification(
@@ -159,7 +159,7 @@ class Comparison:
         samples: number of samples that were compared.
         equal: number of those whose features are equal to the bit.
         error: relative error of the worst sample as estimated; 0 where all are equal, None where nobody can tell.
-        differences: what differs.
+        differences: parts that differ.
     """
 
     samples: int
@@ -240,9 +240,13 @@ def _few(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_NAMED])}{more}"
 
 
-def _skipped(setup: Setup) -> list[Difference]:
-    skipped = setup.job.statistics().skipped
-    return [Difference(part="data", what=f"{one.object} cannot be read ({one.reason})") for one in skipped[:_NAMED]]
+def _skipped(setup: Setup, chosen: Sequence[RecordedStep]) -> list[Difference]:
+    """Samples that could be read then and cannot now."""
+    read = {sample for was in chosen for sample in was.ids.tolist()}
+    skipped = [sample for sample in setup.job.statistics().skipped if sample.id in read]
+    return [
+        Difference(part="data", what=f"{sample.object} cannot be read ({sample.reason})") for sample in skipped[:_NAMED]
+    ]
 
 
 def _names(data: Dataset) -> Callable[[int], str]:

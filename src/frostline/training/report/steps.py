@@ -45,9 +45,8 @@ _FORMAT = 1
 _SUM = "blake2b"
 # The first so many steps, and then half as many of each doubling.
 _DENSE = 256
-# A short run has some too, however fast its steps are; behind them recording takes at most this share of the time.
-_ALWAYS = 8
-_SHARE = 0.01
+# Recording takes at most this share of the time; a short run has so many seconds for it.
+_SHARE, _FREE_S = 0.01, 0.05
 # Rows of a batch that are looked at: all of most batches.
 _ROWS = 256
 _DIGEST, _SOURCE, _BUCKETS = 16, 8, 8
@@ -106,7 +105,7 @@ class RecordedStep:
             ValueError: it is none.
         """
         numbers = {name: value.get(name) for name in ("step", "epoch", "number")}
-        wrong = [name for name, one in numbers.items() if type(one) is not int or not 0 <= one < _MAX_NUMBER]
+        wrong = [name for name, found in numbers.items() if type(found) is not int or not 0 <= found < _MAX_NUMBER]
         if wrong or not isinstance(value.get("engine"), str):
             raise ValueError(f"{wrong[0] if wrong else 'engine'} makes no sense")
         coded = ("ids", "rows", "sources", "sketch")
@@ -209,7 +208,8 @@ def digests_of(model: nn.Module) -> dict[str, str]:
 
 def _digest(tensor: torch.Tensor) -> str:
     made = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=_DIGEST)
-    made.update(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    content: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    made.update(content)
     return made.hexdigest()
 
 
@@ -244,7 +244,7 @@ class StepRecorder:
                 steps = RecordedSteps.read(self._path.parent).steps
             except SettingError:
                 steps = ()  # there was none, or it says nothing: the run is no worse for that
-            lines += [_line(one.to_json()) for one in steps if one.step <= after]
+            lines += [_line(step.to_json()) for step in steps if step.step <= after]
         write_text(self._path, "".join(lines))
         self._written = sum(map(len, lines))
         self._began = self._clock()
@@ -254,7 +254,7 @@ class StepRecorder:
         apart = 1 << max(0, (step // _DENSE).bit_length())
         if self._written >= _MAX_FILE or (step >= _DENSE and step % apart):
             return False
-        return step <= _ALWAYS or self._took_s <= _SHARE * (self._clock() - self._began)
+        return self._took_s <= max(_FREE_S, _SHARE * (self._clock() - self._began))
 
     def add(self, batch: Batch, *, step: int, epoch: int, number: int, engine: str) -> None:
         """Record the batch of a step before anything changes it."""
@@ -298,7 +298,7 @@ class SourceDigests:
         versions = found.versions or [""] * len(ids)
         columns = zip(found.objects, found.offsets.tolist(), found.lengths.tolist(), versions, strict=True)
         said = ("\0".join(map(str, row)).encode(errors="surrogatepass") for row in columns)
-        return b"".join(hashlib.blake2b(one, digest_size=_SOURCE).digest() for one in said)
+        return b"".join(hashlib.blake2b(text, digest_size=_SOURCE).digest() for text in said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
