@@ -21,7 +21,7 @@ COSMIC_RAY_VERSION := 8.7.0
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-fast test-long check static types layers site fuzz mutation browser cassandra frameworks deploy-tools \
-	install install-test docs map lock clean
+	install install-test docs map lock sbom wheel clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -94,6 +94,15 @@ docs: install-test
 # The picture of the layers, after a room was added or moved.
 map:
 	$(BIN)/python scripts/module_map.py
+
+# What a deployed node consists of, by its lock: packages, versions, hashes and licences, as CycloneDX.
+sbom: install-test
+	@mkdir -p dist
+	$(BIN)/python scripts/sbom.py node >dist/sbom.json
+
+# The same sources give the same bytes, wherever and whenever.
+wheel: $(STAMPS)/venv
+	SOURCE_DATE_EPOCH=0 $(BIN)/python -m hatchling build --target wheel
 
 # Add `UPGRADE=--upgrade` for the newest versions of everything.
 lock: build/lock/bin/uv

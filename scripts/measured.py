@@ -26,20 +26,48 @@ STORE, SCRIPT = "#1d6a8c", "#b4692a"
 def whole_jobs():
     runs = json.loads((RESULTS / "2026-11-24-training.json").read_text(encoding="utf-8"))["runs"]
     medians = {name: statistics.median(run["seconds"] for run in several) for name, several in runs.items()}
+    bars(medians, "seconds of the whole run, median of three", "whole_jobs.svg")
+
+
+WAYS = {
+    "second job": "frostline train --near, again",
+    "first job": "frostline train --near, first time",
+    "script here": "a script at the trainer, which fetches\nthe photographs and extracts once",
+}
+
+
+def wall_clock():
+    """The same job with and without, across a link of 100 Mbit/s; ``benchmarks/near.py`` measured it."""
+    found = {}
+    for name in ("both-sides", "both-sides-again"):
+        rows = json.loads((RESULTS / f"2026-11-26-{name}.json").read_text(encoding="utf-8"))["figures"]["rows"]
+        for row in rows:
+            if row["mbit"] == 100 and row["way"] in WAYS:
+                found.setdefault(WAYS[row["way"]], []).append(row["seconds"])
+    assert all(len(seconds) == 3 for seconds in found.values())
+    bars(
+        {way: statistics.median(seconds) for way, seconds in found.items()},
+        "seconds from the command to the trained network, median of three",
+        "wall_clock.svg",
+    )
+
+
+def bars(medians, label, name):
     names = sorted(medians, key=medians.get, reverse=True)
     figure = Figure(figsize=(7.2, 0.6 + 0.42 * len(names)), layout="constrained")
     axes = figure.add_subplot()
-    colours = [STORE if "frostline" in name else SCRIPT for name in names]
-    bars = axes.barh(names, [medians[name] for name in names], color=colours)
-    axes.bar_label(bars, fmt="%.1f s", padding=4)
-    axes.set_xlabel("seconds of the whole run, median of three")
+    colours = [STORE if "frostline" in way else SCRIPT for way in names]
+    drawn = axes.barh(names, [medians[way] for way in names], color=colours)
+    axes.bar_label(drawn, fmt="%.1f s", padding=4)
+    axes.set_xlabel(label)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.12)
     with mpl.rc_context({"svg.hashsalt": "frostline"}):
-        figure.savefig(PICTURES / "whole_jobs.svg", metadata={"Date": None})
+        figure.savefig(PICTURES / name, metadata={"Date": None})
 
 
 if __name__ == "__main__":
     whole_jobs()
+    wall_clock()
     for source, name in DRAWN.items():
         shutil.copyfile(RESULTS / source, PICTURES / name)

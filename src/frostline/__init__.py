@@ -86,7 +86,10 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name not in _ROOMS:
-        raise AttributeError(f"module 'frostline' has no attribute {name!r}")
+        from frostline.core.errors import hint_for
+
+        hint = "" if name.startswith("_") else hint_for(name, __all__)
+        raise AttributeError(f"module 'frostline' has no attribute {name!r}{hint}")
     return getattr(importlib.import_module(_ROOMS[name]), name)
 
 

@@ -1,4 +1,8 @@
-"""Makes the demo's set of images: seeded views of the photographs that scikit-image and scikit-learn ship."""
+"""Makes the demo's set of images: seeded views of the photographs that scikit-image and scikit-learn ship.
+
+The task is to tell of which photograph a view is, and held-out views show parts of it that no learned view shows: a
+quarter of each photograph is held out whole. So nothing that was learned by heart is scored.
+"""
 
 import errno
 import json
@@ -21,12 +25,14 @@ from frostline.core.errors import OutOfSpace, SettingError
 
 __all__ = ("PER_CLASS", "Photographs", "make")
 
-PER_CLASS = 100
+PER_CLASS = 80
 
 _WIDTH, _HEIGHT, _QUALITY = 512, 384, 95
-_FORMAT = 1
+_FORMAT = 2
 _MARK = ".photographs.json"
 _AT_ONCE = 64
+_QUARTERS = 4
+_TRAIN, _HELD_OUT = "train", "val"
 
 # One class a photograph. All of them lie inside the wheels: nothing is fetched.
 _SOURCES = {
@@ -36,12 +42,16 @@ _SOURCES = {
     "cat": ("skimage", "data/chelsea.png"),
     "coffee": ("skimage", "data/coffee.png"),
     "coins": ("skimage", "data/coins.png"),
+    "eye": ("skimage", "data/retina.jpg"),
     "flower": ("sklearn", "datasets/images/flower.jpg"),
+    "galaxies": ("skimage", "data/hubble_deep_field.jpg"),
     "grass": ("skimage", "data/grass.png"),
     "gravel": ("skimage", "data/gravel.png"),
+    "moon": ("skimage", "data/moon.png"),
     "motorcycle": ("skimage", "data/motorcycle_left.png"),
     "rocket": ("skimage", "data/rocket.jpg"),
     "temple": ("sklearn", "datasets/images/china.jpg"),
+    "tissue": ("skimage", "data/ihc.png"),
 }
 
 
@@ -50,7 +60,7 @@ class Photographs:
     """The demo's set.
 
     Attributes:
-        directory: with one folder a class.
+        directory: with the folders ``train`` and ``val``, and one folder a class in each.
         classes: names of the folders.
         images: how many there are.
         total_bytes: bytes of all images.
@@ -78,13 +88,14 @@ def make(
 ) -> Photographs:
     """Make the set, or find it where it was made before with the same arguments.
 
-    Each image is a view of one photograph: a part of it, scaled and rotated a little, as a JPEG of 512 x 384 at
-    quality 95. The set is made in a folder beside the directory and moved into place when it is whole, so an
-    interrupted run leaves nothing half-made.
+    Each image is a view of one photograph: a part of one quarter of it, scaled and rotated a little, as a JPEG of
+    512 x 384 at quality 95. Every fourth view, in ``val``, is one of a quarter that no view in ``train`` shows. The set
+    is made in a folder beside the directory and moved into place when it is whole, so an interrupted run leaves nothing
+    half-made.
 
     Args:
         directory: to make, its parents too; an empty one may stand there.
-        per_class: images of each of the twelve classes.
+        per_class: images of each of the sixteen classes, at least four.
         seed: seed of the views.
         progress: called with the images made and the images in all, from this thread.
 
@@ -92,8 +103,8 @@ def make(
         SettingError: the directory holds something else, or scikit-image or scikit-learn is not installed.
         OutOfSpace: the disk is full.
     """
-    if per_class < 1:
-        raise SettingError(f"per_class must be at least 1, not {per_class}")
+    if per_class < _QUARTERS:
+        raise SettingError(f"per_class must be at least {_QUARTERS}, not {per_class}")
     asked = {"per_class": per_class, "seed": seed, "classes": sorted(_SOURCES), "schema": _FORMAT}
     if directory.exists() and any(directory.iterdir()):
         return _existing(directory, asked)
@@ -155,8 +166,9 @@ def _fill(
     # Pillow works without the interpreter's lock, so threads keep all cores busy.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for number, name in enumerate(sorted(sources)):
-            (folder / name).mkdir()
-            save = partial(_save, _opened(sources[name]), folder / name, (seed, number))
+            for split in (_TRAIN, _HELD_OUT):
+                (folder / split / name).mkdir(parents=True)
+            save = partial(_save, _quarters(_opened(sources[name]), number), folder, name, (seed, number))
             for start in range(0, per_class, _AT_ONCE):
                 views = range(start, min(start + _AT_ONCE, per_class))
                 total_bytes += sum(pool.map(save, views))
@@ -171,9 +183,17 @@ def _opened(source: Path) -> Image.Image:
         return opened.convert("RGB")
 
 
-def _save(photograph: Image.Image, folder: Path, key: tuple[int, int], view: int) -> int:
-    path = folder / f"{folder.name}-{view:04}.jpg"
-    _view(photograph, np.random.default_rng((*key, view))).save(path, "JPEG", quality=_QUALITY)
+def _quarters(photograph: Image.Image, number: int) -> list[Image.Image]:
+    """The four quarters of a photograph, the one that is held out first; which one that is goes by the number."""
+    x, y = photograph.width // 2, photograph.height // 2
+    boxes = [(0, 0, x, y), (x, 0, 2 * x, y), (0, y, x, 2 * y), (x, y, 2 * x, 2 * y)]
+    return [photograph.crop(boxes[(number + place) % _QUARTERS]) for place in range(_QUARTERS)]
+
+
+def _save(quarters: list[Image.Image], folder: Path, name: str, key: tuple[int, int], view: int) -> int:
+    quarter = view % _QUARTERS
+    path = folder / (_TRAIN if quarter else _HELD_OUT) / name / f"{name}-{view:04}.jpg"
+    _view(quarters[quarter], np.random.default_rng((*key, view))).save(path, "JPEG", quality=_QUALITY)
     return path.stat().st_size
 
 
@@ -183,7 +203,7 @@ def _view(photograph: Image.Image, random: np.random.Generator) -> Image.Image:
     # The upright box around the rotated view, in pixels of the view.
     box = (_WIDTH * cos + _HEIGHT * abs(sin), _WIDTH * abs(sin) + _HEIGHT * cos)
     widest = min(photograph.width / box[0], photograph.height / box[1])
-    scale = widest * random.uniform(0.5, 1)
+    scale = widest * random.uniform(0.12, 0.25)
     x, y = (
         random.uniform(half, side - half)
         for side, half in zip(photograph.size, (scale * box[0] / 2, scale * box[1] / 2), strict=True)

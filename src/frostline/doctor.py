@@ -47,7 +47,7 @@ from frostline.core.files import make_private_folder
 from frostline.core.system import __version__, usable_cores, usable_memory_bytes
 from frostline.core.units import in_bytes, in_samples_per_s, in_seconds
 from frostline.datasets import Dataset
-from frostline.datasets.reading import reader_of
+from frostline.datasets.dataset import reader_of
 from frostline.io_service.client import IoTransport
 from frostline.jobs.loader_factory import mixed_splits
 from frostline.planning import Link, Situation, make_plan
@@ -58,7 +58,7 @@ from frostline.stores.urls import is_within
 from frostline.training.settings import RANDOM, JobSettings
 from frostline.training.start import declared_of
 from frostline.transport import Transport
-from frostline.wire.connection import address_of
+from frostline.wire.connection import Connections
 from frostline.wire.messages import FeatureRequest, common_protocol
 from frostline.wire.node_lists import listed_nodes
 
@@ -355,7 +355,7 @@ def _stores() -> Iterator[Finding]:
 
 
 def _control_plane(part: str, url: str, settings: LoaderSettings) -> Iterator[Finding]:
-    link = ControlLink(url, settings.token)
+    link = ControlLink(url, settings.token, settings.tls)
     try:
         link.check()
     finally:
@@ -416,7 +416,7 @@ def _examine_node(url: str, settings: LoaderSettings, data: str | None = None) -
             says=f"it serves {', '.join(health.roots)}, and not {data}",
             mend=f"start it with --data-root {data} too",
         )
-    yield from skew_of(part, _clock_of(url), datetime.now(UTC))
+    yield from skew_of(part, _clock_of(url, settings), datetime.now(UTC))
 
 
 def _round_trip_s(transport: Transport) -> float:
@@ -429,9 +429,9 @@ def _round_trip_s(transport: Transport) -> float:
     return median(seconds)
 
 
-def _clock_of(url: str) -> datetime | None:
+def _clock_of(url: str, settings: LoaderSettings) -> datetime | None:
     """The time of day at a node, by the date of an answer; None where it says none."""
-    connection = http.client.HTTPConnection(*address_of(url), timeout=_NODE_DEADLINE_S)
+    connection = Connections(url, deadline_s=_NODE_DEADLINE_S, max_idle=0, tls=settings.tls).new()
     try:
         connection.request("GET", "/v1/health")
         said = connection.getresponse().headers.get("Date")

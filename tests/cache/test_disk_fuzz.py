@@ -16,6 +16,8 @@ import pytest
 from frostline.cache import FeatureStore, RowLayout
 from support.stored import SCOPE, checked, keys, put
 
+pytestmark = pytest.mark.promise("intact")
+
 SMALL = 16 << 20
 LAYOUT = RowLayout(shapes=((5,), (7,)), dtypes=("float32", "int64"))
 ROWS = range(60)

@@ -13,6 +13,8 @@ from frostline.cache import FeatureStore
 from support import stored
 from support.stored import ENVIRONMENT, ROWS, checked, put, python, writing
 
+pytestmark = pytest.mark.promise("intact")
+
 SMALL = 16 << 20
 # None of the rows that writers write before they are killed has to make room for others.
 LARGE = 64 << 20

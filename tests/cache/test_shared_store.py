@@ -16,6 +16,8 @@ from frostline.core.errors import AccessDenied, OutOfSpace, StoreUnavailable
 from frostline.stores.open import open_store
 from support import stored
 
+pytestmark = pytest.mark.promise("complete")
+
 LONG_S = 60.0
 
 

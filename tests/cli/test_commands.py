@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import click
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -18,6 +20,7 @@ from safetensors.torch import load_file
 
 from frostline.cli import main, process_began_at
 from frostline.cli.commands import verbs
+from frostline.cli.options import sections_of
 from frostline.training.run_config import write_tensors
 from support.commands import run, run_json
 from support.control_planes import control_plane
@@ -40,6 +43,51 @@ def test_every_command_has_help_with_an_example_and_json(capsys, verb):
     assert code == 0
     assert f"Example: frostline {verb}" in out
     assert "--json" in out
+
+
+def commands(group=verbs, before=()):
+    for name, verb in group.commands.items():
+        if isinstance(verb, click.Group):
+            yield from commands(verb, (*before, name))
+        else:
+            yield pytest.param((*before, name), verb, id=" ".join((*before, name)))
+
+
+@pytest.mark.parametrize(("names", "verb"), [*commands()])
+def test_help_fits_a_screen_and_shows_what_most_jobs_need_and_all_of_it_says_everything(capsys, names, verb):
+    options = [param for param in verb.params if isinstance(param, click.Option)]
+    assert [option.name for option in options if not option.help] == [], "an option without a word of help"
+    _, short, _ = run(capsys, *names, "--help")
+    assert len(short.splitlines()) <= 60
+    shown = [option for option in options if f" {option.opts[0]}" in short]
+    assert len(shown) <= 20
+    assert [option.name for option in options if option.required and option not in shown] == []
+    is_short = "--help-all" in short
+    assert is_short or len(shown) == len(options)
+    _, whole, _ = run(capsys, *names, "--help-all" if is_short else "--help")
+    assert [option.name for option in options if f" {option.opts[0]}" not in whole] == []
+    assert [option.name for option in options if "".join(option.help.split()) not in "".join(whole.split())] == []
+
+
+@pytest.mark.parametrize(("names", "verb"), [*commands()])
+def test_every_option_is_about_something_and_stands_once_on_the_page_of_verbs(names, verb):
+    sections = dict(sections_of(verb))
+    options = [param for param in verb.params if isinstance(param, click.Option)]
+    assert sorted(option.name for found in sections.values() for option in found) == sorted(
+        option.name for option in options
+    )
+    assert next(iter(sections)) in {"Data", "Node", "Access", "Output"}, names
+
+
+def test_help_of_training_has_its_sections_in_their_order(capsys):
+    _, out, _ = run(capsys, "train", "--help")
+    assert re.findall(r"^(\w+):$", out, re.M) == ["Data", "Network", "Node", "Training", "Output"]
+
+
+def test_options_of_other_programs_lead_to_ours(capsys):
+    code, _, err = run(capsys, "train", "--node-url", "http://store-1:7070")
+    assert code == 2
+    assert "Did you mean '--near'?" in err
 
 
 def test_train_writes_a_network_that_loads_without_frostline_and_a_whole_report(capsys, folder, tmp_path):

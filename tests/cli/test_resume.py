@@ -19,6 +19,8 @@ from frostline.training.verify import compared
 from support.commands import run, run_json, trained
 from support.images import image_folder
 
+pytestmark = pytest.mark.promise("kept", mended="a run that could not read its checkpoints deleted them and began anew")
+
 SMALL = ("--model", "support.networks:Small", "--until", "stem", "--accuracy", "exact", "--augment")
 HOW = ("--epochs", "3", "--batch-size", "3", "--val-share", "0.25", "--checkpoint-every", "2")
 AGAIN = SMALL[:2]

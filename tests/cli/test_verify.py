@@ -6,7 +6,6 @@ import os
 import shutil
 from pathlib import Path
 
-import click
 import pytest
 import torch
 from PIL import Image
@@ -258,8 +257,9 @@ def test_its_options_are_those_of_a_run_and_its_help_names_those_that_may_be_giv
     mine, theirs = ({param.name for param in verb.params} for verb in (verify, train))
     assert theirs - mine == {"checkpoint_every", "log_format", "out", "resume", "trace"}
     assert mine - theirs == {"run", "steps"}
-    shown = {param.name for param in verify.params if isinstance(param, click.Option) and not param.hidden}
+    shown = {param.name for param in verify.shown_options(is_short=True)}
     assert shown == {
+        "run",
         *("accuracy", "as_json", "cache_folder", "cache_size", "codec", "cut", "data", "device", "local_tier"),
         *("local_tier_size", "loss", "memory", "model", "near", "policy", "read_threads", "steps", "trials"),
     }

@@ -15,7 +15,7 @@ from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable
 from frostline.core.system import crc32
 from frostline.node import Node
 from frostline.node.http.server import listen
-from frostline.wire.connection import Connections, Exchange, Message, address_of
+from frostline.wire.connection import Connections, Exchange, Message
 from frostline.wire.messages import CHECKSUM_HEADER
 from support.nodes import is_idle, make_images, request, samples_of, served, until
 from support.peers import read_request
@@ -68,7 +68,17 @@ def http(body, status="200 OK"):
 
 @pytest.mark.parametrize(
     "url",
-    ["", "store-1:7070", "https://store-1", "http://", "http://a:b", "http://a:99999", "http://a/v1", "http://u:p@a"],
+    [
+        "",
+        "store-1:7070",
+        "ftp://store-1",
+        "http://",
+        "http://a:b",
+        "http://a:99999",
+        "http://a/v1",
+        "http://u:p@a",
+        "http://a#b",
+    ],
 )
 def test_refuses_an_invalid_address_with_an_example(url):
     with pytest.raises(SettingError, match="address"):
@@ -214,7 +224,7 @@ def test_a_request_whose_bits_changed_on_the_way_is_not_answered_for_another_sam
         body = json.dumps(request(images, 0).to_json()).encode()
         changed = body.replace(b"0000.jpg", b"0001.jpg", 1)
         assert changed != body
-        connections = Connections(*address_of(url), deadline_s=30, max_idle=0)
+        connections = Connections(url, deadline_s=30, max_idle=0)
         for sent, status in ((body, 200), (changed, 503)):
             exchange = Exchange(connections, url)
             headers = {CHECKSUM_HEADER: f"{crc32(body):08x}"}

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from frostline.control.shares import proportional, weighted_max_min
 
+pytestmark = pytest.mark.promise("apart")
+
 # The twin fills in steps, which are nothing where an amount is the smallest float.
 AMOUNTS = st.one_of(st.just(0.0), st.floats(1e-6, 1e9))
 MEMBERS = st.lists(

@@ -96,6 +96,28 @@ def test_numbers_beside_the_data_are_labels_and_keys_are_names(server, session, 
         assert (samples.labels[row], samples.lengths[row]) == (keys[uuid.UUID(name)] % 3, keys[uuid.UUID(name)])
 
 
+def test_rows_that_are_no_samples_are_named(server, session, tmp_path):
+    there = put(session, "f_numbers", label=1, data=b"abc")
+    lost = {str(put(session, "f_numbers", label=number)) for number in (2, 3)}
+    manifest, samples = table_of(open_store(url(server, "f_numbers")), tmp_path)
+    assert list(manifest.names) == [str(there)]
+    assert samples.labels.tolist() == [1]
+    [left] = manifest.left_out
+    assert (left.what, left.reason, left.total, set(left.names)) == ("row", "without data", 2, lost)
+    # The manifest that was found says it too.
+    assert table_of(open_store(url(server, "f_numbers")), tmp_path)[0].left_out == manifest.left_out
+
+
+def test_keys_that_can_be_no_names_are_left_out_and_named(server, session, tmp_path):
+    session.execute(f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.f_texts (id text PRIMARY KEY, label int, data blob)")
+    for key in ("a/1.jpg", "a//2.jpg", "../3.jpg", "a/4\n.jpg"):
+        put(session, "f_texts", id=key, label=1, data=b"x")
+    manifest, _ = table_of(open_store(url(server, "f_texts")), tmp_path)
+    assert sorted(manifest.names) == ["a/1.jpg", "a/4\n.jpg"]
+    [left] = manifest.left_out
+    assert (left.total, set(left.names)) == (2, {"a//2.jpg", "../3.jpg"})
+
+
 def test_names_and_sizes_are_taken_from_their_columns(server, session, tmp_path):
     put(session, "f_sized", label="glass", name="b.jpg", bytes=3, data=b"abc")
     put(session, "f_sized", label="can", name="a.jpg", bytes=2, data=b"ab")
@@ -118,6 +140,10 @@ def test_another_table_says_which_rows_are_samples_and_keeps_its_columns(server,
     assert listed.table["meta_length"].to_pylist() == [2, 1, 0]
     assert listed.table["length"].to_pylist() == [3, 2, 1]
     assert listed.classes == ("a", "b")
+    assert [(left.reason, left.total) for left in listed.left_out] == [
+        ("without data", 1),
+        ("without a row of labels", 1),
+    ]
 
 
 def test_a_label_that_changes_makes_a_new_manifest_and_reads_no_data_again(server, session, tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from frostline.datasets.copy.cql import put_into_table
 from frostline.datasets.copy.layout import metadata_in
 from frostline.datasets.copy.ready import ingest
 from frostline.datasets.copy.repack import repack
+from frostline.datasets.dataset import roots_of
 from frostline.datasets.formats.arrow import ArrowFiles
 from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.formats.folders import ClassFolderFormat, MaskPairs
@@ -33,7 +34,7 @@ from frostline.datasets.formats.parquet import Parquet
 from frostline.datasets.formats.ready import LAYOUT, ReadyFormat
 from frostline.datasets.formats.urls import UrlLists
 from frostline.datasets.formats.webdataset import CompressedTars, WebDataset
-from frostline.datasets.reading import open_samples, roots_of
+from frostline.datasets.reading import open_samples
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize
 from frostline.preprocess.apply import ALIGNMENT, open_mask, pixels_into, steps_left
 from frostline.stores.open import open_store
@@ -43,6 +44,8 @@ from frostline.testing.formats import ODD_EXAMPLES, FormatTests, MaskTests
 from support import formats
 from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.images import image_folder, tiny_preprocess
+
+pytestmark = pytest.mark.promise("labels", mended="a copy named classes in another order than its source")
 
 
 class Stores:

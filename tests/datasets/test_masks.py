@@ -24,11 +24,12 @@ from frostline.datasets.check import check
 from frostline.datasets.copy.layout import PACKERS
 from frostline.datasets.copy.ready import ingest
 from frostline.datasets.copy.repack import repack
+from frostline.datasets.dataset import roots_of
 from frostline.datasets.formats.folders import pairs_of
 from frostline.datasets.formats.known import format_of
 from frostline.datasets.formats.tables import columns_of_schema
 from frostline.datasets.manifest import nobody
-from frostline.datasets.reading import open_samples, roots_of
+from frostline.datasets.reading import open_samples
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry

@@ -18,8 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 import pytest
+from PIL import Image
 
+import frostline as fl
 from frostline import Dataset
+from frostline.core.config import LoaderSettings
 from frostline.core.errors import (
     BadRequest,
     DataError,
@@ -29,10 +32,12 @@ from frostline.core.errors import (
     SampleError,
     SettingError,
 )
+from frostline.core.events import SampleSkipped
 from frostline.datasets.formats.known import format_named
 from frostline.datasets.formats.parquet import Cell, CellCache, CellReader, Parquet
 from frostline.datasets.formats.tables import columns_of_schema
 from frostline.datasets.reading import open_samples
+from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry
 from frostline.testing.formats import EXAMPLES
@@ -250,10 +255,74 @@ def test_rows_that_say_paths_alone_are_read_from_there(tmp_path):
     places = zip(samples.objects, samples.lengths.tolist(), strict=True)
     assert [bytes(reader.read(object, 0, length)) for object, length in places] == [b"a b.jpg", b"c.jpg", b"d"]
     assert Dataset(tmp_path / "data", **how).manifest.found
-    # Beside rows that hold their images, they are left out and counted.
+    # Beside rows that hold their images, those that lie with the data are read from there.
     pq.write_table(pa.table({"image": [b"0"], "label": ["x"]}), tmp_path / "data/y.parquet")
     data = Dataset(tmp_path / "data", **how)
-    assert (len(data), data.manifest.left_out[-1].total) == (1, 5)
+    assert list(data.names) == ["x.parquet/0", "x.parquet/2", "y.parquet/0"]
+    [left] = data.manifest.left_out
+    assert (left.total, left.names) == (3, ("x.parquet/1", "x.parquet/3", "x.parquet/4"))
+
+
+def contents_of(data):
+    samples = data.samples.take(np.arange(len(data)))
+    reader = open_samples(data.url, data.manifest.reading)
+    places = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
+    return [bytes(reader.read(object, offset, length)) for object, offset, length in places]
+
+
+def test_rows_that_say_paths_and_rows_that_hold_images_are_samples_of_one_column(tmp_path):
+    root = tmp_path / "data"
+    (root / "images").mkdir(parents=True)
+    for name in ("a#x@3.ab.jpg", "c.jpg", "e.jpg"):
+        (root / "images" / name).write_bytes(name.encode())
+    values = [
+        (b"0", None), (None, "images/a#x@3.ab.jpg"), (None, None), (None, "images/gone.jpg"), (b"4", "images/c.jpg"),
+        (None, "c.jpg"), (None, "../secret.jpg"),
+    ]  # fmt: skip
+    (tmp_path / "secret.jpg").write_bytes(b"no")
+    images = pa.array([{"bytes": data, "path": path} for data, path in values], BINARY.type)
+    table = pa.table({"image": images, "label": list("xyxyxyx"), "site": list(range(7))})
+    pq.write_table(table, root / "x.parquet", row_group_size=3)
+    data = Dataset(root, cache=tmp_path / "cache", format="parquet")
+    assert contents_of(data) == [b"0", b"a#x@3.ab.jpg", b"4", b"c.jpg"]
+    assert data.samples.labels.tolist() == [0, 1, 0, 1]
+    assert data.column("site").to_pylist() == [0, 1, 4, 5]
+    left = {(one.what, one.reason): (one.total, one.names) for one in data.manifest.left_out}
+    assert left == {
+        ("row", "without a sample"): (3, ("x.parquet/2", "x.parquet/3", "x.parquet/6")),
+        ("object", "that the format parquet has no place for"): (1, ("images/e.jpg",)),
+    }
+    assert Dataset(root, cache=tmp_path / "cache", format="parquet").manifest.found
+    # An image that is there now, or has changed, makes another manifest; other rows are the same.
+    (root / "images/gone.jpg").write_bytes(b"back")
+    (root / "images/c.jpg").write_bytes(b"other")
+    again = Dataset(root, cache=tmp_path / "cache", format="parquet")
+    assert contents_of(again) == [b"0", b"a#x@3.ab.jpg", b"back", b"4", b"other"]
+    assert set(data.samples.ids.tolist()) < set(again.samples.ids.tolist())
+
+
+def test_a_node_reads_images_beside_parquet_files_and_notices_one_that_changed(tmp_path, shared_node):
+    (tmp_path / "images").mkdir()
+    for name, data in (("a", 1), ("b", 2)):
+        (tmp_path / f"images/{name}.png").write_bytes(png(data))
+    values = [(png(0), None), (None, "images/a.png"), (None, "images/b.png")]
+    images = pa.array([{"bytes": data, "path": path} for data, path in values], BINARY.type)
+    pq.write_table(pa.table({"image": images, "label": [0, 1, 0]}), tmp_path / "x.parquet")
+    data = Dataset(tmp_path, format="parquet")
+    seen, steps = [], Preprocess(steps=(Decode(), CenterCrop(8), Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)))
+    batches = list(fl.loader(data, 8, preprocess=steps, near=shared_node.url))
+    assert sorted(batches[0].features[:, 0, 0, 0].tolist()) == [0, 1, 2]
+    (tmp_path / "images/b.png").write_bytes(png(200))
+    settings = LoaderSettings(skip_allowance=0.5)
+    batches = list(fl.loader(data, 8, preprocess=steps, near=shared_node.url, settings=settings, observe=seen.append))
+    assert sorted(batches[0].features[:, 0, 0, 0].tolist()) == [0, 1]
+    assert [event.changed for event in seen if isinstance(event, SampleSkipped)] == [True]
+
+
+def png(value):
+    sink = io.BytesIO()
+    Image.new("RGB", (8, 8), (value,) * 3).save(sink, "PNG")
+    return sink.getvalue()
 
 
 def test_two_columns_of_one_name_get_a_sentence(store):
@@ -318,11 +387,12 @@ def test_encrypted_files_get_a_sentence(store, plaintext_footer):
 
 
 def test_a_cell_has_a_name_whatever_its_file_and_column_are_called():
+    assert Cell.parse("a#@1.b") == Cell("a", (), 1, "b")  # the whole object
     for file, column in (("a.parquet", "image.bytes"), ("a#b@1.2/x.parquet", "a/b#c@d ü%"), ("x", "..")):
         cell = Cell.of(Entry(file, 12, "etag"), column)
         assert Cell.parse(str(cell)) == cell
         assert str(cell).startswith(f"{file}#")
-    for bad in ("a.parquet", "a.parquet#", "a#b@", "a#b@x.1", "a#@1.1", "a#b@²", "a#b@" + "9" * 30):
+    for bad in ("a.parquet", "a.parquet#", "a#b@", "a#b@x.1", "a#b@²", "a#b@" + "9" * 30):
         with pytest.raises(BadRequest, match="is no column of a Parquet file"):
             Cell.parse(bad)
 

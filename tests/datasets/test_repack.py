@@ -19,6 +19,7 @@ from datetime import datetime
 from decimal import Decimal
 from io import BytesIO
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,7 +33,7 @@ from frostline.cli import main
 from frostline.cli.ingest import FORMS
 from frostline.cli.show import ProgressBar
 from frostline.core.errors import DataError, SampleError, SettingError, TooManySkipped
-from frostline.core.events import ColumnsDropped
+from frostline.core.events import ColumnsDropped, SetupWarning
 from frostline.datasets import Dataset
 from frostline.datasets.copy import repack as module
 from frostline.datasets.copy.layout import PACKERS, FolderNames, divided, scaled, suffix_by_content
@@ -437,6 +438,32 @@ def test_small_images_keep_their_bytes_and_others_their_kind():
     assert (smaller.format, smaller.size) == ("PNG", (30, 20))
     with pytest.raises(SampleError):
         scaled(b"no image", 20)
+
+
+@pytest.mark.parametrize("side", [20, 40])
+def test_scaled_images_are_turned_where_their_own_reader_turns_them(side):
+    file, exif = BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (60, 40)).save(file, "PNG", exif=exif)
+    turned = Image.open(BytesIO(scaled(file.getvalue(), side, is_turned=True)))
+    assert (turned.size, turned.getexif().get(0x0112)) == ((side, side * 3 // 2), None)
+    assert (scaled(file.getvalue(), side) == file.getvalue()) == (side == 40)
+
+
+def test_a_copy_that_is_read_with_other_pixels_says_so(tmp_path):
+    file, said = BytesIO(), []
+    Image.new("RGB", (60, 40)).save(file, "PNG")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a"])})
+    rows = {"image": [{"bytes": file.getvalue(), "path": None}], "label": [0]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
+    source = fl.Dataset(tmp_path / "saved")
+    assert source.manifest.is_turned
+    for side, wanted in ((None, True), (20, False)):
+        said.clear()
+        copied(source, tmp_path / f"copy-{side}", "webdataset", shorter_side=side, observe=said.append)
+        reasons = [event.reason for event in said if isinstance(event, SetupWarning)]
+        assert any("Decode(orientation='exif')" in reason for reason in reasons) == wanted
+    assert not fl.Dataset(tmp_path / "copy-None").manifest.is_turned
 
 
 @given(st.lists(st.integers(-1, 50), max_size=60), st.integers(1, 100), st.integers(1, 20))

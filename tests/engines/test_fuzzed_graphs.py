@@ -1,6 +1,10 @@
 """Graphs made at random out of operators' schemas: what a node takes, it can run. ``make fuzz`` tries more of them."""
 
+import pytest
+
 from support.graph_fuzz import fuzzed
+
+pytestmark = pytest.mark.promise("bounded")
 
 GRAPHS = 150
 

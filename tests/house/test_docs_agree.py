@@ -46,10 +46,44 @@ def is_there(name):
     return source.exists() and bool(re.search(rf"^(class |def |){last}\b", source.read_text(), re.MULTILINE))
 
 
+def test_each_promise_is_held_by_tests_whose_marks_say_so():
+    tools = runpy.run_path(str(ROOT / "scripts" / "promises.py"))
+    held = tools["held"]()
+    assert held.keys() == tools["PROMISES"].keys()
+    for name, found in held.items():
+        assert found.tests, f"no test holds the promise {name}"
+        assert found.cases + found.drawn >= sum(map(len, found.tests.values()))
+    page = tools["page"]()
+    assert "| `prefetch/test_window.py` |" in page
+    assert "a flipped bit in an answer was a wrong feature" in page
+
+
+def test_a_mark_of_a_promise_counts_cases_of_its_own_class_and_file():
+    tools = runpy.run_path(str(ROOT / "scripts" / "promises.py"))
+    code = """
+pytestmark = [pytest.mark.promise("equal", mended="one")]
+@pytest.mark.parametrize("x", [1, 2, 3])
+def test_a(x): pass
+def no_test(): pass
+class TestB:
+    @settings(max_examples=20)
+    @given(st.integers())
+    @pytest.mark.promise("kept")
+    def test_b(self): pass
+"""
+    marked = list(tools["_marked"](ast.parse(code)))
+    assert [(name, test.name, mended) for name, test, mended in marked] == [
+        ("equal", "test_a", "one"),
+        ("equal", "test_b", "one"),
+        ("kept", "test_b", ""),
+    ]
+    assert [(tools["_cases"](test), tools["_drawn"](test)) for _, test, _ in marked] == [(3, 0), (1, 20), (1, 20)]
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
-            is_made = target == "modules.md"  # with the site
+            is_made = target in {"modules.md", "promises.md", "verbs.md"}  # with the site
             assert is_made or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
@@ -110,3 +144,16 @@ def test_every_module_that_claims_to_decide_is_held_to_it():
         claims = first.partition("\n\n")[0]
         if claims.startswith(("Decide ", "Decides ")) or re.search(r": decides |\bPure[.:]", claims):
             assert any(f"{name}.".startswith(f"{room}.") for room in pure), f"add {name} to a contract of purity"
+
+
+def test_each_trouble_names_tests_that_there_are():
+    text = (ROOT / "docs" / "troubles.md").read_text(encoding="utf-8")
+    troubles = re.split(r"\n\n(?=\*\*)", text)[1:]
+    assert len(troubles) > 15
+    for trouble in troubles:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", trouble)
+        assert named, trouble.split("\n")[0]
+        for path, name in named:
+            tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+            there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+            assert name in there, f"{path} has no {name}"

@@ -27,7 +27,10 @@ from support.networks import Small
 CORES = sorted(os.sched_getaffinity(0))
 ROWS = 3 * 80
 
-pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="node and trainer share the only core here")
+pytestmark = [
+    pytest.mark.skipif(len(CORES) < 2, reason="node and trainer share the only core here"),
+    pytest.mark.promise("equal"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,10 @@ from frostline.models.modules import unwrapped
 from support import plain
 from support.images import image_folder, tiny_preprocess
 
+pytestmark = pytest.mark.promise(
+    "noticed", mended="layers that were unfrozen, replaced or loaded anew after a job was made went on as they had been"
+)
+
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=3, device_batch=8)
 BATCH = 8
 

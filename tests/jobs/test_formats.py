@@ -7,16 +7,23 @@ A loop over all of a data set that brings splits is told that it trains on what 
 
 import uuid
 import warnings
+from io import BytesIO
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch.utils.data import DataLoader
 
 import frostline as fl
 from frostline.core.config import NodeSettings
 from frostline.core.errors import TooManySkipped
+from frostline.io_service.handler import Upstream
+from frostline.io_service.start import start_io
 from frostline.node import Node
+from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess
 from frostline.stores.open import open_store
 from frostline.testing.formats import Example
 from support import formats
@@ -153,3 +160,90 @@ def test_says_nothing_where_there_is_nothing_to_score(tmp_path):
     with job_over(image_folder(tmp_path / "images", per_class=2), happened.append) as job:
         job.loader(2)
     assert not [event for event in happened if type(event).__name__ == "SetupWarning"]
+
+
+PNG = b"\x89PNG"
+WHOLE = (CenterCrop(48), Normalize(mean=(0.0,) * 3, std=(1.0,) * 3))
+
+
+def turned_images():
+    """Images of 40 x 32 pixels, one for each way in which EXIF data turns them, and one of 16 bits."""
+    rng = np.random.default_rng(4)
+    for orientation in range(1, 9):
+        exif, sink = Image.Exif(), BytesIO()
+        exif[0x0112] = orientation
+        Image.fromarray(rng.integers(0, 256, (32, 40, 3), np.uint8)).save(sink, "JPEG", exif=exif)
+        yield sink.getvalue()
+    sink = BytesIO()
+    Image.fromarray(rng.integers(0, 65536, (32, 40)).astype(np.uint16)).save(sink, "PNG")
+    yield sink.getvalue()
+
+
+def seen_by(image):
+    """What a loop of one's own has of an image: a square as large as the whole, many bits scaled by 65,535."""
+    if image.mode.startswith("I"):
+        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    ground = Image.new("RGB", (48, 48))
+    ground.paste(image.convert("RGB"), ((48 - image.width) // 2, (48 - image.height) // 2))
+    return np.asarray(ground).transpose(2, 0, 1).astype(np.float32)
+
+
+def put_turned(root, kind, images):
+    """The images as class folders, as ``datasets`` saves them, or as it writes Parquet files."""
+    if kind == "folders":
+        for number, data in enumerate(images):
+            path = root / "a" / f"{number}{'.png' if data.startswith(PNG) else '.jpg'}"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(data)
+        return
+    rows = {"image": [{"bytes": data, "path": None} for data in images], "label": [0] * len(images)}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a"])})
+    saved = datasets.Dataset.from_dict(rows, features=features)
+    if kind == "saved":
+        saved.save_to_disk(root)
+    else:
+        saved.to_parquet(root / "x.parquet")
+
+
+def pixels_by_id(loader):
+    batches = list(loader)
+    ids = torch.cat([batch.ids for batch in batches]).tolist()
+    rows = torch.cat([batch.features for batch in batches]).numpy()
+    return dict(zip(ids, rows, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["folders", "saved", "parquet"])
+def test_pixels_are_those_of_the_users_own_loader_whoever_decodes_them(tmp_path, shared_node, kind):
+    images = list(turned_images())
+    put_turned(tmp_path, kind, images)
+    if kind == "folders":
+        expected = [seen_by(Image.open(BytesIO(data))) for data in images]
+    else:
+        reader = datasets.Image()
+        expected = [seen_by(reader.decode_example({"bytes": data, "path": None})) for data in images]
+    preprocess = Preprocess(steps=(Decode(value_range=(0, 65535)), *WHOLE))
+    data = fl.Dataset(tmp_path)
+    order = np.argsort([int(Path(name).stem) for name in data.names])
+    by_place = dict(zip(data.samples.ids[order].tolist(), expected, strict=True))
+
+    def check(found):
+        assert found.keys() == by_place.keys()
+        for id, row in found.items():
+            assert np.array_equal(row, by_place[id])
+
+    for cut in (0, 1):  # decoded by the trainer, and by the node
+        with fl.offload(None, data, preprocess=preprocess, near=shared_node.url, cut=cut) as job:
+            check(pixels_by_id(job.loader(4)))
+            check(pixels_by_id(DataLoader(job.loader(4), batch_size=None, num_workers=1)))
+    with fl.offload(None, data, preprocess=preprocess) as job:
+        check(pixels_by_id(job.loader(4, preprocess=preprocess)))
+    with (
+        start_io(Upstream(roots=(str(tmp_path),), node=SETTINGS)) as service,
+        fl.offload(None, data, preprocess=preprocess, near=service.url) as job,
+    ):
+        check(pixels_by_id(job.loader(4)))
+    # What is declared goes before what the data's own reader does.
+    stored = Preprocess(steps=(Decode(orientation="stored", value_range=(0, 65535)), *WHOLE))
+    found = pixels_by_id(fl.loader(data, 4, preprocess=stored))
+    for id, image in zip(data.samples.ids[order].tolist(), images, strict=True):
+        assert np.array_equal(found[id], seen_by(Image.open(BytesIO(image))))

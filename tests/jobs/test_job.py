@@ -42,6 +42,8 @@ from support.networks import Small
 from support.nodes import make_images
 from support.threads import no_thread_is_left
 
+pytestmark = pytest.mark.promise("equal")
+
 SMALL_REQUESTS = LoaderSettings(samples_per_request=8, requests_in_flight=3, device_batch=8)
 MEASURED_FIRST = LoaderSettings(samples_per_request=8, requests_in_flight=3, device_batch=8, measure_first=True)
 BATCH = 8

@@ -25,6 +25,8 @@ from support.matrices import sampled
 from support.nodes import until
 from support.services import descriptors, of_sessions, python, shared_memory
 
+pytestmark = pytest.mark.promise("survives")
+
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 GONE_S = 200  # a worker looks for its parent every 5 s
 

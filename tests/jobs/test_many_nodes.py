@@ -26,6 +26,8 @@ from support.images import image_folder, tiny_preprocess
 from support.many_nodes import epoch, frozen, hits, job, same, some_nodes
 from support.nodes import until
 
+pytestmark = pytest.mark.promise("survives")
+
 PER_CLASS = 128
 COUNT = 3 * PER_CLASS
 

@@ -18,6 +18,8 @@ from support.images import image_folder
 from support.many_nodes import epoch, job, same, some_nodes
 from support.nodes import until
 
+pytestmark = pytest.mark.promise("survives", mended="a node that hung stopped a job for two minutes")
+
 PER_CLASS = 48
 # What is promised is 3 s; the rest is for a machine on which much else runs.
 STANDSTILL_S = 3.0 + 3.0

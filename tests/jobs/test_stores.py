@@ -26,7 +26,7 @@ import pytest
 import frostline as fl
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import AccessDenied, DataChanged, StoreError, StoreUnavailable
-from frostline.datasets.reading import roots_of
+from frostline.datasets.dataset import roots_of
 from frostline.node import Node
 from frostline.node.process import start_node
 from frostline.stores.cql.writer import TableSample

@@ -19,6 +19,8 @@ from frostline.ordering import Order
 from frostline.prefetch import Deal
 from support.images import image_folder, tiny_preprocess
 
+pytestmark = pytest.mark.promise("complete")
+
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 NOTHING_KEPT = LoaderSettings(samples_per_request=8, requests_in_flight=3, cache_bytes=0)
 

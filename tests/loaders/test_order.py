@@ -38,6 +38,8 @@ from frostline.ordering import MixtureOrder, Order, OrderState, RecordedOrder, R
 from support.images import image_folder, tiny_preprocess
 from support.mixing import one_way
 
+pytestmark = pytest.mark.promise("complete")
+
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=3, cache_bytes=0, skip_allowance=0.2)
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 

@@ -34,6 +34,7 @@ from frostline.datasets.copy.cql import put_into_table
 from frostline.io_service.client import socket_address
 from frostline.io_service.handler import Upstream
 from frostline.io_service.start import start_io
+from frostline.jobs.statistics import SkipLog, StatisticsCollector, UseTeller
 from frostline.loaders import ArrayLoader, WorkerLoader
 from frostline.loaders.forked_workers import serve_forked
 from frostline.models import freeze
@@ -42,12 +43,15 @@ from frostline.node.in_process import LocalTransport
 from frostline.node.process import start_node
 from frostline.ordering import Order
 from frostline.stores.open import open_store, survives_fork
+from frostline.transport import NodeUse
 from support.cassandra import KEYSPACE, PASSWORD, USER
 from support.images import image_folder, tiny_preprocess
 from support.matrices import sampled
 from support.networks import Small
 from support.nodes import until
 from support.services import of_sessions, python, shared_memory
+
+pytestmark = pytest.mark.promise("complete")
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=2, device_batch=8, retry_for_s=0.2)
@@ -236,6 +240,42 @@ def test_workers_report_unreadable_samples_once_for_all(tmp_path):
         assert sum(map(len, job.loader(4))) == 42
         assert len(job.loader(42)) == 1
     assert sum(isinstance(event, SampleSkipped) for event in events) == 3
+
+
+@pytest.mark.parametrize("start", sampled(["fork", "spawn", "forkserver"], usual=("forkserver",)))
+def test_what_workers_ask_of_each_node_counts_in_the_job(folder, node, start):
+    with start_node((str(folder),), NODE) as other, job_for(folder, near=[node.url, other.url], cut=1) as job:
+        total = len(job.data)
+        for passes in (1, 2):
+            assert sum(map(len, WorkerLoader(job.loader(8, epoch=passes), 2, start=start))) == total
+            until(lambda passes=passes: sum(use.samples for use in job.statistics().nodes) >= passes * total)
+        before = {use.url: use for use in job.statistics().nodes}
+        assert sum(use.samples for use in before.values()) < 3 * total  # late ones are asked twice
+        assert all(use.samples and use.requests for use in before.values())
+        # What this process asks counts beside it, once.
+        assert sum(map(len, job.loader(8))) == total
+        own = sum(use.samples for use in job.statistics().nodes) - sum(use.samples for use in before.values())
+        assert total <= own < 2 * total
+
+
+def test_changes_of_what_was_asked_are_told_and_no_more_often_than_once_a_second():
+    log, now, counts = SkipLog(), [0.0], [NodeUse(url="http://a:1", requests=1, samples=8, trouble="it is away")]
+    teller, hears = UseTeller(log, lambda: now[0]), StatisticsCollector(lambda _: None, max_skipped=0, shared=log)
+    teller.arrived(None, None)  # before there is a way to the nodes
+    teller.counts = lambda: tuple(counts)
+    teller.arrived(None, None)
+    assert hears.with_workers(()) == (NodeUse(url="http://a:1", requests=1, samples=8),)
+    counts[:] = [NodeUse(url="http://a:1", requests=3, samples=20, failures=1), NodeUse(url="http://b:1")]
+    now[0] = 0.5
+    teller.arrived(None, None)
+    assert hears.with_workers(())[0].samples == 8
+    now[0] = 1.0
+    teller.arrived(None, None)
+    teller.tell()
+    own = NodeUse(url="http://a:1", samples=2, trouble="it says nothing")
+    found = NodeUse(url="http://a:1", requests=3, samples=22, failures=1, trouble="it says nothing")
+    assert hears.with_workers((own,)) == (found,)
+    UseTeller(None).tell()
 
 
 def test_a_data_loader_of_ones_own_has_the_same_limit_and_the_job_counts_what_its_workers_skip(tmp_path):

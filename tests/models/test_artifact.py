@@ -17,6 +17,8 @@ from frostline.models import cut_network, freeze
 from frostline.models.artifact import digest_of, read_prefix, write_prefix
 from support.networks import Small
 
+pytestmark = pytest.mark.promise("data")
+
 SHAPE = (3, 32, 32)
 
 

@@ -21,6 +21,10 @@ from frostline.models.tracing import takes_parts, takes_rows
 from frostline.preprocess.steps import laid_out
 from support.cutting import crossed, finished, shipped_engine
 
+pytestmark = pytest.mark.promise(
+    "equal", mended="a frozen layer that mixes the rows of a batch gave a sample features of its neighbours"
+)
+
 WIDTH = 6
 
 

@@ -12,6 +12,8 @@ from frostline.models import cut_network
 from support.cutting import crossed, finished, shipped_engine
 from support.random_training import outcome_of
 
+pytestmark = pytest.mark.promise("equal")
+
 SHAPE = (4, 6, 6)
 
 

@@ -11,6 +11,8 @@ from support.cutting import crossed, finished, sent, shipped_engine
 from support.matrices import sampled
 from support.networks import NETWORKS, UNTIL, batch_of, build, inputs_of
 
+pytestmark = pytest.mark.promise("equal")
+
 IMAGES = (
     "alexnet",
     "convnext_tiny",

@@ -16,6 +16,8 @@ from frostline.models.tracing import takes_parts
 from frostline.preprocess.steps import laid_out
 from support.cutting import crossed, finished, shipped_engine
 
+pytestmark = pytest.mark.promise("equal")
+
 SHAPE = (3, 8, 8)
 
 

@@ -35,6 +35,8 @@ from frostline.wire.connection import address_of
 from support.nodes import joined, jpeg, make_images, request, samples_of, served, until
 from support.tenants import tenant, token_of
 
+pytestmark = pytest.mark.promise("bounded")
+
 MEMORY = 96 << 20
 HEALTH = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

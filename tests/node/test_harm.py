@@ -49,6 +49,8 @@ from support.prefixes import small_prefix
 from support.tenants import tenant, token_of
 from support.trials import held_trial, trial_processes
 
+pytestmark = pytest.mark.promise("bounded")
+
 MEMORY = 96 << 20
 ENGINE = "torch-channels-last"
 

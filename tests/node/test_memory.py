@@ -29,6 +29,8 @@ from frostline.node.tenants import Account
 from frostline.node.weights import WeightMemory, prefix_key
 from support.nodes import artifact_of, jpeg, make_images, request, samples_of, small_network, until
 
+pytestmark = pytest.mark.promise("bounded")
+
 BUDGET = 400 << 20
 SIDE = 224
 PACKED = ((1, "zstd"), (2, "fp16"), (3, "int8+sparse+lz4"))

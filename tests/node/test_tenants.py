@@ -5,9 +5,15 @@ Access to a node: tokens, quotas, reserved slots, roots and deadlines, partly ov
 Weights and quotas of a node's tenants while it runs: who may change them, and that they hold at once.
 """
 
+import hashlib
+import http.client
 import json
 import logging
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -18,8 +24,15 @@ from starlette.testclient import TestClient
 
 from frostline.batching import FairShares
 from frostline.client.http import HttpTransport
-from frostline.core.config import BATCHING, LoaderSettings, NodeSettings, TenantSettings
+from frostline.control.app import ControlPlane
+from frostline.control.settings import read_control_settings
+from frostline.control.state import ControlState
+from frostline.control.store import RecordStore
+from frostline.core.audit import AuditLog
+from frostline.core.config import ACTIONS, BATCHING, LoaderSettings, NodeSettings, TenantSettings
 from frostline.core.errors import OverBudget, Overloaded, SettingError, Unauthenticated
+from frostline.core.tokens import FollowedFile
+from frostline.models.artifact import digest_of, write_prefix
 from frostline.node import Node
 from frostline.node.http.app import make_app
 from frostline.node.statistics import Counters
@@ -39,6 +52,8 @@ from support.nodes import (
     within_budget,
 )
 from support.tenants import header, tenant, token_of
+
+pytestmark = pytest.mark.promise("apart", mended="announced bodies of one tenant stopped all others")
 
 MEMORY = 96 << 20
 
@@ -528,3 +543,257 @@ def test_another_weight_divides_what_comes_and_not_what_was():
 def test_who_may_change_must_see_everybody():
     with pytest.raises(SettingError, match="set sees_all too"):
         TenantSettings(name="ann", token_sha256="0" * 64, may_change=True)
+
+
+def written(path, *tables):
+    path.write_text("\n".join(f"[[tenant]]\n{table}" for table in tables))
+    path.chmod(0o600)
+    return path
+
+
+def line_of(name, token=None, **more):
+    """A tenant as its file says it."""
+    values = {"name": name, "token_sha256": hashlib.sha256((token or token_of(name)).encode()).hexdigest(), **more}
+    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items())
+
+
+def status_of(client, token):
+    return client.get("/v1/health", headers={"Authorization": f"Bearer {token}"}).status_code
+
+
+def test_tenants_join_leave_and_change_tokens_roots_and_quotas_as_their_file_says(images, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "frostline.node")
+    path = written(tmp_path / "tenants.toml", line_of("ann"), line_of("bob", weight=2))
+    node = Node(NodeSettings(memory_bytes=MEMORY, tenants=read_tenants(path)), (images.as_uri(),))
+    with client_of(node) as client:
+        file = node.follow_tenants(path)
+        ann = node.identify(token_of("ann"))
+        assert status_of(client, "next-of-ann") == 401
+        both = line_of("ann", next_token_sha256=hashlib.sha256(b"next-of-ann").hexdigest(), requests=3)
+        written(path, both, line_of("cy", roots=["file:///nowhere"]))
+        file.distrust()
+        assert [status_of(client, token) for token in ("next-of-ann", token_of("ann"), token_of("cy"))] == [200] * 3
+        assert status_of(client, token_of("bob")) == 401
+        assert node.identify("next-of-ann") is ann, "what it uses is counted on"
+        assert ann.settings.requests == 3
+        assert client.get("/v1/health", headers=header("cy")).json()["roots"] == ["file:///nowhere"]
+        (told,) = [record.fields for record in caplog.records if record.getMessage() == "tenants_renewed"]
+        assert told == {"joined": ["cy"], "left": ["bob"]}
+        for broken in ("nonsense", "", "tenant = []", line_of("ann")[5:]):
+            path.write_text(broken)
+            file.distrust()
+            assert status_of(client, token_of("ann")) == 200, broken
+            assert client.get("/v1/health").status_code == 401, "a broken file opens nothing"
+        path.chmod(0o666)
+        written_for_all = line_of("mallory")
+        path.write_text(f"[[tenant]]\n{written_for_all}")
+        file.distrust()
+        assert status_of(client, token_of("mallory")) == 401
+
+
+def test_a_token_that_ran_out_is_refused_and_one_without_an_end_is_not(images):
+    gone, later = tenant("ann", expires_at_s=1.0), tenant("bob", expires_at_s=4e9)
+    with client_of(node_for(images, gone, later)) as client:
+        answer = client.get("/v1/health", headers=header("ann"))
+        assert (answer.status_code, "has run out" in answer.json()["message"]) == (401, True)
+        assert client.get("/v1/health", headers=header("bob")).status_code == 200
+
+
+def asked(client, name, method, path, **said):
+    answer = client.request(method, path, headers={**header(name), "frostline-deadline": "60"}, **said)
+    return answer.status_code
+
+
+@pytest.mark.parametrize("action", [*ACTIONS, None])
+def test_a_tenant_does_what_its_actions_allow_and_nothing_else(images, action):
+    network = small_network()
+    artifact = write_prefix(network.prefix)
+    digest = digest_of(artifact)
+    actions = () if action is None else (action,)
+    holders = tenant("ann", actions=actions, sees_all=True), tenant("all")
+    with client_of(node_for(images, *holders, allow_training=True)) as client:
+        put = asked(client, "ann", "PUT", f"/v1/prefixes/{digest}", content=artifact)
+        assert put == (201 if action == "upload" else 403)
+        assert asked(client, "all", "PUT", f"/v1/prefixes/{digest}", content=artifact) in (200, 201)
+        cut = network.frost_line.number
+        bodies = {
+            "read": ("/v1/features", request(images, 0).to_json()),
+            "compute": ("/v1/features", request(images, cut, digest).to_json()),
+            "list": ("/v1/listings", {"data": images.as_uri()}),
+        }
+        for name, (path, body) in bodies.items():
+            status = asked(client, "ann", "POST", path, json=body)
+            assert (status == 200) == (name == action), (name, status)
+            assert status in (200, 403)
+        measured = ProfileRequest(features=request(images, cut, digest)).to_json()
+        assert (asked(client, "ann", "POST", "/v1/profiles", json=measured) == 403) == (action != "compute")
+        training = asked(client, "ann", "POST", f"/v1/trainings?prefix={digest}", content=b"no training")
+        assert (training == 403) == (action != "train")
+        assert asked(client, "ann", "GET", "/v1/statistics") == 200
+
+
+def test_a_tenant_runs_and_uploads_its_prefixes_alone(images):
+    network = small_network()
+    artifact = write_prefix(network.prefix)
+    digest, cut = digest_of(artifact), network.frost_line.number
+    holders = tenant("ann", prefixes=("0" * 64,)), tenant("bob", prefixes=(digest,))
+    with client_of(node_for(images, *holders)) as client:
+        assert asked(client, "ann", "PUT", f"/v1/prefixes/{digest}", content=artifact) == 403
+        assert asked(client, "bob", "PUT", f"/v1/prefixes/{digest}", content=artifact) == 201
+        body = request(images, cut, digest).to_json()
+        assert asked(client, "ann", "POST", "/v1/features", json=body) == 403
+        assert asked(client, "bob", "POST", "/v1/features", json=body) == 200
+        assert asked(client, "ann", "POST", "/v1/features", json=request(images, 0).to_json()) == 200
+
+
+def test_a_served_node_and_its_control_plane_follow_the_file_of_tenants_and_live_on_after_sighup(images, tmp_path):
+    path = written(tmp_path / "tenants.toml", line_of("ann"))
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from frostline.cli import main; main()", "serve", "--data-root", str(images)),
+            *("--listen", "127.0.0.1:0", "--tenants", str(path), "--json"),
+        ],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        text=True,
+    ) as process:
+        try:
+            url = json.loads(process.stdout.readline())["url"]
+
+            def status(token, method="GET", route="/v1/health", body=None):
+                with closing(http.client.HTTPConnection(*address_of(url), timeout=60)) as peer:
+                    peer.request(method, route, body, {"Authorization": f"Bearer {token}"})
+                    return peer.getresponse().status
+
+            assert (status(token_of("ann")), status(token_of("bob"))) == (200, 401)
+            written(path, line_of("bob"))
+            process.send_signal(signal.SIGHUP)
+            until(lambda: status(token_of("bob"), "POST", "/v1/stages", b"{}") == 400)  # known, and no report
+            assert status(token_of("ann"), "POST", "/v1/stages", b"{}") == 401
+            assert (status(token_of("ann")), status(token_of("bob"))) == (401, 200)
+            written(path, line_of("ann"), line_of("bob"))
+            until(lambda: status(token_of("ann")) != 401)  # by the change alone
+        finally:
+            process.terminate()
+
+
+def test_a_control_plane_follows_the_tenants_of_its_config(tmp_path):
+    config = tmp_path / "control.toml"
+    written(config, line_of("ann", sees_all=True))
+    settings = read_control_settings(config)
+    with closing(RecordStore(tmp_path / "state")) as store:
+        plane = ControlPlane(ControlState(settings, now_s=1000.0), store)
+        file = FollowedFile(config, lambda: plane.renew(read_control_settings(config).tenants))
+        plane.follow(file)
+        assert plane.identify(token_of("ann")) == "ann"
+        written(config, line_of("ann"), line_of("bob", weight=3, sees_all=True))
+        file.distrust()
+        assert plane.identify(token_of("bob")) == "bob"
+        assert (plane.rights("ann").tenant, plane.rights("bob").tenant) == ("ann", None)
+        written(config, "name = 3")
+        file.distrust()
+        assert plane.identify(token_of("bob")) == "bob"
+        config.write_text("")
+        file.distrust()
+        with pytest.raises(Unauthenticated):
+            plane.identify(token_of("eve"))
+
+
+def audited(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_who_read_brought_changed_and_was_refused_stands_in_the_audit_log(images, tmp_path):
+    path, network = tmp_path / "audit.jsonl", small_network()
+    artifact = write_prefix(network.prefix)
+    digest, cut = digest_of(artifact), network.frost_line.number
+    holders = (
+        tenant("ann", actions=("read", "compute", "upload", "list")),
+        tenant("boss", sees_all=True, may_change=True),
+    )
+    node = Node(NodeSettings(memory_bytes=MEMORY, tenants=holders), (images.as_uri(),), audit=AuditLog(path))
+    with client_of(node) as client:
+        assert asked(client, "ann", "PUT", f"/v1/prefixes/{digest}", content=artifact) == 201
+        for _ in range(3):
+            assert asked(client, "ann", "POST", "/v1/features", json=request(images, cut, digest).to_json()) == 200
+        assert asked(client, "ann", "POST", "/v1/features", json=request(images, 0).to_json()) == 200
+        assert asked(client, "ann", "POST", "/v1/listings", json={"data": images.as_uri()}) == 200
+        assert asked(client, "ann", "POST", f"/v1/trainings?prefix={digest}", content=b"x") == 403
+        assert asked(client, "eve", "GET", "/v1/health") == 401
+        assert asked(client, "ann", "PATCH", "/v1/tenants/ann", json={"weight": 9}) == 403
+        assert asked(client, "boss", "PATCH", "/v1/tenants/ann", json={"weight": 9}) == 200
+        away = request(images, 0, data="file:///etc").to_json()
+        assert asked(client, "ann", "POST", "/v1/features", json=away) == 400
+    found = audited(path)
+    by_event = {}
+    for line in found:
+        by_event.setdefault(line["event"], []).append(line)
+    ann, data = {"tenant": "ann"}, {"data": images.as_uri()}
+    (upload,), (read,), (listed,) = by_event["upload"], by_event["read"], by_event["list"]
+    assert upload.items() >= {**ann, "prefix": digest, "address": "testclient"}.items()
+    assert read.items() >= {**ann, **data, "samples": 6, "times": 1}.items()
+    assert listed.items() >= {**ann, **data}.items()
+    assert [(line["times"], line["samples"]) for line in by_event["compute"]] == [(1, 6), (2, 12)]
+    assert all(line.items() >= {**ann, **data, "prefix": digest}.items() for line in by_event["compute"])
+    (change,) = by_event["change"]
+    assert (change["by"], change["tenant"], change["after"]["weight"]) == ("boss", "ann", 9)
+    refused = {(line.get("tenant"), line["route"], line["kind"]) for line in by_event["refused"]}
+    assert refused == {
+        ("ann", "/v1/trainings", "Forbidden"),
+        (None, "/v1/health", "Unauthenticated"),
+        ("ann", "/v1/tenants/{name}", "Forbidden"),
+        ("ann", "/v1/features", "BadRequest"),
+    }
+    assert token_of("ann") not in path.read_text()
+    assert token_of("eve") not in path.read_text()
+
+
+FULL_DISK = """
+import json, resource, signal, sys
+from pathlib import Path
+from frostline.control.app import ControlPlane
+from frostline.control.messages import StageReport
+from frostline.control.settings import ControlSettings
+from frostline.control.shares import Amounts
+from frostline.control.state import ControlState
+from frostline.control.store import RecordStore
+from frostline.core.errors import Unavailable
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = RecordStore(Path(sys.argv[1]))
+plane = ControlPlane(ControlState(ControlSettings(capacity=Amounts(bytes_per_s=8.0)), now_s=1.0), store, lambda: 2.0)
+
+def report(number, stage):
+    value = {"stage": stage, "job": "night", "kind": "window", "sequence": number, "version": 0}
+    value |= {"demand": Amounts(bytes_per_s=1.0).to_json(), "used": Amounts().to_json()}
+    return StageReport.from_json({**value, **json.loads(sys.argv[2])})
+
+plane.receive("everybody", report(1, "first"))
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+said = []
+for number in (2, 3):
+    try:
+        plane.receive("everybody", report(number, f"second-{number}"))
+    except Unavailable as error:
+        said.append(str(error))
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+plane.receive("everybody", report(4, "third"))
+store.close()
+kept = sorted(record.report.stage for record in RecordStore(Path(sys.argv[1])).records())
+print(json.dumps({"said": said, "kept": kept}))
+"""
+
+
+def test_a_control_plane_whose_disk_is_full_says_so_and_loses_nothing_of_what_it_answered(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path / "state"), "{}"],
+        capture_output=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, text=True,
+        timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["said"]) == 2
+    assert all("cannot keep its state" in sentence and "make room" in sentence for sentence in found["said"])
+    assert found["kept"] == ["first", "second-2", "second-3", "third"]
+    assert done.stderr.count("cannot write the state to") == 1, "once a minute at most"

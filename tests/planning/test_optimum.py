@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from frostline.planning.plan import optimum
 
+pytestmark = pytest.mark.promise("fast")
+
 seconds = st.one_of(st.just(0.0), st.floats(1e-9, 1e3), st.sampled_from([1e-3, 1.0, 2.0]))
 
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from frostline.core import Route
 from frostline.prefetch import ShortestWait
 
+pytestmark = pytest.mark.promise("fast", mended="a link idled while the processor behind it was busy")
+
 NODE, TRAINER = Route(9), Route(0)
 REQUEST = 8
 

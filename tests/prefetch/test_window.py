@@ -16,6 +16,8 @@ from frostline.prefetch import Window, plan_requests
 from frostline.prefetch.window import Failing, delay_s
 from support.mixing import one_way
 
+pytestmark = pytest.mark.promise("complete")
+
 ROW_BYTES = 16
 
 

@@ -1,9 +1,11 @@
 """Decoding gives torchvision's pixels, the same on every side, and bad images get a reason."""
 
+import json
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,8 +24,10 @@ from frostline.preprocess import (
     RandomHorizontalFlip,
     Resize,
     Squeeze,
+    array,
     imagenet,
     images,
+    named_inputs,
 )
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed
 from frostline.preprocess.images import decoded_classes, size_of
@@ -163,12 +167,83 @@ def test_other_kinds_of_images_are_converted_as_pillow_does(mode, kind):
     assert np.array_equal(decoded(Preprocess(steps=(Decode(), CenterCrop(32), PIXELS)), data), expected)
 
 
-def test_the_orientation_in_exif_is_not_applied():
-    image = picture(40, 32)
+def oriented(orientation, kind="JPEG", **options):
+    """A picture whose EXIF data says how it is to be turned."""
     exif = Image.Exif()
-    exif[0x0112] = 6
-    turned = encoded(image, exif=exif)
-    assert np.array_equal(decoded(pixels(32, 32), turned), decoded(pixels(32, 32), encoded(image)))
+    exif[0x0112] = orientation
+    return encoded(picture(40, 32), kind, exif=exif, **options)
+
+
+def as_stored(data, size=48):
+    """What torchvision's folders give, without scaling: a square as large as the whole."""
+    return padded(Image.open(BytesIO(data)).convert("RGB"), size)
+
+
+def as_datasets(data, size=48):
+    return padded(datasets.Image().decode_example({"bytes": data, "path": None}).convert("RGB"), size)
+
+
+def padded(image, size):
+    ground = Image.new("RGB", (size, size))
+    ground.paste(image, ((size - image.width) // 2, (size - image.height) // 2))
+    return np.asarray(ground).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", [*range(1, 9), 0, 9])
+def test_images_are_turned_as_each_librarys_reader_does_it(kind, orientation):
+    data = oriented(orientation, kind)
+    for turn, reference in (("stored", as_stored), ("data", as_stored), ("exif", as_datasets)):
+        steps = Preprocess(steps=(Decode(orientation=turn), CenterCrop(48), PIXELS))
+        assert np.array_equal(decoded(steps, data), reference(data))
+    width, height = (32, 40) if 5 <= orientation <= 8 else (40, 32)
+    # Pillow turns a TIFF by itself.
+    assert size_of(data, is_turned=True) == (width, height)
+    assert size_of(data) == ((width, height) if kind == "TIFF" else (40, 32))
+    assert pixels_needed(Preprocess(steps=(Decode(orientation="exif"), CenterCrop(16), PIXELS)), data) == 40 * 32
+
+
+def test_what_a_data_set_resolves_is_part_of_the_digest_and_what_is_declared_stays():
+    whole = pixels(32, 32)
+    turned, as_is = whole.oriented(is_turned=True), whole.oriented(is_turned=False)
+    assert len({whole.digest, turned.digest, as_is.digest}) == 3
+    assert turned.oriented(is_turned=False) == turned
+    assert Preprocess.from_json(json.loads(json.dumps(turned.to_json()))) == turned
+    both = named_inputs(left=whole, right=array((2,))).oriented(is_turned=True)
+    assert [part.is_turned for part in both.parts] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "options"),
+    [("PNG", np.uint16, {}), ("TIFF", np.uint16, {}), ("TIFF", np.int32, {}), ("TIFF", np.float32, {})],
+)
+@pytest.mark.parametrize("value_range", [(0, 65535), (1000, 2000), (2000, 1000), (-1.5, 4095.5)])
+def test_values_of_many_bits_are_scaled_as_declared(kind, dtype, options, value_range):
+    values = np.random.default_rng(0).integers(0, 65536, (130, 90)).astype(dtype)
+    values[:2, :2] = [[0, 65535], [1000, 2000]]
+    data = encoded(Image.fromarray(values), kind, **options)
+    assert np.array_equal(np.asarray(Image.open(BytesIO(data))), values)
+    black, white = value_range
+    expected = np.rint((values.astype(np.float64) - black) / (white - black) * 255).clip(0, 255)
+    for mode, channels in (("L", 1), ("RGB", 3)):
+        last = Normalize(mean=(0.0,) * channels, std=(1.0,) * channels)
+        steps = Preprocess(steps=(Decode(mode=mode, value_range=value_range), CenterCrop(90), last))
+        ours = decoded(steps, data)
+        assert np.abs(ours - expected[20:110]).max() <= 1  # one of a rounding that lies in the middle
+        assert (ours != expected[20:110]).mean() < 0.01
+    assert decoded(Preprocess.from_json(imagenet(32, value_range=value_range).to_json()), data).shape == (3, 32, 32)
+
+
+def test_eight_bits_are_not_scaled_and_colours_of_sixteen_are_as_pillow_reads_them():
+    plain = encoded(picture(40, 32, "L"), "PNG")
+    narrow = Preprocess(steps=(Decode(value_range=(10, 20)), CenterCrop(32), PIXELS))
+    assert np.array_equal(decoded(narrow, plain), decoded(Preprocess(steps=(Decode(), CenterCrop(32), PIXELS)), plain))
+
+
+@pytest.mark.parametrize("value", [(1,), (0, 0), (0, float("inf")), (True, 2), "ab", 3, (0, 1, 2), [0, "1"]])
+def test_a_scale_that_is_none_is_refused(value):
+    with pytest.raises(SettingError, match="value_range is two different numbers"):
+        Decode(value_range=value)
 
 
 def test_a_truncated_image_is_skipped_with_its_reason():
@@ -185,9 +260,9 @@ def test_skips_a_broken_image_without_naming_memory_addresses(data):
     assert "0x" not in str(caught.value)
 
 
-def test_sixteen_bits_a_channel_are_refused_rather_than_clipped():
+def test_values_of_many_bits_without_a_scale_are_refused_rather_than_clipped():
     deep = encoded(Image.fromarray(np.full((40, 40), 60_000, np.uint16)), "PNG")
-    with pytest.raises(SampleError, match="8 bits a channel"):
+    with pytest.raises(SampleError, match=r"more than 8 bits .* value_range=\(0, 65535\)"):
         decoded(imagenet(224), deep)
 
 
@@ -222,7 +297,7 @@ def test_an_image_of_which_pillow_warns_is_judged_by_our_limit_alone():
     with pytest.raises(SampleError, match="too many pixels: it has 10000 x 10000"):
         decoded(imagenet(224), large)
     line = encoded(Image.new("1", (10_000, 9_000)), "PNG")
-    assert images.decoded(line, "L", max_pixels=1 << 30).size == (10_000, 9_000)
+    assert images.decoded(line, Decode("L"), max_pixels=1 << 30).size == (10_000, 9_000)
 
 
 @pytest.mark.parametrize("size", [(30_000, 1), (1, 30_000)])
@@ -242,27 +317,27 @@ def test_other_formats_give_the_pixels_that_pillow_gives(kind, mode):
     for wanted in ("RGB", "L"):
         with Image.open(BytesIO(data)) as image:
             pixels = np.asarray(image.convert(wanted))
-        assert np.array_equal(np.asarray(images.decoded(data, wanted, max_pixels=5_000)), pixels)
+        assert np.array_equal(np.asarray(images.decoded(data, Decode(wanted), max_pixels=5_000)), pixels)
     assert size_of(data) == (pixels.shape[1], pixels.shape[0])
     with pytest.raises(SampleError, match="too many pixels"):
-        images.decoded(data, "RGB", max_pixels=100)
+        images.decoded(data, Decode("RGB"), max_pixels=100)
 
 
 def test_an_icon_with_a_larger_image_in_it_is_refused_before_it_is_decoded():
     file = BytesIO()
     picture(48, 48).save(file, "ICO", sizes=[(48, 48)])
     data = bytearray(file.getvalue())
-    assert images.decoded(bytes(data), "RGB", max_pixels=10_000).size == (48, 48)
+    assert images.decoded(bytes(data), Decode("RGB"), max_pixels=10_000).size == (48, 48)
     data[6:8] = bytes([16, 16])  # width and height of its first entry
     with pytest.raises(SampleError, match="the icon says"):
-        images.decoded(bytes(data), "RGB", max_pixels=10_000)
+        images.decoded(bytes(data), Decode("RGB"), max_pixels=10_000)
     assert size_of(bytes(data)) == (0, 0)
 
 
 def test_an_image_of_a_plugin_that_is_not_installed_gets_a_sentence(monkeypatch):
     monkeypatch.setattr(images, "_reads_heif", lambda: False)
     with pytest.raises(SampleError, match="install pillow-heif"):
-        images.decoded(b"\0\0\0\x18ftypheic" + bytes(40), "RGB", max_pixels=100)
+        images.decoded(b"\0\0\0\x18ftypheic" + bytes(40), Decode("RGB"), max_pixels=100)
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of what it then refuses

@@ -20,7 +20,7 @@ from support.ray_here import NODE, parent_of, ray_here
 
 pytest.importorskip("ray", reason="nodes under Ray need the extra frostline[ray]")
 # Ray starts a process of Python with torch for each of its workers.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.promise("survives")]
 
 
 @pytest.fixture(scope="module")

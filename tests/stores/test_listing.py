@@ -14,6 +14,8 @@ from frostline.stores import protocols as module
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entries, Entry, Names
 
+pytestmark = pytest.mark.promise("complete")
+
 parts = st.one_of(
     st.sampled_from(
         ["a", "B", "ü✓", ".x", "a.jpg", "b.JPEG", ".png", "x.tar", "a.b.TIF", "jpg", "no\nline.webp", "日.npy"]

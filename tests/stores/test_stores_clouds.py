@@ -4,8 +4,10 @@ import logging
 import os
 import pickle
 import re
+from datetime import UTC, datetime
 
 import pytest
+from botocore.session import Session
 
 from frostline.core.errors import (
     AccessDenied,
@@ -19,6 +21,7 @@ from frostline.core.errors import (
 from frostline.datasets import Dataset
 from frostline.stores.cloud import azure_settings, cloud_store, google_settings, profile_of, s3_settings
 from frostline.stores.open import open_store
+from frostline.stores.protocols import UNREADABLE, is_other_version, version_of_time
 from frostline.stores.urls import parse_url
 from support.bucket_peer import bucket_peer
 from support.web import web_server
@@ -226,15 +229,92 @@ def test_explains_errors_of_google_cloud_storage(monkeypatch, status, body, kind
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["cats//a.jpg", "./a.jpg", "cats/../a.jpg", "cats/a\nb.jpg"])
-def test_a_key_that_cannot_be_a_name_is_named(monkeypatch, key):
+ODD_KEYS = ["cats//a.jpg", "./a.jpg", "cats/../a.jpg", "cats/a\nb.jpg", "/a.jpg", "..", "a\x7fb", "cats/a/./b"]
+
+
+@pytest.fixture(params=["s3", "gs"])
+def peer_and_url(request, monkeypatch):
+    """A bucket's server in this process, and the URL of its bucket."""
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "token")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with bucket_peer() as peer:
-        peer.objects = {"dogs/1.jpg": TEN, key: TEN}
-        store = open_store(f"gs://photos?endpoint={peer.url}")
-        for use in (lambda: list(store.list()), store.sections):
-            with pytest.raises(DataError, match=f"holds an object {re.escape(ascii(key))}"):
-                use()
+        peer.knows_folders = True
+        yield peer, f"{request.param}://photos?endpoint={peer.url}"
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_a_key_that_cannot_be_a_name_is_listed_as_unreadable_beside_all_others(peer_and_url, key):
+    peer, url = peer_and_url
+    if key == "/a.jpg" and url.startswith("gs:"):
+        key = "a//b.jpg"  # Arrow too takes /a.jpg for a.jpg there: it is a sample that cannot be read
+    others = {f"{folder}/{number}.jpg": bytes(number) for folder in ("cats", "dogs") for number in range(3)}
+    peer.objects = {**others, key: TEN}
+    store = open_store(url)
+    entries, folders = store.sections()
+    by_folder = [*entries, *(entry for folder in folders for entry in store.list_section(folder))]
+    # To the driver /a.jpg is a.jpg, which only folders tell apart: those are what data sets are listed by.
+    for found in ([] if key == "/a.jpg" else [list(store.list())]) + [by_folder]:
+        sizes = {entry.object: entry.size for entry in found}
+        assert sizes == {**{name: len(data) for name, data in others.items()}, key: UNREADABLE}
+        assert len(found) == len(sizes)
+
+
+def test_a_key_that_cannot_be_a_name_costs_other_folders_nothing(peer_and_url):
+    peer, url = peer_and_url
+    peer.objects = {"dogs/1.jpg": TEN, "cats/a//1.jpg": TEN, "cats/2.jpg": TEN}
+    store = open_store(url)
+    assert store.list_section("dogs/")[0].etag == store.describe("dogs/1.jpg").etag
+    # Without etags in such a listing, versions are times; neither says that the other has changed.
+    (version,) = (entry.etag for entry in store.list_section("cats/") if entry.object == "cats/2.jpg")
+    assert version == version_of_time(datetime(2026, 1, 1, tzinfo=UTC).timestamp())
+    assert not is_other_version(version, store.read_version("cats/2.jpg", 0, 1)[1])
+
+
+def test_a_key_that_cannot_be_a_name_is_named_where_nothing_else_lists(peer_and_url):
+    peer, url = peer_and_url
+    peer.objects = {"dogs/1.jpg": TEN, "cats//1.jpg": TEN}
+    store, asked = open_store(url), []
+
+    def refused_to_arrow():
+        # Its listings ask for so many keys at once, or by Google's other interface; the driver's say nothing of that.
+        asked.append(peer.seen[-1][1])
+        return (403, {}, b"<Error><Code>AccessDenied</Code></Error>") if re.search("max|/o[?]", asked[-1]) else None
+
+    peer.answers = refused_to_arrow
+    with pytest.raises(DataError, match=r"holds an object 'cats//1\.jpg'"):
+        list(store.list())
+    assert len(asked) > 1
+
+
+def test_an_odd_name_in_a_container_of_azure_is_named(azurite, monkeypatch):
+    for name, value in azurite.environment().items():
+        monkeypatch.setenv(name, value)
+    azurite.make_container("oddnames")
+    store = open_store("az://oddnames")
+    store.write("cats/1.jpg", TEN)
+    azurite.put("oddnames/cats//2.jpg", TEN)
+    with pytest.raises(DataError, match=r"holds an object 'cats//2\.jpg'"):
+        list(store.list())
+
+
+def test_a_bucket_with_odd_keys_is_a_data_set_without_them(s3, monkeypatch, caplog):
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    s3.make_bucket("oddkeys")
+    there = ["cats/1.jpg", "cats/é.jpg", "cats/a b+c%20d.jpg", "dogs/1.jpg"]
+    odd = ["cats/a\nb.jpg", "dogs/a\tb.jpg", "dogs/deep/\n/x.jpg"]
+    client = Session().create_client("s3", endpoint_url=f"http://{s3.s3}")
+    for name in [*there, *odd]:
+        client.put_object(Bucket="oddkeys", Key=name, Body=TEN)
+    data = Dataset("s3://oddkeys")
+    assert sorted(data.manifest.names) == sorted(there)
+    assert data.classes == ("cats", "dogs")
+    (left,) = data.manifest.left_out
+    assert (left.total, sorted(left.names)) == (3, sorted(map(ascii, odd)))
+    assert "3 objects that cannot be read by that name" in caplog.text
+    # It is said again, of the manifest that was found.
+    assert Dataset("s3://oddkeys").manifest.left_out == (left,)
 
 
 def test_a_web_server_that_lists_nothing_says_what_to_do(s3):

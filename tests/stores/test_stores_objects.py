@@ -16,8 +16,8 @@ from frostline.core import errors
 from frostline.core.errors import (
     AccessDenied,
     BadRequest,
-    DataError,
     DataNotFound,
+    EmptyDataset,
     FrostlineError,
     ObjectNotFound,
     OutOfSpace,
@@ -26,9 +26,11 @@ from frostline.core.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
+from frostline.datasets import Dataset
 from frostline.stores.errors import error_of_driver
 from frostline.stores.local import error_of_system
 from frostline.stores.open import open_store
+from frostline.stores.protocols import UNREADABLE
 
 
 def test_a_backslash_in_a_name_separates_no_folders(tmp_path):
@@ -111,12 +113,45 @@ def test_links_in_a_folder_are_followed_but_never_in_a_circle(tmp_path):
     assert len(names) < 10
 
 
-def test_lists_a_file_name_with_a_tab_and_refuses_one_outside_utf8_by_name(tmp_path):
-    (tmp_path / "a\tb").write_bytes(b"x")
-    assert [entry.object for entry in open_store(str(tmp_path)).list()] == ["a\tb"]
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jpg")).write_bytes(b"x")
-    with pytest.raises(DataError, match=r"udcff\.jpg"):
-        list(open_store(str(tmp_path)).list())
+def test_lists_odd_file_names_and_tells_those_that_cannot_be_read(tmp_path):
+    readable = ["a\tb", "a\nb", "..a", "a\\b", "é"]
+    for name in readable:
+        (tmp_path / name).write_bytes(b"x")
+    latin = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    latin.mkdir()
+    (latin / "\udcff.jpg").write_bytes(b"xy")
+    (tmp_path / "broken").symlink_to(tmp_path / "nothing")
+    (tmp_path / "itself").symlink_to(tmp_path / "itself")
+    os.mkfifo(tmp_path / "pipe")
+    store = open_store(str(tmp_path))
+    entries, folders = store.sections()
+    by_folder = [*entries, *(entry for folder in folders for entry in store.list_section(folder))]
+    unreadable = {"caf\\xe9/\\xff.jpg", "broken", "itself", "pipe"}
+    for found in (list(store.list()), by_folder):
+        assert {entry.object for entry in found if entry.size == 1} == set(readable)
+        assert {entry.object for entry in found if entry.size == UNREADABLE} == unreadable
+        assert len(found) == len(readable) + len(unreadable)
+    assert {bytes(store.read(name, 0, 1)) for name in readable} == {b"x"}
+    assert {entry.object for entry in store.list_dated()} == set(readable)
+
+
+def test_a_folder_with_odd_names_is_a_data_set_of_all_that_can_be_read(tmp_path):
+    for name in ("cats/1.jpg", "cats/a\nb.jpg", "dogs/1.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "dogs" / "broken.jpg").symlink_to(tmp_path / "nothing.jpg")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/cats/\xff.jpg")).write_bytes(b"x")
+    data = Dataset(tmp_path)
+    assert sorted(data.manifest.names) == ["cats/1.jpg", "cats/a\nb.jpg", "dogs/1.jpg"]
+    (left,) = data.manifest.left_out
+    assert (left.total, set(left.names)) == (2, {"dogs/broken.jpg", "cats/\\xff.jpg"})
+
+
+def test_a_folder_of_which_nothing_can_be_read_says_so(tmp_path):
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "1.jpg").symlink_to(tmp_path / "nothing.jpg")
+    with pytest.raises(EmptyDataset, match=r"nothing but 1 object that cannot be read by that name \(cats/1\.jpg\)"):
+        len(Dataset(tmp_path))
 
 
 def test_a_pipe_in_a_folder_holds_up_no_reader(tmp_path):

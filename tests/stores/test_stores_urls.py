@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from frostline.core.errors import BadRequest, SettingError
 from frostline.stores.urls import check_name, is_within, normalise_url, object_url, parse_url
 
+pytestmark = pytest.mark.promise("data")
+
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
 
 

@@ -8,6 +8,7 @@ import pytest
 from frostline.core.errors import DataError, ObjectNotFound, StoreError, StoreThrottled, StoreUnavailable
 from frostline.stores.cloud import cloud_store
 from frostline.stores.open import open_store
+from frostline.stores.protocols import UNREADABLE
 from frostline.stores.urls import parse_url
 from frostline.stores.web import path_of_redirect, refuse_private_address
 from support.bucket_peer import bucket_peer
@@ -184,15 +185,28 @@ def test_lists_nothing_outside_the_root():
         b'<?xml version="1.0" encoding="odd"?><multistatus/>',
         b'<?xml version="1.0" encoding="big5"?><multistatus/>',
         listing(("http://[oops/photos/x", 3)),
-        listing(("/photos/x", "9" * 5000)),
-        listing(("/photos/x", "-1")),
-        listing(("/photos/%2e%2e/x", 3)),
         b'<!DOCTYPE l [<!ENTITY a "aaaaaaaaaa">' + b'<!ENTITY b "&a;&a;">' + b"]><multistatus>&b;</multistatus>",
     ],
 )
 def test_a_listing_that_makes_no_sense_gets_a_sentence(answer):
     with suppress(StoreError, DataError):  # some are empty listings, and none raises anything else
         assert listed(answer) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        (("/photos/x", "9" * 5000), "x"),
+        (("/photos/x", "-1"), "x"),
+        (("/photos/x", ""), "x"),
+        (("/photos/%2e%2e/x", 3), "../x"),
+        (("/photos/a//x", 3), "a//x"),
+        (("/photos/a%00b", 3), "a\\0b"),
+    ],
+)
+def test_an_object_that_cannot_be_asked_for_is_listed_as_unreadable_beside_the_others(entry, name):
+    found = listed(listing(("/photos/a%0Ab", 1), entry, ("/photos/y", 4)))
+    assert [(entry.object, entry.size) for entry in found] == [("a\nb", 1), (name, UNREADABLE), ("y", 4)]
 
 
 def test_a_server_that_would_be_left_alone_for_years_is_asked_again_soon():

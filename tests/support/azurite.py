@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
+from urllib.parse import quote
 
 from support.servers import free_ports, listens, served
 
@@ -42,17 +43,27 @@ class Azurite:
     def make_container(self, name: str) -> None:
         """Make a container; making it again does nothing."""
         # Signed by hand: the driver of stores makes none.
-        about = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
-        lines = ["PUT", *[""] * 11, *(f"{key}:{value}" for key, value in about.items())]
-        text = "\n".join([*lines, f"/{_ACCOUNT}/{_ACCOUNT}/{name}", "restype:container"])
+        self._put(name, "restype:container", b"", {}, (201, 409))
+
+    def put(self, path: str, data: bytes) -> None:
+        """Put a blob at ``container/name``, whatever its name."""
+        self._put(path, "", data, {"x-ms-blob-type": "BlockBlob"}, (201,))
+
+    def _put(self, path: str, asked: str, data: bytes, about: dict[str, str], statuses: tuple[int, ...]) -> None:
+        path = quote(path)
+        headers = {**about, "x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+        length = str(len(data)) if data else ""
+        lines = ["PUT", "", "", length, *[""] * 8, *(f"{key}:{value}" for key, value in sorted(headers.items()))]
+        text = "\n".join([*lines, f"/{_ACCOUNT}/{_ACCOUNT}/{path}", *([asked] if asked else [])])
         signature = base64.b64encode(hmac.new(base64.b64decode(_KEY), text.encode(), hashlib.sha256).digest()).decode()
-        headers = {**about, "Authorization": f"SharedKey {_ACCOUNT}:{signature}", "Content-Length": "0"}
+        headers |= {"Authorization": f"SharedKey {_ACCOUNT}:{signature}", "Content-Length": str(len(data))}
         connection = http.client.HTTPConnection(self.address, timeout=10)
         with contextlib.closing(connection):
-            connection.request("PUT", f"/{_ACCOUNT}/{name}?restype=container", headers=headers)
+            query = f"?{asked.replace(':', '=')}" if asked else ""
+            connection.request("PUT", f"/{_ACCOUNT}/{path}{query}", data, headers=headers)
             status = connection.getresponse().status
-        if status not in (201, 409):
-            raise RuntimeError(f"Azurite answered {status} to the container {name}")
+        if status not in statuses:
+            raise RuntimeError(f"Azurite answered {status} to {path}")
 
 
 def find_azurite() -> Path | None:

@@ -1,10 +1,11 @@
-"""A bucket over HTTP in this process: as much of Google's XML interface as a store of objects uses, and its refusals.
+"""A bucket over HTTP in this process: as much of Google's interfaces as a store of objects uses, and its refusals.
 
 No real server of Google Cloud Storage can be run here; this one is for what Frostline sends and what it makes of the
 answers.
 """
 
 import hashlib
+import json
 import re
 import threading
 from contextlib import contextmanager, suppress
@@ -45,6 +46,8 @@ class BucketPeer:
             return said
         if self.token and headers.get("Authorization") != f"Bearer {self.token}":
             return _error(401, "AuthenticationRequired")
+        if parts.path == f"/storage/v1/b/{self.bucket}/o":
+            return 200, {"Content-Type": "application/json"}, self._json_listing(parse_qs(parts.query))
         bucket, _, name = unquote(parts.path).lstrip("/").partition("/")
         if bucket != self.bucket:
             return _error(404, "NoSuchBucket")
@@ -70,6 +73,13 @@ class BucketPeer:
         last = min(last, len(data) - 1)
         about["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
         return 206, about, data[first : last + 1]
+
+    def _json_listing(self, asked):
+        (prefix,) = asked.get("prefix", [""])
+        about = {"bucket": self.bucket, "timeCreated": "2026-01-01T00:00:00.000Z", "generation": "1"}
+        names = [name for name in sorted(self.objects) if name.startswith(prefix)]
+        items = [{**about, "name": name, "size": str(len(self.objects[name]))} for name in names]
+        return json.dumps({"kind": "storage#objects", "items": items}).encode()
 
     def _listing(self, asked):
         (prefix,) = asked.get("prefix", [""])

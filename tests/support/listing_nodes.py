@@ -61,7 +61,15 @@ def table_of(count=3, **columns):
 
 
 def manifest_bytes(table, **about):
-    said = {"digest": DIGEST, "classes": ["a"], "reading": "objects", "splits": [], "left_out": [], **about}
+    said = {
+        "digest": DIGEST,
+        "classes": ["a"],
+        "reading": "objects",
+        "splits": [],
+        "left_out": [],
+        "is_turned": False,
+        **about,
+    }
     sink = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(said)}), sink, compression="zstd")
     return sink.getvalue().to_pybytes()

@@ -15,4 +15,4 @@ def photographs_folder(tmp_path_factory):
         return BESIDE
     from frostline.demo import make
 
-    return make(tmp_path_factory.mktemp("photographs") / "set", per_class=12).directory
+    return make(tmp_path_factory.mktemp("photographs") / "set", per_class=16).directory / "train"

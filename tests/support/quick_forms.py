@@ -12,16 +12,22 @@ IMPORTED = ("numpy", "torch", "torch.export", "torch._dynamo", "PIL.Image", "pya
 
 
 @contextmanager
-def prepared_processes():
-    """A context of ``multiprocessing`` whose processes begin with those imports; its server ends with the last."""
+def prepared_processes(*more):
+    """A context of ``multiprocessing`` whose processes begin with those imports; its server ends with the last.
+
+    Args:
+        more: further modules to import.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(IMPORTED))
+    context.set_forkserver_preload([*IMPORTED, *more])
     yield context
 
 
 def run_script(context, script, arguments, output, timeout_s):
     """The exit code of a script, whose output goes into a file; it is killed when its time is over."""
-    process = context.Process(target=_script, args=(str(script), list(map(str, arguments)), str(output)))
+    process = context.Process(
+        target=_script, args=(str(script), list(map(str, arguments)), str(output), dict(os.environ))
+    )
     process.start()
     process.join(timeout_s)
     if process.is_alive():
@@ -30,7 +36,8 @@ def run_script(context, script, arguments, output, timeout_s):
     return process.exitcode
 
 
-def _script(script, arguments, output):
+def _script(script, arguments, output, environment):
+    os.environ.update(environment)  # the server's is that of its first test
     with Path(output).open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

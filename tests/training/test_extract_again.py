@@ -19,6 +19,8 @@ from frostline.training.extract import Previous, extract
 from frostline.training.settings import ExtractSettings, JobSettings
 from support.images import image_folder
 
+pytestmark = pytest.mark.promise("kept")
+
 PART_BYTES = 2_000_000  # some five rows
 
 

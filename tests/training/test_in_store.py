@@ -47,6 +47,8 @@ from support.images import image_folder, tiny_preprocess
 from support.nodes import served, until
 from support.trainings import assignment_for, frozen, ignore, runs, tampered, trainers_of, training
 
+pytestmark = pytest.mark.promise("survives")
+
 ENDLESS = Recipe(epochs=100_000, batch_size=6)
 
 

@@ -20,6 +20,8 @@ from frostline.training.start import begin
 from frostline.wire.connection import address_of
 from support.images import image_folder
 
+pytestmark = pytest.mark.promise("secret", mended="a job's own node read its user's files to everybody on the machine")
+
 
 def test_no_secret_gets_into_the_files_and_words_of_a_training(s3, tmp_path, monkeypatch, capfd):
     s3.put_folder(image_folder(tmp_path / "photos", per_class=6), "trained")

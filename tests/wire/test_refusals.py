@@ -6,6 +6,8 @@ from frostline.core import errors
 from frostline.core.errors import FrostlineError, Overloaded, Refused, StoreError, Unavailable
 from frostline.wire.messages import TRAVELLING, error_from_answer, error_to_json, retry_after, status_of
 
+pytestmark = pytest.mark.promise("data")
+
 
 def family(*roots):
     kinds = [getattr(errors, name) for name in errors.__all__ if name != "nearest"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frostline.cli.options import as_json, node_options
+from frostline.cli.options import VerbCommand, as_json, node_options
 from frostline.cli.serve import serve, served_settings
 from frostline.cli.show import print_json, print_table, say
 from frostline.cli.units import BYTES
@@ -55,6 +55,9 @@ _timeout = click.option(
     metavar="SECONDS",
     help="Maximum seconds to wait until the nodes are ready.",
 )
+
+
+cluster.command_class = VerbCommand
 
 
 @cluster.command(epilog="Example: frostline cluster up --data-root file:///photos --on-label store=photos --open")
@@ -142,7 +145,7 @@ def up(
     say(f"jobs find them by --near ray://{namespace}; frostline cluster down ends them")
 
 
-_NOT_UNDER_RAY = ("listen", "control_config", "prices")
+_NOT_UNDER_RAY = ("audit", "listen", "control_config", "prices")
 # The options of serve, with the same words; its own are there already.
 up.params.extend(
     option for option in serve.params if option.name not in {*_NOT_UNDER_RAY, *(known.name for known in up.params)}

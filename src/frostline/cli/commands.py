@@ -17,14 +17,14 @@ from frostline.cli.index import index
 from frostline.cli.ingest import ingest
 from frostline.cli.io import io
 from frostline.cli.logs import end_logs, log_or_say
-from frostline.cli.options import as_json, epochs_option
+from frostline.cli.options import as_json, command, epochs_option
 from frostline.cli.plan import plan
-from frostline.cli.serve import control, serve
+from frostline.cli.serve import cert, control, serve
 from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN, ProgressBar, say
 from frostline.cli.top import top
 from frostline.cli.train import finish, train
 from frostline.cli.verify import verify
-from frostline.core.errors import AccessDenied, BadRequest, Forbidden, FrostlineError, OverBudget, UserError
+from frostline.core.errors import AccessDenied, BadRequest, Forbidden, FrostlineError, OverBudget, Untrusted, UserError
 from frostline.core.events import PhaseStarted, ProgressMade
 from frostline.core.system import __version__
 from frostline.core.units import in_bytes, printable_logs
@@ -33,13 +33,13 @@ from frostline.training.settings import JobSettings, TrainSettings
 __all__ = ("run", "verbs")
 
 # What a node or a store refuses and its user can put right: too little --memory, other roots, wrong credentials.
-_USERS = (AccessDenied, BadRequest, Forbidden, OverBudget)
+_USERS = (AccessDenied, BadRequest, Forbidden, OverBudget, Untrusted)
 
 
 _MODEL = "demo:efficientnet_lite0"
 
 
-@click.command(epilog="Example: frostline demo --data photos/ --out run/")
+@command(epilog="Example: frostline demo --data photos/ --out run/")
 @click.option("--data", metavar="DIR", help="A folder of images in class folders, instead of the demo's own set.")
 @epochs_option
 @click.option(
@@ -55,7 +55,7 @@ def demo(data: str | None, epochs: int | None, out: Path, as_json: bool) -> int:
     """Fine-tune a pretrained EfficientNet-lite0 on real photographs, the node in a process of its own.
 
     Without --data a set is made once from the photographs that scikit-image and scikit-learn ship: one class a
-    photograph, each sample a seeded view of it.
+    photograph, each sample a seeded view of a part of it. Held-out views show parts that no learned view shows.
     """
     from frostline.training.start import begin
 
@@ -77,9 +77,9 @@ def _own_photographs(directory: Path, progress: ProgressBar) -> Path:
     progress(PhaseStarted(name="making photographs"))
     found = make(directory, progress=lambda done, total: progress(ProgressMade(done=done, total=total)))
     say(
-        f"{'Made' if found.made else 'Found'} {found.images} photographs in {directory}: seeded views (crop, scale, "
-        f"slight rotation) of the {len(found.classes)} photographs that scikit-image and scikit-learn ship, one class "
-        f"each, JPEG quality 95, {in_bytes(found.mean_bytes)} on average.",
+        f"{'Made' if found.made else 'Found'} {found.images} images in {directory}: seeded views (crop, scale, slight "
+        f"rotation) of {len(found.classes)} photographs that scikit-image and scikit-learn ship, one class each, "
+        f"{in_bytes(found.mean_bytes)} on average. Held-out views show a quarter of a photograph that no other shows.",
         err=True,
     )
     return directory
@@ -95,7 +95,23 @@ def verbs() -> None:
     """
 
 
-for _verb in (cluster, control, demo, doctor, extract, index, ingest, io, plan, predict, serve, top, train, verify):
+for _verb in (
+    cert,
+    cluster,
+    control,
+    demo,
+    doctor,
+    extract,
+    index,
+    ingest,
+    io,
+    plan,
+    predict,
+    serve,
+    top,
+    train,
+    verify,
+):
     verbs.add_command(_verb)
 
 

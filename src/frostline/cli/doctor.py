@@ -4,7 +4,7 @@ import os
 
 import click
 
-from frostline.cli.options import as_json, format_option
+from frostline.cli.options import as_json, command, format_option
 from frostline.cli.show import DONE, MISTAKEN, ProgressBar, print_json, say
 from frostline.core.errors import SettingError
 from frostline.doctor import FINE, PROBLEM, WARNING, ExaminedSetup, Finding, examine, worst
@@ -18,7 +18,7 @@ _SIGNS = {FINE: ("ok", "green"), WARNING: ("look", "yellow"), PROBLEM: ("MEND", 
 _HASTE = {RETRY_FOR: "5", TIMEOUT: "15"}
 
 
-@click.command(epilog="Example: frostline doctor --data s3://photos --near http://store:7070 --model timm:resnet18")
+@command(epilog="Example: frostline doctor --data s3://photos --near http://store:7070 --model timm:resnet18")
 @click.option("--data", metavar="URL", help="Folder or URL of the data.")
 @format_option
 @click.option("--column", metavar="NAME", help="Column of Parquet files that has the samples.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from frostline.cli.logs import log_format_option, progress, trace_option
-from frostline.cli.options import as_json, data_options, job_options, policy_option
+from frostline.cli.options import as_json, command, data_options, job_options, policy_option
 from frostline.cli.show import ProgressBar, on_ray, print_json, say
 from frostline.cli.units import BYTES
 from frostline.core.config import LoaderSettings, NodeSettings
@@ -34,7 +34,7 @@ __all__ = (
 )
 
 
-@click.command(
+@command(
     epilog="Example: frostline extract --data photos/ --model demo:efficientnet_lite0 --until features --out f.parquet"
 )
 @job_options
@@ -114,7 +114,7 @@ _OF_THE_RUN = {
 }
 
 
-@click.command(epilog="Example: frostline predict --run runs/first --data new-photos/ --out predictions.csv")
+@command(epilog="Example: frostline predict --run runs/first --data new-photos/ --out predictions.csv")
 @click.option(
     "--run",
     required=True,

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frostline.cli.options import as_json, changed_option, format_option, label_option, list_option, where_option
+from frostline.cli.options import (
+    as_json,
+    changed_option,
+    command,
+    format_option,
+    label_option,
+    list_option,
+    where_option,
+)
 from frostline.cli.show import ProgressBar, bar, print_json, print_table, say
 from frostline.cli.units import SHARES
 from frostline.core.units import in_bytes, in_seconds
@@ -21,7 +29,7 @@ _MAX_CLASSES = 60
 _MAX_SHOWN = 10
 
 
-@click.command(epilog="Example: frostline index --data photos/ --split train=0.8,val=0.1,test=0.1")
+@command(epilog="Example: frostline index --data photos/ --split train=0.8,val=0.1,test=0.1")
 @click.option("--data", required=True, metavar="URL", help="Folder or URL of the data.")
 @format_option
 @label_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from frostline.cli.options import as_json, changed_option, label_option, list_option, where_option
+from frostline.cli.options import as_json, changed_option, command, label_option, list_option, where_option
 from frostline.cli.show import ProgressBar, on_ray, print_json, say
 from frostline.cli.units import BYTES
 from frostline.core.errors import SettingError
@@ -30,7 +30,7 @@ FORMS = ("ready", "original", "parquet", "webdataset", "cql")
 _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 
 
-@click.command(epilog="Example: frostline ingest photos/ ready/ --format ready --preprocess imagenet:224")
+@command(epilog="Example: frostline ingest photos/ ready/ --format ready --preprocess imagenet:224")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DEST")
 @click.option(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from frostline.cli.logs import log, log_format_option
-from frostline.cli.options import NODE_MEMORY, as_json, control_link, control_option, roots_there
+from frostline.cli.options import NODE_MEMORY, as_json, command, control_link, control_option, roots_there
 from frostline.cli.show import print_json, print_json_line, print_table, say
 from frostline.cli.units import BYTES
 from frostline.core.config import IoSettings, NodeSettings, default_node_memory_bytes, io_socket
@@ -28,7 +28,7 @@ __all__ = ("io",)
 _END_S = 30.0
 
 
-@click.command(epilog="Example: frostline io --data-root s3://photos --memory 8GiB")
+@command(epilog="Example: frostline io --data-root s3://photos --memory 8GiB")
 @click.option(
     "--socket",
     "path",
@@ -71,6 +71,7 @@ _END_S = 30.0
 @click.option("--status", is_flag=True, help="Show the running service: its jobs, bytes under way and hits.")
 @click.option(
     "--metrics",
+    "metrics_address",
     metavar="HOST:PORT",
     help="Serve metrics for Prometheus there, such as at 127.0.0.1:9101, to whoever reaches it.",
 )
@@ -86,7 +87,7 @@ def io(
     node_memory: int,
     read_threads: int,
     status: bool,
-    metrics: str | None,
+    metrics_address: str | None,
     control: str | None,
     as_json: bool,
 ) -> None:
@@ -111,7 +112,7 @@ def io(
         Upstream(near=near, roots=roots, node=node).opened() as upstream,
         listening_at(url) as listening,
         _service(upstream, settings, listening, link) as service,
-        nullcontext() if metrics is None else _served(metrics, service),
+        nullcontext() if metrics_address is None else _served(metrics_address, service),
     ):
         _say(url, near or roots, as_json=as_json)
         wait()

@@ -1,8 +1,14 @@
-"""Options that several verbs share, so that one name means one thing, and the settings they make."""
+"""Options that several verbs share, so that one name means one thing, the settings they make, and how help shows them.
 
-from collections.abc import Callable, Sequence
+Help shows options by what they are about. Of a verb with many it shows the twenty that most jobs need, each by its
+first sentence, and ``--help-all`` shows all of everything.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +17,9 @@ import click
 from frostline.cli.units import ACCURACY, BYTES
 from frostline.control.settings import NO_CONTROL
 from frostline.core import FLOAT32
-from frostline.core.config import CHANGED, LoaderSettings, NodeSettings, default_node_memory_bytes
-from frostline.core.errors import DataNotFound
+from frostline.core.audit import AuditLog, audit_file
+from frostline.core.config import CHANGED, LoaderSettings, NodeSettings, ServerTls, default_node_memory_bytes
+from frostline.core.errors import DataNotFound, SettingError, synonym
 from frostline.planning import POLICIES
 from frostline.stores.urls import parse_url
 from frostline.training.settings import JobSettings
@@ -23,9 +30,13 @@ if TYPE_CHECKING:  # of those that keep to a control plane; others do without
 
 __all__ = (
     "NODE_MEMORY",
+    "VerbCommand",
     "allowed_hosts_option",
     "as_json",
+    "audit_log",
+    "audit_option",
     "changed_option",
+    "command",
     "control_link",
     "control_option",
     "data_options",
@@ -38,10 +49,17 @@ __all__ = (
     "node_options",
     "policy_option",
     "roots_there",
+    "section_of",
+    "sections_of",
+    "server_tls",
+    "tls_options",
     "where_option",
 )
 
 Verb = Callable[..., int | None]
+
+NO_AUDIT = "none"
+"""The file of whoever keeps no audit log."""
 
 NODE_MEMORY = "a quarter of the machine's or container's; of a small one 6GiB, or half"
 """What a node's memory is where nothing says how much."""
@@ -62,6 +80,53 @@ allowed_hosts_option = click.option(
     help="Name, with all that end in it, by which it may be asked where it has no tenants, beside addresses and "
     "localhost; pages of that name may ask it too. May be repeated.",
 )
+
+
+audit_option = click.option(
+    "--audit",
+    metavar="FILE|none",
+    help="File to which who read, brought and changed what, and who was refused, is appended, as lines of JSON; by "
+    "default in audit/ of the user's cache folder, by the port. Of 64 MiB and four older ones.",
+)
+
+
+def audit_log(said: str | None, server: str, port: int) -> AuditLog:
+    """The audit log that the option says."""
+    return AuditLog(None if said == NO_AUDIT else audit_file(server, port) if said is None else Path(said))
+
+
+_TLS = (
+    click.option(
+        "--tls-cert",
+        metavar="FILE",
+        help="Speak TLS (https://) by this certificate, a PEM file as frostline cert writes it; one that is renewed "
+        "counts from the next connection on.",
+    ),
+    click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert, where it does not stand in that file."),
+    click.option(
+        "--tls-client-ca",
+        metavar="FILE",
+        help="Answer only clients with a certificate of these authorities (FROSTLINE_TLS_CERT).",
+    ),
+)
+
+
+def tls_options(verb: Verb) -> Verb:
+    """How a server encrypts; ``server_tls`` takes what the verb gets."""
+    return _with(_TLS, verb)
+
+
+def server_tls(tls_cert: str | None, tls_key: str | None, tls_client_ca: str | None) -> ServerTls | None:
+    """The files by which a server encrypts, as the options say them; None where it does not.
+
+    Raises:
+        SettingError: There is no certificate for them.
+    """
+    if tls_cert is not None:
+        return ServerTls(cert=tls_cert, key=tls_key, client_ca=tls_client_ca)
+    if tls_key or tls_client_ca:
+        raise SettingError("--tls-key and --tls-client-ca need the certificate of --tls-cert")
+    return None
 
 
 def control_link(url: str | None) -> "ControlLink | None":
@@ -103,7 +168,7 @@ list_option = click.option(
     "relist",
     default=True,
     show_default=True,
-    help="List the data, or take the manifest that was built last as it is: at once, whatever the number of objects.",
+    help="List the data; --no-list takes the manifest that was built last, at once, whatever the number of objects.",
 )
 list_locally_option = click.option(
     "--list-locally",
@@ -126,6 +191,170 @@ def roots_there(_: click.Context, __: click.Parameter, roots: tuple[str, ...]) -
         if root.scheme == "file" and not Path(root.path).exists():
             raise DataNotFound(f"--data-root: there is no folder {root.path}")
     return roots
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# What options are about, by their parameters' names, in the order in which help shows them. What is in none of these
+# stands in the section that its beginning says, and else in the last one.
+_SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "Data": _names(
+        """source destination run steps data roots format source_format column label where split shares by relist list_locally
+        changed beside checks samples tokenizer max_length skip_allowance allow_nonfinite resize preprocess dtype
+        follow_links listing_memory max_listed max_manifest"""
+    ),
+    "Network": _names("model until weights weight_folders accuracy policy rule cut codec engines"),
+    "Node": _names(
+        """near memory device nodes address namespace min_nodes max_nodes port read_threads local_tier local_tier_size
+        trials cache_folder cache_size views shared_cache shared_cache_size shared_cache_wait batching max_requests
+        min_upload_rate device_batch threads max_run max_operation node_memory ray_memory window path timeout on workers
+        bandwidth store_speed trainer_speed trainer_memory separate_machines control"""
+    ),
+    "Access": _names("listen tenants allow_anonymous is_open allowed_hosts control_config prices"),
+    "Training": _names(
+        """epochs batch_size learning_rate optimizer weight_decay schedule warm_up patience targets loss task
+        label_smoothing metrics lora unfreeze bf16 augment seed val_share val_split allow_training training_memory"""
+    ),
+    "Output": _names(
+        """out resume checkpoint_every part_size object_size html log_format trace as_json verify measure every once
+        status metrics_address state forget_changes"""
+    ),
+}
+_BEGINNINGS: Mapping[str, str] = {"ca": "Access", "cert": "Access", "key": "Access", "tls": "Access"}
+_REST = "Other"
+# Help of a verb with more options than the first is short, and shows no more of them than the second.
+_ARE_MANY, _MAX_SHOWN = 15, 20
+# Of a verb with many options, those that help shows: the first ones that it has.
+_SHOWN_FIRST = _names(
+    """run data roots model until weights near out resume epochs batch_size learning_rate loss targets lora augment
+    metrics accuracy label split seed as_json listen tenants allow_anonymous allowed_hosts memory device nodes min_nodes
+    max_nodes allow_training weight_folders cache_folder bandwidth store_speed trainer_speed rule measure every html on
+    part_size where log_format control control_config engines"""
+)
+_ALL = "frostline.help_all"
+
+
+def section_of(name: str) -> str:
+    """What an option is about, by its parameter's name."""
+    found = next((section for section, names in _SECTIONS.items() if name in names), None)
+    return found or _BEGINNINGS.get(name.partition("_")[0], _REST)
+
+
+class VerbCommand(click.Command):
+    """A verb whose help shows options by what they are about, and few of many.
+
+    Args:
+        *args: those of ``click.Command``.
+        first: names of the parameters that help shows where they are many.
+        **options: those of ``click.Command``.
+    """
+
+    def __init__(self, *args: Any, first: Sequence[str] = _SHOWN_FIRST, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._shown_first = first
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The parameters, with ``--help-all`` where there are many."""
+        params = super().get_params(ctx)
+        return [*params, _HELP_ALL] if len(self.params) > _ARE_MANY else params
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The values of the options; one that other programs have leads to ours."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            names = {opt.lstrip("-").replace("-", "_"): opt for param in self.params for opt in param.opts}
+            meant = synonym(error.option_name.lstrip("-").replace("-", "_"), names)
+            if not meant:
+                raise
+            raise click.NoSuchOption(error.option_name, possibilities=[names[meant]], ctx=ctx) from error
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What the verb does; its first paragraph alone where help is short."""
+        if self._is_short(ctx):
+            short = copy.copy(self)
+            short.help = (self.help or "").partition("\n\n")[0]
+            super(VerbCommand, short).format_help_text(ctx, formatter)
+        else:
+            super().format_help_text(ctx, formatter)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options, each in the section of what it is about."""
+        is_short = self._is_short(ctx)
+        sections: dict[str, list[tuple[str, str]]] = {section: [] for section in (*_SECTIONS, _REST)}
+        for param in self.shown_options(is_short=is_short):
+            record = (_shortened(param) if is_short else param).get_help_record(ctx)
+            if record is not None:
+                sections[section_of(param.name or "")].append(record)
+        for section, records in sections.items():
+            if records:
+                with formatter.section(section):
+                    formatter.write_dl(records)
+        if is_short:
+            left = len(self.params) - len(self.shown_options(is_short=True))
+            more = f"{left} further options, and all" if left else "All"
+            formatter.write(f"\n{more} that is to be said of these: --help-all\n")
+
+    def shown_options(self, *, is_short: bool) -> list[click.Parameter]:
+        """The parameters that help shows, those of a section in its order."""
+        places = {name: place for place, name in enumerate(name for names in _SECTIONS.values() for name in names)}
+        known = self._first() if is_short else self.params
+        return sorted(known, key=lambda param: places.get(param.name or "", len(places)))
+
+    def _first(self) -> list[click.Parameter]:
+        if len(self.params) <= _MAX_SHOWN:
+            return self.params
+        by_name = {param.name: param for param in self.params}
+        return [by_name[name] for name in self._shown_first if name in by_name][:_MAX_SHOWN]
+
+    def _is_short(self, ctx: click.Context) -> bool:
+        return len(self.params) > _ARE_MANY and not ctx.meta.get(_ALL)
+
+
+def _shortened(param: click.Parameter) -> click.Parameter:
+    """The same with the first sentence of its help."""
+    if not isinstance(param, click.Option) or not param.help:
+        return param
+    param = copy.copy(param)
+    first = re.split(r"[.;] ", param.help or "", maxsplit=1)[0]
+    param.help = f"{first.removesuffix('.')}."
+    return param
+
+
+command = partial(click.command, cls=VerbCommand)
+"""Makes a verb of a function, as ``click.command``."""
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+_HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_all,
+    help="Show every option, and all that is to be said of it.",
+)
+
+
+def sections_of(command: click.Command) -> Iterator[tuple[str, list[click.Option]]]:
+    """A verb's options by what they are about, for a page of them."""
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    for section, names in {**_SECTIONS, _REST: ()}.items():
+        found = [option for option in options if section_of(option.name or "") == section]
+        if found:
+            yield section, sorted(found, key=lambda option: _place(option.name or "", names))
+
+
+def _place(name: str, names: Sequence[str]) -> int:
+    return names.index(name) if name in names else len(names)
 
 
 _NODE = (
@@ -191,8 +420,8 @@ _DATA = (
         multiple=True,
         metavar="URL",
         help="Node beside the data; may be repeated, to share the work. dns://SERVICE:PORT stands for all addresses of "
-        "a name, file:///PATH for a JSON list, ray://NAMESPACE for nodes under Ray; nodes may come and go. Without it "
-        "one is started for the job.",
+        "a name, dns+https:// for the same over TLS, file:///PATH for a JSON list, ray://NAMESPACE for nodes under "
+        "Ray; nodes may come and go. Without it one is started for the job.",
     ),
     list_locally_option,
     click.option(
@@ -201,7 +430,7 @@ _DATA = (
         default=FLOAT32,
         show_default=True,
         metavar="exact|float32|bf16|fp16|int8|ERROR",
-        help="Error that engine and codecs may have: none (exact), that of another order of sums (float32), that of "
+        help="Error that engine and codecs may have. None (exact), that of another order of sums (float32), that of "
         "computing and sending in fewer bits, or a relative error such as 0.01.",
     ),
     click.option(
@@ -271,7 +500,8 @@ _JOB = (
         default=0,
         show_default=True,
         metavar="V",
-        help="Random views of each sample that there are and are kept; 0: another one each epoch.",
+        help="Random augmentations that are kept of each sample: epoch e uses number e mod V. 0 draws new ones "
+        "each epoch and keeps none.",
     ),
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from frostline.cli.options import as_json, job_options
+from frostline.cli.options import as_json, command, job_options
 from frostline.cli.show import ProgressBar, print_json, print_table, say
 from frostline.cli.units import BANDWIDTH, BYTES, TIMES
 from frostline.core.errors import OutOfSpace, SettingError
@@ -88,7 +88,7 @@ def _ways(plan: Plan, situation: Situation) -> str:
     return mixture_in_words({part.route: part.share for part in plan.mixture}, situation.cuts)
 
 
-@click.command(epilog="Example: frostline plan --data photos/ --model torchvision:resnet18 --until layer3")
+@command(epilog="Example: frostline plan --data photos/ --model torchvision:resnet18 --until layer3")
 @job_options
 @click.option(
     "--policy",

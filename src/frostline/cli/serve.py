@@ -1,5 +1,6 @@
 """The verbs ``serve`` and ``control``: run a node beside the data, and divide a store between jobs."""
 
+import signal
 import threading
 import time
 from contextlib import closing
@@ -13,10 +14,15 @@ from frostline.cli.logs import log, log_format_option
 from frostline.cli.options import (
     allowed_hosts_option,
     as_json,
+    audit_log,
+    audit_option,
+    command,
     control_link,
     control_option,
     node_options,
     roots_there,
+    server_tls,
+    tls_options,
 )
 from frostline.cli.show import print_json_line, say
 from frostline.cli.units import BYTES
@@ -25,11 +31,12 @@ from frostline.core.errors import SettingError
 
 if TYPE_CHECKING:
     from frostline.control.messages import Prices
+    from frostline.core.tokens import FollowedFile
 
-__all__ = ("control", "serve", "served_settings")
+__all__ = ("cert", "control", "serve", "served_settings")
 
 
-@click.command(epilog="Example: frostline serve --data-root s3://photos --listen 10.0.0.5:7070 --tenants tenants.toml")
+@command(epilog="Example: frostline serve --data-root s3://photos --listen 10.0.0.5:7070 --tenants tenants.toml")
 @click.option(
     "--data-root",
     "roots",
@@ -59,6 +66,7 @@ __all__ = ("control", "serve", "served_settings")
     help="Listen beyond this machine without --tenants: whoever can reach the address may use the node.",
 )
 @allowed_hosts_option
+@tls_options
 @click.option(
     "--batching",
     type=click.Choice(BATCHING),
@@ -162,6 +170,7 @@ __all__ = ("control", "serve", "served_settings")
 @click.option(
     "--max-manifest", type=BYTES, default="4GiB", show_default=True, help="Refuse to send a manifest with more bytes."
 )
+@audit_option
 @control_option
 @click.option(
     "--control-config",
@@ -184,6 +193,7 @@ def serve(
     listen: str,
     tenants: Path | None,
     control: str | None,
+    audit: str | None,
     control_config: Path | None,
     prices: str | None,
     node: NodeSettings,
@@ -199,7 +209,8 @@ def serve(
     """
     import torch
 
-    from frostline.control.embedded import control_routes, embedded_settings
+    from frostline.control.app import stage_routes
+    from frostline.control.embedded import control_plane, embedded_settings, tenants_of
     from frostline.control.reporter import keeping_to
     from frostline.node import Node
     from frostline.node.http.server import Server
@@ -209,15 +220,22 @@ def serve(
     host, port = _address(listen)
     link = control_link(control)
     node = served_settings(node, tenants=tenants, **options)
-    routes = control_routes(embedded_settings(node, control_config, _prices(prices), control))
+    plane = control_plane(embedded_settings(node, control_config, _prices(prices), control))
+    routes = [] if plane is None else stage_routes(plane)
     # The inspector first: it is a copy of this process, which has torch and no threads yet.
     with (
         Inspector(fork=True, kept=kept_inspections()) as inspector,
         closing(take_port(host, port, for_others=bool(node.tenants) or node.allow_anonymous)) as listening,
-        Node(node, roots, inspector) as running,
+        Node(node, roots, inspector, audit_log(audit, "node", listening.getsockname()[1])) as running,
         keeping_to(running, link),
     ):
         torch.set_num_threads(node.compute_threads)
+        if tenants is not None:
+            file = running.follow_tenants(tenants)
+            if plane is not None:
+                plane.follow(file)
+                running.on_renewal = lambda settings: plane.renew(tenants_of(settings))
+            _at_hang_up(file)
         server = Server(running, listening, routes=routes)
         threading.Thread(target=running.warm, daemon=True).start()
         url = server.url
@@ -250,6 +268,9 @@ def served_settings(
     tenants: Path | None,
     allow_anonymous: bool,
     allowed_hosts: tuple[str, ...],
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
     batching: str,
     max_requests: int,
     min_upload_rate: int,
@@ -292,6 +313,7 @@ def served_settings(
         tenants=() if tenants is None else read_tenants(tenants),
         allow_anonymous=allow_anonymous,
         allowed_hosts=allowed_hosts,
+        tls=server_tls(tls_cert, tls_key, tls_client_ca),
         cache_folder=cache_folder,
         cache_bytes=cache_size,
         shared_cache=shared_cache,
@@ -328,7 +350,7 @@ _ADVICE = (
 )
 
 
-@click.command(epilog="Example: frostline control --config control.toml --listen 10.0.0.5:7075")
+@command(epilog="Example: frostline control --config control.toml --listen 10.0.0.5:7075")
 @click.option(
     "--config",
     required=True,
@@ -351,6 +373,8 @@ _ADVICE = (
 )
 @click.option("--open", "is_open", is_flag=True, help="Listen beyond this machine without tenants.")
 @allowed_hosts_option
+@tls_options
+@audit_option
 @click.option(
     "--forget-changes",
     is_flag=True,
@@ -364,6 +388,10 @@ def control(
     state: Path | None,
     is_open: bool,
     allowed_hosts: tuple[str, ...],
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    audit: str | None,
     forget_changes: bool,
     as_json: bool,
 ) -> None:
@@ -377,21 +405,80 @@ def control(
     from frostline.control.changes import ControlChanges
     from frostline.control.settings import read_control_settings
     from frostline.control.store import RecordStore
+    from frostline.core.tokens import FollowedFile
     from frostline.node.http.server import AppServer, listen
 
     host, port = _address(address)
     check_hosts(allowed_hosts)
+    tls = server_tls(tls_cert, tls_key, tls_client_ca)
     settings = read_control_settings(config)
     with (
         closing(listen(host, port, for_others=bool(settings.tenants) or is_open, advice=_ADVICE)) as listening,
         closing(RecordStore(state or config.with_suffix(".state"))) as store,
+        closing(audit_log(audit, "control", listening.getsockname()[1])) as audited,
     ):
         if forget_changes:
             store.write({}, changes=ControlChanges())
         kept = store.state(settings, now_s=time.time())
-        app, is_asked_freely = make_control_app(ControlPlane(kept, store)), not settings.tenants
-        server = AppServer(app, listening, is_open=is_asked_freely, names=allowed_hosts)
+        plane, is_asked_freely = ControlPlane(kept, store, audit=audited), not settings.tenants
+        if settings.tenants:
+            file = FollowedFile(config, lambda: plane.renew(read_control_settings(config).tenants))
+            plane.follow(file)
+            _at_hang_up(file)
+        app = make_control_app(plane)
+        server = AppServer(app, listening, is_open=is_asked_freely, names=allowed_hosts, tls=tls)
         server.run(on_ready=lambda: _say_control(server.url, as_json=as_json))
+
+
+@command(epilog="Example: frostline cert --out certificates store-1 10.0.0.5")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="certificates",
+    show_default=True,
+    metavar="DIR",
+    help="Folder of the authority (ca.pem and ca-key.pem, which are made once) and of what it signs.",
+)
+@click.option("--client", "is_client", is_flag=True, help="Certificate of a client, such as a trainer.")
+@click.option(
+    "--days",
+    type=click.IntRange(min=1),
+    default=365,
+    show_default=True,
+    help="Days for which the certificate is valid.",
+)
+@as_json
+def cert(names: tuple[str, ...], out: Path, is_client: bool, days: int, as_json: bool) -> None:
+    """Make a certificate for a server or a client of one's own cluster, and the authority that signs it.
+
+    The names are those by which a server is asked: of its host, of a service (dns+https://), or addresses. Without an
+    authority in the folder one is made first. Its key stays in that folder; ca.pem goes to all clients
+    (FROSTLINE_TLS_CA), and to servers that ask clients for certificates (--tls-client-ca).
+    """
+    from frostline.wire.tls import Authority
+
+    if is_client and len(names) > 1:
+        raise SettingError("--client takes one name, which tells the client from others")
+    authority = Authority(out)
+    cert_file, key_file = authority.issue(names, is_client=is_client, days=days)
+    if as_json:
+        print_json_line({"ca": str(authority.ca), "cert": str(cert_file), "key": str(key_file)})
+    elif is_client:
+        say(
+            f"{cert_file} and {key_file} are those of a client: FROSTLINE_TLS_CA={authority.ca} "
+            f"FROSTLINE_TLS_CERT={cert_file} FROSTLINE_TLS_KEY={key_file}"
+        )
+    else:
+        say(
+            f"{cert_file} and {key_file} are those of a server: frostline serve --tls-cert {cert_file} --tls-key "
+            f"{key_file}; its clients know it by FROSTLINE_TLS_CA={authority.ca}"
+        )
+
+
+def _at_hang_up(file: "FollowedFile") -> None:
+    """Have a file read again after SIGHUP, which would end the process otherwise."""
+    signal.signal(signal.SIGHUP, lambda *_: file.distrust())
 
 
 def _say_control(url: str, *, as_json: bool) -> None:

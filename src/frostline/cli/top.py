@@ -14,7 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from frostline.cli.options import as_json
+from frostline.cli.options import as_json, command
 from frostline.cli.show import DONE, FAILED, print_json_line, text
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings
@@ -104,7 +104,7 @@ def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, f
     return {name: value - before.get(name, 0.0) for name, value in now.items()}
 
 
-@click.command(epilog="Example: frostline top --near http://store-1:7070 --near http://store-2:7070")
+@command(epilog="Example: frostline top --near http://store-1:7070 --near http://store-2:7070")
 @click.option(
     "--near", multiple=True, default=(_NEAR,), show_default=True, metavar="URL", help="Node; may be repeated."
 )

@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 from frostline.cli.logs import log_format_option, progress, trace_option
-from frostline.cli.options import as_json, epochs_option, job_options, policy_option
+from frostline.cli.options import as_json, command, epochs_option, job_options, policy_option
 from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table, say
 from frostline.core import EXACT
 from frostline.core.errors import SettingError
@@ -47,7 +47,9 @@ Verb = Callable[..., int | None]
 
 
 _RECIPE = (
-    click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True),
+    click.option(
+        "--optimizer", type=click.Choice(OPTIMIZERS), default="adam", show_default=True, help="Optimiser of the head."
+    ),
     click.option("--learning-rate", "--lr", default=2e-3, show_default=True, help="Learning rate of the optimiser."),
     click.option(
         "--weight-decay",
@@ -100,8 +102,8 @@ _RECIPE = (
     click.option(
         "--metrics",
         metavar="NAME,...",
-        help="Metrics of held-out samples, the main one first: "
-        + "; ".join(f"of {task} {', '.join(names)}" for task, names in METRICS_OF.items())
+        help="Metrics of held-out samples, the main one first. Of "
+        + "; of ".join(f"{task} {', '.join(names)}" for task, names in METRICS_OF.items())
         + ". By default accuracy of classes, and of others all.",
     ),
     click.option(
@@ -352,9 +354,7 @@ def _rates(report: Report) -> list[tuple[str, str]]:
     return [("samples/s from the store", f"{in_rate(measured)} measured, {in_rate(predicted)} predicted")]
 
 
-@click.command(
-    epilog="Example: frostline train --data photos --model demo:efficientnet_lite0 --until features --out run"
-)
+@command(epilog="Example: frostline train --data photos --model demo:efficientnet_lite0 --until features --out run")
 @run_options
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write head, network and report here.")
 @resume_option

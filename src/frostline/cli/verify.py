@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frostline.cli.options import as_json
+from frostline.cli.options import as_json, command
 from frostline.cli.show import DIFFERENT, DONE, ProgressBar, print_json, print_table, say
 from frostline.cli.train import FREE, left_out, refuse_changes, run_options, take_options
 from frostline.core.system import collector_rests
@@ -19,11 +19,14 @@ __all__ = ("verify",)
 
 # What may be another one beside what any run may be gone on with: another copy of the data, and another way to compute.
 _OTHER = ("accuracy", "codec", "cut", "data", "policy", "steps", "run")
-# Beside them, what a run's folder may not say; all other options are taken from it and left out of the help.
-_SHOWN = {*FREE, *_OTHER, "as_json", "loss", "model"} - {"allow_nonfinite", "list_locally", "relist"}
+# All other options are taken from the run's folder.
+_FIRST = (
+    *("run", "steps", "near", "data", "model", "loss", "accuracy", "cut", "codec", "policy", "device", "memory"),
+    *("cache_folder", "cache_size", "local_tier", "local_tier_size", "read_threads", "trials", "as_json"),
+)
 
 
-@click.command(epilog="Example: frostline verify runs/first --near http://another-node:8000")
+@command(epilog="Example: frostline verify runs/first --near http://another-node:8000", first=_FIRST)
 @click.argument(
     "run",
     metavar="RUN",
@@ -68,11 +71,6 @@ def verify(run: Path, steps: int, job: JobSettings, as_json: bool, **how: Any) -
     else:
         _print(done)
     return DIFFERENT if done.differences else DONE
-
-
-for _param in verify.params:
-    if isinstance(_param, click.Option):
-        _param.hidden = _param.name not in _SHOWN
 
 
 def _print(done: "Verification") -> None:

@@ -21,7 +21,7 @@ from frostline.core.system import crc32
 from frostline.profiles import Profile
 from frostline.transport import Cancellation, TransportStatistics
 from frostline.wire import pieces
-from frostline.wire.connection import Connections, Exchange, Message, address_of
+from frostline.wire.connection import Connections, Exchange, Message
 from frostline.wire.framing import MEDIA_TYPE, decode
 from frostline.wire.messages import (
     CHECKSUM_HEADER,
@@ -248,7 +248,7 @@ class HttpTransport:
     """A ``Transport`` to a node at an address. Nothing is connected before the first call; a fork may use it too.
 
     Args:
-        url: such as ``http://store-1:7070``.
+        url: such as ``http://store-1:7070`` or ``https://store-1:7070``.
         settings: settings of the job's loader.
 
     Raises:
@@ -257,13 +257,12 @@ class HttpTransport:
 
     def __init__(self, url: str, settings: LoaderSettings | None = None) -> None:
         settings = settings or LoaderSettings()
-        host, port = address_of(url)
         self._url = url.rstrip("/")
         self._connections = Connections(
-            host,
-            port,
+            url,
             deadline_s=settings.deadline_s,
             max_idle=settings.last_requests + 1,
+            tls=settings.tls,
         )
         self._identity = {} if settings.token is None else {"Authorization": f"Bearer {settings.token}"}
         self._protocol = PROTOCOLS[1]

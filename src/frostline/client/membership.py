@@ -11,6 +11,7 @@ from pathlib import Path
 
 from frostline.client.balanced import BalancedTransport
 from frostline.core.errors import EngineNotReady, FrostlineError, NodeUnreachable, Refused, SettingError, Unavailable
+from frostline.core.files import stamp_of
 from frostline.core.system import __version__
 from frostline.transport import Transport
 from frostline.wire.messages import PROTOCOLS, Health, common_protocol
@@ -358,12 +359,4 @@ _SLOW = NodeUnreachable("it was not there when the job began")
 
 
 def _stamps(paths: Sequence[Path]) -> list[tuple[int, int, int] | None]:
-    return [_stamp(path) for path in paths]
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return [stamp_of(path) for path in paths]

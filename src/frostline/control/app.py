@@ -1,12 +1,11 @@
 """The control plane over HTTP: who asks, what they say within limits, what is answered, and its metrics."""
 
-import hashlib
 import json
 import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,15 +21,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from frostline.control.changes import ControlChanges
+from frostline.control.changes import ControlChanges, ControlEvent
 from frostline.control.messages import ControlAnswer, StageReport
-from frostline.control.settings import EVERY_TENANT
-from frostline.control.state import ControlState, ViewPage, job_of, tenant_of, view_of
+from frostline.control.settings import EVERY_TENANT, ControlTenant
+from frostline.control.state import ControlState, StageRecord, ViewPage, job_of, tenant_of, view_of
 from frostline.control.store import RecordWriter
-from frostline.core.errors import BadRequest, Forbidden, OverBudget, Unauthenticated
+from frostline.core.audit import AuditLog
+from frostline.core.errors import BadRequest, Forbidden, OverBudget, SettingError
+from frostline.core.tokens import FollowedFile, TokenTable
 from frostline.node.http.connection_guard import recognise
 from frostline.node.http.pages import MAX_VIEWERS, Dashboard, LiveAnswers
-from frostline.node.http.requests import METRICS_TYPE, REFUSALS, BodyReader, body_length, json_bytes, json_response
+from frostline.node.http.requests import (
+    METRICS_TYPE,
+    REFUSALS,
+    BodyReader,
+    address_of,
+    body_length,
+    json_bytes,
+    json_response,
+)
 from frostline.wire.messages import MAX_PATCH_BYTES, known_only
 
 __all__ = (
@@ -124,16 +133,53 @@ class ControlPlane:
         state: the state.
         store: file of its records.
         clock: returns seconds since 1970.
+        audit: log of who changed what and was refused; None keeps none.
+
+    Attributes:
+        audit: the log.
     """
 
-    def __init__(self, state: ControlState, store: RecordWriter, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        state: ControlState,
+        store: RecordWriter,
+        clock: Callable[[], float] = time.time,
+        audit: AuditLog | None = None,
+    ) -> None:
+        self.audit = audit or AuditLog(None)
         self._state = state
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
-        self._tenants = {tenant.token_sha256: tenant for tenant in state.settings.tenants}
-        self._seeing = {tenant.name for tenant in state.settings.tenants if tenant.sees_all}
-        self._changing = {tenant.name for tenant in state.settings.tenants if tenant.may_change}
+        self._touched: dict[tuple[str, str], StageRecord | None] = {}
+        self._unsaved: dict[int, ControlEvent | None] = {}
+        self._changes: ControlChanges | None = None
+        self._is_open = not state.settings.tenants
+        self._tokens = TokenTable("this control plane", state.settings.tenants)
+        self._file: FollowedFile | None = None
+        self._give_rights(state.settings.tenants)
+
+    def _give_rights(self, tenants: Sequence[ControlTenant]) -> None:
+        self._seeing = {tenant.name for tenant in tenants if tenant.sees_all}
+        self._changing = {tenant.name for tenant in tenants if tenant.may_change}
+
+    def renew(self, tenants: Sequence[ControlTenant]) -> None:
+        """Know these tenants from now on. What jobs of those that left hold stays theirs until they fall silent.
+
+        Raises:
+            SettingError: They make no sense here, or there are none.
+        """
+        if self._is_open or not tenants:
+            raise SettingError("a control plane that has tenants keeps some, and one without gets none while it runs")
+        with self._lock:
+            self._state.renew_tenants(tuple(tenants))
+            self._give_rights(tenants)
+            self._tokens.renew(tenants)
+        self.audit.changed("tenants renewed", tenants=[tenant.name for tenant in tenants])
+
+    def follow(self, file: FollowedFile) -> None:
+        """Look at a file, which has ``renew`` called where it has changed, before anybody is identified."""
+        self._file = file
 
     def receive(self, tenant: str, report: StageReport) -> ControlAnswer:
         """See ``ControlState.receive``; what it changed is on disk when this returns."""
@@ -144,7 +190,7 @@ class ControlPlane:
 
     def rights(self, tenant: str) -> Rights:
         """What a tenant may see and do; those with the same see the same."""
-        sees_all = not self._tenants or tenant in self._seeing
+        sees_all = self._is_open or tenant in self._seeing
         return Rights(tenant=None if sees_all else tenant, may_change=tenant in self._changing)
 
     def view(self, rights: Rights, page: ViewPage) -> dict[str, Any]:
@@ -182,7 +228,7 @@ class ControlPlane:
 
     @contextmanager
     def _changed(self, by: str) -> Iterator[float]:
-        if not self._tenants:
+        if self._is_open:
             raise Forbidden("this control plane has no tenants, so nobody may change it: see may_change of [[tenant]]")
         if by not in self._changing:
             raise Forbidden(f"tenant {by} may change nothing here: its [[tenant]] has no may_change = true")
@@ -192,27 +238,25 @@ class ControlPlane:
             self._keep(self._state.changes if self._state.changes != before else None)
 
     def _keep(self, changes: ControlChanges | None = None) -> None:
-        events = self._state.events.unsaved()
-        self._store.write(self._state.touched(), events, changes)
+        # What the disk did not take is written with what comes next.
+        self._touched |= self._state.touched()
+        self._unsaved |= self._state.events.unsaved()
+        self._changes = changes or self._changes
+        self._store.write(self._touched, self._unsaved, self._changes)
+        events = self._unsaved
+        self._touched, self._unsaved, self._changes = {}, {}, None
         for event in filter(None, events.values()):
+            if event.kind == "changed":
+                self.audit.changed("change", **{**event.to_json(), "tenant": event.tenant or "all"})
             _LOG.info("control_event", extra={"fields": {**event.to_json(), "tenant": event.tenant or "all"}})
 
-    def identify(self, token: str | None) -> str:
-        """The name of the tenant that a token belongs to.
-
-        Raises:
-            Unauthenticated: No tenant has it.
-        """
-        if not self._tenants:
+    def identify(self, token: str | None, address: str = "") -> str:
+        """The name of the tenant that a token belongs to; see ``TokenTable.owner`` for the arguments and errors."""
+        if self._is_open:
             return EVERY_TENANT
-        if token is None:
-            raise Unauthenticated(
-                "this control plane knows its tenants: set FROSTLINE_TOKEN to the token you were given"
-            )
-        tenant = self._tenants.get(hashlib.sha256(token.encode()).hexdigest())
-        if tenant is None:
-            raise Unauthenticated("this control plane does not know that token: see FROSTLINE_TOKEN")
-        return tenant.name
+        if self._file is not None:
+            self._file.look()
+        return self._tokens.owner(token, address)
 
 
 def make_control_app(plane: ControlPlane, max_viewers: int = MAX_VIEWERS) -> Starlette:
@@ -223,7 +267,7 @@ def make_control_app(plane: ControlPlane, max_viewers: int = MAX_VIEWERS) -> Sta
         max_viewers: viewers that are sent the view each second; others ask for it.
     """
     service = _Routes(plane, max_viewers)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/", Dashboard("frostline.control").page, methods=["GET"]),
             Route("/v1/stages", service.stages, methods=["POST"]),
@@ -236,6 +280,8 @@ def make_control_app(plane: ControlPlane, max_viewers: int = MAX_VIEWERS) -> Sta
         ],
         exception_handlers=REFUSALS,
     )
+    app.state.audit = plane.audit
+    return app
 
 
 def stage_routes(plane: ControlPlane) -> list[Route]:
@@ -304,8 +350,8 @@ class _Routes:
     def _asker(self, request: Request, parameters: tuple[str, ...] = ()) -> str:
         known_only(dict(request.query_params), parameters, "the address")
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        tenant = self._plane.identify(token.strip() if kind.lower() == "bearer" else None)
-        recognise(request.scope.get("state", {}))
+        tenant = self._plane.identify(token.strip() if kind.lower() == "bearer" else None, address_of(request))
+        recognise(request.scope.setdefault("state", {}), tenant)
         return tenant
 
 

@@ -17,7 +17,7 @@ from frostline.control.state import ControlState, StageRecord
 from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.core.errors import SettingError
 
-__all__ = ("control_routes", "embedded_settings")
+__all__ = ("control_plane", "control_routes", "embedded_settings", "tenants_of")
 
 # Each takes at most some 16 KiB of memory, which comes on top of the node's.
 _MAX_STAGES = 2_000
@@ -28,11 +28,20 @@ _UNBOUNDED = ControlSettings(capacity=Amounts(), round_s=_UNBOUNDED_ROUND_S, max
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-3, 1e3
 
 
+def control_plane(settings: ControlSettings | None) -> ControlPlane | None:
+    """Make a control plane that keeps its state in memory; none without settings."""
+    return None if settings is None else ControlPlane(ControlState(settings, now_s=time.time()), _Forgets())
+
+
 def control_routes(settings: ControlSettings | None) -> list[Route]:
     """Make the routes of a control plane that keeps its state in memory; none without settings."""
-    if settings is None:
-        return []
-    return stage_routes(ControlPlane(ControlState(settings, now_s=time.time()), _Forgets()))
+    plane = control_plane(settings)
+    return [] if plane is None else stage_routes(plane)
+
+
+def tenants_of(node: NodeSettings) -> tuple[ControlTenant, ...]:
+    """The tenants of a node, as its control plane knows them."""
+    return tuple(map(_tenant, node.tenants))
 
 
 def embedded_settings(
@@ -57,11 +66,11 @@ def embedded_settings(
             raise SettingError("--control none serves no control plane: leave out --control-config and --prices")
         return None
     given = _UNBOUNDED if config is None else _read(config, node)
-    return replace(given, tenants=tuple(map(_tenant, node.tenants)), prices=prices or given.prices)
+    return replace(given, tenants=tenants_of(node), prices=prices or given.prices)
 
 
 def _read(config: Path, node: NodeSettings) -> ControlSettings:
-    given = read_control_settings(config, tenants=tuple(map(_tenant, node.tenants)))
+    given = read_control_settings(config, tenants=tenants_of(node))
     if math.isfinite(given.capacity.compute_s_per_s):
         raise SettingError(
             f"{config}: a node divides its devices by the weights of its tenants; leave out compute_s_per_s"
@@ -73,6 +82,9 @@ def _tenant(tenant: TenantSettings) -> ControlTenant:
     return ControlTenant(
         name=tenant.name,
         token_sha256=tenant.token_sha256,
+        expires_at_s=tenant.expires_at_s,
+        next_token_sha256=tenant.next_token_sha256,
+        next_expires_at_s=tenant.next_expires_at_s,
         weight=min(_MAX_WEIGHT, max(_MIN_WEIGHT, tenant.weight)),
         sees_all=tenant.sees_all,
     )

@@ -11,7 +11,8 @@ import torch
 from frostline.control.embedded import control_routes, embedded_settings
 from frostline.control.reporter import ControlLink, keeping_to
 from frostline.control.settings import NO_CONTROL
-from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
+from frostline.core.audit import AuditLog, audit_file
+from frostline.core.config import LoaderSettings, NodeSettings, ServerTls, TenantSettings
 from frostline.core.errors import UserError
 from frostline.node.http.server import Server, listen
 from frostline.node.inspection import Inspector, kept_inspections
@@ -42,7 +43,10 @@ def _serve(wanted: dict[str, Any], settings: NodeSettings, inspector: Inspector)
             wanted["host"], wanted["port"], for_others=bool(settings.tenants) or settings.allow_anonymous
         )
         link = _link(wanted)
-        node = Node(settings, tuple(wanted["roots"]), inspector)
+        port = listening.getsockname()[1]
+        # The node of a job serves that job alone.
+        audit = AuditLog(audit_file("node", port) if wanted["reports"] else None)
+        node = Node(settings, tuple(wanted["roots"]), inspector, audit)
     except UserError as error:
         _say({"error": type(error).__name__, "message": str(error)})
         return 2
@@ -63,11 +67,15 @@ def _link(wanted: dict[str, Any]) -> ControlLink | None:
 
 
 def _settings(value: dict[str, Any]) -> NodeSettings:
-    tenants = (
-        TenantSettings(**{**tenant, "roots": tenant["roots"] and tuple(tenant["roots"])}) for tenant in value["tenants"]
-    )
+    tenants = [_tenant(tenant) for tenant in value["tenants"]]
     lists = {"tenants": tuple(tenants), "allowed_hosts": tuple(value["allowed_hosts"])}
-    return NodeSettings(**{**value, **lists})
+    tls = value["tls"] and ServerTls(**value["tls"])
+    return NodeSettings(**{**value, **lists, "tls": tls})
+
+
+def _tenant(value: dict[str, Any]) -> TenantSettings:
+    made: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
+    return TenantSettings(**made)
 
 
 def _say(value: dict[str, str]) -> None:

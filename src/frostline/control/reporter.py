@@ -22,10 +22,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from frostline.control.messages import ControlAnswer, ControlledStage, JobActivity, StageReport, checked_job
 from frostline.control.shares import Amounts
+from frostline.core.config import TlsFiles
 from frostline.core.errors import BadRequest, FrostlineError, SettingError
 from frostline.node import Node
 from frostline.node.tenants import TenantLimits
-from frostline.wire.connection import Connections, Exchange, Message, address_of
+from frostline.wire.connection import Connections, Exchange, Message
 from frostline.wire.messages import error_from_answer
 
 __all__ = (
@@ -52,19 +53,19 @@ class ControlLink:
     Args:
         url: such as ``http://store-1:7075?job=night``; without a name the job is the process group on this host.
         token: token that identifies the job's tenant; None where the control plane knows none.
+        tls: files of TLS where the URL is an ``https://``; None takes those of the environment.
 
     Raises:
         SettingError: The URL is none.
     """
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, tls: TlsFiles | None = None) -> None:
         parts = urlsplit(url)
         named = parse_qs(parts.query).get("job", [f"{socket.gethostname()}-{os.getpgrp()}"])
-        base = parts._replace(query="", fragment="").geturl()
-        host, port = address_of(base)
+        base = parts._replace(query="").geturl()
         self._url = base
         self._identity = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._connections = Connections(host, port, deadline_s=_DEADLINE_S, max_idle=1)
+        self._connections = Connections(base, deadline_s=_DEADLINE_S, max_idle=1, tls=tls)
         try:
             self.job = checked_job(named[0])
         except BadRequest as error:

@@ -1,17 +1,16 @@
 """What a control plane divides, between whom and by which rules, and the TOML file that says so."""
 
 import math
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from frostline.control.messages import Prices
 from frostline.control.shares import Amounts
-from frostline.core.config import check_fields, check_minimums
+from frostline.core.config import TokenHolder, check_different_tokens, check_fields, check_minimums, with_ends
 from frostline.core.errors import SettingError
 from frostline.core.files import require_guarded
 
@@ -39,28 +38,22 @@ POLICY_NAMES = ("deadlines", "priorities", "max_min", "proportional")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControlTenant:
+class ControlTenant(TokenHolder):
     """One tenant of a control plane.
 
     Attributes:
-        name: name in the view and in sentences.
-        token_sha256: SHA-256 of its token, in small hexadecimal digits.
         weight: its share is in proportion to this; its jobs divide that.
         sees_all: whether it may see the stages of all tenants.
         may_change: whether it may change weights, jobs and capacities of all while the control plane runs.
     """
 
-    name: str
-    token_sha256: str = field(repr=False)
     weight: float = 1.0
     sees_all: bool = False
     may_change: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        TokenHolder.__post_init__(self)
         _check_weight(f"tenant {self.name}", self.weight)
-        if not re.fullmatch(r"[0-9a-f]{64}", self.token_sha256):
-            raise SettingError(f"token_sha256 of tenant {self.name} must be 64 small hexadecimal digits")
         if self.may_change and not self.sees_all:
             raise SettingError(f"tenant {self.name} may change what all have, so it must see them: set sees_all too")
 
@@ -123,8 +116,7 @@ class ControlSettings:
         check_minimums(self, round_s=1e-3, lease_s=self.round_s, max_stages=1)
         if not self.policies or not set(self.policies) <= set(POLICY_NAMES):
             raise SettingError(f"policies must be some of {', '.join(POLICY_NAMES)}, not {list(self.policies)}")
-        _check_different("names of tenants", [tenant.name for tenant in self.tenants])
-        _check_different("tokens of tenants", [tenant.token_sha256 for tenant in self.tenants])
+        check_different_tokens(self.tenants)
         _check_different("jobs", [(job.tenant, job.name) for job in self.jobs])
         for job in self.jobs:
             self._check_job(job)
@@ -185,7 +177,7 @@ def read_control_settings(path: Path, tenants: tuple[ControlTenant, ...] | None 
 def _settings(value: dict[str, Any], tenants: tuple[ControlTenant, ...] | None) -> ControlSettings:
     _check_fields_known("the file", value, _TOP)
     if tenants is None:
-        tenants = tuple(_made(ControlTenant, table) for table in _tables(value, "tenant"))
+        tenants = tuple(_made(ControlTenant, with_ends(table)) for table in _tables(value, "tenant"))
     elif "tenant" in value:
         raise SettingError("a node has its own tenants (--tenants); leave out the tables [[tenant]]")
     policies = value.get("policies", ["deadlines", "max_min"])

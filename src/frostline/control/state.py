@@ -27,7 +27,7 @@ from frostline.control.changes import (
     tenant_told,
 )
 from frostline.control.messages import ControlAnswer, JobActivity, StageReport, saved, summarised
-from frostline.control.settings import EVERY_TENANT, ControlledJob, ControlSettings
+from frostline.control.settings import EVERY_TENANT, ControlledJob, ControlSettings, ControlTenant
 from frostline.control.shares import (
     RESOURCES,
     Amounts,
@@ -41,7 +41,7 @@ from frostline.control.shares import (
     policies_of,
     summed,
 )
-from frostline.core.errors import BadRequest, Overloaded, UnknownName
+from frostline.core.errors import BadRequest, Overloaded, SettingError, UnknownName
 
 __all__ = (
     "PAGE_ROWS",
@@ -482,6 +482,19 @@ class ControlState:
         before, self._notices = self._notices, {} if decision is None else decision.notices
         self._tell(before, {} if decision is None else decision.shares, now_s)
         self._decided_s, self._is_changed = now_s, False
+
+    def renew_tenants(self, tenants: tuple[ControlTenant, ...]) -> None:
+        """Take these for the tenants of the file.
+
+        Raises:
+            SettingError: They make no sense beside the rest of it.
+        """
+        before, self._file = self._file, replace(self._file, tenants=tenants)
+        try:
+            self._set(self.changes)
+        except SettingError:
+            self._file = before
+            raise
 
     def _set(self, changes: ControlChanges) -> None:
         self.settings = changes.applied(self._file)

@@ -1,6 +1,7 @@
 """Keeps stages, changes and events in a file of SQLite, so that a control plane goes on where it was stopped."""
 
 import json
+import logging
 import math
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -14,12 +15,14 @@ from frostline.control.changes import ControlChanges, ControlEvent
 from frostline.control.messages import StageReport
 from frostline.control.settings import ControlSettings
 from frostline.control.state import ControlState, StageRecord
-from frostline.core.errors import BadRequest, SettingError
+from frostline.core.errors import BadRequest, SettingError, Unavailable
 from frostline.core.files import make_private_file, require_guarded
 from frostline.core.system import __version__
+from frostline.node.http.connection_guard import SeldomLog
 
 __all__ = ("RecordStore", "RecordWriter")
 
+_LOG = SeldomLog(logging.getLogger("frostline.control"))
 _SCHEMA = 2
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS stages (tenant TEXT, stage TEXT, record TEXT NOT NULL, PRIMARY KEY (tenant, stage))",
@@ -125,7 +128,7 @@ class RecordStore:
             changes: all changes of the settings; None where there are no other ones.
 
         Raises:
-            SettingError: The disk does not take them.
+            Unavailable: The disk does not take them; nothing of them is written.
         """
         kept = [(*key, json.dumps(_written(record))) for key, record in changed.items() if record is not None]
         gone = [key for key, record in changed.items() if record is None]
@@ -141,7 +144,10 @@ class RecordStore:
                 self._connection.execute("REPLACE INTO changes VALUES (1, ?)", [json.dumps(changes.to_json())])
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            raise SettingError(f"cannot write the state to {self._path}: {error}") from error
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            _LOG.error("cannot write the state to %s: %s; reports are refused until it can be", self._path, error)
+            raise Unavailable(f"the control plane cannot keep its state: {error}; make room on its disk") from error
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -7,8 +7,9 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from functools import partial
 from numbers import Integral, Real
 from os import PathLike
@@ -22,14 +23,19 @@ from frostline.core.errors import SettingError
 from frostline.core.system import usable_cores, usable_memory_bytes
 
 __all__ = (
+    "ACTIONS",
     "BATCHING",
     "CHANGED",
     "TUNING",
     "IoSettings",
     "LoaderSettings",
     "NodeSettings",
+    "ServerTls",
     "TenantSettings",
+    "TlsFiles",
+    "TokenHolder",
     "cache_folder",
+    "check_different_tokens",
     "check_fields",
     "check_hosts",
     "check_minimums",
@@ -39,6 +45,7 @@ __all__ = (
     "devices_of",
     "environment",
     "io_socket",
+    "with_ends",
 )
 
 
@@ -186,12 +193,120 @@ def check_hosts(names: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TenantSettings:
-    """One tenant of a node: who it is, and what it may use. None is no bound but the node's own.
+class TlsFiles:
+    """The files by which a client knows servers over TLS, and they know it.
+
+    A file that changes counts from the next connection on.
+
+    Attributes:
+        ca: PEM file of the authorities whose servers are trusted; None trusts those of the system.
+        cert: PEM file of this client's certificate, for servers that ask for one, and of those between it and its
+            authority; None has none.
+        key: PEM file of its private key, which other users may not read; None where it stands in ``cert``.
+    """
+
+    ca: str | None = field(default_factory=partial(_variable, "FROSTLINE_TLS_CA"))
+    cert: str | None = field(default_factory=partial(_variable, "FROSTLINE_TLS_CERT"))
+    key: str | None = field(default_factory=partial(_variable, "FROSTLINE_TLS_KEY"))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.key is not None and self.cert is None:
+            raise SettingError("a key (FROSTLINE_TLS_KEY) needs its certificate: set FROSTLINE_TLS_CERT too")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTls:
+    """The files by which a server speaks TLS. One that changes counts from the next connection on.
+
+    Attributes:
+        cert: PEM file of its certificate, and of those between it and its authority.
+        key: PEM file of its private key, which other users may not read; None where it stands in ``cert``.
+        client_ca: PEM file of the authorities of which every client must have a certificate; None asks for none.
+    """
+
+    cert: str
+    key: str | None = None
+    client_ca: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenHolder:
+    """Somebody who is known by a token, or by two while one takes the place of the other.
 
     Attributes:
         name: in statistics and sentences.
         token_sha256: SHA-256 of its token, in small hexadecimal digits; the token itself is kept nowhere.
+        expires_at_s: when that token runs out, in seconds since 1970; None never.
+        next_token_sha256: SHA-256 of the token that takes its place, which is valid as well; None for none.
+        next_expires_at_s: when that one runs out.
+    """
+
+    name: str
+    token_sha256: str = field(repr=False)
+    expires_at_s: float | None = None
+    next_token_sha256: str | None = field(default=None, repr=False)
+    next_expires_at_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for field_name in ("token_sha256", "next_token_sha256"):
+            digest = getattr(self, field_name)
+            is_left_out = digest is None and field_name != "token_sha256"
+            if not is_left_out and not re.fullmatch(r"[0-9a-f]{64}", str(digest)):
+                raise SettingError(f"{field_name} of tenant {self.name} must be 64 small hexadecimal digits")
+
+    @property
+    def tokens(self) -> tuple[tuple[str, float], ...]:
+        """SHA-256 of each token, and when it runs out, in seconds since 1970; infinite for never."""
+        both = (self.token_sha256, self.expires_at_s), (self.next_token_sha256, self.next_expires_at_s)
+        return tuple(
+            (digest, math.inf if ends_at_s is None else ends_at_s) for digest, ends_at_s in both if digest is not None
+        )
+
+
+def with_ends(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of a TOML file whose dates of tokens, ``expires_at`` and ``next_expires_at``, are seconds since 1970.
+
+    Raises:
+        SettingError: One is no date and time with its offset.
+    """
+    made = dict(table)
+    for name in ("expires_at", "next_expires_at"):
+        ends_at = made.pop(name, None)
+        if ends_at is None:
+            continue
+        if not isinstance(ends_at, datetime) or ends_at.tzinfo is None:
+            raise SettingError(f"{name} must be a date and time with its offset, such as 2030-01-31T07:00:00Z")
+        made[f"{name}_s"] = ends_at.timestamp()
+    return made
+
+
+def check_different_tokens(holders: Sequence[TokenHolder]) -> None:
+    """Make sure that nobody has another's name or token.
+
+    Raises:
+        SettingError: Somebody has.
+    """
+    names = [holder.name for holder in holders]
+    tokens = [digest for holder in holders for digest, _ in holder.tokens]
+    for what, found in (("names", names), ("tokens", tokens)):
+        if len(set(found)) < len(found):
+            raise SettingError(f"tenants must have different {what}")
+
+
+ACTIONS = ("read", "compute", "upload", "list", "train")
+"""What a tenant may be allowed to do: have samples sent, networks run on them, and networks sent; list data; train."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSettings(TokenHolder):
+    """One tenant of a node: who it is, and what it may use. None is no bound but the node's own.
+
+    Attributes:
         weight: its share of the device's seconds is in proportion to this.
         requests: in work or waiting at once, uploads too; one more is refused with 429.
         work_bytes: bytes of the memory for samples in work and answers not yet sent.
@@ -199,27 +314,31 @@ class TenantSettings:
         weight_bytes: bytes of the resident prefixes that it uploaded, and of the resident engines that were made for
             it. None is half of the memory for weights where there are several tenants.
         roots: URLs under which it may read; None is all that the node serves.
+        actions: some of ``ACTIONS``, which it may do; None is all that the node does.
+        prefixes: SHA-256 of the prefixes that it may upload, run and train behind; None is any.
         sees_all: it is told the statistics of the other tenants too.
         may_change: it may change weights and quotas of all tenants while the node runs.
     """
 
-    name: str
-    token_sha256: str = field(repr=False)
     weight: float = 1.0
     requests: int | None = None
     work_bytes: int | None = None
     device_s_per_s: float | None = None
     weight_bytes: int | None = None
     roots: tuple[str, ...] | None = None
+    actions: tuple[str, ...] | None = None
+    prefixes: tuple[str, ...] | None = None
     sees_all: bool = False
     may_change: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        TokenHolder.__post_init__(self)
         if not re.fullmatch(r"[\w.-]{1,64}", self.name):
             raise SettingError(f"a tenant's name has up to 64 letters, digits, '.', '_' and '-': not {self.name!r}")
-        if not re.fullmatch(r"[0-9a-f]{64}", self.token_sha256):
-            raise SettingError(f"token_sha256 of tenant {self.name} must be 64 small hexadecimal digits")
+        if not set(self.actions or ()) <= set(ACTIONS):
+            raise SettingError(f"actions of tenant {self.name} are some of {', '.join(ACTIONS)}")
+        if not all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in self.prefixes or ()):
+            raise SettingError(f"prefixes of tenant {self.name} are digests of 64 small hexadecimal digits")
         if not 0 < self.weight < math.inf:
             raise SettingError(f"weight of tenant {self.name} must be above 0, not {self.weight}")
         for name in ("requests", "work_bytes", "device_s_per_s", "weight_bytes"):
@@ -291,6 +410,7 @@ class NodeSettings:
             uploads a network with one of their tensors does not send it. That such a file is there can be found out so.
         allowed_hosts: Names by which it may be asked beside addresses and ``localhost`` where it has no tenants, and
             pages of which may ask it: a page of any other site could read it through a browser of its user.
+        tls: Files by which it speaks TLS; None speaks none.
         follow_links: Symbolic links in folders may lead out of the data roots. A node in the process of a job follows
             them, since it reads for nobody else.
         max_graph_nodes: Operations of a network that is uploaded; ten times those of a ViT-B/16.
@@ -336,6 +456,7 @@ class NodeSettings:
     allow_anonymous: bool = False
     weight_folders: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    tls: ServerTls | None = None
     follow_links: bool = False
     max_graph_nodes: int = 4000
     max_graph_values: int = 20_000
@@ -366,9 +487,7 @@ class NodeSettings:
         if self.batching not in BATCHING:
             raise SettingError(f"batching must be one of {', '.join(BATCHING)}, not {self.batching!r}")
         check_hosts(self.allowed_hosts)
-        for what in ("name", "token_sha256"):
-            if len({getattr(tenant, what) for tenant in self.tenants}) < len(self.tenants):
-                raise SettingError(f"tenants must have different {what.split('_')[0]}s")
+        check_different_tokens(self.tenants)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -454,6 +573,7 @@ class LoaderSettings:
         control: address of the control plane that divides the store between jobs, such as
             ``http://store-1:7075?job=night``; None reports to the job's first node, ``"none"`` to nobody.
         token: token that identifies the job to its nodes; None where they know nobody. Never shown or logged.
+        tls: files by which nodes and control planes at ``https://`` are known, and know the job.
     """
 
     requests_in_flight: int | None = None
@@ -481,6 +601,7 @@ class LoaderSettings:
     io: str | None = field(default_factory=partial(_variable, "FROSTLINE_IO"))
     control: str | None = field(default_factory=partial(_variable, "FROSTLINE_CONTROL"))
     token: str | None = field(default_factory=partial(_variable, "FROSTLINE_TOKEN"), repr=False)
+    tls: TlsFiles = field(default_factory=TlsFiles)
 
     def __repr__(self) -> str:
         return _changes(self)

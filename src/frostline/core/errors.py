@@ -30,6 +30,7 @@ FrostlineError
 ├── Refused                   the node will not do this, however often it is asked
 │   ├── BadRequest            the request does not make sense
 │   ├── Unauthenticated          the node does not know who asks
+│   ├── Untrusted             one side has no certificate that the other one trusts
 │   ├── Forbidden            this node does not do that: its operator has to allow it
 │   ├── UnknownName           there is no tenant or job of that name
 │   ├── UnknownTraining       the node holds no such training, or nothing of it
@@ -45,7 +46,10 @@ FrostlineError
 """
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from frostline.core.units import printable
 
@@ -89,10 +93,14 @@ __all__ = (
     "UnknownPrefix",
     "UnknownTraining",
     "UnsafeArtifact",
+    "Untrusted",
     "UserError",
     "WeightsMismatch",
     "WeightsMissing",
+    "add_hints",
+    "hint_for",
     "nearest",
+    "synonym",
 )
 
 
@@ -226,6 +234,10 @@ class Unauthenticated(Refused):
     """The node does not know who asks: no token came, or one that it does not know."""
 
 
+class Untrusted(Refused):
+    """One side of a connection has no certificate that the other one trusts; the message says whose, and why."""
+
+
 class Forbidden(Refused):
     """This node does not do that; the message names the setting with which its operator allows it."""
 
@@ -278,10 +290,100 @@ class Overloaded(Unavailable):
         self.retry_after_s = retry_after_s
 
 
+# The field's own words, by the first of our names that the function or table in question knows.
+_SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("address", "endpoint", "node_address", "node_url", "nodes", "server"), ("near",)),
+    **dict.fromkeys(("freeze_to", "freeze_until", "frozen_until", "layer", "layers"), ("until", "freeze")),
+    **dict.fromkeys(("data_dir", "data_path", "dataset", "path", "root", "uri"), ("url", "data")),
+    **dict.fromkeys(("feature_extractor", "image_processor", "processor", "transforms"), ("transform",)),
+    **dict.fromkeys(("callback", "callbacks", "on_event"), ("observe",)),
+    **dict.fromkeys(("dtype", "precision"), ("accuracy",)),
+    **dict.fromkeys(("DataLoader", "StreamingDataLoader", "dataloader"), ("loader",)),
+    **dict.fromkeys(("ImageFolder", "StreamingDataset", "WebDataset", "load_dataset"), ("Dataset",)),
+    "bs": ("batch_size",),
+    "limit": ("num_samples",),
+    "network": ("model",),
+    "random_state": ("seed",),
+    "target_column": ("targets",),
+}
+# The line to write with one of our names.
+_EXAMPLES: Mapping[str, str] = {
+    "Dataset": 'Dataset("photos")',
+    "freeze": 'freeze(model, until="layer4")',
+    "loader": 'loader("photos", batch_size=32, shuffle=True)',
+    "near": 'near="http://store-1:7070"',
+    "until": 'freeze(model, until="layer4")',
+}
+# Arguments of other loaders that have no counterpart here, and what to do instead.
+_OF_WORKERS = (
+    "threads read ahead by themselves, so leave {name} out; processes of PyTorch's own take the loader as "
+    "DataLoader(loader, batch_size=None, num_workers=2)"
+)
+_INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("multiprocessing_context", "num_workers", "persistent_workers", "timeout", "worker_init_fn", "workers"),
+        _OF_WORKERS,
+    ),
+    "batch_sampler": "the order is drawn from shuffle=True, seed=0 and epoch=0, so leave batch_sampler out",
+    "collate_fn": "batches are made here: change each sample by map=function, or each batch by augment=function",
+    "device": "batches come in CPU memory: write batch = batch.to(device) in the loop",
+    "download": "data is read where it lies, so leave download out",
+    "generator": "the order is drawn from numbers: give seed=0 and epoch=0",
+    "pin_memory": "batches for a model on a GPU are pinned by themselves, so leave pin_memory out; "
+    "settings=LoaderSettings(pin_memory=True) forces it",
+    "prefetch_factor": "the window of what is read ahead tunes itself, so leave prefetch_factor out; "
+    "settings=LoaderSettings(window_bytes=1 << 28) bounds its bytes",
+    "sampler": "the order is drawn from shuffle=True, seed=0 and epoch=0; weights=[...] draws by weights, and "
+    "torch.distributed or ranks=Ranks(...) shares an epoch",
+    "split": 'splits are asked for by name: Dataset("photos")["train"]',
+    "streaming": "data is read where it lies, so leave streaming out",
+    "target_transform": "map=function changes a sample with its label",
+    "train": 'splits are asked for by name: Dataset("photos")["train"]',
+}
+
+
+def synonym(name: str, known: Iterable[str]) -> str:
+    """Our own name for a word that other libraries have for the same thing; nothing where we have none."""
+    names = set(known)
+    return next((ours for ours in _SYNONYMS.get(name, ()) if ours in names), "")
+
+
 def nearest(name: str, known: Iterable[str], *, maximum: int = 3) -> str:
-    """End a sentence about an unknown name: ``"; did you mean a, b or c?"``, or nothing if none is near."""
-    matches = difflib.get_close_matches(name, list(known), n=maximum, cutoff=0.4)
+    """End a sentence about an unknown name: ``"; did you mean a, b or c?"``, or nothing if none is near.
+
+    Words that other libraries have for the same thing are near, however they are spelt.
+    """
+    known = list(known)
+    meant = synonym(name, known)
+    matches = [meant] if meant else difflib.get_close_matches(name, known, n=maximum, cutoff=0.4)
     if not matches:
         return ""
     *others, last = matches
     return f"; did you mean {', '.join(others)} or {last}?" if others else f"; did you mean {last}?"
+
+
+def hint_for(name: str, known: Iterable[str]) -> str:
+    """End a sentence about an unknown argument or function by the line to write, where other libraries have it."""
+    known = list(known)
+    if name in _INSTEAD:
+        return f": {_INSTEAD[name].format(name=name)}"
+    meant = synonym(name, known)
+    return f"; write {_EXAMPLES[meant]}" if meant in _EXAMPLES else nearest(name, known)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def add_hints(function: F) -> F:
+    """Have a function refuse arguments that it does not know with the line to write instead."""
+    name = function.__qualname__.removesuffix(".__init__")
+    parameters = inspect.signature(function).parameters.values()
+    known = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for given in kwargs.keys() - known:
+            raise TypeError(f"{name}() got an unexpected keyword argument {given!r}{hint_for(given, known)}")
+        return function(*args, **kwargs)
+
+    return cast(F, checked)

@@ -24,6 +24,7 @@ __all__ = (
     "make_private_folder",
     "open_private",
     "require_guarded",
+    "stamp_of",
     "try_lock",
     "with_schema",
     "without_schema",
@@ -97,6 +98,15 @@ def require_guarded(path: Path) -> None:
             f"others may write to {path} (mode {stat.S_IMODE(status.st_mode):04o}), which says who may do what: take "
             f"that right away (chmod go-w {path})"
         )
+
+
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """What is another where a file was written or put in place since; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 _NUMBER, _VERSION = "schema", "frostline"

@@ -20,8 +20,8 @@ from frostline.core.errors import ObjectNotFound, SampleError
 from frostline.core.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
 from frostline.core.files import make_private_folder, open_private
 from frostline.core.nouns import taken
-from frostline.datasets.dataset import Dataset
-from frostline.datasets.reading import Workers, open_samples, reader_of, require_one_part, roots_of
+from frostline.datasets.dataset import Dataset, reader_of, require_one_part, roots_of
+from frostline.datasets.reading import Workers, open_samples
 from frostline.preprocess import Applied
 from frostline.preprocess.apply import check_readable, open_mask, unpacked
 from frostline.stores.protocols import Buffer

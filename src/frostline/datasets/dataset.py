@@ -1,34 +1,61 @@
 """The public data set: labelled samples at a URL, listed when they are first needed."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.core import SampleTable
+from frostline.core import URLS, Samples, SampleTable, Skipped
 from frostline.core.config import CHANGED, cache_folder
-from frostline.core.errors import DataError, SettingError, nearest
+from frostline.core.errors import DataError, SampleError, SettingError, add_hints, nearest
 from frostline.core.events import Observer
-from frostline.core.nouns import ShownInNotebooks
+from frostline.core.nouns import ShownInNotebooks, taken
 from frostline.datasets.formats.base import SelectedRows
-from frostline.datasets.formats.known import format_with
+from frostline.datasets.formats.known import check_inputs, format_with, part_names
 from frostline.datasets.formats.labels import SPLIT
 from frostline.datasets.formats.left_out import log_left_out, said_of_left_out
+from frostline.datasets.formats.urls import places_in
 from frostline.datasets.manifest import DatasetStatistics, Manifest, rows_of_ids
 from frostline.datasets.manifest_store import NamedSplits
+from frostline.datasets.reading import SequentialReader, masks_of
 from frostline.datasets.selection import Selection, labelled_by
 from frostline.datasets.source import ManifestSource, canonical_url
-from frostline.datasets.targets import MultiLabel, TargetColumns, check_classes, checked_targets, specs_of
+from frostline.datasets.targets import (
+    MultiLabel,
+    TargetColumns,
+    TargetValues,
+    check_classes,
+    checked_targets,
+    specs_of,
+)
 from frostline.ordering import Chosen
+from frostline.preprocess import Preprocess, imagenet
+from frostline.preprocess.apply import MASK_DTYPE, MAX_PIXELS, decode_into, mask_into, open_mask, steps_left
+from frostline.preprocess.images import decoded as decoded_image
+from frostline.preprocess.steps import Decode
+from frostline.preprocess.transforms import Transform, as_function, declare
+from frostline.stores.open import survives_fork
+from frostline.stores.protocols import Buffer
 
-__all__ = ("Dataset", "DatasetStatistics")
+__all__ = (
+    "Dataset",
+    "DatasetStatistics",
+    "reader_of",
+    "refreshed_here",
+    "require_one_part",
+    "roots_of",
+    "steps_left_of",
+)
 
 _MAX_PARTS = 255
 _SHOWN_CLASSES = 20
+_READ_TOGETHER = 32
+_SIDE = 224
 
 
 class Dataset(ShownInNotebooks):
@@ -57,6 +84,9 @@ class Dataset(ShownInNotebooks):
             these or lists of lists of numbers, or a ``MultiLabel``; ``mask`` stands for the samples' masks. Several
             come as a dict by name, and ``()`` gives none. By default they are the samples' masks, where the data has
             some, and labels are classes.
+        transform: preparation of a sample where it is asked for by its place, and of a job or loader that is given no
+            other: a transform of torchvision or timm, an image processor of transformers, a function of an image of
+            Pillow, or steps of ``frostline.preprocess``. ImageNet's at 224 pixels by default.
         near: address of a node beside the data, or of several: the first that serves it lists it, so that nobody here
             needs credentials for the store. A job on these samples runs near the same nodes unless it is given others.
         token: secret with which to ask that node; ``FROSTLINE_TOKEN`` by default. Never shown or logged.
@@ -74,6 +104,7 @@ class Dataset(ShownInNotebooks):
     ``AccessDenied``, ``OutOfSpace`` or ``StoreUnavailable``; with ``near`` also ``Refused`` or ``NodeUnreachable``.
     """
 
+    @add_hints
     def __init__(
         self,
         url: str | Path,
@@ -86,6 +117,7 @@ class Dataset(ShownInNotebooks):
         relist: bool = True,
         changed: str = CHANGED[0],
         targets: str | MultiLabel | Sequence[str | MultiLabel] | None = None,
+        transform: Transform | None = None,
         near: str | Sequence[str] | None = None,
         token: str | None = None,
         observe: Observer = log_left_out,
@@ -104,18 +136,23 @@ class Dataset(ShownInNotebooks):
             "token": token,
         }
         self.source = ManifestSource(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
-        self._asked |= {"targets": targets, "label": label}
+        self._asked |= {"targets": targets, "label": label, "transform": transform}
+        if transform is not None:
+            declare(transform)  # refuses what takes no image
+        self._transform = transform
+        self._reader: SequentialReader | None = None
+        self._process = os.getpid()
         self._label = label
         self._declared, self._is_single = checked_targets(targets)
         self._observe = observe
         self._selected: Selection | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Who is told of a listing stays in this process.
-        return {**self.__dict__, "_observe": log_left_out}
+        # Who is told of a listing stays in this process, and so do connections.
+        return {**self.__dict__, "_observe": log_left_out, "_reader": None}
 
-    # One that looks like a sequence would be taken for one that can be iterated.
-    __iter__ = None
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _process=os.getpid())
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -135,6 +172,11 @@ class Dataset(ShownInNotebooks):
     def url(self) -> str:
         """The canonical URL of the root."""
         return self._url
+
+    @property
+    def transform(self) -> Transform | None:
+        """The preparation of a sample, as given."""
+        return self._transform
 
     @property
     def selection(self) -> Selection:
@@ -357,13 +399,72 @@ class Dataset(ShownInNotebooks):
         """The names of the splits that the data says in its column ``split``, or by names of folders and files."""
         return self.selection.whole.splits
 
-    def __getitem__(self, name: str) -> "Dataset":
-        """The samples of a split; of a part of the data set, those that are in it too. One that was saved goes first.
+    @overload
+    def __getitem__(self, name: str | slice) -> "Dataset": ...
+
+    @overload
+    def __getitem__(self, name: SupportsIndex) -> tuple[Any, Any]: ...
+
+    def __getitem__(self, name: str | slice | SupportsIndex) -> "Dataset | tuple[Any, Any]":
+        """The samples of a split, by its name; some samples, by a slice; or one sample, by its place.
+
+        A split of a part has the samples that are in the part too; one that was saved goes before one that the data
+        brings. A sample is a pair, as torchvision's data sets have it: ``float32[C, H, W]``, an array of NumPy that
+        the steps of ``transform`` give, or what its function gives of the image; and the sample's target: what
+        ``targets`` declares, else its mask, else the number of its class, -1 where it has none. It is read and decoded
+        here and now, which suits a look at the data and PyTorch's ``DataLoader``; ``frostline.loader`` reads ahead.
 
         Raises:
-            SettingError: there is no split of that name.
+            IndexError: there is no sample at that place.
+            SettingError: there is no split of that name, a node listed the data and none of it can be read from here,
+                or steps are random.
+            SampleError: the sample cannot be read or decoded.
         """
-        return self._split(name, self._named.load())
+        if isinstance(name, str):
+            return self._split(name, self._named.load())
+        if isinstance(name, slice):
+            return self.take(np.arange(*name.indices(len(self)), dtype=np.int64))
+        return self.__getitems__([name])[0]
+
+    def __getitems__(self, places: Sequence[SupportsIndex]) -> list[tuple[Any, Any]]:
+        """Several samples by their places, as ``DataLoader`` asks for those of a batch: they are read at once."""
+        rows = np.array([self._row(place) for place in places], np.int64)
+        samples, names = self.samples.take(rows), list(taken(self.names, rows))
+        reader = self._reader_here()
+        declared = self.targets
+        has_masks = self.has_targets if not self.declares_targets else declared is not None and declared.has_masks
+        prepared = _Prepared(self._transform, self)
+        found, masks = dict(reader.read(samples, names)), masks_of(samples, reader) if has_masks else {}
+        pixels = [prepared.pixels(found[row], names[row], int(id)) for row, id in enumerate(samples.ids)]
+        decoded = [prepared.mask(masks.get(row), samples, row) for row in range(len(rows))] if has_masks else None
+        targets = samples.labels.tolist() if decoded is None else decoded
+        if declared is not None:
+            targets = _one_by_one(declared.at(rows, decoded))
+        return list(zip(pixels, targets, strict=True))
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        """The samples one after another, as ``__getitem__`` gives them."""
+        for start in range(0, len(self), _READ_TOGETHER):
+            yield from self.__getitems__(range(start, min(len(self), start + _READ_TOGETHER)))
+
+    def _row(self, place: SupportsIndex) -> int:
+        row = place.__index__()
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"{self._url} has {len(self)} samples, and none at place {row}")
+        return row % len(self)
+
+    def _reader_here(self) -> SequentialReader:
+        """What reads samples in this process, which may have been forked from another one."""
+        is_forked = self._process != os.getpid()
+        if self._reader is None or is_forked:
+            if is_forked and not survives_fork(self._url):
+                raise SettingError(
+                    f"this process was forked from one that reads {self._url}, whose connections it lacks: write "
+                    "DataLoader(data, multiprocessing_context='spawn'), or frostline.loader(data, batch_size=32), "
+                    "which reads ahead without processes"
+                )
+            self._reader, self._process = reader_of(self, maximum=_READ_TOGETHER), os.getpid()
+        return self._reader
 
     def statistics(self) -> DatasetStatistics:
         """Counts, sizes, formats, columns and splits of the samples, from the manifest alone."""
@@ -395,3 +496,117 @@ class Dataset(ShownInNotebooks):
         names = (*self.splits_brought, *saved)
         known = f"only {', '.join(names)}" if names else "and none at all: save_splits and index --split make them"
         raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")
+
+
+class _Prepared:
+    """Prepares samples of a data set that are asked for by their places."""
+
+    def __init__(self, transform: Transform | None, data: Dataset) -> None:
+        self._steps: Preprocess | None = None
+        if transform is None or isinstance(transform, Preprocess):
+            self._steps = steps_left_of(transform or imagenet(_SIDE), data)
+            if self._steps.is_random:
+                raise SettingError(
+                    "random steps are drawn by the seed and the epoch of a loader: write frostline.loader(data, "
+                    "batch_size=32, shuffle=True, epoch=0)"
+                )
+        else:
+            require_one_part(data)
+            if data.manifest.applied is not None:
+                raise SettingError(
+                    f"{data.url} is a ready format, which holds prepared pixels: take steps of frostline.preprocess "
+                    "as its transform"
+                )
+            self._function = as_function(transform)
+            self._is_turned = data.manifest.is_turned
+
+    def pixels(self, encoded: Buffer | Skipped, name: str, id: int) -> Any:
+        if isinstance(encoded, Skipped):
+            raise SampleError(f"{name}: {encoded.reason}")
+        try:
+            if self._steps is None:
+                step = Decode(orientation="exif" if self._is_turned else "stored")
+                return self._function(decoded_image(encoded, step, max_pixels=MAX_PIXELS))
+            out = np.empty(self._steps.shape, self._steps.dtype)
+            decode_into(self._steps, encoded, out, id=id, view=None)
+        except SampleError as error:
+            raise SampleError(f"{name}: {error}") from error
+        return out
+
+    def mask(self, encoded: Buffer | Skipped | None, samples: Samples, row: int) -> npt.NDArray[np.int64]:
+        targets = samples.targets
+        assert targets is not None, "masks are asked for where the data set has them"
+        name = samples.objects[row]
+        if encoded is None or isinstance(encoded, Skipped):
+            raise SampleError(f"{name}: {'it has no mask' if encoded is None else encoded.reason}")
+        size = (int(targets.widths[row]), int(targets.heights[row]))
+        if self._steps is None:
+            return np.asarray(open_mask(encoded, size=size, is_turned=self._is_turned)).astype(np.int64)
+        out = np.empty(self._steps.shape[1:], MASK_DTYPE)
+        mask_into(self._steps, encoded, out, id=int(samples.ids[row]), view=None, size=size)
+        return out.astype(np.int64)
+
+
+def _one_by_one(found: TargetValues) -> list[Any]:
+    """The targets of some samples, one a sample."""
+    if isinstance(found, dict):
+        return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+    return list(found)
+
+
+def roots_of(data: Dataset) -> tuple[str, ...]:
+    """What a node must serve for a data set: its URL, and if its samples are URLs, the places in which they lie.
+
+    Raises:
+        SettingError: a node listed the data, and none of it can be read from here.
+    """
+    data.source.require_store()
+    if data.manifest.reading != URLS:
+        return (data.url,)
+    return tuple(dict.fromkeys((data.url, *places_in(data.manifest.columns))))
+
+
+def refreshed_here(data: Dataset) -> Dataset:
+    """The data set as ``Dataset.refreshed`` gives it, for a copy that reads the samples from their own store.
+
+    Raises:
+        SettingError: a node listed the data, and none of it can be read from here.
+    """
+    data.source.require_store()
+    return data.refreshed()
+
+
+def reader_of(data: Dataset, *, maximum: int) -> SequentialReader:
+    """A reader of a data set's samples in this process.
+
+    Args:
+        data: data set to read.
+        maximum: requests under way at once.
+
+    Raises:
+        SettingError: a node listed the data, and none of it can be read from here.
+    """
+    return SequentialReader(data.url, data.manifest.reading, maximum=maximum, roots=roots_of(data))
+
+
+def steps_left_of(preprocess: Preprocess, data: Dataset) -> Preprocess:
+    """What is left to do of a preprocessing on a data set's samples: all of it, but where they are a ready format.
+
+    Raises:
+        SettingError: the ready format was made with other steps, or the parts of samples are called otherwise.
+    """
+    check_inputs(data.source.format, preprocess)
+    return steps_left(preprocess, data.manifest.applied, is_turned=data.manifest.is_turned)
+
+
+def require_one_part(data: Dataset) -> None:
+    """Make sure that each sample is one part, as it has to be to be copied or checked.
+
+    Raises:
+        SettingError: samples have several parts.
+    """
+    if part_names(data.source.format):
+        raise SettingError(
+            f"samples of {data.url} have several parts, and only those of one are copied or checked: name one column, "
+            "as in column='image'"
+        )

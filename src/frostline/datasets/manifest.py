@@ -28,6 +28,7 @@ from frostline.core.events import Event, Observer, PhaseStarted, ProgressMade, S
 from frostline.core.nouns import Texts
 from frostline.datasets.formats.base import (
     Format,
+    ListedSamples,
     ManifestColumns,
     SelectedRows,
     WholeSamples,
@@ -37,7 +38,14 @@ from frostline.datasets.formats.base import (
 from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, ClassFolderFormat
 from frostline.datasets.formats.known import format_named, format_of
-from frostline.datasets.formats.left_out import OBJECTS_LEFT, LeftOut, objects_left_out, read_left_out, summed
+from frostline.datasets.formats.left_out import (
+    OBJECTS_LEFT,
+    LeftOut,
+    objects_left_out,
+    read_left_out,
+    summed,
+    unreadable_of,
+)
 from frostline.datasets.formats.parquet import Cell
 from frostline.datasets.formats.webdataset import CompressedTar
 from frostline.datasets.manifest_store import ManifestStore, StoredManifest, about_of, listed_in
@@ -360,6 +368,7 @@ class Manifest:
         saved: splits that came with it from the node that listed the data, by name; none where it was listed here.
         left_out: parts of the data that are no samples, by kind and reason.
         listing: digest of the listing, by which splits are kept, where that is not ``digest``.
+        is_turned: the data's own reader turns images as their EXIF data says; of a ready format, ``applied`` says it.
     """
 
     samples: SampleTable
@@ -376,6 +385,7 @@ class Manifest:
     saved: Mapping[str, Chosen] = field(default_factory=dict)
     left_out: tuple[LeftOut, ...] = ()
     listing: str = ""
+    is_turned: bool = False
 
 
 def load_manifest(
@@ -428,7 +438,7 @@ def load_manifest(
     with ThreadPoolExecutor(1, "frostline-manifest") as meanwhile:
         # Mostly the listing is the last one again: its manifest is read meanwhile, which spares some round trips.
         likely = meanwhile.submit(manifests.likely)
-        entries = list_all(store, observe)
+        entries, unreadable = unreadable_of(list_all(store, observe), store.url)
         chosen = format_of(entries) if format is None else format_named(format)
         _check_within(store, is_refused=only_within and isinstance(chosen, Widespread))
         digest = chosen.digest(entries)
@@ -443,7 +453,8 @@ def load_manifest(
         elsewhere = changes_elsewhere(listed_then, chosen.found_now(listed_then))
     if kept is not None and not any(elsewhere):
         _check_within(store, is_refused=only_within and kept.about["reading"] == URLS)
-        return manifest_of(kept, found=True, left_out=_objects_left_out(kept, chosen, entries, store.url))
+        objects = (*unreadable, *_objects_left_out(kept, chosen, entries, store.url))
+        return manifest_of(kept, found=True, left_out=objects)
     before = None if kept is None else listed_in(kept)
     if before is None and (refuses_changes or chosen.is_incremental):
         before = manifests.before(chosen, sizes, of_any_rule=refuses_changes)
@@ -456,9 +467,8 @@ def load_manifest(
     observe(PhaseStarted(name="building the manifest"))
     listed = chosen.read(store, entries, before)
     _check_within(store, is_refused=only_within and listed.reading == URLS)
-    if not listed.kept_at:
-        objects = _left_out_of(listed.table, listed.used, listed.reading, chosen, entries, store.url)
-        listed = replace(listed, left_out=(*objects, *listed.left_out))
+    objects = (*unreadable, *_left_out_of(listed, chosen, entries, store.url))
+    listed = replace(listed, left_out=(*objects, *listed.left_out))
     del entries, before  # a table as large as the listing follows
     if any(elsewhere):
         listed = replace(listed, digest=digest_of(digest, listed_elsewhere(listed.table, store.url).values()))
@@ -474,20 +484,21 @@ def load_manifest(
 def _objects_left_out(kept: StoredManifest, format: Format, entries: Entries, url: str) -> tuple[LeftOut, ...]:
     """What is left out of a listing whose manifest was found: other objects than then may lie beside the samples."""
     about = listed_in(kept)
-    found = _left_out_of(about.table, about.used, about.reading, format, entries, url)
+    found = _left_out_of(about, format, entries, url)
     return (*found, *(left for left in about.left_out if left.what != OBJECTS_LEFT))
 
 
-def _left_out_of(
-    table: pa.Table, used: Sequence[str], reading: str, format: Format, entries: Entries, url: str
-) -> tuple[LeftOut, ...]:
+def _left_out_of(listed: ListedSamples, format: Format, entries: Entries, url: str) -> tuple[LeftOut, ...]:
     """The objects of a listing of which nothing was made."""
+    table, used = listed.table, listed.used
+    if listed.kept_at:  # a ready format's listing is its own
+        return ()
     if isinstance(format, CqlTables):  # a table's rows are its own, and those without data are no samples
         return ()
     if isinstance(format, ClassFolderFormat) and len(entries) == len(table) + len(used):
         return ()  # which spares millions of names from being compared
     columns = [pc.unique(table[name]) for name, _ in _COLUMNS if name in table.schema.names]
-    object_of = _within(url) if reading == URLS else _FILES.get(reading, str)
+    object_of = _within(url) if listed.reading == URLS else _FILES.get(listed.reading, str)
     names = [[object_of(name) for name in column.to_pylist() if name] for column in columns]
     samples = [pa.chunked_array([list(dict.fromkeys(some))], pa.string()) for some in names]
     return objects_left_out(entries, samples, used, format.name, SAMPLE_SUFFIXES)
@@ -537,6 +548,7 @@ def manifest_of(
         splits=tuple(kept.about["splits"]),
         saved=saved or {},
         left_out=summed(read_left_out(kept.about["left_out"]) if left_out is None else left_out),
+        is_turned=kept.about["is_turned"],
     )
 
 

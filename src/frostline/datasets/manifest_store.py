@@ -122,7 +122,7 @@ def _is_digest(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
-_FORMAT = 1
+_FORMAT = 2
 _SPLITS = ".frostline/splits"
 """Where they lie; ``<digest of the listing>.json`` says that there are some."""
 # Always as long as this, so that it is read without asking how long it is.
@@ -483,6 +483,7 @@ def listed_in(kept: StoredManifest) -> ListedSamples:
         declared=kept.about["declared"],
         used=tuple(kept.about["used"]),
         left_out=read_left_out(kept.about["left_out"]),
+        is_turned=kept.about["is_turned"],
     )
 
 
@@ -498,6 +499,7 @@ def about_of(listed: ListedSamples) -> dict[str, Any]:
         "declared": listed.declared,
         "used": listed.used,
         "left_out": listed.left_out,
+        "is_turned": listed.is_turned,
     }
 
 

@@ -1,8 +1,6 @@
 """Opens and reads the samples of a data set from where their addresses lead, several at once.
 
 Opens what a sample's address is read from: the one function that knows the readings.
-
-How whoever reads a data set's samples gets at them: what must be served, and a reader in their own process.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +10,11 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, Samples, Skipped
-from frostline.core.errors import BadRequest, ObjectNotFound, SampleError, SettingError, StoreError
+from frostline.core.errors import BadRequest, ObjectNotFound, SampleError, StoreError
 from frostline.core.system import in_background
-from frostline.datasets.dataset import Dataset
-from frostline.datasets.formats.known import check_inputs, part_names
 from frostline.datasets.formats.parquet import Cell, CellCache, CellReader
-from frostline.datasets.formats.urls import UrlReader, places_in
+from frostline.datasets.formats.urls import UrlReader
 from frostline.datasets.formats.webdataset import CompressedTar, tar_reader
-from frostline.preprocess import Preprocess
-from frostline.preprocess.apply import steps_left
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
@@ -34,11 +28,6 @@ __all__ = (
     "check_object",
     "masks_of",
     "open_samples",
-    "reader_of",
-    "refreshed_here",
-    "require_one_part",
-    "roots_of",
-    "steps_left_of",
 )
 
 
@@ -216,61 +205,3 @@ def _usable(found: _Found, samples: Samples, names: Sequence[str], row: int) -> 
     # What was listed and is not there any more has changed too.
     changed = not isinstance(found, SampleError)
     return Skipped(id=int(samples.ids[row]), object=names[row], reason=reason, changed=changed)
-
-
-def roots_of(data: Dataset) -> tuple[str, ...]:
-    """What a node must serve for a data set: its URL, and if its samples are URLs, the places in which they lie.
-
-    Raises:
-        SettingError: a node listed the data, and none of it can be read from here.
-    """
-    data.source.require_store()
-    if data.manifest.reading != URLS:
-        return (data.url,)
-    return tuple(dict.fromkeys((data.url, *places_in(data.manifest.columns))))
-
-
-def refreshed_here(data: Dataset) -> Dataset:
-    """The data set as ``Dataset.refreshed`` gives it, for a copy that reads the samples from their own store.
-
-    Raises:
-        SettingError: a node listed the data, and none of it can be read from here.
-    """
-    data.source.require_store()
-    return data.refreshed()
-
-
-def reader_of(data: Dataset, *, maximum: int) -> SequentialReader:
-    """A reader of a data set's samples in this process.
-
-    Args:
-        data: data set to read.
-        maximum: requests under way at once.
-
-    Raises:
-        SettingError: a node listed the data, and none of it can be read from here.
-    """
-    return SequentialReader(data.url, data.manifest.reading, maximum=maximum, roots=roots_of(data))
-
-
-def steps_left_of(preprocess: Preprocess, data: Dataset) -> Preprocess:
-    """What is left to do of a preprocessing on a data set's samples: all of it, but where they are a ready format.
-
-    Raises:
-        SettingError: the ready format was made with other steps, or the parts of samples are called otherwise.
-    """
-    check_inputs(data.source.format, preprocess)
-    return steps_left(preprocess, data.manifest.applied)
-
-
-def require_one_part(data: Dataset) -> None:
-    """Make sure that each sample is one part, as it has to be to be copied or checked.
-
-    Raises:
-        SettingError: samples have several parts.
-    """
-    if part_names(data.source.format):
-        raise SettingError(
-            f"samples of {data.url} have several parts, and only those of one are copied or checked: name one column, "
-            "as in column='image'"
-        )

@@ -83,7 +83,7 @@ _MAX_CLASSES = 1 << 24
 _AT_ONCE = 1 << 16
 # Of more, ids are not held against each other: a request in which one stands twice is refused by its node.
 _MAX_COMPARED = 1 << 24
-_SAID = ("digest", "classes", "reading", "splits", "left_out")
+_SAID = ("digest", "classes", "reading", "splits", "left_out", "is_turned")
 
 
 def checked(path: Path, head: ManifestHead) -> None:
@@ -165,6 +165,7 @@ def _about_in(schema: pa.Schema, head: ManifestHead) -> Mapping[str, Any]:
         # What lies elsewhere is listed by no node.
         and about.get("reading") in (OBJECTS, CELLS, UNPACKED)
         and all(_are_texts(about.get(name)) for name in ("classes", "splits"))
+        and isinstance(about.get("is_turned"), bool)
     )
     if not is_right:
         raise Refused("the node sent a manifest that says of itself what makes no sense")
@@ -323,7 +324,7 @@ class NodeListing:
     def _asked(self, url: str, observe: Observer) -> Manifest:
         settings = LoaderSettings()
         token = self.token or settings.token
-        connections = Connections(*address_of(url), deadline_s=min(settings.deadline_s, _SILENCE_S), max_idle=0)
+        connections = Connections(url, deadline_s=min(settings.deadline_s, _SILENCE_S), max_idle=0)
         exchange = Exchange(connections, url)
         known = self._known()
         request = ListingRequest(
@@ -419,7 +420,7 @@ def _ready_first(urls: Sequence[str]) -> Sequence[str]:
 
 
 def _is_ready(url: str) -> bool:
-    exchange = Exchange(Connections(*address_of(url), deadline_s=_READY_S, max_idle=0), url)
+    exchange = Exchange(Connections(url, deadline_s=_READY_S, max_idle=0), url)
     try:
         return exchange.send(Message(method="GET", path="/v1/ready")) == _OK
     except Unavailable:

@@ -38,7 +38,7 @@ def main(argument: str) -> int:
 
 def _upstream(value: dict[str, Any]) -> Upstream:
     engines = value["node"]["engines"]
-    lists = {"tenants": (), "allowed_hosts": (), "engines": engines and tuple(engines)}
+    lists = {"tenants": (), "allowed_hosts": (), "tls": None, "engines": engines and tuple(engines)}
     node = {**value["node"], **lists}
     return Upstream(near=tuple(value["near"]), roots=tuple(value["roots"]), node=NodeSettings(**node))
 

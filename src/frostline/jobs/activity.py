@@ -305,7 +305,7 @@ def followed(
     from frostline.control.follower import ControlFollower
     from frostline.control.reporter import CacheStage, ControlLink
 
-    link, was_named = ControlLink(address, settings.token), settings.control is not None
+    link, was_named = ControlLink(address, settings.token, settings.tls), settings.control is not None
     cache = CacheStage(link.job, settings.cache_bytes, lambda: cache_policy.held_bytes, cache_policy.bound)
     elsewhere = transport.reports_requests if isinstance(transport, ReportsRequests) else lambda: False
     follower = ControlFollower(
@@ -335,7 +335,7 @@ def control_address(settings: LoaderSettings, nodes: Sequence[str], transport: T
     if settings.control is not None:
         return None if settings.control == NO_CONTROL else settings.control
     first = next(iter(members_of(transport, nodes)), "")
-    return first if first.startswith("http:") else None
+    return first if first.startswith(("http:", "https:")) else None
 
 
 def _close_all(closes: Sequence[Callable[[], None]]) -> None:

@@ -13,7 +13,7 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import EngineNotReady, SettingError
 from frostline.core.events import Event, NodeBack, NodeJoined, NodeLeft, NodeLost, Observer, SetupWarning
 from frostline.datasets import Dataset
-from frostline.datasets.reading import roots_of
+from frostline.datasets.dataset import roots_of
 from frostline.io_service.client import SCHEME
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport

@@ -13,10 +13,10 @@ import numpy as np
 from frostline.cache import Scope
 from frostline.core import REFERENCE, Cut, Route, Samples, TensorSpec
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import NetworkChanged, SettingError
+from frostline.core.errors import NetworkChanged, SettingError, add_hints
 from frostline.core.events import SetupWarning
 from frostline.datasets import Dataset
-from frostline.datasets.reading import steps_left_of
+from frostline.datasets.dataset import steps_left_of
 from frostline.jobs.activity import ActivityMeter, PassProgress, followed
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
 from frostline.jobs.measuring import Measuring
@@ -24,14 +24,15 @@ from frostline.jobs.router import PlanFollower, Router
 from frostline.jobs.statistics import Explanation, JobStatistics, JobTable, StatisticsCollector, whereabouts
 from frostline.jobs.usage import UsageMeter
 from frostline.jobs.workers import JobLoaderSpec, RowReader, WorkerSetup
-from frostline.loaders.arguments import EpochOptions, check_names, checked_options, shows_options
+from frostline.loaders.arguments import EpochOptions, checked_options, shows_options
 from frostline.loaders.epoch import Epochs
 from frostline.loaders.epoch_loader import ArrayLoader
 from frostline.loaders.fetch import EngineChoice, Fetcher
-from frostline.loaders.sample_map import TravellingFunction
+from frostline.loaders.sample_map import RestOfTransform, TravellingFunction, declared_targets, with_targets
 from frostline.planning import Plan, Situation
 from frostline.planning.replanning import Diagnosis, diagnose
 from frostline.preprocess import Preprocess
+from frostline.preprocess.transforms import Declared, name_of
 from frostline.transport import CountsNodes, TrainsBeside
 from frostline.wire.recipes import Recipe
 
@@ -97,6 +98,7 @@ class Job(JobTable):
         settings: LoaderSettings,
         near: str | None,
         trains_in_store: bool = False,
+        transform: Declared | None = None,
         close: Callable[[], None],
     ) -> None:
         self._data = data
@@ -108,6 +110,7 @@ class Job(JobTable):
         self._settings = settings
         self._near = near
         self._trains_in_store = trains_in_store
+        self._transform = transform
         self._generation = 0
         self._close_rest = close
         self._begin_with(parts)
@@ -207,6 +210,9 @@ class Job(JobTable):
             here=self._parts.here(),
             behind=behind,
         )
+        if self._transform is not None:
+            left = ", ".join(map(name_of, self._transform.rest))
+            parts = (*parts, (f"transform: {left}", "trainer, for each sample"))
         if not self._trains_in_store:
             return parts
         return tuple((part, f"beside the node at {self._near}" if part == "head" else at) for part, at in parts)
@@ -268,6 +274,7 @@ class Job(JobTable):
         self._begin_with(replace(parts, head=self._head))
         self._generation += 1
 
+    @add_hints
     @shows_options(LoaderFactory.arrays)
     def loader(self, batch_size: int, **options: Unpack[EpochOptions]) -> "Loader":
         """The batches of one epoch.
@@ -285,8 +292,9 @@ class Job(JobTable):
         from frostline.loaders.torch_loader import Loader
 
         augment = options.pop("augment", None)
-        return Loader(self._arrays("loader", batch_size, options), augment=augment)
+        return Loader(self._arrays(batch_size, options), augment=augment)
 
+    @add_hints
     @shows_options(LoaderFactory.arrays)
     def arrays(self, batch_size: int, *, encoded: bool = False, **options: Unpack[EpochOptions]) -> ArrayLoader:
         """The batches of one epoch as NumPy arrays, for a framework other than PyTorch or for none.
@@ -307,11 +315,12 @@ class Job(JobTable):
         """
         augment = options.pop("augment", None)
         if augment is None and "bfloat16" not in self.frost_line.dtypes:
-            return self._arrays("arrays", batch_size, options, encoded=encoded)
+            return self._arrays(batch_size, options, encoded=encoded)
         from frostline.loaders.torch_loader import in_arrays
 
-        return self._arrays("arrays", batch_size, options, encoded=encoded, change=in_arrays(augment))
+        return self._arrays(batch_size, options, encoded=encoded, change=in_arrays(augment))
 
+    @add_hints
     @shows_options(LoaderFactory.arrays)
     def epochs(self, batch_size: int, epochs: Sequence[int], **options: Unpack[EpochOptions]) -> "Epochs[Loader]":
         """Several epochs, such as ``range(10)``: each a loader, asked for while the one before it ends.
@@ -328,7 +337,6 @@ class Job(JobTable):
             SettingError: as ``loader``; or there is no epoch, or one comes twice.
             TypeError: An option is unknown.
         """
-        check_names(options, "epochs")
         return Epochs(self.loader(batch_size, **options), epochs)
 
     def row_reader(self, batch_size: int) -> RowReader:
@@ -444,7 +452,7 @@ class Job(JobTable):
             wire_bytes=wire.bytes_received,
             requests=wire.requests,
             damaged=wire.damaged,
-            nodes=nodes,
+            nodes=self._collector.with_workers(nodes),
         )
 
     def stages(self) -> dict[str, float]:
@@ -469,6 +477,8 @@ class Job(JobTable):
         From then on its loaders fetch nothing, and say so.
         """
         self._fetcher.closed.set()
+        if self._watch is not None:
+            self._watch.release()
         self._close()
 
     def close_when_unused(self) -> None:
@@ -476,9 +486,8 @@ class Job(JobTable):
         # It is what the job and all of its loaders refer to.
         weakref.finalize(self._observe, self._close)
 
-    def _arrays(self, method: str, batch_size: int, given: EpochOptions, **more: Any) -> ArrayLoader:
+    def _arrays(self, batch_size: int, given: EpochOptions, **more: Any) -> ArrayLoader:
         """A loader that knows how it was made, for workers."""
-        check_names(given, method)
         if self._trains_in_store:
             raise SettingError(
                 "policy all_in_store trains on the node: call the job's train, or choose another policy for a loop "
@@ -488,6 +497,8 @@ class Job(JobTable):
         batch_size = options.pop("batch_size")
         if options.get("data") is None and (mixed := mixed_splits(self._data)) is not None:
             self._collector(SetupWarning(reason=mixed))
+        if self._transform is not None and not options.get("encoded") and options.get("preprocess") is None:
+            options |= self._transformed(self._transform, options)
         if options.get("map") is not None:
             options["map"] = TravellingFunction(function=options["map"])
         make = partial(self._unguarded, batch_size, options)
@@ -495,6 +506,22 @@ class Job(JobTable):
             return make()
         guard = _PassGuard(generations=lambda: self._generation, unguarded=make, begin=self._require_unchanged)
         return guard.make()
+
+    def _transformed(self, transform: Declared, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with which a loader runs what steps do not say of a transform.
+
+        Raises:
+            SettingError: the data has masks, which would not follow it.
+        """
+        targets = options.get("targets")
+        if with_targets(self._data, declared_targets(self._data, targets), targets):
+            raise SettingError(
+                f"masks follow steps, and {name_of(transform.rest[0])} of transform is none: give the job steps, such "
+                "as preprocess=frostline.preprocess.imagenet(224), or the loader targets=False"
+            )
+        is_turned = (options.get("data") or self._data).manifest.is_turned
+        rest = RestOfTransform.of(transform, options.get("map"), is_turned=is_turned)
+        return {"map": rest, "encoded": True} if transform.preprocess is None else {"map": rest}
 
     def _unguarded(self, batch_size: int, options: Mapping[str, Any]) -> ArrayLoader:
         arrays = self._maker.arrays(batch_size, **options)

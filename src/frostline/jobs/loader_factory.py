@@ -20,9 +20,9 @@ from frostline.core.errors import SettingError
 from frostline.core.events import Event
 from frostline.core.nouns import array_dtype
 from frostline.datasets import Dataset
+from frostline.datasets.dataset import steps_left_of
 from frostline.datasets.formats.labels import scored_among, trained_among
 from frostline.datasets.manifest import rows_of_ids
-from frostline.datasets.reading import steps_left_of
 from frostline.jobs.router import Router
 from frostline.jobs.statistics import StatisticsCollector
 from frostline.loaders.arguments import GivenWeights, Mixture, Ranks, order_of, replayed
@@ -319,7 +319,12 @@ class LoaderFactory:
             is_finished = mapped is None and declared is None
             finisher = None if is_finished else BatchFinisher(targets=declared, sample_map=mapped)
             made = make(fetcher, seed, number, has_targets=has_targets)
-            return replace(made, settings=settings, blocks=blocks, finisher=finisher, owned=owned)
+            if encoded and map is not None:
+                made = replace(made, max_finished_bytes=_finished_bytes(settings))
+            are_images = fetcher.shipment is None and fetcher.preprocess.are_images and (not encoded or map is not None)
+            return replace(
+                made, settings=settings, blocks=blocks, finisher=finisher, owned=owned, are_images=are_images
+            )
 
         return ArrayLoader(
             source,

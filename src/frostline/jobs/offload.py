@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from frostline.cache import FeatureStore, Scope
 from frostline.core import EXACT, FLOAT32, REFERENCE, FeatureBatch, Route, read_as
 from frostline.core.config import LoaderSettings, NodeSettings, check_type
-from frostline.core.errors import EngineNotReady, SettingError
+from frostline.core.errors import EngineNotReady, SettingError, add_hints
 from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
 from frostline.core.system import collector_rests, usable_cores
 from frostline.datasets import Dataset
-from frostline.datasets.reading import steps_left_of
+from frostline.datasets.dataset import steps_left_of
 from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
@@ -37,7 +37,8 @@ from frostline.loaders.forked_workers import serve_forked
 from frostline.loaders.local_stage import LocalStage
 from frostline.models.cuts import input_cuts
 from frostline.planning import ALL_IN_STORE, POLICIES
-from frostline.preprocess import Preprocess, imagenet
+from frostline.preprocess import Preprocess, from_transform, imagenet
+from frostline.preprocess.transforms import Declared, Form, Transform, declare
 from frostline.transport import Transport
 from frostline.wire.codecs import offered_precisions
 from frostline.wire.messages import FeatureRequest
@@ -58,11 +59,13 @@ __all__ = (
 _FP16_ERROR = 2.0**-11
 
 
+@add_hints
 def offload(
     model: "nn.Module | None",
-    data: Dataset,
+    data: Dataset | str | Path,
     *,
     preprocess: Preprocess | None = None,
+    transform: Transform | None = None,
     near: str | Sequence[str] | None = None,
     cut: int | None = None,
     codec: str | None = None,
@@ -79,9 +82,14 @@ def offload(
     Args:
         model: network whose parameters require gradients where they are trained (see ``freeze``); None loads
             preprocessed pixels.
-        data: the samples; where they say ``changed="rebuild"`` they are listed again now, and stay so.
+        data: the samples, or the URL or path of a data set; where they say ``changed="rebuild"`` they are listed again
+            now, and stay so.
         preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a ready format it
             declares the whole way too; what was applied is not done again.
+        transform: the same as a transform of torchvision (v2 or before) or timm, an image processor of transformers, or
+            any function of an image of Pillow. What steps can say of it runs at the node. The rest, where there is no
+            model, is called here for each sample, and a warning and ``explain`` say which; in front of frozen layers
+            it is refused. By default that of the data set, where it has one.
         near: URL of a node beside the data; or of several that serve the same data: each keeps a part of it, and where
             one dies the others take over. ``dns://service:7070`` stands for all addresses of a name, and
             ``file:///nodes.json`` for those in a file, ``ray://frostline`` for those under Ray: nodes may come and go
@@ -118,16 +126,21 @@ def offload(
         NodeUnreachable: There is no node at ``near``; where several are given, at none of them.
         Refused: The node will not serve the data or run the network.
     """
+    data = Dataset(data) if isinstance(data, str | Path) else data
     check_type("data", data, Dataset)
-    check_type("preprocess", preprocess, Preprocess, NoneType)
     check_type("settings", settings, LoaderSettings, NoneType)
+    if isinstance(node, str):
+        raise SettingError(f"node takes the settings of a node in this process: for one elsewhere give near={node!r}")
     check_type("node", node, NodeSettings, NoneType)
     observe = observe or warn_user
     settings, node = settings or LoaderSettings(), node or NodeSettings()
     offered_precisions(accuracy)  # refuses what makes no sense before anything is done
     _check_policy(policy, cut, codec)
     data = data.refreshed()
-    preprocess = _left_to_do(preprocess or imagenet(224), data, accuracy)
+    if preprocess is not None and transform is not None:
+        raise SettingError("preprocess and transform say the same thing: give one of them")
+    preprocess, left = _prepared(preprocess, transform or data.transform, has_model=model is not None, observe=observe)
+    preprocess = _left_to_do(preprocess, data, accuracy)
     with collector_rests(), ExitStack() as stack:
         near = near or data.source.near or settings.io
         nodes = [near] if isinstance(near, str) else list(near or ())
@@ -161,7 +174,31 @@ def offload(
         if model is not None:
             again = partial(_partitioned, model, preprocess, observe, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
             anew = partial(again, may_be_trained_whole=True)
-        return _made(context, network, maker, anew, nodes, node, policy, observe, stack)
+        return _made(context, network, maker, anew, nodes, node, policy, left, observe, stack)
+
+
+def _prepared(
+    preprocess: object, transform: Transform | None, *, has_model: bool, observe: Observer
+) -> tuple[Preprocess, Declared | None]:
+    """The steps of a job, and what they do not say of its transform; None where they say all of it.
+
+    Raises:
+        SettingError: There is a model, and they do not; or a transform was given as steps.
+    """
+    if preprocess is not None and not isinstance(preprocess, Preprocess) and callable(preprocess):
+        raise SettingError("preprocess takes steps of frostline.preprocess: give a transform as transform=")
+    check_type("preprocess", preprocess, Preprocess, NoneType)
+    if isinstance(preprocess, Preprocess):
+        return preprocess, None
+    if transform is None:
+        return imagenet(224), None
+    found = declare(transform)
+    for sentence in found.otherwise:
+        observe(SetupWarning(reason=sentence))
+    if has_model or found.is_whole or not (found.rest or found.form is Form.PIXELS):
+        return from_transform(transform), None
+    observe(SetupWarning(reason=str(found)))
+    return found.preprocess or imagenet(224), found
 
 
 def _asked_ahead(
@@ -221,6 +258,7 @@ def _made(
     nodes: Sequence[str],
     node: NodeSettings,
     policy: str,
+    transform: Declared | None,
     observe: Observer,
     stack: ExitStack,
 ) -> Job:
@@ -260,6 +298,7 @@ def _made(
         settings=settings,
         near=", ".join(nodes) or None,
         trains_in_store=policy == ALL_IN_STORE,
+        transform=transform,
         close=rest.close,
     )
 
@@ -446,12 +485,14 @@ def _fetcher(
     )
 
 
+@add_hints
 @shows_options(LoaderFactory.arrays)
 def loader(
     data: Dataset | str | Path,
     batch_size: int,
     *,
     preprocess: Preprocess | None = None,
+    transform: Transform | None = None,
     near: str | Sequence[str] | None = None,
     settings: LoaderSettings | None = None,
     node: NodeSettings | None = None,
@@ -468,6 +509,8 @@ def loader(
         data: A data set, a part of one, or the URL or path of one.
         batch_size: Rows of every batch but perhaps the last.
         preprocess: Way from encoded bytes to a sample's pixels; ImageNet's at 224 pixels by default.
+        transform: The same as a transform of torchvision or timm, a processor of transformers or a function, as
+            ``offload`` takes it.
         near: URLs of nodes beside the data, as ``offload`` takes them; without one this process reads the data.
         settings: How to ask, as ``offload`` takes it.
         node: Settings of the node in this process.
@@ -479,7 +522,15 @@ def loader(
         DataError: The data cannot be listed.
         TypeError: An option is unknown.
     """
-    data = data if isinstance(data, Dataset) else Dataset(data)
-    job = offload(None, data, preprocess=preprocess, near=near, settings=settings, node=node, observe=observe)
+    job = offload(
+        None,
+        data,
+        preprocess=preprocess,
+        transform=transform,
+        near=near,
+        settings=settings,
+        node=node,
+        observe=observe,
+    )
     job.close_when_unused()
     return job.loader(batch_size, **options)

@@ -23,7 +23,7 @@ from frostline.models.artifact import Prefix, digest_of, read_prefix, write_pref
 from frostline.models.changes import FrozenWatch
 from frostline.models.cutting import CutNetwork, cut_network, shortened, uncut
 from frostline.models.graph import after
-from frostline.models.modules import not_averaged, unwrapped
+from frostline.models.modules import FeaturesGuard, not_averaged, unwrapped
 from frostline.models.tracing import takes_parts, takes_rows
 from frostline.planning import Situation
 from frostline.preprocess import Preprocess
@@ -138,7 +138,7 @@ class PartitionedModel:
         """
         parameter = next(model.parameters(), None)
         device = "cpu" if parameter is None else str(parameter.device)
-        not_whole = not_averaged(model)
+        not_whole, own = not_averaged(model), unwrapped(model)
         if preprocess.places:
             model = takes_parts(unwrapped(model), preprocess.places)
         elif preprocess.tokens is not None:
@@ -153,7 +153,8 @@ class PartitionedModel:
         if preprocess.tokens is not None and not preprocess.places and parts.prefix is not None and may_shorten:
             prefix = shortened(model, parts.prefix, preprocess.tokenizer, frozen_in_eval=frozen_in_eval)
             parts = replace(parts, prefix=prefix)
-        watch = partial(FrozenWatch, unwrapped(model), parts.part, minds_modes=not frozen_in_eval)
+        guard = partial(FeaturesGuard.on, own, parts.cuts[-1].shapes, preprocess.shape)
+        watch = partial(FrozenWatch, unwrapped(model), parts.part, minds_modes=not frozen_in_eval, guard=guard)
         return cls(parts=parts, device=device, watch=watch, not_averaged=not_whole, tokenizer=preprocess.tokenizer)
 
     @property

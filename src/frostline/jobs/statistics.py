@@ -8,6 +8,7 @@ What ran where and why, predicted and measured, as text for people and values fo
 import inspect
 import json
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -16,7 +17,7 @@ import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -60,13 +61,19 @@ __all__ = (
     "LoopTimes",
     "SkipLog",
     "StatisticsCollector",
+    "UseTeller",
     "warn_user",
     "whereabouts",
 )
 
 
+Logged = Skipped | RowsNotFinite | NodeUse
+
+
 class SkipLog:
     """Samples that could not be read, or are not finite, in whichever of a job's processes. Safe for all of them.
+
+    Beside them what workers asked of nodes, which counts in the job's process.
 
     Processes that are forked share it, and those that ``multiprocessing`` starts. One that it reaches otherwise, such
     as over a network, can be told nothing: a ``None`` comes out of the pickle there.
@@ -89,12 +96,12 @@ class SkipLog:
             return _nowhere, ()
         return _received, (DupFd(self._handle),)
 
-    def append(self, found: Skipped | RowsNotFinite) -> None:
+    def append(self, found: Logged) -> None:
         """Tell all processes, this one too."""
         if self.close.alive:
             os.write(self._handle, json.dumps(asdict(found)).encode() + b"\n")
 
-    def read(self, since: int) -> tuple[list[Skipped | RowsNotFinite], int]:
+    def read(self, since: int) -> tuple[list[Logged], int]:
         """What was appended after the first ``since`` bytes, and where that ends: ``since`` of the next call."""
         if not self.close.alive or (size := os.fstat(self._handle).st_size) <= since:
             return [], since
@@ -103,8 +110,57 @@ class SkipLog:
         return [_read(json.loads(line)) for line in lines.splitlines()], since + len(lines)
 
 
-def _read(line: dict[str, Any]) -> Skipped | RowsNotFinite:
+def _read(line: dict[str, Any]) -> Logged:
+    if "url" in line:
+        return NodeUse(**line)
     return RowsNotFinite(**line) if "rows" in line else Skipped(**line)
+
+
+class UseTeller:
+    """Tells a job's process what one of its workers asked of each node, once a second and at the end of each pass.
+
+    Safe for several threads.
+
+    Args:
+        log: log that the job's process reads; None where it cannot be told.
+        clock: tells the seconds.
+
+    Attributes:
+        counts: gives what was asked of each node so far; None before there is a way to them.
+    """
+
+    def __init__(self, log: SkipLog | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Callable[[], tuple[NodeUse, ...]] | None = None
+        self._log = log
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._told: dict[str, NodeUse] = {}
+        self._told_at_s = -math.inf
+
+    def __call__(self, event: Event) -> None:
+        """Tell it where a pass has ended."""
+        if isinstance(event, EpochFinished):
+            self.tell()
+
+    def arrived(self, _: Route, __: FeatureBatch) -> None:
+        """Tell it, unless that was done a moment ago."""
+        if self._clock() - self._told_at_s >= _TOLD_EVERY_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell what was asked since the last time."""
+        if self._log is None or self.counts is None:
+            return
+        with self._lock:
+            self._told_at_s = self._clock()
+            for use in self.counts():
+                known = self._told.get(use.url, NodeUse(url=use.url))
+                self._told[use.url] = use
+                change = replace(
+                    use, trouble="", **{name: getattr(use, name) - getattr(known, name) for name in _COUNTS}
+                )
+                if change != NodeUse(url=use.url):
+                    self._log.append(change)
 
 
 def _new() -> int:
@@ -125,6 +181,14 @@ def _received(handle: Any) -> SkipLog:
 
 def _nowhere() -> None:
     return None
+
+
+_TOLD_EVERY_S = 1.0
+_COUNTS = tuple(field.name for field in fields(NodeUse) if field.name not in ("url", "trouble"))
+
+
+def _sum_of(use: NodeUse, other: NodeUse) -> NodeUse:
+    return replace(use, **{name: getattr(use, name) + getattr(other, name) for name in _COUNTS})
 
 
 _LOG = logging.getLogger("frostline")
@@ -166,7 +230,8 @@ class JobStatistics:
         first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
         replans: changes of the plan while the job ran.
         tunings: changes of the windows' bounds that were kept; the last hundred of them.
-        nodes: requests of this process to each node, and their outcome; empty where there is only one node.
+        nodes: requests of this process, and of its loaders' workers, to each node, and their outcome; empty where there
+            is only one node.
     """
 
     wire_bytes: int = 0
@@ -233,6 +298,7 @@ class StatisticsCollector:
         self._max_skipped = max_skipped
         self._lock = threading.Lock()
         self._skipped: dict[int, Skipped] = {}
+        self._uses: dict[str, NodeUse] = {}
         self._routed: Counter[Route] = Counter()
         self._sums: Counter[str] = Counter()
         self._codec_error = self._stall_s = self._answering_s = self._loading_s = self._fetching_s = 0.0
@@ -330,6 +396,14 @@ class StatisticsCollector:
             self._hear()
             return np.fromiter(self._skipped, np.int64, len(self._skipped))
 
+    def with_workers(self, uses: Sequence[NodeUse]) -> tuple[NodeUse, ...]:
+        """What this process asked of each node, and its workers too; a node that only they know stands behind."""
+        with self._lock:
+            self._hear()
+            others = dict(self._uses)
+        own = tuple(_sum_of(use, others.pop(use.url, NodeUse(url=use.url))) for use in uses)
+        return (*own, *others.values())
+
     def statistics(self) -> JobStatistics:
         """The counts so far; ``wire_bytes`` and ``requests`` are the transport's to fill in."""
         with self._lock:
@@ -406,6 +480,8 @@ class StatisticsCollector:
         for item in found:
             if isinstance(item, RowsNotFinite):
                 self._count_nonfinite(item)
+            elif isinstance(item, NodeUse):
+                self._uses[item.url] = _sum_of(self._uses.get(item.url, NodeUse(url=item.url)), item)
             elif item.id not in self._skipped:
                 self._skipped[item.id] = item
                 self._untold.append(

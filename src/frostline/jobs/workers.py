@@ -28,7 +28,7 @@ from frostline.jobs.activity import ActivityMeter, PassProgress, followed
 from frostline.jobs.connect import reach
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, finite_check, tuner_of
 from frostline.jobs.router import Clocks, Router
-from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
+from frostline.jobs.statistics import SkipLog, StatisticsCollector, UseTeller, warn_user
 from frostline.loaders.arguments import ALONE, Ranks
 from frostline.loaders.epoch_loader import ArrayLoader
 from frostline.loaders.fetch import Fetcher, NodeEngine, Shipment
@@ -36,6 +36,7 @@ from frostline.loaders.forked_workers import ForkedWorkers
 from frostline.loaders.local_stage import LocalStage
 from frostline.loaders.row_source import Arrays, widened_batch
 from frostline.preprocess import Preprocess
+from frostline.transport import CountsNodes
 from frostline.wire.messages import FeatureRequest
 
 __all__ = (
@@ -100,10 +101,19 @@ class WorkerSetup:
         """
         stack = ExitStack()
         Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
-        progress = PassProgress(observe)
+        teller = UseTeller(self.skipped)
+
+        def told(event: Event) -> None:
+            teller(event)
+            observe(event)
+
+        progress = PassProgress(told)
         settings, collector = _share(self.settings, workers), self._collector(progress)
         nodes = self.nodes or (() if self.forked is None else self.forked.nodes)
         transport = reach(nodes, self.data, settings, self.node, _left_out, stack, _log_lost)
+        if isinstance(transport, CountsNodes):
+            teller.counts = transport.uses
+            stack.callback(teller.tell)
         router = Router(
             cuts=self.cuts,
             shares=shares if self.shipment is None or self.shipment.refused is None else {Route(0): 1.0},
@@ -121,7 +131,7 @@ class WorkerSetup:
             shipment=self.shipment,
             local_stage=self._local_stage(collector),
             engine=self.engine,
-            arrived=(router.arrived, collector.arrived),
+            arrived=(router.arrived, collector.arrived, teller.arrived),
             tried=self.tried,
         )
         store = None

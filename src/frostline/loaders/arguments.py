@@ -9,7 +9,7 @@ Which rank of how many this process is, and how the ranks tell each other what t
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypedDict, TypeVar
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from frostline.core import SampleTable, View
 from frostline.core.config import check_type, checked
-from frostline.core.errors import OrderMismatch, SettingError, Unavailable, nearest
+from frostline.core.errors import OrderMismatch, SettingError, Unavailable
 from frostline.datasets import Dataset
 from frostline.loaders.sample_map import SampleFunction
 from frostline.ordering import (
@@ -53,7 +53,6 @@ __all__ = (
     "Mixture",
     "Ranks",
     "check_epochs",
-    "check_names",
     "checked_options",
     "order_of",
     "replayed",
@@ -352,6 +351,7 @@ class EpochOptions(TypedDict, total=False):
             held-out samples.
         last: rule for samples that fill no batch: ``keep`` (the default), ``drop``, ``pad`` or ``uneven``, as
             ``ordering.Shard`` says.
+        drop_last: True is ``last="drop"``, as PyTorch's ``DataLoader`` has it. False by default.
         ranks: ranks that share the epoch; by default those of ``torch.distributed`` where it is initialised, as for
             PyTorch's ``DistributedSampler``. ``Ranks()`` is one that shares with nobody. Several ranks keep the order,
             whatever ``LoaderSettings.slack`` is, and so do worker processes.
@@ -376,6 +376,7 @@ class EpochOptions(TypedDict, total=False):
     num_samples: int | None
     preprocess: Preprocess | None
     last: str
+    drop_last: bool
     ranks: Ranks | None
     augment: Callable[[Any, View], Any] | None
     map: SampleFunction | None
@@ -395,6 +396,7 @@ _OPTIONS: Mapping[str, tuple[type, ...]] = {
     "num_samples": (int, NoneType),
     "preprocess": (Preprocess, NoneType),
     "last": (str,),
+    "drop_last": (bool,),
     "ranks": (Ranks, NoneType),
     "targets": (bool, NoneType),
     "encoded": (bool,),
@@ -407,26 +409,12 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """What ``Job.loader`` is given, by name, its whole numbers as Python's own, which states can hold.
 
     Raises:
-        SettingError: something is of another type.
+        SettingError: something is of another type, or ``drop_last`` and ``last`` say different things.
     """
-    return checked(options, _OPTIONS)
-
-
-def check_names(options: Iterable[str], method: str) -> None:
-    """Make sure that these are options of an epoch, as Python does it where a function names them.
-
-    Args:
-        options: names of what was given.
-        method: name of the job's method, for the sentence.
-
-    Raises:
-        TypeError: An option is unknown.
-    """
-    known = EpochOptions.__annotations__
-    for name in options:
-        if name not in known:
-            hint = ": say last='drop'" if name == "drop_last" else nearest(name, known)
-            raise TypeError(f"Job.{method}() got an unexpected keyword argument {name!r}{hint}")
+    found = checked(options, _OPTIONS)
+    if found.pop("drop_last", False) and found.setdefault("last", "drop") != "drop":
+        raise SettingError(f"drop_last=True is last='drop', and last={found['last']!r} was given too: give one of them")
+    return found
 
 
 def shows_options(defaults: Callable[..., Any]) -> Callable[[F], F]:
@@ -441,7 +429,7 @@ def shows_options(defaults: Callable[..., Any]) -> Callable[[F], F]:
         signature = inspect.signature(function)
         named = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
         options = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(known.get(name)), annotation=kind)
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(name, known), annotation=kind)
             for name, kind in EpochOptions.__annotations__.items()
             if name not in named
         ]
@@ -451,8 +439,10 @@ def shows_options(defaults: Callable[..., Any]) -> Callable[[F], F]:
     return shown
 
 
-def _default(parameter: inspect.Parameter | None) -> Any:
-    return None if parameter is None else parameter.default
+def _default(name: str, known: Mapping[str, inspect.Parameter]) -> Any:
+    if name == "drop_last":  # ``last`` as other libraries have it
+        return False
+    return known[name].default if name in known else None
 
 
 def check_epochs(numbers: object) -> None:

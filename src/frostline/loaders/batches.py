@@ -507,9 +507,14 @@ class BatchBuilder:
             labels=labels.astype(np.int64, copy=False),
             ids=ids.astype(np.int64, copy=False),
             targets=targets,
+            are_images=self._source.are_images,
         )
+        if finish is not None:
+            arrays = finish(arrays, rows.astype(np.int64, copy=False))
+            made = arrays.features if isinstance(arrays.features, tuple) else (arrays.features,)
+            nbytes = max(nbytes, sum(part.nbytes for part in made))  # of encoded samples a map makes more
         return FilledBatch(
-            arrays=arrays if finish is None else finish(arrays, rows.astype(np.int64, copy=False)),
+            arrays=arrays,
             nbytes=nbytes,
             places=places,
             position=self._position(places),

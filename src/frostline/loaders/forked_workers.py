@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from frostline.core.config import IoSettings, LoaderSettings, NodeSettings
 from frostline.core.errors import SettingError
 from frostline.datasets import Dataset
-from frostline.datasets.reading import roots_of
+from frostline.datasets.dataset import roots_of
 from frostline.stores.open import survives_fork
 from frostline.transport import Transport
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from frostline.cache import TieredCache
 from frostline.core import SampleTable, TensorSpec
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import SettingError
+from frostline.core.errors import SettingError, nearest
 from frostline.core.events import Observer
 from frostline.core.nouns import widened
 from frostline.core.system import in_background, usable_cores
@@ -51,6 +51,7 @@ __all__ = (
     "Finish",
     "MixedArrays",
     "RowSource",
+    "Unpackable",
     "blocks_of",
     "widened_batch",
 )
@@ -201,8 +202,77 @@ class MixedArrays:
     weights: npt.NDArray[np.float32]
 
 
+# Names by which other libraries hand out what a batch holds.
+_PIXELS = ("images", "image", "pixel_values", "pixels")
+_FIELDS = {"inputs": "features", "label": "labels", "target": "targets", "x": "features"}
+
+
+class Unpackable:
+    """A batch as other libraries hand it out: ``x, y = batch``, ``batch["images"]`` and ``batch.images``.
+
+    It unpacks to its features and, where it has some, its targets, else its labels.
+    """
+
+    __slots__ = ()
+
+    features: Any
+    labels: Any
+    ids: Any
+    targets: Any
+    are_images: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.features
+        yield self.labels if self.targets is None else self.targets
+
+    def __getitem__(self, name: str | int) -> Any:
+        """What the batch holds by that name, or at that place of the two that it unpacks to.
+
+        Raises:
+            KeyError: The batch holds nothing of that name.
+        """
+        if isinstance(name, int):
+            return tuple(self)[name]
+        try:
+            return getattr(self, name)
+        except AttributeError as error:
+            raise KeyError(str(error)) from None
+
+    @property
+    def images(self) -> Any:
+        """The pixels, ``float32[batch, C, H, W]``, of a batch of images that no network was run on.
+
+        Raises:
+            AttributeError: The batch holds something else.
+        """
+        return self._pixels("images")
+
+    def _pixels(self, name: str) -> Any:
+        if self.are_images:
+            return self.features
+        raise AttributeError(
+            f"this batch has no {name}: batch.features is what it holds, which a job's head takes: "
+            "job.head(batch.features)"
+        )
+
+    if not TYPE_CHECKING:  # which would take any name for one that there is
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _FIELDS:
+                return getattr(self, _FIELDS[name])
+            if name in _PIXELS:
+                return self._pixels(name)
+            raise AttributeError(f"a batch has no {name!r}{'' if name[:1] == '_' else nearest(name, _HELD)}")
+
+
+_HELD = ("features", "labels", "ids", "mixed", "targets", "images")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Arrays:
+class Arrays(Unpackable):
     """One batch, in CPU memory, the caller's own: contiguous, writable, and never written again by Frostline.
 
     Features have the type of the tensors that cross the frost line: ``float32`` for pixels and for most networks,
@@ -219,6 +289,7 @@ class Arrays:
             shapes differ or values are texts, or a dict of these by name. Where none are declared and the data set has
             masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, 255 where there is none. Else
             None.
+        are_images: features are the pixels of images, which ``batch.images`` gives too.
     """
 
     features: Array | tuple[Array, ...]
@@ -226,9 +297,7 @@ class Arrays:
     ids: npt.NDArray[np.int64]
     mixed: MixedArrays | None = None
     targets: TargetValues | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
+    are_images: bool = False
 
 
 def widened_batch(batch: Arrays) -> Arrays:
@@ -344,6 +413,7 @@ class RowSource:
             where the window bounds them, which holds their rows.
         owned: divides a pass's samples by the nodes that own them; None where any node will do.
         fetch_from: as ``fetch``, of nodes by their names, the one to ask first in front.
+        are_images: features are the pixels of images, on which no network was run.
     """
 
     fetch: FetchRows
@@ -364,3 +434,4 @@ class RowSource:
     catch_up: Callable[[], None] = _nothing
     owned: Callable[[], OwnedRequests] | None = None
     fetch_from: Callable[[tuple[str, ...]], FetchRows] | None = None
+    are_images: bool = False

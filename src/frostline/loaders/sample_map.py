@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from frostline.core import FeatureBatch, Route, Samples, Skipped, TensorSpec, View
 from frostline.core.errors import SampleError, SettingError
@@ -24,7 +25,10 @@ from frostline.datasets.targets import TargetColumns
 from frostline.loaders.fetch import Fetcher, FetchRows
 from frostline.prefetch import Deal, Dealer
 from frostline.preprocess import Preprocess
-from frostline.preprocess.apply import MASK_DTYPE, mask_into
+from frostline.preprocess.apply import MASK_DTYPE, MAX_PIXELS, mask_into
+from frostline.preprocess.images import decoded
+from frostline.preprocess.steps import Decode
+from frostline.preprocess.transforms import Declared, Form
 
 __all__ = (
     "ENCODED",
@@ -32,6 +36,7 @@ __all__ = (
     "EncodedRowStream",
     "Masked",
     "MaskedDealer",
+    "RestOfTransform",
     "Sample",
     "SampleFunction",
     "SampleMap",
@@ -139,6 +144,66 @@ class TravellingFunction:
                 "start workers by fork"
             ) from error
         return _travelled, (self.function,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestOfTransform:
+    """The parts of a transform that no step says, as a function of a sample.
+
+    What they draw at random is drawn as the user's own code draws it, by no seed of the loader's.
+
+    Attributes:
+        declared: the transform, of which something is left.
+        then: function of a sample that comes after it; None where there is none.
+        takes_rng: the function is given a generator too.
+        is_turned: images are turned as their EXIF data says, since the data's own reader does.
+    """
+
+    declared: Declared
+    then: SampleFunction | None
+    takes_rng: bool
+    is_turned: bool
+
+    @classmethod
+    def of(cls, declared: Declared, then: SampleFunction | None, *, is_turned: bool = False) -> "RestOfTransform":
+        """What is left of a transform, and a function of the user's own behind it.
+
+        Raises:
+            SettingError: that function cannot be called with a sample.
+        """
+        takes_rng = then is not None and _takes_rng(then)
+        return cls(declared=declared, then=then, takes_rng=takes_rng, is_turned=is_turned)
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        """The sample with what the transform gives of it.
+
+        Raises:
+            SampleError: its image cannot be decoded.
+            SettingError: the transform gives no tensor.
+        """
+        image = self._begun(sample.features)
+        for function in self.declared.rest:
+            image = function(image)
+        if not hasattr(image, "shape"):
+            raise SettingError(
+                f"transform gives {type(image).__name__}, and a loader takes tensors: end it with ToTensor(), or with "
+                "v2.ToImage() and v2.ToDtype(torch.float32, scale=True)"
+            )
+        sample = replace(sample, features=np.asarray(image))
+        if self.then is None:
+            return sample
+        return self.then(sample, rng) if self.takes_rng else self.then(sample)
+
+    def _begun(self, features: Any) -> Any:
+        """What the first function that is left takes."""
+        if self.declared.preprocess is None:
+            step = Decode(orientation="exif" if self.is_turned else "stored")
+            return decoded(features, step, max_pixels=MAX_PIXELS)
+        if self.declared.form is Form.IMAGE:
+            return Image.fromarray(np.ascontiguousarray(features.transpose(1, 2, 0)).astype(np.uint8))
+        import torch
+
+        return torch.from_numpy(features.astype(np.uint8) if self.declared.form is Form.PIXELS else features)
 
 
 def _travelled(function: SampleFunction) -> TravellingFunction:

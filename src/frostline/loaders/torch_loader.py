@@ -36,7 +36,7 @@ from frostline.core.errors import SettingError
 from frostline.engines.graph_runner import as_array, as_tensor
 from frostline.loaders.epoch import Epochs, EpochStream, NextPass
 from frostline.loaders.epoch_loader import ArrayLoader, Change, WorkerState
-from frostline.loaders.row_source import Arrays, MixedArrays, widened_batch
+from frostline.loaders.row_source import Arrays, MixedArrays, Unpackable, widened_batch
 from frostline.ordering import RecordedOrder
 
 __all__ = (
@@ -77,7 +77,7 @@ class Mixed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
+class Batch(Unpackable):
     """One batch, in CPU memory, the caller's own.
 
     Attributes:
@@ -90,6 +90,7 @@ class Batch:
             shapes differ or values are texts, or a dict of these by name. Where none are declared and the data set has
             masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, 255 where there is none, as
             losses are told to ignore. Else None.
+        are_images: features are the pixels of images, which ``batch.images`` gives too.
     """
 
     features: Features
@@ -97,9 +98,7 @@ class Batch:
     ids: torch.Tensor
     mixed: Mixed | None = None
     targets: BatchTargets | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
+    are_images: bool = False
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device; ids stay in CPU memory."""
@@ -112,7 +111,7 @@ class Batch:
             mixed = Mixed(labels=mixed.labels.to(device), weights=mixed.weights.to(device))
         labels = self.labels.to(device, non_blocking=True)
         targets = _each(self.targets, torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True))
-        return Batch(features=features, labels=labels, ids=self.ids, mixed=mixed, targets=targets)
+        return replace(self, features=features, labels=labels, mixed=mixed, targets=targets)
 
 
 def batch_of(arrays: Arrays) -> Batch:
@@ -124,6 +123,7 @@ def batch_of(arrays: Arrays) -> Batch:
         ids=torch.from_numpy(arrays.ids),
         mixed=None if mixed is None else _mixed(mixed),
         targets=_each(arrays.targets, np.ndarray, torch.from_numpy),
+        are_images=arrays.are_images,
     )
 
 
@@ -140,6 +140,7 @@ def arrays_of(batch: Batch) -> Arrays:
         ids=_array(batch.ids),
         mixed=None if mixed is None else MixedArrays(labels=_array(mixed.labels), weights=_array(mixed.weights)),
         targets=_each(batch.targets, torch.Tensor, _array),
+        are_images=batch.are_images,
     )
 
 

@@ -6,7 +6,7 @@ object is another one, values are compared, so that the same weights loaded agai
 """
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from torch import nn
 from frostline.core.errors import ModelError, NetworkChanged
 from frostline.engines.measure import version_of
 from frostline.models.frozen import FrozenPart, minds_its_mode
-from frostline.models.modules import is_split
+from frostline.models.modules import is_guard, is_split
 
 __all__ = ("FrozenWatch", "checksum", "quick_sum", "require_whole", "take_over")
 
@@ -181,7 +181,7 @@ class _Module:
 def _hooks(module: nn.Module) -> tuple[int, ...]:
     own = vars(module)
     hooks = (hook for name in _HOOKS for hook in own[name].values())
-    around = [id(hook) for hook in hooks if getattr(hook, "__module__", "") not in _RECORDING]
+    around = [id(hook) for hook in hooks if not (is_guard(hook) or getattr(hook, "__module__", "") in _RECORDING)]
     return (id(type(module)), id(own.get("forward")), *around)
 
 
@@ -209,9 +209,18 @@ class FrozenWatch:
         part: its frozen part; None where it could not be cut, and there is nothing but its head.
         head: the trainable rest.
         minds_modes: frozen modules must stay in eval mode; else they run so whatever their mode is.
+        guard: guards the network against a job's features, and returns what ends that.
     """
 
-    def __init__(self, model: nn.Module, part: FrozenPart | None, head: nn.Module, *, minds_modes: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        part: FrozenPart | None,
+        head: nn.Module,
+        *,
+        minds_modes: bool,
+        guard: Callable[[], Callable[[], None]] | None = None,
+    ) -> None:
         self._model = model
         self._head = head
         reads = head.reads if isinstance(head, Reads) else ()
@@ -231,10 +240,12 @@ class FrozenWatch:
             if not parameter.requires_grad and id(parameter) not in own
         ]
         self._quick = self._counted()
+        self.release: Callable[[], None] = (lambda: None) if guard is None else guard()
 
     def retire(self) -> None:
         """Have the steps of passes that are under way end, since the frozen part is made anew."""
         self._is_retired = True
+        self.release()
 
     def step(self) -> None:
         """Look at what costs next to nothing: objects, versions, and what requires gradients.

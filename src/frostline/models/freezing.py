@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from frostline.core.config import check_type
-from frostline.core.errors import ModelError, UnknownLayer, nearest
+from frostline.core.errors import ModelError, UnknownLayer, add_hints, nearest
 from frostline.models.modules import AnyInputs, all_in_eval, input_specs, modes, resolved_path, unwrapped, zeros
 from frostline.models.tracing import fed
 
@@ -31,6 +31,7 @@ _ASKED = "frostline_until"
 M = TypeVar("M", bound=nn.Module)
 
 
+@add_hints
 def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3, 224, 224)) -> M:
     """Freeze ``model`` up to the output of the layer ``until``; the rest stays as it is.
 

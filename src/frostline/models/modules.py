@@ -5,11 +5,13 @@ Finds the network inside wrappers that say how it runs, and its modules by their
 Records a forward pass: which modules it runs, one in another and in order, and what each takes and gives.
 """
 
+import operator
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +25,13 @@ from frostline.models.cuts import DTYPE_BYTES
 __all__ = (
     "NOT_PLAIN",
     "AnyInputs",
+    "FeaturesGuard",
     "Inputs",
     "ModuleCall",
     "all_in_eval",
     "has_same_parameters",
     "input_specs",
+    "is_guard",
     "is_split",
     "lone_parameters",
     "modes",
@@ -210,7 +214,10 @@ def plain_copy(value: Any) -> Any:
     if kind not in (tuple, list, set, dict) or len(value) > _ITEMS:
         return NOT_PLAIN
     items = [plain_copy(item) for item in (value.items() if kind is dict else value)]
-    return NOT_PLAIN if any(item is NOT_PLAIN for item in items) else kind(items)
+    if any(item is NOT_PLAIN for item in items):
+        return NOT_PLAIN
+    # One that nobody can change is its own copy, so that it is known by its place in memory.
+    return value if kind is tuple and all(map(operator.is_, items, value)) else kind(items)
 
 
 def module_at(root: nn.Module, path: str) -> nn.Module | None:
@@ -402,3 +409,51 @@ def random(
         values = torch.randn((rows, *spec.shape), generator=generator)
         made.append((values if dtype.is_floating_point else values > 0).to(device=device, dtype=dtype))
     return made
+
+
+class FeaturesGuard:
+    """Refuses a whole network that is called with a job's features, which its first layer could not make sense of.
+
+    A forward pre-hook of the network, for as long as the job lasts. Copies and files of the network have none of it.
+
+    Args:
+        features: shape of what crosses the frost line, without the batch.
+    """
+
+    def __init__(self, features: Sequence[int]) -> None:
+        self._features = tuple(features)
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """See ``nn.Module.register_forward_pre_hook``.
+
+        Raises:
+            ModelError: The only input has the shape of a batch of features.
+        """
+        if len(inputs) == 1 and isinstance(inputs[0], torch.Tensor) and tuple(inputs[0].shape[1:]) == self._features:
+            raise ModelError(
+                f"the whole network was called with features {list(inputs[0].shape)}, of which its frozen layers are "
+                "computed already: write job.head(batch.features) in the loop, in place of model(batch.features)"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In a file of the whole network something of Python's own that gives a hook's inputs back, so that it is loaded
+        # where there is no Frostline.
+        return partial, (dict.get, {})
+
+    @classmethod
+    def on(cls, model: nn.Module, features: Sequence[Sequence[int]], given: Sequence[int]) -> Callable[[], None]:
+        """Guard a network; what is returned takes the guard away.
+
+        Args:
+            model: network of the user's.
+            features: shapes of the tensors that cross the frost line.
+            given: shape of a sample as the network takes it. Features of that shape cannot be told from samples.
+        """
+        if len(features) != 1 or (len(features[0]) == len(given) and features[0][:1] == tuple(given[:1])):
+            return lambda: None
+        return model.register_forward_pre_hook(cls(features[0])).remove
+
+
+def is_guard(hook: object) -> bool:
+    """Whether a hook is a ``FeaturesGuard``, which changes nothing that a network computes."""
+    return isinstance(hook, FeaturesGuard)

@@ -31,6 +31,7 @@ from frostline.core.errors import NotTraceable, SettingError, UnsafeArtifact
 from frostline.core.files import FileCache, with_schema, without_schema
 from frostline.core.system import __version__, collector_rests
 from frostline.models.artifact import BROKEN, flattened, graph_from_json, graph_to_json, metadata, restored
+from frostline.models.modules import is_guard
 from frostline.models.tracing import Trace, agrees, draws_elsewhere
 
 __all__ = (
@@ -111,7 +112,7 @@ class _Describer:
 
     def module(self, module: nn.Module) -> Any:
         """One module without those inside it."""
-        if any(getattr(module, name) for name in _HOOKS):
+        if any(not is_guard(hook) for name in _HOOKS for hook in getattr(module, name).values()):
             raise _Unknown
         own = {name: value for name, value in vars(module).items() if name not in _OWN}
         return [self._class(type(module)), {name: self._value(value, 0) for name, value in sorted(own.items())}]

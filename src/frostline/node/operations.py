@@ -227,6 +227,7 @@ class Trainings:
             UnknownPrefix: if the prefix is not held.
         """
         self.check()
+        account.check_may("train", prefix)
         account.check()
         memory_bytes = self._settings.training_memory_bytes
         if length > memory_bytes // 2:
@@ -423,6 +424,7 @@ class Listings:
             Overloaded: if the account has a listing under way.
             Unavailable: if the node is stopping.
         """
+        account.check_may("list")
         url, folders = self._stores.listed(request.data, account.settings.roots)
         _check(url, request)
         with self._lock:

@@ -186,6 +186,20 @@ class Resources:
                 _LOG.info("tenant_changed", extra={"fields": {**told, "after": tenant_to_json(after)}})
         return after
 
+    def renew_tenants(self, settings: NodeSettings) -> None:
+        """Serve the tenants of these settings from now on, with what they say, and log who joined and left.
+
+        What was changed while the node ran is as the settings say again.
+        """
+        with self._changing:
+            before = {account.name for account in self.tenants.accounts}
+            self.tenants.renew(settings.tenants)
+            for tenant in settings.tenants:
+                self._fair_shares.change_weight(tenant.name, tenant.weight)
+            names = {tenant.name for tenant in settings.tenants}
+            told = {"joined": sorted(names - before), "left": sorted(before - names)}
+            _LOG.info("tenants_renewed", extra={"fields": told})
+
     def limits(self) -> list[TenantLimits]:
         """What each tenant uses, and may be bound to while the node runs."""
         return [

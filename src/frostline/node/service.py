@@ -13,13 +13,17 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from frostline.batching import ROWS, readable_bytes
 from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.core.audit import AuditLog
 from frostline.core.config import NodeSettings, TenantSettings
+from frostline.core.errors import SettingError
 from frostline.core.system import __version__, collector_rests, usable_cores
+from frostline.core.tokens import FollowedFile
 from frostline.engines.machine import hardware_name, host_digest
 from frostline.node.decode import StoredSamples
 from frostline.node.device import HEADROOM
@@ -43,7 +47,7 @@ from frostline.node.prefixes import PieceUpload, Prefixes, Resident, Upload
 from frostline.node.profiling import Profiler
 from frostline.node.resources import RequestOpener, Resources
 from frostline.node.statistics import Counters, NodeStatistics
-from frostline.node.tenants import Account, Admission, TenantLimits
+from frostline.node.tenants import Account, Admission, TenantLimits, read_tenants, tenant_to_json
 from frostline.node.torch_bridge import TorchBridge
 from frostline.node.trials.queue import EngineMemory
 from frostline.node.weights import WeightMemory
@@ -177,6 +181,10 @@ def _close(held: ExitStack, answer: BatchStream, ending: Ending) -> None:  # noq
     held.close()
 
 
+def _nothing_follows(_: NodeSettings) -> None:
+    pass
+
+
 # Maximum rows of a batch of encoded samples.
 _ENCODED_ROWS = 1024
 
@@ -192,17 +200,27 @@ class Node:
         roots: URLs under which it serves data.
         inspector: checks uploaded prefixes in another process; the caller closes it. None if the uploading code runs in
             this process too.
+        audit: log of who read, brought and changed what, and was refused; closed with the node. None keeps none.
 
     Attributes:
+        audit: the log.
         trainings: trainings beside the node.
         listings: listings for clients.
+        on_renewal: called with the settings of the node after its tenants were renewed.
 
     Raises:
         SettingError: if a root is not a URL that Frostline reads.
     """
 
-    def __init__(self, settings: NodeSettings, roots: tuple[str, ...], inspector: Inspector | None = None) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        roots: tuple[str, ...],
+        inspector: Inspector | None = None,
+        audit: AuditLog | None = None,
+    ) -> None:
         self._settings = settings
+        self.audit = audit or AuditLog(None)
         self._stores = Stores(
             roots,
             cells_bytes(settings.memory_bytes),
@@ -223,6 +241,8 @@ class Node:
         self.listings = Listings(settings, self._stores)
         self._answers: set[BatchStream] = set()
         self._lock = threading.Lock()
+        self._tenants_file: FollowedFile | None = None
+        self.on_renewal: Callable[[NodeSettings], None] = _nothing_follows
         self._started = time.monotonic()
 
     @property
@@ -264,9 +284,33 @@ class Node:
         """Take no more requests, and say so; those under way go on."""
         self._resources.gate.drain()
 
-    def identify(self, token: str | None) -> Account:
-        """The account of a token; see ``Tenants.identify`` for the errors."""
-        return self._resources.tenants.identify(token)
+    def identify(self, token: str | None, address: str = "") -> Account:
+        """The account of a token; see ``TokenTable.owner`` for the arguments and errors."""
+        if self._tenants_file is not None:
+            self._tenants_file.look()
+        return self._resources.tenants.identify(token, address)
+
+    def follow_tenants(self, path: Path) -> FollowedFile:
+        """Serve the tenants that a file says, as it changes; see ``read_tenants``.
+
+        Args:
+            path: the file, which was read when the node was made.
+
+        Returns:
+            What looks at it, by itself while requests come.
+        """
+
+        def read() -> None:
+            settings = replace(self._settings, tenants=read_tenants(path))
+            if not settings.tenants:
+                raise SettingError(f"{path} names no tenant: end the node where nobody is to use it")
+            self._resources.renew_tenants(settings)
+            self._settings = settings
+            self.audit.changed("tenants renewed", tenants=[tenant.name for tenant in settings.tenants])
+            self.on_renewal(settings)
+
+        self._tenants_file = FollowedFile(path, read)
+        return self._tenants_file
 
     def limits(self) -> list[TenantLimits]:
         """What each tenant uses, and may be bound to while the node runs."""
@@ -293,7 +337,9 @@ class Node:
 
     def change_tenant(self, asker: Account, name: str, body: object) -> TenantSettings:
         """See ``Resources.change_tenant``."""
-        return self._resources.change_tenant(asker, name, body)
+        after = self._resources.change_tenant(asker, name, body)
+        self.audit.changed("change", by=asker.name, tenant=name, after=tenant_to_json(after))
+        return after
 
     def holds_prefix(self, digest: str) -> bool:
         """Whether a prefix is held, so that it need not be uploaded."""
@@ -324,6 +370,8 @@ class Node:
             account: account of the tenant that uploads it.
             is_in_pieces: the pieces that the node has are left out.
         """
+        if account is not None:
+            account.check_may("upload", digest)
         admission = self.admit(0, account)
         kind = PieceUpload if is_in_pieces else Upload
         return kind(self._prefixes, digest, self._resources.lane(admission.account), length, admission)
@@ -363,15 +411,24 @@ class Node:
         scope = self.cancel_scope()
         with ExitStack() as held:
             account = held.enter_context(self.admit() if admission is None else admission).account
+            action = "read" if request.prefix is None else "compute"
+            account.check_may(action, request.prefix)
             counters = Counters(account.counters)
             preprocess = preprocess or checked_preprocess(request)
             output = self._output(request, preprocess, account, counters, scope, held, sent)
             made = self._made(output, account, counters, scope)
+            self._audit(action, account, request)
             closing = held.pop_all()
         answer = BatchStream(self._counted(made, account), scope.cancel, partial(self._ended, closing, account))
         with self._lock:
             self._answers.add(answer)
         return answer
+
+    def _audit(self, action: str, account: Account, request: FeatureRequest) -> None:
+        """Note who has samples of which data read, and what for."""
+        if self.audit.is_kept:  # a job's own node keeps none, and its samples go the shortest way
+            prefix, samples = request.prefix, len(request.samples)
+            self.audit.note(action, tenant=account.name, data=request.data, prefix=prefix, samples=samples)
 
     def embeddings(self, wanted: EmbeddingRequest, admission: Admission) -> tuple[BatchStream, EmbeddingInputs]:
         """Answer a request for embeddings of inputs that came with it; see ``features``.
@@ -381,6 +438,7 @@ class Node:
             BadRequest: if the inputs are not of its kind.
             OverBudget: if the answer would be too large.
         """
+        admission.account.check_may("compute", wanted.model)
         with self._prefixes.used(wanted.model, asker=admission.account) as resident:
             most, scope = max_numbers(self._settings.memory_bytes), self.cancel_scope()
             inputs = embedding_inputs(wanted, resident, most, self._pools["decode"], scope.is_cancelled)
@@ -424,6 +482,8 @@ class Node:
         scope = scope or self.cancel_scope()
         with ExitStack() as held:
             account = held.enter_context(self.admit() if admission is None else admission).account
+            account.check_may("compute", wanted.features.prefix)
+            self._audit("measure", account, wanted.features)
             return self._profiler.profile(wanted, account, scope, held)
 
     def warm(self) -> None:
@@ -447,6 +507,7 @@ class Node:
         self._resources.waiters.close()
         self._resources.devices.close()
         self._cache.close()
+        self.audit.close()
 
     def __enter__(self) -> Self:
         return self

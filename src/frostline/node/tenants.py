@@ -3,19 +3,20 @@
 What a tenant of a node uses, and what it is bound to from outside or changed to while the node runs.
 """
 
-import hashlib
 import math
+import re
 import threading
 import time
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from frostline.batching import Allowance, Claim, readable_bytes
-from frostline.core.config import TenantSettings
+from frostline.core.config import TenantSettings, with_ends
 from frostline.core.errors import (
     BadRequest,
     Forbidden,
@@ -27,6 +28,7 @@ from frostline.core.errors import (
     UnknownName,
 )
 from frostline.core.files import require_guarded
+from frostline.core.tokens import TokenTable
 from frostline.node.memory import Pool, Reservation
 from frostline.node.statistics import Counters
 from frostline.wire.messages import fields_of_patch
@@ -102,15 +104,17 @@ class Account:
         """The settings of the tenant."""
         return self._settings
 
-    def change(self, settings: TenantSettings) -> None:
-        """Let it have another weight and other quotas from now on.
+    def change(self, settings: TenantSettings, *, is_alone: bool | None = None) -> None:
+        """Let it have another weight, other quotas and rights from now on.
 
         What is under way goes on. Requests that have begun keep the bound of memory for work that they began with.
 
         Args:
-            settings: settings of the same tenant, of which only weight and quotas differ.
+            settings: settings of the same tenant.
+            is_alone: whether there are no other tenants now; None for as before.
         """
         with self._lock:
+            self._is_alone = self._is_alone if is_alone is None else is_alone
             rate, self._settings = settings.device_s_per_s, settings
             if rate is None:
                 self._allowance = None
@@ -215,6 +219,23 @@ class Account:
         if wanted.work_bytes is not None and not has_room:
             self._refuse(f"has used its {readable_bytes(wanted.work_bytes)} of memory for work", _RETRY_AFTER_S)
 
+    def check_may(self, action: str, prefix: str | None = None) -> None:
+        """Check that this tenant may do something.
+
+        Args:
+            action: one of ``ACTIONS``.
+            prefix: digest of the prefix that it is done with; None for none.
+
+        Raises:
+            Forbidden: It may not.
+        """
+        settings = self._settings
+        if settings.actions is not None and action not in settings.actions:
+            may = ", ".join(settings.actions) or "nothing"
+            raise Forbidden(f"tenant {self.name} may not {action} here, but {may}: see actions in --tenants")
+        if prefix is not None and settings.prefixes is not None and prefix not in settings.prefixes:
+            raise Forbidden(f"tenant {self.name} may not use this prefix: see prefixes in --tenants")
+
     def enter(self) -> None:
         """Count a request as admitted."""
         with self._lock:
@@ -251,11 +272,14 @@ class Tenants:
         self, settings: Sequence[TenantSettings], counters: Counters, clock: Callable[[], float] = time.monotonic
     ) -> None:
         is_alone = len(settings) < 2
-        self._by_token = {
-            setting.token_sha256: Account(setting, Counters(counters), is_alone=is_alone, clock=clock)
-            for setting in settings
-        }
+        self._counters = counters
+        self._clock = clock
+        self._is_open = not settings
+        self._tokens = TokenTable("this node", settings)
         self._everybody = Account(None, Counters(counters), is_alone=is_alone, clock=clock)
+        self._accounts = [
+            Account(setting, Counters(counters), is_alone=is_alone, clock=clock) for setting in settings
+        ] or [self._everybody]
 
     @property
     def everybody(self) -> Account:
@@ -264,8 +288,24 @@ class Tenants:
 
     @property
     def accounts(self) -> list[Account]:
-        """The accounts that are counted separately."""
-        return list(self._by_token.values()) or [self._everybody]
+        """The accounts that are counted separately; the list follows who joins and leaves."""
+        return self._accounts
+
+    def renew(self, settings: Sequence[TenantSettings]) -> None:
+        """Serve these tenants from now on: those that are known keep what they use, those not named are not served.
+
+        Requests that have begun go on.
+        """
+        assert not self._is_open, "a node that serves everybody has no file of tenants"
+        before, is_alone = {account.name: account for account in self._accounts}, len(settings) < 2
+        for setting in settings:
+            if setting.name in before:
+                before[setting.name].change(setting, is_alone=is_alone)
+        self._accounts[:] = [
+            before.get(setting.name) or Account(setting, Counters(self._counters), is_alone=is_alone, clock=self._clock)
+            for setting in settings
+        ]
+        self._tokens.renew(settings)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -278,26 +318,20 @@ class Tenants:
         Raises:
             UnknownName: if there is no such tenant.
         """
-        found = next((account for account in self._by_token.values() if account.name == name), None)
-        if found is None:
+        found = next((account for account in self._accounts if account.name == name), None)
+        if found is None or self._is_open:
             raise UnknownName(f"there is no tenant {name!r}")
         return found
 
-    def identify(self, token: str | None) -> Account:
-        """The account that a token belongs to.
-
-        Raises:
-            Unauthenticated: if no tenant has this token. The message does not repeat it.
-        """
-        if not self._by_token:
+    def identify(self, token: str | None, address: str = "") -> Account:
+        """The account that a token belongs to; see ``TokenTable.owner`` for the arguments and errors."""
+        if self._is_open:
             return self._everybody
-        if token is None:
-            raise Unauthenticated("this node serves its tenants only: set FROSTLINE_TOKEN to the token you were given")
-        # The digest is looked up instead of the token, so that the time of the lookup reveals nothing about the tokens.
-        account = self._by_token.get(hashlib.sha256(token.encode()).hexdigest())
-        if account is None:
+        name = self._tokens.owner(token, address)
+        found = next((account for account in self._accounts if account.name == name), None)
+        if found is None:  # whose tenant has left in this moment
             raise Unauthenticated("this node does not know that token: see FROSTLINE_TOKEN")
-        return account
+        return found
 
 
 def read_tenants(path: Path) -> tuple[TenantSettings, ...]:
@@ -322,16 +356,21 @@ def _tenant(path: Path, table: dict[str, object]) -> TenantSettings:
     kinds: dict[str, tuple[type, ...]] = {
         "name": (str,),
         "token_sha256": (str,),
+        "expires_at": (datetime,),
+        "next_token_sha256": (str,),
+        "next_expires_at": (datetime,),
         "weight": (int, float),
         "requests": (int,),
         "work_bytes": (int,),
         "device_s_per_s": (int, float),
         "weight_bytes": (int,),
         "roots": (list,),
+        "actions": (list,),
+        "prefixes": (list,),
         "sees_all": (bool,),
         "may_change": (bool,),
     }
-    assert set(kinds) == {field.name for field in fields(TenantSettings)}, "every field can be set"
+    assert set(kinds) == {re.sub("_at_s$", "_at", field.name) for field in fields(TenantSettings)}, "all can be set"
     for name, value in table.items():
         if name not in kinds:
             raise SettingError(f"{path}: unknown field {name!r} of a tenant; its fields are {', '.join(kinds)}")
@@ -339,12 +378,13 @@ def _tenant(path: Path, table: dict[str, object]) -> TenantSettings:
             raise SettingError(f"{path}: {name} of a tenant must be {kinds[name][-1].__name__}, not {value!r}")
     if not {"name", "token_sha256"} <= set(table):
         raise SettingError(f"{path}: a tenant needs a name and a token_sha256")
-    roots = table.get("roots")
-    if isinstance(roots, list):
-        if not all(isinstance(root, str) for root in roots):
-            raise SettingError(f"{path}: roots of a tenant must be a list of URLs")
-        table = {**table, "roots": tuple(roots)}
-    return TenantSettings(**table)  # type: ignore[arg-type]  # checked above
+    for name in ("roots", "actions", "prefixes"):
+        listed = table.get(name)
+        if isinstance(listed, list):
+            if not all(isinstance(item, str) for item in listed):
+                raise SettingError(f"{path}: {name} of a tenant must be a list of texts")
+            table = {**table, name: tuple(listed)}
+    return TenantSettings(**with_ends(table))  # checked above
 
 
 QUOTAS = ("requests", "work_bytes", "device_s_per_s", "weight_bytes")

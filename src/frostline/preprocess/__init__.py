@@ -24,6 +24,7 @@ from frostline.preprocess.steps import (
     Tokenize,
 )
 from frostline.preprocess.tokens import TextTokenizer, content_digest, fitted
+from frostline.preprocess.transforms import from_transform
 
 __all__ = (
     "Applied",
@@ -45,6 +46,7 @@ __all__ = (
     "array",
     "audio",
     "efficientnet_lite",
+    "from_transform",
     "imagenet",
     "named_inputs",
     "text",
@@ -54,14 +56,17 @@ _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def imagenet(size: int, augment: bool = False) -> Preprocess:
+def imagenet(size: int, augment: bool = False, *, value_range: tuple[float, float] | None = None) -> Preprocess:
     """What networks trained on ImageNet expect, as torchvision does it.
 
     Args:
         size: side of the network's input; the shorter side is scaled to 8/7 of it (256 for 224).
         augment: a random part and a random flip in place of the middle, another one each epoch.
+        value_range: values of grey images with more than 8 bits a pixel, such as X-rays, that become black and white,
+            as ``(0, 65535)``; see ``Decode``.
     """
-    return Preprocess(steps=(Decode(), *_geometry(size, augment), _scaled(_IMAGENET_MEAN, _IMAGENET_STD)))
+    decode = Decode(value_range=value_range)
+    return Preprocess(steps=(decode, *_geometry(size, augment), _scaled(_IMAGENET_MEAN, _IMAGENET_STD)))
 
 
 def efficientnet_lite(size: int) -> Preprocess:

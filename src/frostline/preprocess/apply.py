@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import takewhile
@@ -128,6 +128,11 @@ class Applied:
         steps = tuple(takewhile(lambda step: not isinstance(step, RandomStep), preprocess.steps[:-1]))
         return cls(steps=steps, dtype=dtype, decoder=decoder_name())
 
+    def oriented(self, *, is_turned: bool) -> Self:
+        """The same for data whose own reader turns images as their EXIF data says, or does not."""
+        count = len(self.steps)
+        return replace(self, steps=self.whole.oriented(is_turned=is_turned).steps[:count])
+
     @property
     def whole(self) -> Preprocess:
         """The steps with a ``Normalize`` behind them that changes nothing, where they have none of their own."""
@@ -158,6 +163,7 @@ class Applied:
         Raises:
             SettingError: It does not start with them; the message names them.
         """
+        declared = declared.oriented(is_turned=self.whole.is_turned)
         if declared.steps[0] == self.stored:
             return declared
         count = len(self.steps)
@@ -198,13 +204,20 @@ class Applied:
         return scaled >= last.size >= step.size and (last.size - step.size) % 4 == 0
 
 
-def steps_left(declared: Preprocess, applied: Applied | None) -> Preprocess:
+def steps_left(declared: Preprocess, applied: Applied | None, *, is_turned: bool = False) -> Preprocess:
     """What is left to do of a declared preprocessing: all of it, unless the data is a ready format.
+
+    Args:
+        declared: preprocessing as a job declares it.
+        applied: steps that were applied to the data before it was kept; None where it is none of a ready format.
+        is_turned: the data's own reader turns images as their EXIF data says.
 
     Raises:
         SettingError: the ready format was made with other steps.
     """
-    return declared if applied is None else applied.rest(declared)
+    if applied is None:
+        return declared.oriented(is_turned=is_turned)
+    return applied.rest(declared)
 
 
 ALIGNMENT = 512
@@ -433,7 +446,7 @@ def _pixels_of_parts(preprocess: Preprocess, record: bytes | memoryview) -> int:
 
 def _size(preprocess: Preprocess, encoded: bytes | memoryview) -> tuple[int, int]:
     stored = preprocess.stored
-    return size_of(encoded) if stored is None else (stored.side, stored.side)
+    return size_of(encoded, is_turned=preprocess.is_turned) if stored is None else (stored.side, stored.side)
 
 
 def _pixels(
@@ -443,7 +456,9 @@ def _pixels(
     stored, between = preprocess.stored, preprocess.steps[1:-1]
     if stored is None:
         enough = _enough(preprocess)
-        image = decoded(encoded, preprocess.mode, max_pixels=max_pixels, enough=enough)
+        first = preprocess.steps[0]
+        assert isinstance(first, Decode)
+        image = decoded(encoded, first, max_pixels=max_pixels, enough=enough)
     else:
         pixels = unpacked(stored, encoded).astype(np.uint8, copy=False)
         if not between:
@@ -598,21 +613,25 @@ def mask_into(
         BadRequest: a step is random and there is no view.
     """
     draw = draws(preprocess, id, view)
-    mask = open_mask(encoded, size=size, max_pixels=max_pixels)
+    mask = open_mask(encoded, size=size, max_pixels=max_pixels, is_turned=preprocess.is_turned)
     for step in preprocess.steps[1:-1]:
         mask = _applied_to_mask(step, mask, draw, max_pixels)
     np.copyto(out, np.asarray(mask), casting="unsafe")  # all of it fits: see _as_image
 
 
 def open_mask(
-    encoded: bytes | memoryview, *, size: tuple[int, int] = (0, 0), max_pixels: int = MAX_PIXELS
+    encoded: bytes | memoryview,
+    *,
+    size: tuple[int, int] = (0, 0),
+    max_pixels: int = MAX_PIXELS,
+    is_turned: bool = False,
 ) -> Image.Image:
     """A mask whose pixels are classes; see ``mask_into``.
 
     Raises:
         SampleError: the mask is broken, of a kind that is not read or of another size than its image.
     """
-    mask = _as_image(decoded_classes(encoded, max_pixels=max_pixels))
+    mask = _as_image(decoded_classes(encoded, max_pixels=max_pixels, is_turned=is_turned))
     if 0 not in size and mask.size != size:
         raise SampleError(
             f"the mask has {mask.width} x {mask.height} pixels and its image {size[0]} x {size[1]}: make them the same"
@@ -620,7 +639,9 @@ def open_mask(
     return mask
 
 
-def scaled_mask(encoded: bytes | memoryview, shorter_side: int, *, size: tuple[int, int] = (0, 0)) -> bytes:
+def scaled_mask(
+    encoded: bytes | memoryview, shorter_side: int, *, size: tuple[int, int] = (0, 0), is_turned: bool = False
+) -> bytes:
     """A mask as large as ``preprocess.scaled.scaled`` makes its image, of the pixels the nearest.
 
     One that is small enough keeps its bytes. Others become grey PNGs of 8 or 16 bits.
@@ -628,7 +649,7 @@ def scaled_mask(encoded: bytes | memoryview, shorter_side: int, *, size: tuple[i
     Raises:
         SampleError: see ``open_mask``.
     """
-    mask = open_mask(encoded, size=size)
+    mask = open_mask(encoded, size=size, is_turned=is_turned)
     if min(mask.size) <= shorter_side:
         return bytes(encoded)
     share = shorter_side / min(mask.size)
@@ -710,4 +731,5 @@ def check_readable(encoded: bytes | memoryview) -> None:
     elif is_sound(encoded):
         check_sound(encoded)
     else:
-        decoded(encoded, "RGB", max_pixels=MAX_PIXELS)
+        # Of values that a job scales, any scale finds what is broken.
+        decoded(encoded, Decode(value_range=(0, 1)), max_pixels=MAX_PIXELS)

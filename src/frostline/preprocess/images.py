@@ -21,6 +21,7 @@ from numpy.lib import format as npy
 from PIL import (
     AvifImagePlugin,
     BmpImagePlugin,
+    ExifTags,
     GifImagePlugin,
     IcoImagePlugin,
     Image,
@@ -36,7 +37,7 @@ from PIL import (
 
 from frostline.core.errors import SampleError
 from frostline.preprocess.sounds import is_sound
-from frostline.preprocess.steps import ColorJitter, ReadArray
+from frostline.preprocess.steps import ColorJitter, Decode, ReadArray
 
 __all__ = (
     "JITTER_DRAWS",
@@ -45,6 +46,7 @@ __all__ = (
     "classes_of",
     "decoded",
     "decoded_classes",
+    "has_orientation",
     "header_of",
     "is_array",
     "is_jpeg2000",
@@ -246,14 +248,29 @@ def is_jpeg2000(encoded: bytes | memoryview) -> bool:
     return bytes(encoded[:_LONGEST_MAGIC]).startswith(_JPEG2000)
 
 
+# What brings an image into the orientation that its EXIF data says, by the number there.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ON_ITS_SIDE = (5, 6, 7, 8)
+_DEEP_MODES = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
+_ROWS_AT_ONCE = 64
+
+
 def decoded(
-    encoded: bytes | memoryview, mode: str, *, max_pixels: int, enough: Callable[[Size], Size] | None = None
+    encoded: bytes | memoryview, step: Decode, *, max_pixels: int, enough: Callable[[Size], Size] | None = None
 ) -> Image.Image:
     """The pixels of an image.
 
     Args:
         encoded: the image as stored.
-        mode: to convert to, as Pillow does.
+        step: mode to convert to, as Pillow does, orientation and scale of values.
         max_pixels: maximum pixels of the image; looked up in its header before anything is decoded.
         enough: from the image's size the least one that is still large enough: a JPEG is then decoded at the smallest
             scale that keeps it. None decodes whole.
@@ -264,25 +281,63 @@ def decoded(
     if is_array(encoded):
         check_size(size_of_array(encoded), max_pixels, "it has")
         image = Image.fromarray(pixels_of(encoded))
-        return image if image.mode == mode else image.convert(mode)
+        return image if image.mode == step.mode else image.convert(step.mode)
     with _in_words(encoded, max_pixels):
         image = _opened(encoded)
         check_size(image.size, max_pixels, "it has")
-        if image.mode not in _MODES:
-            raise SampleError(f"pixels of kind {image.mode} are not read: 8 bits a channel are")
+        _check_mode(image, step)
         if enough is not None:
             # The mode stays as it is, so that colours are converted as ever. Other formats know no draft.
             image.draft(None, enough(image.size))
         image.load()
-        return image if image.mode == mode else image.convert(mode)
+        deep = image.mode in _DEEP_MODES
+        # Turned before colours are converted, as datasets does it.
+        image = _upright(image, step)
+        image = _in_8_bits(image, step) if deep else image
+        return image if image.mode == step.mode else image.convert(step.mode)
 
 
-def decoded_classes(encoded: bytes | memoryview, *, max_pixels: int) -> npt.NDArray[np.integer | np.bool_]:
+def _check_mode(image: Image.Image, step: Decode) -> None:
+    if image.mode in _DEEP_MODES and step.value_range is None:
+        raise SampleError(
+            f"its pixels have more than 8 bits ({image.mode}), and nobody says which value is white: declare "
+            "Decode(value_range=(0, 65535)), or as imagenet(224, value_range=(0, 65535))"
+        )
+    if image.mode not in _MODES | _DEEP_MODES:
+        raise SampleError(f"pixels of kind {image.mode} are not read: 8 bits a channel are")
+
+
+def _upright(image: Image.Image, step: Decode) -> Image.Image:
+    turn = _TURNS.get(_orientation(image)) if step.orientation == "exif" else None
+    return image if turn is None else image.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    return int(image.getexif().get(ExifTags.Base.Orientation) or 1)
+
+
+def _in_8_bits(image: Image.Image, step: Decode) -> Image.Image:
+    """A grey image of more than 8 bits as ``value_range`` scales it."""
+    assert step.value_range is not None
+    black, white = step.value_range
+    values = np.asarray(image)
+    grey = np.empty(values.shape, np.uint8)
+    for start in range(0, len(values), _ROWS_AT_ONCE):  # 64-bit floats of a few rows at a time
+        rows = values[start : start + _ROWS_AT_ONCE].astype(np.float64)
+        scaled = np.nan_to_num((rows - black) * (255 / (white - black)), nan=0.0)
+        grey[start : start + _ROWS_AT_ONCE] = np.rint(scaled).clip(0, 255)
+    return Image.fromarray(grey)
+
+
+def decoded_classes(
+    encoded: bytes | memoryview, *, max_pixels: int, is_turned: bool = False
+) -> npt.NDArray[np.integer | np.bool_]:
     """The numbers of a mask, ``[H, W]``: of a palette image the indices, of a grey one its values.
 
     Args:
         encoded: the mask as stored: an image of one channel, of up to 32 bits, or an array of whole numbers.
         max_pixels: see ``decoded``.
+        is_turned: turn it as its EXIF data says.
 
     Raises:
         SampleError: the image is broken, too large, or has colours and no palette.
@@ -297,7 +352,9 @@ def decoded_classes(encoded: bytes | memoryview, *, max_pixels: int) -> npt.NDAr
                 f"pixels of kind {image.mode} are no classes: a mask has one whole number a pixel, as grey images and "
                 "those with a palette have"
             )
-        return np.asarray(image)
+        image.load()
+        turn = _TURNS.get(_orientation(image)) if is_turned else None
+        return np.asarray(image if turn is None else image.transpose(turn))
 
 
 def _opened(encoded: bytes | memoryview) -> Image.Image:
@@ -369,14 +426,39 @@ def _in_words(encoded: bytes | memoryview, max_pixels: int) -> Iterator[None]:
         raise SampleError(f"broken image: {_reason(error)}") from error
 
 
-def size_of(encoded: bytes | memoryview) -> Size:
-    """Width and height from an image's header alone; 0 and 0 where it is broken, or says more than Pillow opens."""
+def size_of(encoded: bytes | memoryview, *, is_turned: bool = False) -> Size:
+    """Width and height from an image's header alone; 0 and 0 where it is broken, or says more than Pillow opens.
+
+    Args:
+        encoded: the image, or as much of its beginning as holds the header.
+        is_turned: size that it has once it is turned as its EXIF data says.
+    """
     if is_array(encoded):
         return size_of_array(encoded)
     try:
-        return _opened(encoded).size
+        image = _opened(encoded)
+        width, height = image.size
+        return (height, width) if is_turned and _lies_on_its_side(image) else (width, height)
     except (*_BROKEN, SampleError, Image.DecompressionBombError):
         return 0, 0
+
+
+def _lies_on_its_side(image: Image.Image) -> bool:
+    # Pillow turns a TIFF by itself, and says the size that it then has. Where a PNG says its orientation behind its
+    # pixels, those would have to be decoded.
+    is_told = image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info)
+    return not is_told and _orientation(image) in _ON_ITS_SIDE
+
+
+def has_orientation(encoded: bytes | memoryview) -> bool:
+    """Whether an image's EXIF data says that it is to be turned; False where it is broken, as reading it will say."""
+    if is_array(encoded):
+        return False
+    try:
+        image = _opened(encoded)
+        return image.format != "TIFF" and _orientation(image) in _TURNS
+    except (*_BROKEN, SampleError, Image.DecompressionBombError):
+        return False
 
 
 def check_size(size: Size, max_pixels: int, what: str) -> None:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Literal
 
 import PIL
 from PIL import features
@@ -184,6 +184,19 @@ class Preprocess:
         return first.mode
 
     @cached_property
+    def is_turned(self) -> bool:
+        """Images are turned as their EXIF data says."""
+        first = self.steps[0]
+        return isinstance(first, Decode) and first.orientation == "exif"
+
+    def oriented(self, *, is_turned: bool) -> "Preprocess":
+        """The same for data whose own reader turns images as their EXIF data says, or does not.
+
+        A step that says itself which it is stays as it is.
+        """
+        return replace(self, steps=_oriented(self.steps, "exif" if is_turned else "stored"))
+
+    @cached_property
     def is_random(self) -> bool:
         """The result depends on the view, so features cannot be kept from one epoch to the next."""
         return any(isinstance(step, RandomStep) for part in self.parts for step in part.steps)
@@ -304,6 +317,16 @@ def decoder_name() -> str:
     """What decodes here, with its versions. The JPEG library decides the pixels as much as Pillow does."""
     jpeg = features.version("libjpeg_turbo") or features.version("jpg")
     return f"Pillow {PIL.__version__}, JPEG {jpeg}"
+
+
+def _oriented(steps: tuple[Step, ...], orientation: Literal["exif", "stored"]) -> tuple[Step, ...]:
+    first, *rest = steps
+    match first:
+        case NamedInputs():
+            first = replace(first, steps=tuple(_oriented(part, orientation) for part in first.steps))
+        case Decode(orientation="data"):
+            first = replace(first, orientation=orientation)
+    return (first, *rest)
 
 
 def _check_decoded(steps: tuple[Step, ...]) -> None:

@@ -201,14 +201,24 @@ class Decode:
         reduced: decode JPEGs at a half, a quarter or an eighth of their scale, by their own cosine transform, where
             what is left is still as large as the ``Resize`` that follows asks for. Several times less work, and
             slightly other pixels. Other formats are decoded whole.
+        orientation: ``exif`` turns images as their EXIF data says, ``stored`` leaves them as they lie there. ``data``,
+            the default, does what the data's own reader does, which is known once there is a data set: Hugging Face's
+            ``datasets`` turns them, in Parquet and Arrow files with a feature ``Image``; torchvision and others do not.
+        value_range: values of grey images with more than 8 bits a pixel that become black and white; those between
+            become 8 bits, rounded, and others are cut. None refuses such images, whose scale nobody else can know.
     """
 
     mode: Mode = "RGB"
     reduced: bool = False
+    orientation: Literal["data", "exif", "stored"] = "data"
+    value_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, tuple(CHANNELS))
         _flag("reduced", self.reduced)
+        _one_of("orientation", self.orientation, ("data", "exif", "stored"))
+        if self.value_range is not None:
+            object.__setattr__(self, "value_range", _two_numbers(self.value_range))
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,6 +527,14 @@ def _between(name: str, value: object, minimum: float, maximum: float) -> float:
 def _flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise SettingError(f"{name} must be true or false")
+
+
+def _two_numbers(value: object) -> tuple[float, float]:
+    numbers = list(value) if isinstance(value, list | tuple) else []
+    are_numbers = all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
+    if len(numbers) != 2 or not are_numbers or not all(map(math.isfinite, numbers)) or numbers[0] == numbers[1]:
+        raise SettingError("value_range is two different numbers: what becomes black and what white, as (0, 65535)")
+    return float(numbers[0]), float(numbers[1])
 
 
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:

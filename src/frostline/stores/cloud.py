@@ -3,13 +3,13 @@
 Credentials and addresses come from the variables that each ecosystem uses, of which the driver reads most by itself;
 what it does not read is read here. Options of the URL go before them.
 
-A store of objects behind obstore, and memory as one.
+A store of objects behind obstore, and memory as one. obstore reads no listing in which one key is none of its paths
+(``a//b``, ``..``, a control character): Arrow's file systems list such a folder, so that the key can be named.
 
 obstore is imported when a store is first used: its threads do not survive a fork, so a process that only forks
 workers must never have started them.
 """
 
-import builtins
 import math
 import re
 import time
@@ -24,16 +24,27 @@ from typing import TYPE_CHECKING, Any
 from frostline.core.config import environment
 from frostline.core.errors import AccessDenied, ObjectNotFound, SettingError
 from frostline.core.system import background
-from frostline.stores.errors import error_of_driver
-from frostline.stores.protocols import PREFIX, Buffer, Dated, Driver, Entry, Waits, version_of_time
+from frostline.stores.errors import OddName, error_of_driver
+from frostline.stores.protocols import (
+    PREFIX,
+    UNREADABLE,
+    Buffer,
+    Dated,
+    Driver,
+    Entries,
+    Entry,
+    Waits,
+    version_of_time,
+)
 from frostline.stores.retry import RetryingSections
 from frostline.stores.urls import Root, check_name
 from frostline.stores.web import WebStore
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import ListResult, ObjectMeta
     from obstore.store import AzureStore, GCSStore, MemoryStore, RetryConfig, S3Credential, S3Store
     from obstore.store import ObjectStore as Client
+    from pyarrow.fs import FileInfo, FileSystem
 
 __all__ = (
     "DRIVER",
@@ -73,11 +84,20 @@ class DriverStore:
         connect: makes the client that tries a request again so often. It is called in the process that uses it, and
             must travel by pickle.
         prefix: prefix of the root's objects within the client's place.
+        lister: gives Arrow's file system of the same objects and the client's place in it; None where there is none.
+            It too must travel by pickle.
     """
 
-    def __init__(self, url: str, connect: Callable[[int], "Client"], prefix: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        connect: Callable[[int], "Client"],
+        prefix: str,
+        lister: "Callable[[], tuple[FileSystem, str]] | None" = None,
+    ) -> None:
         self._url = url
         self._connect = connect
+        self._lister = lister
         self._prefix = f"{prefix}/" if prefix else ""
         # Reads and writes are tried again by whoever asks, who must know how often a store refuses; a listing is not
         # taken up where it ended, so the driver does it.
@@ -126,47 +146,33 @@ class DriverStore:
 
     def list(self) -> Iterator[Entry]:
         """See ``Listable.list``."""
-        with self._driven("", _LIST_RETRIES) as client:
-            from obstore import list as list_objects
+        return iter(self.list_section(""))
 
-            skipped = len(self._prefix)
-            for chunk in list_objects(client, prefix=self._prefix or None, chunk_size=_LISTED_AT_ONCE):
-                for found in chunk:
-                    yield Entry(found["path"][skipped:], found["size"], _version(found))
-
-    def sections(self) -> "tuple[builtins.list[Entry], tuple[str, ...]]":
+    def sections(self) -> tuple[Sequence[Entry], tuple[str, ...]]:
         """See ``Sectioned.sections``."""
-        with self._driven("", _LIST_RETRIES) as client:
-            from obstore import list_with_delimiter
-
-            found = list_with_delimiter(client, self._prefix or None)
-            skipped = len(self._prefix)
-            folders = tuple(f"{prefix.rstrip('/')[skipped:]}/" for prefix in found["common_prefixes"])
-            return [Entry(item["path"][skipped:], item["size"], _version(item)) for item in found["objects"]], folders
+        try:
+            found = self._at_root()
+        except OddName as odd:
+            return self._by_arrow("", odd), ()
+        skipped = len(self._prefix)
+        folders = tuple(f"{prefix.rstrip('/')[skipped:]}/" for prefix in found["common_prefixes"])
+        return [Entry(item["path"][skipped:], item["size"], _version(item)) for item in found["objects"]], folders
 
     def list_section(self, folder: str) -> Sequence[Entry]:
         """See ``Sectioned.list_section``."""
-        with self._driven("", _LIST_RETRIES) as client:
-            from obstore import list as list_objects
-
-            from frostline.stores.protocols import Entries
-
-            skipped = len(self._prefix)
+        skipped = len(self._prefix)
+        try:
             return Entries.of(
-                Entry(found["path"][skipped:], found["size"], _version(found))
-                for chunk in list_objects(client, prefix=self._prefix + folder, chunk_size=_LISTED_AT_ONCE)
-                for found in chunk
+                Entry(item["path"][skipped:], item["size"], _version(item)) for item in self._objects(folder)
             )
+        except OddName as odd:
+            return self._by_arrow(folder, odd)
 
     def list_dated(self) -> Iterator[Dated]:
         """See ``Prunable.list_dated``."""
-        with self._driven("", _LIST_RETRIES) as client:
-            from obstore import list as list_objects
-
-            skipped = len(self._prefix)
-            for chunk in list_objects(client, prefix=self._prefix or None, chunk_size=_LISTED_AT_ONCE):
-                for found in chunk:
-                    yield Dated(found["path"][skipped:], found["size"], found["last_modified"].timestamp())
+        skipped = len(self._prefix)
+        for item in self._objects(""):
+            yield Dated(item["path"][skipped:], item["size"], item["last_modified"].timestamp())
 
     def remove(self, object: str) -> None:
         """See ``Prunable.remove``."""
@@ -183,6 +189,38 @@ class DriverStore:
             from obstore import put
 
             put(client, self._prefix + name, data)
+
+    def _at_root(self) -> "ListResult[Sequence[ObjectMeta]]":
+        with self._driven("", _LIST_RETRIES) as client:
+            from obstore import list_with_delimiter
+
+            found = list_with_delimiter(client, self._prefix or None)
+        if "" in found["common_prefixes"]:  # to the driver /a.jpg is a.jpg, and read as that it is not there
+            raise OddName(f"{self._url} holds objects whose names begin with a slash, which cannot be read")
+        return found
+
+    def _objects(self, folder: str) -> "Iterator[ObjectMeta]":
+        with self._driven("", _LIST_RETRIES) as client:
+            from obstore import list as list_objects
+
+            for chunk in list_objects(client, prefix=self._prefix + folder or None, chunk_size=_LISTED_AT_ONCE):
+                yield from chunk
+
+    def _by_arrow(self, folder: str, odd: OddName) -> Entries:
+        """A listing in which a key is none of the driver's paths. It has no etags: versions are those of times."""
+        if self._lister is None:
+            raise odd
+        from pyarrow import ArrowException
+        from pyarrow.fs import FileSelector, FileType
+
+        try:
+            files, root = self._lister()
+            selected = FileSelector(f"{root}/{self._prefix}{folder}".rstrip("/"), recursive=True)
+            found = [info for info in files.get_file_info(selected) if info.type == FileType.File]
+        except (ImportError, ArrowException, OSError, ValueError) as error:
+            raise odd from error  # which names the key; what Arrow lacks, the driver had
+        skipped = len(root) + 1 + len(self._prefix)
+        return Entries.of(_entry(info.path[skipped:], info) for info in found)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r})"
@@ -214,6 +252,15 @@ def _version(found: "ObjectMeta") -> str:
     etag = (found["e_tag"] or "").strip('"')
     # Web servers need not have one. Where they give no time either, the driver says that of 1970.
     return etag or version_of_time(found["last_modified"].timestamp())
+
+
+# What the driver's paths hold none of.
+_ODD = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f]")
+
+
+def _entry(name: str, info: "FileInfo") -> Entry:
+    size = UNREADABLE if _ODD.search(name) else int(info.size)
+    return Entry(name, size, version_of_time(info.mtime.timestamp() if info.mtime else 0))
 
 
 def _memory_client(place: str, retries: int) -> "MemoryStore":  # noqa: ARG001 (memory never fails)
@@ -358,10 +405,12 @@ def cloud_store(
     retry_for_s = waits.retry_for_s if retry_for_s is None else retry_for_s
     # Redirects are judged where the web is read; the driver follows them wherever they lead.
     is_web = root.scheme in ("http", "https")
+    # Arrow ends the process where a container of Azure holds such a name (26.0): there a listing is refused by name.
+    lister = None if root.scheme == "az" else partial(_arrow_client, root, waits.timeout_s)
     store = (
         WebStore(url, root, waits.timeout_s)
         if is_web
-        else DriverStore(url, partial(_client, root, waits.timeout_s), root.path)
+        else DriverStore(url, partial(_client, root, waits.timeout_s), root.path, lister)
     )
     return RetryingSections(store, retry_for_s=retry_for_s, requests_per_s=waits.requests_per_s, now=now, wait=wait)
 
@@ -472,3 +521,53 @@ def _azure(root: Root, retries: int, times: dict[str, str]) -> "AzureStore":
 
     settings: Any = {**times, **azure_settings(dict(root.options), environment("AZURE_"))}
     return AzureStore(root.place, retry_config=_tries(retries), config=settings)
+
+
+def _arrow_client(root: Root, timeout_s: float) -> "tuple[FileSystem, str]":
+    return (_arrow_s3 if root.scheme == "s3" else _arrow_google)(root, timeout_s), root.place
+
+
+def _arrow_s3(root: Root, timeout_s: float) -> "FileSystem":
+    from pyarrow.fs import S3FileSystem
+
+    options, said = dict(root.options), environment("AWS_")
+    config = s3_settings(options, said)
+    profile = None if "anonymous" in options else profile_of(options, said)
+    keys: dict[str, Any] = {}
+    if profile is not None:
+        config, credentials = signed(profile, config, said)
+        given = credentials()
+        keys = {"access_key": given["access_key_id"], "secret_key": given["secret_access_key"]}
+        keys |= {"session_token": given["token"]} if given["token"] else {}
+    addresses = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    endpoint = config.get("endpoint") or next((said[name] for name in addresses if said.get(name)), "")
+    return S3FileSystem(
+        anonymous="anonymous" in options or said.get("AWS_SKIP_SIGNATURE") == "true",
+        region=config.get("region") or said.get("AWS_REGION") or said.get("AWS_DEFAULT_REGION") or "us-east-1",
+        force_virtual_addressing=said.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST") == "true",
+        request_timeout=timeout_s,
+        connect_timeout=min(_CONNECT_S, timeout_s),
+        **_addressed(endpoint, "endpoint_override"),
+        **keys,
+    )
+
+
+def _arrow_google(root: Root, timeout_s: float) -> "FileSystem":
+    from pyarrow.fs import GcsFileSystem
+
+    options, token = dict(root.options), environment("GOOGLE_").get("GOOGLE_BEARER_TOKEN")
+    address = google_settings(options, environment("STORAGE_")).get("base_url", "")
+    keys: dict[str, Any] = {}
+    if token is not None:
+        keys = {"access_token": token, "credential_token_expiration": datetime.now(UTC) + _ASKED_AGAIN_AFTER}
+    return GcsFileSystem(
+        anonymous="anonymous" in options,
+        retry_time_limit=timedelta(seconds=timeout_s),
+        **_addressed(address, "endpoint_override"),
+        **keys,
+    )
+
+
+def _addressed(address: str, name: str) -> dict[str, Any]:
+    scheme, mark, host = address.partition("://")
+    return {"scheme": scheme, name: host.rstrip("/")} if mark else {}

@@ -18,7 +18,12 @@ from frostline.core.errors import (
 from frostline.stores.protocols import TIMEOUT
 from frostline.stores.urls import object_url, parse_url
 
-__all__ = ("error_of_driver", "error_of_status")
+__all__ = ("OddName", "error_of_driver", "error_of_status")
+
+
+class OddName(DataError):
+    """An object's name is none of the driver's, which then lists none of those beside it."""
+
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -49,7 +54,7 @@ def error_of_driver(error: Exception, url: str, name: str) -> FrostlineError:
     if any(mark in text for mark in _WHOLE_ONLY):
         return StoreError(f"the server of {what} gives whole objects only: it must answer requests for ranges")
     if not name and type(error).__name__ == "InvalidPathError" and (odd := _ODD_NAME.search(text)):
-        return DataError(f"{url} holds an object {odd[1]!a}, a name that cannot be read: rename it, or read a folder")
+        return OddName(f"{url} holds an object {odd[1]!a}, a name that cannot be read: rename it, or read a folder")
     made = _by_kind(type(error).__name__, what, name)
     return made if made is not None else _by_text(text, url, name)
 

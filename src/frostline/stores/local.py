@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ from cachetools import LRUCache
 
 from frostline.core.errors import (
     AccessDenied,
-    BadRequest,
     DataError,
     DataNotFound,
     FrostlineError,
@@ -33,7 +32,17 @@ from frostline.core.errors import (
     StoreUnavailable,
 )
 from frostline.core.files import make_private_folder, open_private, try_lock
-from frostline.stores.protocols import Buffer, Dated, Described, Entry, LinkBounds, ObjectStore, Prunable, Sectioned
+from frostline.stores.protocols import (
+    UNREADABLE,
+    Buffer,
+    Dated,
+    Described,
+    Entry,
+    LinkBounds,
+    ObjectStore,
+    Prunable,
+    Sectioned,
+)
 from frostline.stores.urls import COMPRESSED, FILE_SUFFIXES, check_name, normalise_url
 
 __all__ = (
@@ -127,7 +136,8 @@ class FolderStore:
     def list_dated(self) -> Iterator[Dated]:
         """See ``Prunable.list_dated``."""
         for name, status in self._files():
-            yield Dated(name, status.st_size, status.st_mtime)
+            if _is_readable(name, status):
+                yield Dated(name, status.st_size, status.st_mtime)
 
     def remove(self, object: str) -> None:
         """See ``Prunable.remove``."""
@@ -313,19 +323,34 @@ def _of_folder(
         links.check(os.path.realpath(root / prefix), prefix or str(root))
     with os.scandir(root / prefix) as entries:
         for entry in entries:
-            name = prefix + _utf8(entry.name)
+            name = prefix + entry.name
             if links is not None and entry.is_symlink():
                 links.check(os.path.realpath(entry.path), name)
-            if entry.is_dir():
+            if _holds(entry.is_dir):
                 folders.append(f"{name}/")
-            elif entry.is_file():
+            else:
                 with suppress(FileNotFoundError):  # gone since the folder was read
-                    yield name, entry.stat()
+                    # A link that leads nowhere, a pipe: what it is, not what it would lead to.
+                    yield name, entry.stat(follow_symlinks=_holds(entry.is_file))
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    try:
+        return question()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # of a link that leads to itself, in whatever way
+            return False
+        raise
 
 
 def _entries(files: Iterable[tuple[str, os.stat_result]]) -> Iterator[Entry]:
     for name, status in files:
-        yield Entry(name, status.st_size, etag(status.st_mtime_ns, status.st_size))
+        version = etag(status.st_mtime_ns, status.st_size)
+        if _is_readable(name, status):
+            yield Entry(name, status.st_size, version)
+        else:
+            shown = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            yield Entry(shown, UNREADABLE, "")
 
 
 def _folder_identity(folder: Path) -> tuple[int, int]:
@@ -341,11 +366,16 @@ def _place_of(handle: int, path: str) -> str:
         return os.path.realpath(path)
 
 
-def _utf8(name: str) -> str:
+def _is_readable(name: str, status: os.stat_result) -> bool:
+    if not stat.S_ISREG(status.st_mode):
+        return False
+    if name.isascii():  # asked first, for it costs nothing: nearly all names are
+        return True
     try:
-        return check_name(name)
-    except BadRequest as error:
-        raise DataError(f"the file name {name!a} cannot be written in UTF-8: rename the file") from error
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _lock(handle: int, path: Path) -> None:

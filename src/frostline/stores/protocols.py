@@ -32,6 +32,7 @@ __all__ = (
     "REQUESTS",
     "RETRY_FOR",
     "TIMEOUT",
+    "UNREADABLE",
     "Batched",
     "Buffer",
     "Dated",
@@ -67,12 +68,17 @@ MASKS = ".masks/"
 """What begins the name of the object that is the mask of a row of a ``Tabular`` store; the row's own name follows."""
 
 
+UNREADABLE = -2
+"""Size of an entry whose object cannot be asked for by its name: it is listed to be named and counted."""
+
+
 class Entry(NamedTuple):
     """One object of a listing: a light value, because there may be millions.
 
     Attributes:
         object: its name, relative to the store's root.
-        size: in bytes; -1 where the store cannot tell without reading the object.
+        size: in bytes; -1 where the store cannot tell without reading the object, ``UNREADABLE`` where its name is
+            none that can be read.
         etag: changes when the object's bytes change; empty where the store has none.
     """
 
@@ -175,7 +181,7 @@ class Listable(Protocol):
     """A store that names its objects."""
 
     def list(self) -> Iterator[Entry]:
-        """Every object under the root, hidden ones too, in no particular order.
+        """Every object under the root, hidden and unreadable ones too, in no particular order.
 
         Raises:
             DataNotFound: the root is not there.

@@ -22,6 +22,7 @@ __all__ = (
     "Options",
     "Root",
     "check_name",
+    "is_name",
     "is_within",
     "names_file",
     "normalise_url",
@@ -398,6 +399,15 @@ def check_name(name: str) -> str:
     if not name.isascii():
         _check_utf8(name)
     return name
+
+
+def is_name(name: str) -> bool:
+    """Whether an object's name stays within the root, as ``check_name`` says."""
+    try:
+        check_name(name)
+    except BadRequest:
+        return False
+    return True
 
 
 def _check_utf8(name: str) -> None:

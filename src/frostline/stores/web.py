@@ -23,8 +23,6 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from frostline.core.errors import (
     AccessDenied,
-    BadRequest,
-    DataError,
     FrostlineError,
     ObjectNotFound,
     StoreError,
@@ -32,8 +30,8 @@ from frostline.core.errors import (
     StoreUnavailable,
 )
 from frostline.stores.errors import error_of_status
-from frostline.stores.protocols import TIMEOUT, Buffer, Dated, Entry, version_of_time
-from frostline.stores.urls import Root, check_name, object_url
+from frostline.stores.protocols import TIMEOUT, UNREADABLE, Buffer, Dated, Entry, version_of_time
+from frostline.stores.urls import Root, check_name, is_name, object_url
 
 __all__ = (
     "WebClient",
@@ -401,15 +399,13 @@ class WebStore:
         name = path[len(self._prefix) :].rstrip("/")
         if not name or name == folder.rstrip("/"):
             return None
-        try:
-            check_name(name)
-        except BadRequest as error:
-            raise DataError(f"the server of {self._url} lists {name[:200]!a}, a name that cannot be read") from error
         is_folder = element.find(f".//{_DAV}collection") is not None
         said = {tag: element.findtext(f".//{_DAV}{tag}", "") for tag in ("getcontentlength", "getetag")}
         size = said["getcontentlength"].strip()
-        if not is_folder and not _SIZE.fullmatch(size):
-            raise DataError(f"the server of {self._url} does not say how long {name!a} is")
+        if not is_name(name) or not (is_folder or _SIZE.fullmatch(size)):
+            # A folder of such a name cannot be asked for either: it is named, and not looked into.
+            shown = name.encode(errors="backslashreplace").decode().replace("\0", "\\0")
+            return Entry(shown, UNREADABLE, ""), False
         changed = element.findtext(f".//{_DAV}getlastmodified", "")
         return Entry(name, int(size) if not is_folder else 0, _version_of(said["getetag"], changed)), is_folder
 

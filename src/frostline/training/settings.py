@@ -19,8 +19,9 @@ from frostline.core import CELLS, FLOAT32, URLS
 from frostline.core.config import CHANGED, LoaderSettings, NodeSettings
 from frostline.core.errors import SampleError, SettingError
 from frostline.datasets import Dataset
+from frostline.datasets.dataset import roots_of
 from frostline.datasets.formats.folders import SOUND_SUFFIXES, suffix_of
-from frostline.datasets.reading import open_samples, roots_of
+from frostline.datasets.reading import open_samples
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, array, audio
 from frostline.preprocess.images import header_of
@@ -144,7 +145,7 @@ class JobSettings:
         if self.list_locally or self.format == URLS:
             return ()
         nodes = listed_nodes(near)
-        if any(not url.startswith("http:") for url in nodes):
+        if any(not url.startswith(("http:", "https:")) for url in nodes):
             return ()
         return () if all(map(_is_here, nodes)) and _is_folder_here(self.data) else near
 

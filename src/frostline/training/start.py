@@ -16,8 +16,8 @@ from frostline.core.errors import DataError, EmptyDataset
 from frostline.core.events import Observer, PhaseStarted
 from frostline.core.system import collector_rests
 from frostline.datasets import Dataset, MultiLabel
+from frostline.datasets.dataset import roots_of
 from frostline.datasets.formats.known import part_names
-from frostline.datasets.reading import roots_of
 from frostline.datasets.targets import NUMBER, TargetSpec
 from frostline.node.process import NodeProcess
 from frostline.planning import ALL_IN_STORE

@@ -6,6 +6,7 @@ One HTTP exchange with a node: sent once more where an idle connection turns out
 import http.client
 import os
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -15,13 +16,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse, RemoteDisconnected
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from frostline.core.errors import FrostlineError, NodeUnreachable, SettingError
+from frostline.core.config import TlsFiles
+from frostline.core.errors import FrostlineError, NodeUnreachable, Refused, SettingError, Untrusted
+from frostline.wire.tls import FollowedContext, client_context
 
 __all__ = (
+    "INSIDE",
     "Connection",
     "Connections",
     "Exchange",
@@ -162,6 +166,10 @@ def _lying(one: socket.socket) -> int:
 _FINAL = b"HTTP/1.1 2"
 
 
+INSIDE = "http+unix://"
+"""The beginning of a node's address for processes of its own user: the path of its socket follows."""
+
+
 def address_of(url: str) -> tuple[str, int]:
     """Host and port of a node.
 
@@ -174,9 +182,20 @@ def address_of(url: str) -> tuple[str, int]:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise SettingError(f"{shown!r} is no address of a node: {error}") from error
-    if parts.scheme != "http" or not host or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:
-        raise SettingError(f"a node's address looks like http://host:7070, not {shown!r}")
-    return host, port or 80
+    is_plain = parts.path in ("", "/") and not parts.query and "@" not in parts.netloc
+    is_named = parts.scheme == "https" or (parts.scheme == "http" and not parts.fragment)
+    if not host or not is_plain or not is_named:
+        raise SettingError(f"a node's address looks like http://host:7070 or https://host:7070, not {shown!r}")
+    return host, port or (443 if parts.scheme == "https" else 80)
+
+
+def _certified_name(url: str) -> str | None:
+    """The name that the certificate at an address must be for; None where nothing is encrypted.
+
+    It is that of the host, or the one behind ``#``, of a node that is asked at one of several addresses of a name.
+    """
+    parts = urlsplit(url)
+    return (parts.fragment or parts.hostname) if parts.scheme == "https" else None
 
 
 # A connection comes within a round trip, or another one where a packet was lost; nothing can break off the wait for it.
@@ -187,15 +206,20 @@ class Connection(http.client.HTTPConnection):
     """One connection. Not for several threads, but for ``break_off``.
 
     Args:
-        host: host of the node.
-        port: port of the node.
+        url: URL of the node.
         deadline_s: longest silence.
         meter: counts what crosses.
         transfers: watch what comes.
+        tls: context of TLS; None where the URL asks for none.
     """
 
-    def __init__(self, host: str, port: int, *, deadline_s: float, meter: Meter, transfers: LinkMeter) -> None:
-        super().__init__(host, port, timeout=deadline_s)
+    def __init__(
+        self, url: str, *, deadline_s: float, meter: Meter, transfers: LinkMeter, tls: FollowedContext | None
+    ) -> None:
+        self._path = unquote(url.removeprefix(INSIDE)) if url.startswith(INSIDE) else ""
+        super().__init__(*(("localhost", 80) if self._path else address_of(url)), timeout=deadline_s)
+        self._tls = tls
+        self._name = _certified_name(url)
         self._deadline_s = deadline_s
         self._meter = meter
         self._transfers = transfers
@@ -203,14 +227,36 @@ class Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Connect, without waiting to fill packets: a request is one small piece after another."""
-        plain = socket.create_connection((self.host, self.port), min(_CONNECT_S, self._deadline_s))
-        plain.settimeout(self._deadline_s)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _keep_alive(plain)
-        self.sock = _CountedSocket(plain, self._meter)
+        plain = self._connected(min(_CONNECT_S, self._deadline_s))
+        if self._tls is None:
+            plain.settimeout(self._deadline_s)
+            self.sock = _CountedSocket(plain, self._meter)
+        else:
+            self.sock = self._encrypted(plain, self._tls.current())
         self._transfers.watch(self.sock)
         if self._is_broken:
             self.break_off()
+
+    def _connected(self, timeout_s: float) -> socket.socket:
+        if self._path:
+            inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            inside.settimeout(timeout_s)
+            inside.connect(self._path)
+            return inside
+        plain = socket.create_connection((self.host, self.port), timeout_s)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _keep_alive(plain)
+        return plain
+
+    def _encrypted(self, plain: socket.socket, context: ssl.SSLContext) -> "_CountedTls":
+        """Agree on TLS within the time that connecting may take; the plain socket is closed where that fails."""
+        context.sslsocket_class = _CountedTls
+        with plain:  # which is empty once it is wrapped
+            wrapped = context.wrap_socket(plain, server_hostname=self._name)
+        assert isinstance(wrapped, _CountedTls), "it is made by the class above"
+        wrapped.meter = self._meter
+        wrapped.settimeout(self._deadline_s)
+        return wrapped
 
     @property
     def is_broken(self) -> bool:
@@ -237,11 +283,11 @@ class Connection(http.client.HTTPConnection):
         Raises:
             RemoteDisconnected: The node has closed the connection.
         """
-        assert self.sock is not None, "the head was sent"
+        assert isinstance(self.sock, _CountedSocket | _CountedTls), "the head was sent"
         before = self.sock.gettimeout()
         self.sock.settimeout(longest_s)
         try:
-            said = self.sock.recv(len(_FINAL), socket.MSG_PEEK)
+            said: bytes = self.sock.peek(len(_FINAL))
         except TimeoutError:
             return True
         finally:
@@ -260,7 +306,8 @@ class Connection(http.client.HTTPConnection):
         counted = self.sock
         if counted is not None:
             try:
-                counted.shutdown(socket.SHUT_RDWR)
+                # That of ssl has another thread go on without TLS.
+                socket.socket.shutdown(counted, socket.SHUT_RDWR)
             except OSError:  # it is closed already
                 return
 
@@ -269,18 +316,24 @@ class Connections:
     """Idle connections for the next request. Safe for threads; after a fork the child makes its own.
 
     Args:
-        host: host of the node.
-        port: port of the node.
+        url: URL of the node.
         deadline_s: longest silence on a connection.
         max_idle: kept for later.
+        tls: files of TLS where the URL is an ``https://``; None takes those of the environment.
 
     Attributes:
         meter: counts what crosses.
         transfers: tell how fast large bodies come.
+
+    Raises:
+        SettingError: The URL is none, or the files of TLS make no sense.
     """
 
-    def __init__(self, host: str, port: int, *, deadline_s: float, max_idle: int) -> None:
-        self._address = (host, port)
+    def __init__(self, url: str, *, deadline_s: float, max_idle: int, tls: TlsFiles | None = None) -> None:
+        if not url.startswith(INSIDE):
+            address_of(url)  # which refuses what is none
+        self._url = url
+        self._tls = client_context(tls or TlsFiles()) if url.startswith("https:") else None
         self._deadline_s = deadline_s
         self._max_idle = max_idle
         self.meter = Meter()
@@ -302,7 +355,9 @@ class Connections:
 
     def new(self) -> Connection:
         """A connection that is not connected yet."""
-        made = Connection(*self._address, deadline_s=self._deadline_s, meter=self.meter, transfers=self.transfers)
+        made = Connection(
+            self._url, deadline_s=self._deadline_s, meter=self.meter, transfers=self.transfers, tls=self._tls
+        )
         with self._lock:
             self._own()
             self._in_use.add(made)
@@ -368,9 +423,43 @@ class _CountedSocket(socket.socket):
         super().sendall(data, *args)
         self._meter.add(sent=memoryview(data).nbytes)
 
+    def peek(self, nbytes: int) -> bytes:
+        """What comes next, which stays to be received."""
+        return self.recv(nbytes, socket.MSG_PEEK)
+
+
+class _CountedTls(ssl.SSLSocket):
+    """Counts what it encrypts and decrypts, some tenths of a percent less than what crosses."""
+
+    meter: Meter
+    _peeked = b""
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        if self._peeked:
+            view = memoryview(buffer).cast("B")
+            received = min(len(view), nbytes or len(view), len(self._peeked))
+            view[:received], self._peeked = self._peeked[:received], self._peeked[received:]
+        else:
+            received = super().recv_into(buffer, nbytes, flags)
+        self.meter.add(received=received)
+        return received
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        try:
+            super().sendall(data, flags)
+        except (ssl.SSLEOFError, ConnectionError):
+            self.recv(1)  # which raises what the other side said before it closed, where it did
+            raise
+        self.meter.add(sent=memoryview(data).nbytes)
+
+    def peek(self, nbytes: int) -> bytes:
+        """What comes next, which stays to be received."""
+        self._peeked = self._peeked or self.recv(nbytes)
+        return self._peeked
+
 
 # What a connection that the node has closed meanwhile looks like before any byte of an answer has come.
-_STALE = (RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+_STALE = (RemoteDisconnected, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _MAX_JSON = 64 << 20
 # A body as large as this is sent once the node has said that it takes it: it may take minutes to send, and a node that
 # is full says so at once. It may let an upload wait for memory for ten seconds before.
@@ -542,6 +631,9 @@ class Exchange:
         except socket.gaierror as error:
             self._close()
             raise NodeUnreachable(f"the host of {self._url} is not known") from error
+        except ssl.SSLError as error:
+            self._close()
+            raise _error_of_tls(error, self._url) from error
         except (HTTPException, OSError) as error:
             self._close()
             why = str(error) or type(error).__name__
@@ -551,6 +643,28 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _error_of_tls(error: ssl.SSLError, url: str) -> FrostlineError:
+    """What it means where two sides do not agree on TLS."""
+    reason = error.reason or ""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Untrusted(
+            f"the certificate at {url} is not trusted: {error.verify_message.rstrip('.')}; FROSTLINE_TLS_CA names the "
+            "file of its authority"
+        )
+    if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
+        return Untrusted(
+            f"{url} trusts no certificate of this client ({_plainly(reason)}): FROSTLINE_TLS_CERT and "
+            "FROSTLINE_TLS_KEY name the files of one of its authority"
+        )
+    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return Refused(f"what listens at {url} does not speak TLS: does its address begin with http://?")
+    return NodeUnreachable(f"no encrypted connection to the node at {url}: {_plainly(reason) or error}")
+
+
+def _plainly(reason: str) -> str:
+    return reason.lower().replace("_", " ")
 
 
 def _send_all(connection: Connection, message: Message, headers: Mapping[str, str]) -> bool:

@@ -42,6 +42,7 @@ from frostline.core.errors import (
     UnknownPrefix,
     UnknownTraining,
     UnsafeArtifact,
+    Untrusted,
     nearest,
 )
 from frostline.wire.codecs import CODECS, Codec, offered_precisions
@@ -548,6 +549,7 @@ TRAVELLING: dict[type[FrostlineError], int] = {
     Unauthenticated: 401,
     AccessDenied: 403,
     Forbidden: 403,
+    Untrusted: 403,
     ObjectNotFound: 404,
     UnknownName: 404,
     UnknownPrefix: 404,

@@ -166,7 +166,11 @@ os.register_at_fork(after_in_child=_RAYS.forked)
 
 
 _MAX_BYTES = 1 << 20
-_EXAMPLES = "http://store-1:7070, dns://service:7070, file:///path/nodes.json or ray://frostline"
+_DNS = ("dns://", "dns+https://")
+_EXAMPLES = (
+    "http://store-1:7070, https://store-1:7070, dns://service:7070, dns+https://service:7070, file:///path/nodes.json "
+    "or ray://frostline"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +178,9 @@ class NodeList:
     """Where addresses of nodes stand, of which there may be others from time to time.
 
     Attributes:
-        url: ``dns://NAME:PORT``, all addresses that a name has, as of a headless service; ``file:///PATH``, a file
-            with a JSON list of URLs; or ``ray://NAMESPACE``, the nodes that Ray runs there.
+        url: ``dns://NAME:PORT``, all addresses that a name has, as of a headless service; ``dns+https://NAME:PORT``,
+            the same over TLS, by certificates of that name; ``file:///PATH``, a file with a JSON list of URLs; or
+            ``ray://NAMESPACE``, the nodes that Ray runs there.
 
     Raises:
         SettingError: The address is none of these.
@@ -186,7 +191,7 @@ class NodeList:
     def __post_init__(self) -> None:
         if not self.is_one(self.url):
             raise SettingError(f"{self.url} is no list of nodes: near= takes {_EXAMPLES}")
-        if self.url.startswith("dns://"):
+        if self.url.startswith(_DNS):
             _name_and_port(self.url)
         elif self.url.startswith("ray://"):
             _namespace(self.url)
@@ -196,7 +201,7 @@ class NodeList:
     @staticmethod
     def is_one(url: str) -> bool:
         """Whether an address stands for a list, and not for a node."""
-        return url.startswith(("dns://", "file://", "ray://"))
+        return url.startswith((*_DNS, "file://", "ray://"))
 
     @property
     def path(self) -> Path:
@@ -212,7 +217,7 @@ class NodeList:
         """
         if self.url.startswith("ray://"):
             return _nodes_under_ray(_namespace(self.url))
-        return self._of_name() if self.url.startswith("dns://") else self._of_file()
+        return self._of_name() if self.url.startswith(_DNS) else self._of_file()
 
     def _of_name(self) -> tuple[str, ...]:
         host, port = _name_and_port(self.url)
@@ -221,8 +226,11 @@ class NodeList:
         except OSError as error:
             raise NodeUnreachable(f"{host} has no address: {error}; start the service, or correct near=") from error
         hosts = sorted({str(item[4][0]) for item in found})
+        # Their certificates are for the name, which the fragment keeps.
+        begin, end = ("https", f"#{host}") if self.url.startswith("dns+https:") else ("http", "")
         return tuple(
-            f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}" for address in hosts
+            f"{begin}://[{address}]:{port}{end}" if ":" in address else f"{begin}://{address}:{port}{end}"
+            for address in hosts
         )
 
     def _of_file(self) -> tuple[str, ...]:
@@ -243,7 +251,7 @@ class NodeList:
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
             raise SettingError(f'{self.path} holds no list of nodes, such as ["http://store-1:7070"]')
         for item in listed:
-            if not item.startswith("http://"):
+            if not item.startswith(("http://", "https://")):
                 raise SettingError(f"{self.path} names {item}, and nodes are named such as http://store-1:7070")
             address_of(item)
         return tuple(dict.fromkeys(item.rstrip("/") for item in listed))

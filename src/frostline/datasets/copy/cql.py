@@ -17,12 +17,11 @@ from frostline.core import Samples, Skipped
 from frostline.core.errors import SettingError
 from frostline.core.events import Observer, PhaseStarted, SetupWarning
 from frostline.core.nouns import taken
-from frostline.datasets.copy.layout import Metadata, Scaling, check_side, divided, say_what_is_left
+from frostline.datasets.copy.layout import Metadata, Scaling, check_side, divided, say_orientation, say_what_is_left
 from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, finished, made_here, whole_parts
-from frostline.datasets.dataset import Dataset
+from frostline.datasets.dataset import Dataset, refreshed_here, require_one_part
 from frostline.datasets.formats.labels import are_numbers, in_order
 from frostline.datasets.manifest import refusing
-from frostline.datasets.reading import refreshed_here, require_one_part
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.cql.writer import TableSample, seal_of
 from frostline.stores.open import open_store
@@ -118,6 +117,7 @@ def put_into_table(
     lacking = store.create(kinds, has_masks=source.has_targets)
     behind = [name for name, called in free.items() if called in lacking]
     say_what_is_left(source, observe, [*metadata.nested, *behind])
+    say_orientation(source, shorter_side, observe)
     _say_other_numbers(source, observe)
     observe(PhaseStarted(name="putting samples into a table"))
     kept = {name: called for name, called in free.items() if called not in lacking}

@@ -28,16 +28,17 @@ from PIL import Image
 
 from frostline.core import Samples, Skipped, Targets
 from frostline.core.errors import SampleError, SettingError
-from frostline.core.events import ColumnsDropped, Observer
-from frostline.datasets.dataset import Dataset
+from frostline.core.events import ColumnsDropped, Observer, SetupWarning
+from frostline.datasets.dataset import Dataset, reader_of
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, names_a_class, suffix_of
 from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table
 from frostline.datasets.formats.tables import plain, read_back, written_out
 from frostline.datasets.formats.webdataset import CLASS_MEMBER, TYPE_MEMBER
-from frostline.datasets.reading import Workers, masks_of, reader_of
+from frostline.datasets.reading import Workers, masks_of
 from frostline.preprocess.apply import MAX_PIXELS, Applied, scaled_mask, unpacked
-from frostline.preprocess.images import decoded, size_of
+from frostline.preprocess.images import decoded, has_orientation, size_of
+from frostline.preprocess.steps import Decode
 from frostline.stores.protocols import Buffer
 
 __all__ = (
@@ -54,6 +55,7 @@ __all__ = (
     "metadata_in",
     "packer_named",
     "picture_of",
+    "say_orientation",
     "say_what_is_left",
     "scaled",
     "suffix_by_content",
@@ -475,6 +477,22 @@ def say_what_is_left(source: Dataset, observe: Observer, left: Sequence[str] | N
         observe(ColumnsDropped(url=source.url, columns=columns))
 
 
+def say_orientation(source: Dataset, side: int | None, observe: Observer) -> None:
+    """Tell that a copy of encoded images is read otherwise than its source, before it is made; if it is.
+
+    Args:
+        source: data set whose own reader may turn images as their EXIF data says.
+        side: side to which images are scaled, which turns them; None leaves their bytes as they are.
+        observe: told.
+    """
+    if source.manifest.is_turned and side is None:
+        reason = (
+            f"{source.url} is read as Hugging Face's datasets does it, which turns images as their EXIF data says; the "
+            "copy keeps their bytes and is read without that: declare Decode(orientation='exif') for the same pixels"
+        )
+        observe(SetupWarning(reason=reason))
+
+
 class Metadata:
     """The metadata columns of a data set that hold one plain value a sample; tables of CQL have five types of them.
 
@@ -560,20 +578,22 @@ def _levels_of(applied: Applied, kept: npt.NDArray[np.generic]) -> npt.NDArray[n
 _QUALITY = 95
 
 
-def scaled(encoded: bytes | memoryview, shorter_side: int) -> bytes:
+def scaled(encoded: bytes | memoryview, shorter_side: int, *, is_turned: bool = False) -> bytes:
     """Scale an image so that its shorter side has at most so many pixels.
 
-    One that is small enough keeps its bytes. Others become JPEG where they were JPEG, and PNG elsewhere, in the
-    orientation in which they are stored; scaling is bicubic with antialiasing, as in ``preprocess.Resize``.
+    One that is small enough, and not to be turned, keeps its bytes. Others become JPEG where they were JPEG, and PNG
+    elsewhere, in the orientation in which they are stored, or with ``is_turned`` in that which their EXIF data says;
+    scaling is bicubic with antialiasing, as in ``preprocess.Resize``.
 
     Raises:
         SampleError: the image is broken, too large or of a kind that is not read.
     """
     width, height = size_of(encoded)
-    if 0 < min(width, height) <= shorter_side:
+    is_small = 0 < min(width, height) <= shorter_side
+    if is_small and not (is_turned and has_orientation(encoded)):
         return bytes(encoded)
-    image = decoded(encoded, "RGB", max_pixels=MAX_PIXELS)
-    share = shorter_side / min(image.size)
+    image = decoded(encoded, Decode(orientation="exif" if is_turned else "stored"), max_pixels=MAX_PIXELS)
+    share = 1 if is_small else shorter_side / min(image.size)
     size = (round(image.width * share), round(image.height * share))
     file = BytesIO()
     kind = "JPEG" if bytes(encoded[:2]) == b"\xff\xd8" else "PNG"
@@ -622,6 +642,7 @@ class Scaling:
         check_side(side)
         self.side = side
         self._applied = source.manifest.applied
+        self._is_turned = source.manifest.is_turned
         self._reader = reader_of(source, maximum=workers)
         self._workers: Workers[Pictures | Skipped] = Workers(self._reader, workers, stack)
 
@@ -651,7 +672,7 @@ class Scaling:
         try:
             # Copied, for a view would keep all alive that was read with it.
             image = bytes(data) if self._applied is None else picture_of(self._applied, data)
-            image = image if self.side is None else scaled(image, self.side)
+            image = image if self.side is None else scaled(image, self.side, is_turned=self._is_turned)
             return Pictures(image, None if mask is None else self._mask(samples.targets, row, mask))
         except SampleError as error:
             return Skipped(id=int(samples.ids[row]), object=names[row], reason=str(error))
@@ -659,4 +680,5 @@ class Scaling:
     def _mask(self, targets: Targets | None, row: int, data: Buffer) -> bytes:
         if self.side is None or targets is None:
             return bytes(data)
-        return scaled_mask(data, self.side, size=(int(targets.widths[row]), int(targets.heights[row])))
+        size = int(targets.widths[row]), int(targets.heights[row])
+        return scaled_mask(data, self.side, size=size, is_turned=self._is_turned)

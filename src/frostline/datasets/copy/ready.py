@@ -23,7 +23,7 @@ from frostline.core.errors import DataError, SampleError, SettingError
 from frostline.core.events import Observer, PhaseStarted
 from frostline.datasets.copy.layout import Metadata, say_what_is_left
 from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, made_here, whole_parts
-from frostline.datasets.dataset import Dataset
+from frostline.datasets.dataset import Dataset, reader_of, refreshed_here, require_one_part
 from frostline.datasets.formats.ready import (
     FOLDERS,
     LAYOUT,
@@ -36,7 +36,7 @@ from frostline.datasets.formats.ready import (
     table_file,
 )
 from frostline.datasets.manifest import refusing
-from frostline.datasets.reading import Workers, masks_of, reader_of, refreshed_here, require_one_part
+from frostline.datasets.reading import Workers, masks_of
 from frostline.preprocess import Applied, Preprocess
 from frostline.preprocess.apply import decode_applied, kept_mask, pack_into, record_bytes, steps_left
 from frostline.stores.local import FolderStore
@@ -258,8 +258,9 @@ def ingest(
     require_one_part(source)
     source = refreshed_here(source)
     observe = refusing(source.source.changed, observe)
-    if source.manifest.applied is not None:  # its pixels were decoded then
-        applied = replace(applied, decoder=source.manifest.applied.decoder)
+    if (kept := source.manifest.applied) is not None:  # its pixels were decoded then
+        applied = replace(applied, decoder=kept.decoder)
+    applied = applied.oriented(is_turned=source.manifest.is_turned if kept is None else kept.whole.is_turned)
     metadata = Metadata(source)
     layout = Layout.of(
         source.digest,
@@ -269,7 +270,7 @@ def ingest(
         columns=tuple(metadata.kinds),
         has_masks=source.has_targets,
     )
-    rest = steps_left(applied.whole, source.manifest.applied)
+    rest = steps_left(applied.whole, source.manifest.applied, is_turned=source.manifest.is_turned)
     say_what_is_left(source, observe, metadata.nested)
     with ExitStack() as stack:
         store = _destination(destination, stack)

@@ -22,7 +22,15 @@ from frostline.core.config import cache_folder
 from frostline.core.errors import ObjectNotFound, SettingError
 from frostline.core.events import Observer, PhaseStarted
 from frostline.core.files import with_schema, without_schema
-from frostline.datasets.copy.layout import FolderNames, check_side, divided, metadata_in, packer_named, say_what_is_left
+from frostline.datasets.copy.layout import (
+    FolderNames,
+    check_side,
+    divided,
+    metadata_in,
+    packer_named,
+    say_orientation,
+    say_what_is_left,
+)
 from frostline.datasets.copy.parts import (
     CopiedObject,
     CopiedPart,
@@ -35,10 +43,9 @@ from frostline.datasets.copy.parts import (
     metadata_values,
     whole_parts,
 )
-from frostline.datasets.dataset import Dataset
+from frostline.datasets.dataset import Dataset, refreshed_here, require_one_part
 from frostline.datasets.formats.labels import SPLIT
 from frostline.datasets.manifest import refusing, rows_of_ids
-from frostline.datasets.reading import refreshed_here, require_one_part
 from frostline.stores.local import FolderStore, is_partial
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry, ObjectStore, is_other_version
@@ -140,6 +147,7 @@ def repack(
     if not packer_named(format).keeps_metadata:
         in_names = {SPLIT} if source.splits_brought else set()
         say_what_is_left(source, observe, [name for name in metadata_in(source.columns) if name not in in_names])
+    say_orientation(source, shorter_side, observe)
     claim = {"source": source.digest, "format": format, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
         store = open_store(str(destination))

@@ -4,7 +4,7 @@ Finds where the cells of an Arrow stream lie in its file, without reading the co
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -258,7 +258,7 @@ def _body_length(head: bytes) -> int:
     return int(struct.unpack_from("<q", head, table + place)[0]) if place else 0
 
 
-_RULE = "frostline arrow 2"
+_RULE = "frostline arrow 3"
 # Files indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Results of ``map`` that ``datasets`` keeps beside the data: the same samples again, or other ones.
@@ -270,6 +270,7 @@ class _File(NamedTuple):
     table: pa.Table
     classes: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
+    is_turned: bool
 
 
 class ArrowFiles:
@@ -322,6 +323,7 @@ class ArrowFiles:
             has_named_classes=labels.are_names,
             used=(*names, *(entry.object for entry in entries if _says_splits(entry.object))),
             left_out=tuple(left for file in files for left in file.left_out),
+            is_turned=any(file.is_turned for file in files),
         )
 
 
@@ -357,7 +359,7 @@ def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Ent
     columns = roles_in(entry.object, stream.schema)
     if entry.etag and (entry.object, entry.etag) in known:
         table, left = known[entry.object, entry.etag]
-        return _File(table, columns.classes, left)
+        return _File(table, columns.classes, left, columns.is_turned)
     tables, row = [_schema_of(stream.schema, columns, entry)], 0
     for batch in stream.batches():
         if not row and may_name_classes(columns):
@@ -369,7 +371,7 @@ def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Ent
     kept = set(table["name"].to_pylist())
     lost = [name for number in range(row) if (name := f"{entry.object}/{number}") not in kept]
     left = left_of_table(entry.object, lost, columns.left)
-    return _File(table, columns.classes, left)
+    return _File(table, columns.classes, left, columns.is_turned)
 
 
 def _first(store: Versioned, entry: Entry, batch: StreamedBatch, columns: ColumnRoles) -> list[bytes]:
@@ -404,7 +406,8 @@ def _table(
     beside = pa.table({name: batch.column(name) for name in _beside(columns, batch.names)})
     table = _columns(entry, columns, places, beside, row)
     if columns.mask is not None:
-        for name, column in _targets(store, heads, entry, places, batch.cells(columns.mask)).items():
+        look = partial(size_at, store, entry.object, is_turned=columns.is_turned)
+        for name, column in _targets(look, heads, entry, places, batch.cells(columns.mask)).items():
             table = table.append_column(name, column)
     return table.filter(pa.array(places.valid))
 
@@ -428,7 +431,11 @@ def _columns(entry: Entry, columns: ColumnRoles, places: CellPositions, beside: 
 
 
 def _targets(
-    store: Versioned, heads: ThreadPoolExecutor, entry: Entry, images: CellPositions, masks: CellPositions
+    look: Callable[[int, int], tuple[int, int]],
+    heads: ThreadPoolExecutor,
+    entry: Entry,
+    images: CellPositions,
+    masks: CellPositions,
 ) -> dict[str, pa.Array]:
     there = masks.valid & (masks.lengths > 0)
     found = [
@@ -439,6 +446,6 @@ def _targets(
     def size(row: int) -> tuple[int, int]:
         if not there[row] or not images.valid[row]:
             return 0, 0
-        return size_at(store, entry.object, int(images.offsets[row]), int(images.lengths[row]))
+        return look(int(images.offsets[row]), int(images.lengths[row]))
 
     return target_columns(found, list(heads.map(size, range(len(found)))))

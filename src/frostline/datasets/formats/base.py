@@ -104,6 +104,7 @@ class ListedSamples:
         declared: objects that declare one table of classes: ``all``, ``some``, or empty for none of them.
         used: names of objects that belong to the format and hold no sample, such as lists.
         left_out: rows, keys and columns that were looked at and are no samples.
+        is_turned: the data's own reader turns images as their EXIF data says.
     """
 
     table: pa.Table
@@ -117,6 +118,7 @@ class ListedSamples:
     declared: str = ""
     used: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    is_turned: bool = False
 
     def __post_init__(self) -> None:
         if self.table.schema.remove_metadata().names[: len(COLUMNS)] != COLUMNS.names:

@@ -11,8 +11,10 @@ from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named, label_column, stable_ids
 from frostline.datasets.formats.folders import NO_MASK, Mask, Size, known_sizes, target_columns
 from frostline.datasets.formats.labels import OTHER_LABELS, column_name, labelled, said_by
+from frostline.datasets.formats.left_out import ROWS, LeftOut, of_names
 from frostline.preprocess.images import size_of
 from frostline.stores.protocols import LABELS, MASKS, Entry, ObjectStore, Tabular
+from frostline.stores.urls import is_name
 
 __all__ = ("CqlTables",)
 
@@ -52,7 +54,7 @@ class CqlTables:
         there = {entry.object: entry for entry in entries if entry.object != LABELS}
         masks = {name.removeprefix(MASKS): there.pop(name) for name in [*there] if name.startswith(MASKS)}
         label = store.label_column
-        rows = _samples(store, store.url, label, there, has_masks=bool(masks))
+        rows, left = _samples(store, store.url, label, there, has_masks=bool(masks))
         objects = rows[_OBJECT].to_pylist()
         said = rows[label].to_pylist() if label in rows.schema.names else [None] * len(objects)
         labels = labelled([said_by(value) for value in said])
@@ -84,11 +86,17 @@ class CqlTables:
             classes=labels.classes,
             digest=self.digest(entries),
             has_named_classes=labels.are_names,
+            left_out=left,
         )
 
 
-def _samples(store: Tabular, url: str, label: str, there: Mapping[str, Entry], *, has_masks: bool) -> pa.Table:
-    """The rows whose data is there: objects, names, and all columns beside; in the order of their names."""
+def _samples(
+    store: Tabular, url: str, label: str, there: Mapping[str, Entry], *, has_masks: bool
+) -> tuple[pa.Table, tuple[LeftOut, ...]]:
+    """The rows whose data is there: objects, names, and all columns beside; in the order of their names.
+
+    Beside them those that are no samples: without data, or without a row in the table of labels.
+    """
     rows = store.rows()
     columns = rows.schema.names[1:]
     if label not in columns and not has_masks:
@@ -98,6 +106,10 @@ def _samples(store: Tabular, url: str, label: str, there: Mapping[str, Entry], *
         )
     if not columns:
         rows = pa.table([pa.array(list(there), pa.string())], rows.schema.names)
+    keys = rows.column(0).to_pylist()
+    without_data = [key for key in keys if key not in there and is_name(key)]  # those of other names were listed
+    left = of_names(ROWS, "without data", without_data)
+    left += of_names(ROWS, "without a row of labels", sorted(there.keys() - set(keys)))
     rows = rows.filter(pc.is_in(rows.column(0), value_set=pa.array(list(there), pa.string())))
     if not len(rows):
         raise EmptyDataset(f"{url} holds no row that has both data and a label: {len(there)} rows have data")
@@ -105,7 +117,7 @@ def _samples(store: Tabular, url: str, label: str, there: Mapping[str, Entry], *
     if store.name_column in columns and rows.schema.field(store.name_column).type == pa.string():
         names = pc.coalesce(rows[store.name_column], names)
     rows = pa.table([rows.column(0), names, *rows.columns[1:]], [_OBJECT, _NAME, *columns])
-    return _once(rows.take(_order(names)), url)
+    return _once(rows.take(_order(names)), url), left
 
 
 def _order(names: pa.ChunkedArray) -> pa.Array:

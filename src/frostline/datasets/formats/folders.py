@@ -365,15 +365,19 @@ def filled(table: pa.Table) -> pa.Table:
     return table.select([*beside, *TARGET_COLUMNS.names])
 
 
-def size_at(store: Readable, object: str, offset: int, length: int) -> Size:
+def size_at(store: Readable, object: str, offset: int, length: int, *, is_turned: bool = False) -> Size:
     """The size of an image, from its head; zeros where its header is broken, which reading it will say.
+
+    With ``is_turned`` that which it has once it is turned as its EXIF data says.
 
     Raises what ``Readable.read`` raises.
     """
     if not length:
         return 0, 0
-    size = size_of(store.read(object, offset, min(length, _HEAD_BYTES)))
-    return size if 0 not in size or length <= _HEAD_BYTES else size_of(store.read(object, offset, length))
+    size = size_of(store.read(object, offset, min(length, _HEAD_BYTES)), is_turned=is_turned)
+    if 0 not in size or length <= _HEAD_BYTES:
+        return size
+    return size_of(store.read(object, offset, length), is_turned=is_turned)
 
 
 def known_sizes(before: ListedSamples | None) -> Mapping[tuple[str, str], Size]:

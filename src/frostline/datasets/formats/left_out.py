@@ -9,8 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frostline.core.errors import EmptyDataset
 from frostline.core.events import Event, SamplesLeftOut
-from frostline.stores.protocols import Entries
+from frostline.stores.protocols import UNREADABLE, Entries
 
 __all__ = (
     "COLUMNS_LEFT",
@@ -25,6 +26,7 @@ __all__ = (
     "read_left_out",
     "said_of_left_out",
     "summed",
+    "unreadable_of",
 )
 
 OBJECTS_LEFT, ROWS, KEYS, COLUMNS_LEFT = "object", "row", "key", "column"
@@ -117,6 +119,27 @@ def read_left_out(values: Any) -> tuple[LeftOut, ...]:
     return found
 
 
+def unreadable_of(entries: Entries, url: str) -> tuple[Entries, tuple[LeftOut, ...]]:
+    """The entries of a listing that can be read, and what is left out for it cannot be.
+
+    Args:
+        entries: listing, in any order.
+        url: address of the data, for the sentence.
+
+    Raises:
+        EmptyDataset: none can be read, though there are some.
+    """
+    is_odd = pc.equal(entries.table["size"], UNREADABLE)
+    if not pc.any(is_odd).as_py():
+        return entries, ()
+    objects = entries.table["object"].combine_chunks()
+    is_left = _mask(pc.and_not(is_odd, pc.starts_with(entries.table["object"], _OWN)))
+    left = _named("that cannot be read by that name", objects, is_left)
+    if left and left[0].total == len(entries):
+        raise EmptyDataset(f"{url} holds nothing but {left[0]}")
+    return entries.where(pc.invert(is_odd)), left
+
+
 def objects_left_out(
     entries: Entries, samples: Sequence[pa.ChunkedArray], used: Iterable[str], format: str, suffixes: Iterable[str]
 ) -> tuple[LeftOut, ...]:
@@ -161,7 +184,8 @@ def _mask(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 def _named(reason: str, objects: pa.Array, mask: npt.NDArray[np.bool_]) -> tuple[LeftOut, ...]:
     rows = np.flatnonzero(mask)
-    names = objects.take(pa.array(rows[:_NAMED])).to_pylist()
+    # Printable, for they end in one line for a person.
+    names = [name if name.isprintable() else ascii(name) for name in objects.take(pa.array(rows[:_NAMED])).to_pylist()]
     return (of_names(OBJECTS_LEFT, reason, names)[0]._replace(total=len(rows)),) if len(rows) else ()
 
 

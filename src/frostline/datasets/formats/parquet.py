@@ -25,9 +25,10 @@ from cachetools import LRUCache
 from frostline.core import CELLS, URLS
 from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError
 from frostline.datasets.formats.base import ListedSamples, column_at, column_paths, digest_of, list_columns
-from frostline.datasets.formats.folders import NO_MASK, Mask, target_columns
+from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, target_columns
 from frostline.datasets.formats.labels import column_name, joined, labelled, with_splits
 from frostline.datasets.formats.left_out import ROWS, LeftOut
+from frostline.datasets.formats.lists import ObjectFinder
 from frostline.datasets.formats.ranges import is_parquet, opened
 from frostline.datasets.formats.tables import (
     HEADER_BYTES,
@@ -88,7 +89,8 @@ class Cell(NamedTuple):
 
     Attributes:
         file: name of the object.
-        columns: paths of the leaf columns: one, or one for each part of a sample.
+        columns: paths of the leaf columns: one, or one for each part of a sample; none where the sample is the whole
+            object, an image whose path a row says.
         size: size of the file in bytes.
         version: digest of the file's etag.
     """
@@ -113,9 +115,9 @@ class Cell(NamedTuple):
         file, mark, rest = object.rpartition("#")
         column, _, place = rest.partition("@")
         size, _, version = place.partition(".")
-        if not mark or not column or not size.isascii() or not size.isdigit() or len(size) > 18:
+        if not mark or not size.isascii() or not size.isdigit() or len(size) > 18:
             raise BadRequest(f"samples.objects: {object[:200]!a} is no column of a Parquet file")
-        columns = column.split(_BESIDE)
+        columns = column.split(_BESIDE) if column else []
         if len(columns) > MAX_INPUTS:
             raise BadRequest(f"samples.objects: {object[:200]!a} names more than {MAX_INPUTS} columns")
         return cls(file, tuple(map(unquote, columns)), int(size), version)
@@ -242,6 +244,8 @@ class CellReader:
             SampleError: its row group is too large.
         """
         cell = Cell.parse(object)
+        if not cell.columns:
+            return self._whole(cell, offset, length)
         with _said(cell.file):
             file = self._file(cell)
             group = bisect.bisect_right(file.ends, offset)
@@ -253,6 +257,11 @@ class CellReader:
         if data is None or len(data) != length:
             raise ObjectNotFound(f"row {offset} of {cell.file} has no sample of {length} bytes: it has changed")
         return data, file.etag
+
+    def _whole(self, cell: Cell, offset: int, length: int) -> tuple[Buffer, str]:
+        data, etag = self._store.read_version(cell.file, offset, length)
+        self._check(cell, etag)
+        return data, etag
 
     def _column(self, cell: Cell, file: _CellFile, group: int) -> pa.ChunkedArray:
         place = _leaf_place(file.metadata, cell)
@@ -321,7 +330,7 @@ def _version(etag: str) -> str:
     return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""
 
 
-_RULE = "frostline parquet 5"
+_RULE = "frostline parquet 6"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
 
@@ -330,8 +339,10 @@ class _File(NamedTuple):
     table: pa.Table
     classes: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
+    is_turned: bool
     elsewhere: pa.Table | None = None
     lost: Sequence[str] = ()
+    rows: pa.Table | None = None  # all, also those without an image, where some say a path in its place
 
 
 class Parquet:
@@ -340,10 +351,10 @@ class Parquet:
     What the schema's ``huggingface`` metadata says of columns and classes holds. Parquet tells the size of no cell but
     with its page, so the first listing reads the column of images once, a row group at a time; of a file that did not
     change only the end is read again. Where no file holds images, but structs with a ``path`` and no ``bytes``, images
-    are read from there, as those of lists of URLs. Scalar columns become metadata. A second column of images, called
-    ``mask``, ``segmentation``, ``annotation`` or ``label``, is that of the masks. Files whose names or folders say
-    ``train``, ``val``, ``test`` or the like are splits (``formats.split_names``), and folders such as ``site=north``
-    are columns.
+    are read from there, as those of lists of URLs; where some rows hold images and others paths, from beside the files.
+    Scalar columns become metadata. A second column of images, called ``mask``, ``segmentation``, ``annotation`` or
+    ``label``, is that of the masks. Files whose names or folders say ``train``, ``val``, ``test`` or the like are
+    splits (``formats.split_names``), and folders such as ``site=north`` are columns.
 
     Args:
         column: name of the column with the samples, or those of their parts by the inputs that are made of them
@@ -364,19 +375,22 @@ class Parquet:
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
         rule = _RULE if self._column is None else f"{_RULE} {self._column}"
-        return digest_of(rule, filter(is_parquet, entries))
+        # Rows may say paths of images.
+        return digest_of(rule, (entry for entry in entries if is_parquet(entry) or is_sample(entry.object)))
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Format.read``."""
         found = sorted(filter(is_parquet, entries))
         if not found:
             raise EmptyDataset(f"{store.url} holds no Parquet files (such as train.parquet)")
-        parts = {} if before is None or before.reading == URLS else known_parts(before, _cells_of)
+        parts = {} if before is None or not _holds_all(before) else known_parts(before, _cells_of)
         known = {key: (part, left_in(before, key[0])) for key, part in parts.items()}
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
             files = list(threads.map(partial(_read, store, known, self._column), found))
         are_elsewhere = not any(map(_has_rows, files)) and any(file.elsewhere is not None for file in files)
-        if are_elsewhere:
+        if not are_elsewhere:
+            files = _with_images_beside(files, found, entries)
+        else:
             files = [_located(file, entry.object, store, entries) for file, entry in zip(files, found, strict=True)]
         tables = with_partitions([file.table for file in files], [entry.object for entry in found])
         table, is_divided = with_splits(joined(tables), [entry.object for entry in found], list(map(len, tables)))
@@ -393,10 +407,47 @@ class Parquet:
             has_named_classes=said.are_names,
             used=tuple(entry.object for entry in found),
             left_out=tuple(left for file in files for left in file.left_out),
+            is_turned=any(file.is_turned for file in files),
         )
 
 
 _Known = Mapping[tuple[str, str], tuple[pa.Table, tuple[LeftOut, ...]]]
+
+
+def _holds_all(before: ListedSamples) -> bool:
+    """Whether all samples of an earlier listing lie in Parquet files, of which each is one run of rows."""
+    whole = pc.match_substring(before.table["object"], "#@")
+    return before.reading == CELLS and not pc.any(whole).as_py()
+
+
+def _with_images_beside(files: Sequence[_File], found: Sequence[Entry], entries: Sequence[Entry]) -> list[_File]:
+    """The files with the samples of those rows that say the path of an image beside them in the place of the image."""
+    if all(file.rows is None for file in files):
+        return list(files)
+    finder, by_name = ObjectFinder(entries), {entry.object: entry for entry in entries if is_sample(entry.object)}
+    return [_with_beside(file, object.object, finder, by_name) for file, object in zip(files, found, strict=True)]
+
+
+def _with_beside(file: _File, object: str, finder: ObjectFinder, by_name: Mapping[str, Entry]) -> _File:
+    if file.rows is None or file.elsewhere is None:
+        return file
+    pairs = zip(file.elsewhere["name"].to_pylist(), file.elsewhere["object"].to_pylist(), strict=True)
+    meant = {name: entry for name, path in pairs if (entry := by_name.get(finder.object_of(path, object) or ""))}
+    rows, fields = file.rows, ("object", "offset", "length", "etag")
+    places = {name: rows[name].to_pylist() for name in fields}
+    names = rows["name"].to_pylist()
+    for row, name in enumerate(names):
+        if places["length"][row] is None and name in meant:
+            entry = meant[name]
+            for path, value in zip(fields, (str(Cell.of(entry)), 0, entry.size, entry.etag), strict=True):
+                places[path][row] = value
+    for path, values in places.items():
+        place = rows.schema.get_field_index(path)
+        rows = rows.set_column(place, path, pa.array(values, rows.schema.field(place).type))
+    lost = [name for name, length in zip(names, places["length"], strict=True) if length is None]
+    columns = tuple(left for left in file.left_out if left.what != ROWS)
+    kept = rows.filter(pc.is_valid(rows["length"]))
+    return file._replace(table=kept, left_out=(*left_of_table(object, lost, ()), *columns))
 
 
 def _has_rows(file: _File) -> bool:
@@ -419,19 +470,20 @@ def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> 
         columns, paths = roles_of_parts(entry.object, parquet.schema_arrow, column)
         if entry.etag and (entry.object, entry.etag) in known:
             table, left = known[entry.object, entry.etag]
-            return _File(table, columns.classes, left)
+            return _File(table, columns.classes, left, columns.is_turned)
         if may_name_classes(columns) and columns.mask is not None:
             first = next(_groups(parquet, columns.mask), pa.chunked_array([], pa.large_binary()))
             columns = with_names_for_masks(columns, first.drop_null().slice(0, LOOKED_AT).to_pylist())
         table = _table(parquet, entry, columns, paths)
-        elsewhere = _elsewhere(parquet, table, paths)
+        elsewhere = _elsewhere(parquet, table.filter(pc.is_null(table["length"])), paths)
     if is_other_version(entry.etag, source.version):
         raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
     lost = np.flatnonzero(table["length"].is_null().to_numpy())
     names = [f"{entry.object}/{row}" for row in lost.tolist()]
     left = left_of_table(entry.object, names, columns.left)
     kept = table.filter(pc.is_valid(table["length"]))
-    return _File(kept, columns.classes, left, None if len(kept) else elsewhere, names)
+    rows = None if elsewhere is None else table
+    return _File(kept, columns.classes, left, columns.is_turned, elsewhere, names, rows)
 
 
 def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: Sequence[str]) -> pa.Table:
@@ -452,20 +504,20 @@ def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: S
             SAID: said,
             **({column_name(name): plain(column_at(beside, name)) for name in columns.about} if beside else {}),
             **{column_name(name): column for name, column in lists.items()},
-            **(_targets(parquet, entry, columns.image, columns.mask) if columns.mask else {}),
+            **(_targets(parquet, entry, columns) if columns.mask else {}),
         }
     )
 
 
 def _elsewhere(parquet: pq.ParquetFile, table: pa.Table, paths: Sequence[str]) -> pa.Table | None:
-    """The rows of a file that say paths of images instead of the images; None where there are none."""
+    """Those rows of a file, which hold no image, that say the path of one instead; None where there are none."""
     [image] = paths if len(paths) == 1 else [""]
     column, _, field = image.rpartition(".")
     says_paths = field == "bytes" and dict(column_paths(parquet.schema_arrow)).get(f"{column}.path") is not None
-    if not says_paths or table["length"].null_count < len(table):
+    if not says_paths or not len(table):
         return None
     said = pc.struct_field(parquet.read(columns=[f"{column}.path"], use_threads=False)[column], "path")
-    said = said.cast(pa.string())
+    said = said.cast(pa.string()).take(table["offset"])
     table = table.drop_columns(["length", "etag"]).set_column(table.schema.get_field_index("object"), "object", said)
     place = table.schema.get_field_index("offset")
     table = table.set_column(place, "offset", pa.repeat(pa.scalar(0, pa.int64()), len(table)))
@@ -473,13 +525,14 @@ def _elsewhere(parquet: pq.ParquetFile, table: pa.Table, paths: Sequence[str]) -
     return rows if len(rows) else None
 
 
-def _targets(parquet: pq.ParquetFile, entry: Entry, image: str, mask: str) -> dict[str, pa.Array]:
-    cell = str(Cell.of(entry, mask))
-    lengths = pc.fill_null(_lengths(parquet, mask), 0).to_pylist()
+def _targets(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles) -> dict[str, pa.Array]:
+    assert columns.mask is not None
+    cell = str(Cell.of(entry, columns.mask))
+    lengths = pc.fill_null(_lengths(parquet, columns.mask), 0).to_pylist()
     masks = [Mask(cell, row, length, entry.etag) if length else NO_MASK for row, length in enumerate(lengths)]
     sizes = [
-        size_of(cell.as_buffer()) if cell.is_valid and length else (0, 0)
-        for column in _groups(parquet, image)
+        size_of(cell.as_buffer(), is_turned=columns.is_turned) if cell.is_valid and length else (0, 0)
+        for column in _groups(parquet, columns.image)
         for cell, length in zip(column, lengths, strict=False)
     ]
     return target_columns(masks, sizes)

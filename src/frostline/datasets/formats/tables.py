@@ -369,6 +369,7 @@ class ColumnRoles:
         about: paths of scalar columns beside them.
         lists: paths of columns of lists, maps and structs.
         left: columns that are none of these, such as other binary ones.
+        is_turned: Hugging Face's ``datasets`` reads the images, which turns them as their EXIF data says.
     """
 
     image: str
@@ -379,6 +380,7 @@ class ColumnRoles:
     about: tuple[str, ...]
     lists: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    is_turned: bool = False
 
 
 def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRoles | None:
@@ -421,6 +423,7 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
         about=about,
         lists=tuple(path for path, _ in beside if path in nested),
         left=(*images, *(path for path, _ in beside if path not in (*about, *nested))),
+        is_turned=_kind(features.get(image)) == "Image",
     )
 
 
@@ -529,8 +532,10 @@ def roles_of_parts(object: str, schema: pa.Schema, text: str | None) -> tuple[Co
         tuple(path for path in some if not {path, path.partition(".")[0]} & {*columns})
         for some in (roles.about, roles.lists, roles.left)
     )
-    paths = tuple(roles_in(object, schema, column).image for column in columns)
-    return replace(roles, label=label, about=about, lists=lists, left=left), paths
+    parts = [roles_in(object, schema, column) for column in columns]
+    is_turned = any(part.is_turned for part in parts)
+    roles = replace(roles, label=label, about=about, lists=lists, left=left, is_turned=is_turned)
+    return roles, tuple(part.image for part in parts)
 
 
 def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> ColumnRoles:
@@ -558,12 +563,24 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
 
 def _lacks(object: str, schema: pa.Schema, column: str | None) -> str:
     names = ", ".join(schema.names)[:200]
+    several = next((field.name for field in schema if column in (None, field.name) and _holds_images(field.type)), None)
+    if several is not None:
+        return (
+            f"{object} has several images a row in its column {several!r}, and a column has one: write each into a "
+            "column of its own (all rows need as many), and name those by the network's inputs, as in "
+            "column={'left': 'image_1', 'right': 'image_2'}"
+        )
     if column is not None:
         return f"{object} has no column {column!r} of texts, lists of numbers or binary values; its columns are {names}"
     return (
         f"{object} has no column of images: one is binary, or a struct with the binary field 'bytes'; "
         f"its columns are {names}{_hint(schema)}"
     )
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_list and _image_leaf(pa.field("", kind.value_type)) is not None
 
 
 def _hint(schema: pa.Schema) -> str:

@@ -37,7 +37,16 @@ from frostline.datasets.formats.lists import ListRows, ObjectFinder, is_list_of_
 from frostline.datasets.formats.tables import SAID, finished
 from frostline.stores.local import beside
 from frostline.stores.open import open_store
-from frostline.stores.protocols import NO_LIMITS, Buffer, Described, Entry, ObjectStore, StoreLimits, Versioned
+from frostline.stores.protocols import (
+    NO_LIMITS,
+    UNREADABLE,
+    Buffer,
+    Described,
+    Entry,
+    ObjectStore,
+    StoreLimits,
+    Versioned,
+)
 from frostline.stores.urls import is_within, normalise_url, object_url, parse_url
 
 __all__ = (
@@ -181,7 +190,8 @@ def _listed_where_many(wanted: set[str]) -> dict[str, Entry]:
 
 
 def _listed(folder: str) -> Iterator[tuple[str, Entry]]:
-    return ((object_url(folder, entry.object), entry) for entry in open_store(folder).list())
+    listed = (entry for entry in open_store(folder).list() if entry.size != UNREADABLE)
+    return ((object_url(folder, entry.object), entry) for entry in listed)
 
 
 def _outer(urls: Iterable[str]) -> Mapping[str, int]:

@@ -36,6 +36,7 @@ from frostline.node.http.requests import (
     METRICS_TYPE,
     REFUSALS,
     BodyReader,
+    address_of,
     announced,
     body_length,
     error_response,
@@ -277,7 +278,7 @@ def make_app(node: Node, routes: Sequence[Route] = ()) -> Starlette:
         routes: further routes, such as its control plane.
     """
     service = _Service(node)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/", Dashboard().page, methods=["GET"]),
             Route("/v1/prefixes/{digest}", service.prefix, methods=["HEAD", "PUT"]),
@@ -298,6 +299,8 @@ def make_app(node: Node, routes: Sequence[Route] = ()) -> Starlette:
         ],
         exception_handlers=REFUSALS,
     )
+    app.state.audit = node.audit
+    return app
 
 
 class _Service:
@@ -312,7 +315,12 @@ class _Service:
         self._readiness = CapacityLimiter(_LOOKERS)
         self._body_reader = BodyReader(node.settings.min_bytes_per_s)
         self.trainings = TrainingRoutes(
-            node.trainings, self._threads, ask=self._asker, length=body_length, chunks=self._body_reader.chunks
+            node.trainings,
+            self._threads,
+            ask=self._asker,
+            length=body_length,
+            chunks=self._body_reader.chunks,
+            audit=node.audit,
         )
         self.listings = ListingRoutes(node, self._threads, ask=self._asker, body_reader=self._body_reader)
         self._live = LiveAnswers(self._viewed)
@@ -359,6 +367,7 @@ class _Service:
         with self._node.upload(digest, length, account, is_in_pieces=is_in_pieces) as upload:
             await self._receive(request, upload)
             await self._run(upload.finish)
+        self._node.audit.note("upload", tenant=account.name, prefix=digest, address=address_of(request))
         return json_response({"digest": digest}, status=201)
 
     async def pieces(self, request: Request) -> Response:
@@ -424,8 +433,8 @@ class _Service:
         known_only(dict(request.query_params), _PARAMETERS.get(request.url.path, ()), "the address")
         check_protocol(request.headers.get(PROTOCOL_HEADER.lower(), ""))
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        account = self._node.identify(token.strip() if kind.lower() == "bearer" else None)
-        recognise(request.scope.get("state", {}))
+        account = self._node.identify(token.strip() if kind.lower() == "bearer" else None, address_of(request))
+        recognise(request.scope.setdefault("state", {}), account.name)
         return account
 
     def _answered(self, body: bytearray, admission: Admission) -> BatchStream:

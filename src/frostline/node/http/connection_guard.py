@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import IPv6Address, IPv6Network, ip_address
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from httptools import HttpParserError, HttpParserUpgrade
 from starlette.types import Message, Receive, Scope, Send
@@ -24,9 +24,12 @@ __all__ = (
     "LOG",
     "ConnectionLimits",
     "ConnectionTable",
+    "Guarded",
     "GuardedProtocol",
     "Guards",
     "SeldomLog",
+    "asked_by",
+    "inside_url",
     "is_stopping",
     "limits_of",
     "place_of",
@@ -171,6 +174,15 @@ LOG = logging.getLogger("frostline.node")
 _LOG_S = 60.0
 _RECOGNISED = "frostline.recognised"
 _STOPPING = "frostline.stopping"
+_TENANT = "frostline.tenant"
+_INSIDE = "frostline.inside"
+
+
+class Guarded(Hashable, Protocol):
+    """A connection that may be closed for another."""
+
+    def turn_away(self) -> None:
+        """Close it to make space for another."""
 
 
 class Guards:
@@ -181,13 +193,15 @@ class Guards:
 
     Attributes:
         is_stopping: whether the server ends, so that answers that go on for ever are to end too.
+        inside: URL at which processes of its own ask it; empty where they ask it as others do.
         log: takes the place of uvicorn's log.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.is_stopping = False
-        self.connections: ConnectionTable[GuardedProtocol] = ConnectionTable(limits)
+        self.inside = ""
+        self.connections: ConnectionTable[Guarded] = ConnectionTable(limits)
         self.log = SeldomLog(LOG)
 
     def say(self, what: str) -> None:
@@ -334,7 +348,11 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._is_last():
             raise _Unheard
         super().on_message_begin()
-        self.scope["state"] |= {_RECOGNISED: self._recognised, _STOPPING: self._is_stopping}
+        self.scope["state"] |= {
+            _RECOGNISED: self._recognised,
+            _STOPPING: self._is_stopping,
+            _INSIDE: self._guards.inside,
+        }
         if not self._is_in_head:
             self._begin_head()
 
@@ -517,11 +535,22 @@ def place_of(client: tuple[str, int] | None) -> str:
     return str(address)
 
 
-def recognise(state: dict[str, Any]) -> None:
-    """Tell a request's connection, through the state in its ASGI scope, that a known tenant has asked."""
+def recognise(state: dict[str, Any], tenant: str) -> None:
+    """Tell a request's connection, through the state in its ASGI scope, that a known tenant has asked, and which."""
+    state[_TENANT] = tenant
     recognised: Callable[[], None] | None = state.get(_RECOGNISED)
     if recognised is not None:
         recognised()
+
+
+def asked_by(state: dict[str, Any]) -> str:
+    """The tenant that has asked, from the state in a request's ASGI scope; empty where nobody knows."""
+    return str(state.get(_TENANT, ""))
+
+
+def inside_url(state: dict[str, Any]) -> str:
+    """The URL at which processes of its own ask a server, from the state in a request's ASGI scope; empty for none."""
+    return str(state.get(_INSIDE, ""))
 
 
 def is_stopping(state: dict[str, Any]) -> bool:

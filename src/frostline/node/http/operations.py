@@ -17,8 +17,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.batching import readable_bytes
+from frostline.core.audit import AuditLog
 from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Refused
-from frostline.node.http.requests import BodyReader, body_length, json_response
+from frostline.node.http.connection_guard import inside_url
+from frostline.node.http.requests import BodyReader, address_of, body_length, json_response
 from frostline.node.operations import Listing, Training, Trainings
 from frostline.node.service import Node
 from frostline.node.tenants import Account, Admission
@@ -53,6 +55,7 @@ class TrainingRoutes:
         ask: returns the account that asks, or refuses it.
         length: returns the announced length of a request's body.
         chunks: yields the pieces of a request's body.
+        audit: log of who had what trained.
     """
 
     def __init__(
@@ -63,7 +66,9 @@ class TrainingRoutes:
         ask: Callable[[Request], Account],
         length: Callable[[Request], int],
         chunks: Callable[[Request], AsyncIterator[bytes]],
+        audit: AuditLog,
     ) -> None:
+        self._audit = audit
         self._trainings = trainings
         self._threads = threads
         self._ask = ask
@@ -80,6 +85,7 @@ class TrainingRoutes:
             with CancelScope(shield=True):
                 await self._run(self._trainings.end, training)
             raise
+        self._audit.note("train", tenant=account.name, prefix=_prefix(request), address=address_of(request))
         return TrainingResponse(training, self._trainings, self._threads)
 
     async def _start(self, training: Training, request: Request) -> None:
@@ -178,6 +184,8 @@ def _prefix(request: Request) -> str:
 
 def _own_url(request: Request) -> str:
     """This node's URL as the client reached it; a process beside the node can reach it too."""
+    if inside := inside_url(request.scope.get("state", {})):
+        return inside
     server = request.scope.get("server")
     if not server or server[1] is None:
         raise Refused("this node does not know its own address")
@@ -235,6 +243,7 @@ class ListingRoutes:
         except BaseException:
             admission.close()
             raise
+        self._node.audit.note("list", tenant=account.name, data=wanted.data, address=address_of(request))
         return ListingResponse(self._node, listing, admission, self._threads)
 
 

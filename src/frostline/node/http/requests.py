@@ -24,9 +24,19 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.batching import readable_bytes
-from frostline.core.errors import AnswerDamaged, BadRequest, Forbidden, FrostlineError, Overloaded, Unavailable
+from frostline.core.audit import AuditLog
+from frostline.core.errors import (
+    AccessDenied,
+    AnswerDamaged,
+    BadRequest,
+    Forbidden,
+    FrostlineError,
+    Overloaded,
+    Refused,
+    Unavailable,
+)
 from frostline.core.system import crc32
-from frostline.node.http.connection_guard import LOG
+from frostline.node.http.connection_guard import LOG, asked_by
 from frostline.node.memory import Cancelled
 from frostline.wire.messages import CHECKSUM_HEADER, error_to_json, retry_after, status_of
 
@@ -36,6 +46,7 @@ __all__ = (
     "AskedByName",
     "BodyReader",
     "OwnNames",
+    "address_of",
     "announced",
     "body_length",
     "error_response",
@@ -109,6 +120,11 @@ class BodyReader:
             f"the body came slower than {readable_bytes(self._min_bytes_per_s)} per second: send it over a faster "
             "link, or start the node with a smaller --min-upload-rate"
         )
+
+
+def address_of(request: Request) -> str:
+    """The address that a request came from; empty where it came from this machine's own user (``Guards.inside``)."""
+    return "" if request.client is None else request.client.host
 
 
 def body_length(request: Request) -> int:
@@ -204,6 +220,11 @@ def _outcome(call: Callable[[], T]) -> T | FrostlineError:
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, FrostlineError)
     log_refusal(request.url.path, error)
+    if isinstance(error, Refused | AccessDenied | Overloaded):
+        audit: AuditLog = request.app.state.audit
+        tenant, kind = asked_by(request.scope.get("state", {})), type(error).__name__
+        route = getattr(request.scope.get("route"), "path", "")
+        audit.note("refused", kind=kind, route=route, tenant=tenant, address=address_of(request))
     return error_response(error)
 
 

@@ -6,10 +6,13 @@ import ipaddress
 import resource
 import socket
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import cast
 
@@ -17,11 +20,15 @@ import uvicorn
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from frostline.core.config import ServerTls
 from frostline.core.errors import AddressInUse, SettingError
 from frostline.node.http.app import make_app
 from frostline.node.http.connection_guard import ConnectionLimits, GuardedProtocol, Guards, limits_of
 from frostline.node.http.requests import AskedByName, OwnNames
+from frostline.node.http.tls import TlsConnection
 from frostline.node.service import Node
+from frostline.wire.connection import INSIDE
+from frostline.wire.tls import server_context
 
 __all__ = ("AppServer", "Server", "listen")
 
@@ -87,6 +94,10 @@ class AppServer:
         drain: has the application say that it is about to stop; called before the port closes.
         is_open: whoever asks is answered, as the app knows no tenants.
         names: names by which it may be asked beside its address (``requests.OwnNames``).
+        tls: files by which it speaks TLS; None speaks none.
+
+    Raises:
+        SettingError: The files of TLS make no sense.
     """
 
     def __init__(
@@ -98,15 +109,20 @@ class AppServer:
         *,
         is_open: bool = True,
         names: tuple[str, ...] = (),
+        tls: ServerTls | None = None,
     ) -> None:
         self._listening = listening
         self._ended = threading.Event()
-        guards = Guards(limits or limits_of(_descriptors()))
+        self._guards = guards = Guards(limits or limits_of(_descriptors()))
+        self._tls = None if tls is None else server_context(tls)
         names_of = OwnNames(names=names, is_open=is_open, is_local=_is_loopback(listening.getsockname()[0]))
+        speaks: Callable[..., asyncio.Protocol] = partial(GuardedProtocol, guards=guards)
+        if self._tls is not None:
+            speaks = partial(TlsConnection, speaks=speaks, guards=guards, tls=self._tls)
         config = uvicorn.Config(
             AskedByName(app, names_of),
             loop="uvloop",
-            http=cast("type[asyncio.Protocol]", partial(GuardedProtocol, guards=guards)),
+            http=cast("type[asyncio.Protocol]", speaks),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -122,7 +138,8 @@ class AppServer:
     def url(self) -> str:
         """The URL at which it listens."""
         host, port = self._listening.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def run(self, on_ready: Callable[[], None], on_end: Callable[[], None] | None = None) -> None:
         """Serve until ``stop``, SIGINT or SIGTERM; a signal takes its usual effect once answers have ended.
@@ -136,10 +153,27 @@ class AppServer:
         sys.setswitchinterval(_TURN_S)
         self._server.on_ready, self._server.on_end = on_ready, on_end
         try:
-            self._server.run(sockets=[self._listening])
+            with self._inside() as inside:
+                self._server.run(sockets=[self._listening, *inside])
         finally:
             self._listening.close()
             self._ended.set()
+
+    @contextmanager
+    def _inside(self) -> Iterator[list[socket.socket]]:
+        """A socket for processes of its own beside a port that speaks TLS: they have no certificate, and need none."""
+        if self._tls is None:
+            yield []
+            return
+        with (
+            tempfile.TemporaryDirectory(prefix="frostline-") as folder,  # which only its user may enter
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inside,
+        ):
+            path = Path(folder) / "server.sock"
+            inside.bind(str(path))
+            inside.listen(_BACKLOG)
+            self._guards.inside = f"{INSIDE}{path}"
+            yield [inside]
 
     def stop(self) -> None:
         """Stop taking requests, give answers a few seconds to end, then break them. Safe for threads."""
@@ -171,7 +205,7 @@ class Server(AppServer):
         settings = node.settings
         is_open, names = not settings.tenants, settings.allowed_hosts
         app = make_app(node, routes)
-        super().__init__(app, listening, limits, node.drain, is_open=is_open, names=names)
+        super().__init__(app, listening, limits, node.drain, is_open=is_open, names=names, tls=settings.tls)
 
 
 def _descriptors() -> int:

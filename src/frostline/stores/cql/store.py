@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from frostline.core.config import environment
-from frostline.core.errors import AccessDenied, BadRequest, DataError, ObjectNotFound, SettingError, StoreError
+from frostline.core.errors import AccessDenied, DataError, ObjectNotFound, SettingError, StoreError
 from frostline.stores.cql.access import CqlAccess, error_of_cql, translated
 from frostline.stores.cql.schema import TEXTS, WHOLE, Shape, free_names, key_of
 from frostline.stores.cql.writer import TableSample, damaged_of, put_all, seals_of
-from frostline.stores.protocols import LABELS, MASKS, Buffer, Driver, Entry, Place
-from frostline.stores.urls import CqlLocation, check_name
+from frostline.stores.protocols import LABELS, MASKS, UNREADABLE, Buffer, Driver, Entry, Place
+from frostline.stores.urls import CqlLocation, is_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -257,21 +257,15 @@ class CqlStore:
         for key, *said in page:
             mask = said.pop() if has_masks else None
             *sizes, version = said
+            name = str(key)
             if version is None:
+                continue  # without data, which the format says of rows
+            if not is_name(name) or name.startswith(MASKS):
+                yield Entry(name.replace("\0", "\\0"), UNREADABLE, "")
                 continue
-            name = self._name(str(key))
             yield Entry(name, sizes[0] if sizes and sizes[0] is not None else -1, str(version))
             if mask is not None:
                 yield Entry(MASKS + name, -1, str(mask))
-
-    def _name(self, key: str) -> str:
-        try:
-            name = check_name(key)
-        except BadRequest as error:
-            raise DataError(f"the key {key!a} of {self.url} cannot be a sample's name") from error
-        if name.startswith(MASKS):
-            raise DataError(f"the key {key!a} of {self.url} cannot be a sample's name: masks are called so")
-        return name
 
     @contextmanager
     def _driven(self, name: str) -> Iterator["CqlSession"]:

@@ -27,8 +27,10 @@ from frostline.core.errors import FrostlineError, SampleError
 from frostline.core.nouns import taken
 from frostline.core.units import METRICS, in_bytes, in_percent, in_samples_per_s, in_score, in_seconds
 from frostline.datasets import Dataset
-from frostline.datasets.reading import open_samples, roots_of
+from frostline.datasets.dataset import roots_of
+from frostline.datasets.reading import open_samples
 from frostline.preprocess.images import decoded
+from frostline.preprocess.steps import Decode
 from frostline.training.recipe import Confusion, Mistake
 from frostline.training.report.drawing import (
     INK,
@@ -428,6 +430,8 @@ def thumbnails(
         return {}
     rows, ends, found = _rows_of(data, ids), clock() + max_s, dict[int, str]()
     samples = data.samples.take(rows)
+    # Of many bits a pixel any picture is better than none.
+    step = Decode(orientation="exif" if data.manifest.is_turned else "stored", value_range=(0, 65535))
     try:
         store = open_samples(data.url, data.manifest.reading, roots=roots_of(data))
         for place in _in_order(samples.ids, ids):
@@ -436,7 +440,7 @@ def thumbnails(
                 break
             if length <= _MAX_ENCODED_BYTES:
                 encoded = store.read(samples.objects[place], int(samples.offsets[place]), length)
-                picture = _picture(bytes(encoded))
+                picture = _picture(bytes(encoded), step)
                 found |= {int(samples.ids[place]): picture} if picture else {}
     except FrostlineError:
         pass  # the store is gone, or gives nothing to this process: the page names the samples all the same
@@ -452,9 +456,9 @@ def _in_order(own: npt.NDArray[np.int64], ids: Sequence[int]) -> list[int]:
     return [places[id] for id in ids if id in places]
 
 
-def _picture(encoded: bytes) -> str | None:
+def _picture(encoded: bytes, step: Decode) -> str | None:
     try:
-        image = decoded(encoded, "RGB", max_pixels=_MAX_PIXELS, enough=_within)
+        image = decoded(encoded, step, max_pixels=_MAX_PIXELS, enough=_within)
     except SampleError:
         return None
     image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)

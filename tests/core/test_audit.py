@@ -1,0 +1,101 @@
+"""The audit log: lines at once, sums each minute, bounded files, and what a full disk loses is said."""
+
+import json
+import logging
+import threading
+from pathlib import Path
+
+from frostline.core import audit
+from frostline.core.audit import AuditLog
+
+
+class Clock:
+    now_s = 1_700_000_000.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_what_happens_is_written_at_once_and_what_happens_again_once_a_minute_with_its_sums(tmp_path):
+    clock, path = Clock(), tmp_path / "new" / "audit.jsonl"
+    log = AuditLog(path, clock)
+    for _ in range(5):
+        log.note("read", tenant="ann", data="file:///a", prefix=None, samples=3)
+    log.note("read", tenant="bob", data="file:///a", samples=4)
+    assert [(line["tenant"], line["times"], line["samples"]) for line in lines(path)] == [("ann", 1, 3), ("bob", 1, 4)]
+    assert "prefix" not in lines(path)[0]
+    assert lines(path)[0]["time"] == "2023-11-14T22:13:20.000+00:00"
+    clock.now_s += 60
+    log.note("refused", kind="Forbidden")
+    assert [(line["event"], line["times"]) for line in lines(path)[2:]] == [("read", 4), ("refused", 1)]
+    assert lines(path)[2]["samples"] == 12
+    log.note("refused", kind="Forbidden")
+    log.close()
+    log.close()
+    assert [(line["event"], line["times"]) for line in lines(path)[4:]] == [("refused", 1)]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_is_lost_or_counted_twice_by_threads(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+
+    def note(name):
+        for _ in range(200):
+            log.note("read", tenant=name, samples=2)
+
+    threads = [threading.Thread(target=note, args=[f"t{number % 2}"]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    log.close()
+    assert sum(line["times"] for line in lines(path)) == 800
+    assert sum(line["samples"] for line in lines(path)) == 1600
+
+
+def test_a_flood_of_different_things_takes_bounded_space(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "_MAX_KINDS", 64)
+    monkeypatch.setattr(audit, "_FILE_BYTES", 4096)
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    for number in range(5000):
+        log.note("refused", address=f"10.0.{number >> 8}.{number & 255}", kind="x" * 9000)
+    log.close()
+    assert {file.name for file in tmp_path.iterdir()} <= {"audit.jsonl", *(f"audit.jsonl.{n}" for n in range(1, 5))}
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 5 * 4096 + 5 * 2048
+    assert any("others" in line and line["times"] > 4000 for line in lines(path))
+
+
+def test_names_of_others_stay_on_their_line(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    log.note("read", data='file:///a\n{"event": "forged"}\x1b[2J')
+    (line,) = lines(path)
+    assert line["event"] == "read"
+    assert "\x1b" not in line["data"]
+
+
+def test_a_disk_that_is_full_is_said_and_what_was_lost_is_counted(caplog):
+    clock = Clock()
+    log = AuditLog(Path("/dev/full"), clock)
+    for number in range(100):
+        log.changed("change", number=number)
+    clock.now_s += 60
+    log.changed("change")
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(said) == 2
+    assert "the audit log /dev/full cannot be written, 1 lines are lost" in said[0]
+    assert "101 lines are lost: [Errno 28] No space left on device" in said[1]
+
+
+def test_none_writes_nothing(tmp_path):
+    log = AuditLog(None)
+    log.note("read")
+    log.changed("change")
+    log.close()

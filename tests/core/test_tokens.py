@@ -1,0 +1,158 @@
+"""Tokens: two valid at a time, until they run out, few guesses for each address, and files that are followed."""
+
+import hashlib
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frostline.core.config import TokenHolder, with_ends
+from frostline.core.errors import Overloaded, SettingError, Unauthenticated
+from frostline.core.tokens import FollowedFile, TokenTable
+
+pytestmark = pytest.mark.promise("secret")
+
+
+def digest(token):
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class Clock:
+    def __init__(self, now_s=1000.0):
+        self.now_s = now_s
+
+    def __call__(self):
+        return self.now_s
+
+
+def table(*holders, clock=None, monotonic=None):
+    return TokenTable("this node", holders, clock or Clock(), monotonic or Clock())
+
+
+def holder(name, token, **fields):
+    return TokenHolder(name=name, token_sha256=digest(token), **fields)
+
+
+def test_both_tokens_of_a_holder_are_valid_while_one_takes_the_place_of_the_other():
+    tokens = table(holder("ann", "old", next_token_sha256=digest("new")), holder("bob", "bobs"))
+    assert [tokens.owner(token, "10.0.0.1") for token in ("old", "new", "bobs")] == ["ann", "ann", "bob"]
+    tokens.renew([holder("ann", "new"), holder("bob", "bobs")])
+    assert tokens.owner("new", "10.0.0.1") == "ann"
+    with pytest.raises(Unauthenticated, match="does not know that token"):
+        tokens.owner("old", "10.0.0.1")
+
+
+def test_each_token_runs_out_at_its_time():
+    clock = Clock()
+    tokens = table(
+        holder("ann", "old", expires_at_s=1010.0, next_token_sha256=digest("new"), next_expires_at_s=1020.0),
+        clock=clock,
+    )
+    for now_s, old, new in ((1009.9, True, True), (1010.0, False, True), (1019.9, False, True), (1020.0, False, False)):
+        clock.now_s = now_s
+        for token, is_valid in (("old", old), ("new", new)):
+            if is_valid:
+                assert tokens.owner(token, "10.0.0.1") == "ann"
+            else:
+                with pytest.raises(Unauthenticated, match="of tenant ann has run out"):
+                    tokens.owner(token, "10.0.0.1")
+
+
+def outcome(tokens, token, address):
+    try:
+        return tokens.owner(token, address)
+    except (Unauthenticated, Overloaded) as error:
+        return type(error).__name__
+
+
+def test_an_address_that_guesses_is_told_little_and_whoever_was_known_there_goes_on(caplog):
+    clock = Clock()
+    tokens = table(holder("ann", "anns"), holder("bob", "bobs"), monotonic=clock)
+    assert outcome(tokens, "anns", "10.0.0.1") == "ann"
+    said = [outcome(tokens, f"guess {number}", "10.0.0.1") for number in range(1000)]
+    assert said.count("Unauthenticated") == 10
+    assert said.count("Overloaded") == 990
+    assert outcome(tokens, "bobs", "10.0.0.1") == "Overloaded", "else a right guess would be told"
+    assert outcome(tokens, "anns", "10.0.0.1") == "ann"
+    assert outcome(tokens, "bobs", "10.0.0.2") == "bob", "others are not kept out"
+    clock.now_s += 6.1
+    assert outcome(tokens, "bobs", "10.0.0.1") == "bob"
+    caplog.clear()
+    clock.now_s += 60
+    outcome(tokens, "guess", "10.0.0.1")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "wrong tokens from 10.0.0.1: 1001 since the last such line"
+
+
+def test_whoever_has_a_network_of_ipv6_has_no_more_guesses():
+    tokens = table(holder("ann", "anns"))
+    said = [outcome(tokens, f"guess {number}", f"2001:db8:0:1::{number:x}") for number in range(100)]
+    assert said.count("Unauthenticated") == 10
+    assert outcome(tokens, "anns", "2001:db8:0:2::1") == "ann"
+
+
+@given(st.lists(st.floats(0, 30), max_size=60))
+def test_wrong_tokens_of_an_address_are_answered_ten_at_once_and_ten_a_minute_after_that(pauses):
+    clock = Clock()
+    tokens = table(holder("ann", "anns"), monotonic=clock)
+    answered_at = []
+    for number, pause in enumerate(pauses):
+        clock.now_s += pause
+        if outcome(tokens, f"guess {number}", "10.0.0.1") == "Unauthenticated":
+            answered_at.append(clock.now_s)
+    for first, since_s in enumerate(answered_at):
+        for count, until_s in enumerate(answered_at[first:], 1):
+            assert count <= 10 + (until_s - since_s) / 6 + 1e-6
+
+
+def test_addresses_that_guess_take_bounded_memory():
+    tokens = table(holder("ann", "anns"))
+    for number in range(20_000):
+        outcome(tokens, "guess", f"10.{number >> 16}.{(number >> 8) & 255}.{number & 255}")
+    assert len(vars(tokens)["_wrong"]) == 4096
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"token_sha256": "abc"}, {"token_sha256": digest("a"), "next_token_sha256": "abc"}, {"token_sha256": None}],
+)
+def test_what_is_no_digest_is_refused(fields):
+    with pytest.raises((SettingError, TypeError)):
+        TokenHolder(name="ann", **fields)
+
+
+@pytest.mark.parametrize("said", ["2030-01-31", 5, True])
+def test_an_end_that_is_no_time_is_refused(said):
+    with pytest.raises(SettingError, match="expires_at must be a date and time"):
+        with_ends({"expires_at": said})
+
+
+def test_a_file_is_read_again_where_it_changed_and_what_makes_no_sense_leaves_what_was_read(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "frostline.tokens")
+    clock, path, read = Clock(), tmp_path / "tenants.toml", []
+
+    def take():
+        if path.read_text() == "nonsense":
+            raise SettingError("it makes no sense")
+        read.append(path.read_text())
+
+    path.write_text("one")
+    file = FollowedFile(path, take, clock)
+    file.look()
+    path.write_text("three")
+    file.look()
+    assert read == [], "it is looked at once a second"
+    clock.now_s += 1
+    file.look()
+    assert read == ["three"]
+    path.write_text("nonsense")
+    for _ in range(3):
+        clock.now_s += 1
+        file.look()
+    assert sum("makes no sense" in record.getMessage() for record in caplog.records) == 1
+    file.distrust()
+    path.write_text("whole")
+    file.look()
+    file.look()
+    assert read == ["three", "whole"]

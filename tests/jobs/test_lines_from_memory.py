@@ -1,0 +1,400 @@
+"""Lines that users of PyTorch, Hugging Face and Lightning write from memory: each works, or is told what to write."""
+
+import copy
+import io
+import pickle
+import warnings
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Subset, random_split
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+import frostline as fl
+from frostline.core.errors import ModelError, SampleError, SettingError
+from support.images import CLASSES, image_folder
+
+pytestmark = pytest.mark.promise("equal")
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+SCALED = v2.Compose(
+    [
+        v2.ToImage(),
+        v2.Resize(36),
+        v2.CenterCrop(32),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(mean=MEAN, std=STD),
+    ]
+)
+# A sum in float32 in another order; and one level of 255 where a tensor, and not an image, is scaled.
+ROUNDING = 1e-5
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return image_folder(tmp_path_factory.mktemp("photos"), per_class=4)
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """Steps that make small samples."""
+    return fl.preprocess.from_transform(SCALED)
+
+
+class Small(nn.Module):
+    """A network with a part to freeze."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+        self.fc = nn.Linear(32, 3)
+
+    def forward(self, images):
+        return self.fc(self.stem(images).flatten(1))
+
+
+@pytest.fixture
+def job(photos, quick):
+    model = fl.freeze(Small(), until="stem", input_shape=(3, 32, 32))
+    with fl.offload(model, photos, preprocess=quick) as job:
+        job.model = model
+        yield job
+
+
+def guards(model):
+    return vars(model)["_forward_pre_hooks"]
+
+
+def opened(photos, transform, rows=4):
+    """The first samples as torchvision's data set has them."""
+    data = torchvision.datasets.ImageFolder(photos, transform=transform)
+    return torch.stack([torch.as_tensor(data[row][0]) for row in range(rows)])
+
+
+# What works as it is written.
+
+
+def test_a_batch_of_a_loader_unpacks_to_pixels_and_labels(photos, quick):
+    for x, y in fl.loader(photos, batch_size=4, preprocess=quick):
+        assert x.shape == (4, 3, 32, 32)
+        assert y.dtype == torch.int64
+    assert y.tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["loader", "arrays"])
+def test_a_batch_is_asked_by_the_names_that_other_libraries_have(photos, quick, kind):
+    with fl.offload(None, photos, preprocess=quick) as job:
+        batch = next(iter(getattr(job, kind)(4)))
+    for name in ("images", "image", "pixel_values", "x", "inputs"):
+        assert batch[name] is getattr(batch, name) is batch.features
+    assert batch["labels"] is batch["label"] is batch[1] is batch.labels
+    assert batch[0] is batch.features
+    assert len(batch) == 4
+    with pytest.raises(KeyError, match="did you mean features"):
+        batch["fetures"]
+    with pytest.raises(AttributeError, match="a batch has no 'nothing_at_all'"):
+        batch.nothing_at_all  # noqa: B018
+    assert copy.copy(pickle.loads(pickle.dumps(batch))).ids.tolist() == batch.ids.tolist()
+
+
+def test_a_batch_on_another_device_is_still_one_of_images(photos, quick):
+    batch = next(iter(fl.loader(photos, batch_size=4, preprocess=quick))).to("cpu")
+    assert batch.images.shape == (4, 3, 32, 32)
+
+
+def test_a_batch_of_activations_has_no_images_and_says_what_it_has(job):
+    batch = next(iter(job.loader(4)))
+    for name in ("images", "pixel_values"):
+        with pytest.raises(AttributeError, match=rf"no {name}: .* job\.head\(batch\.features\)"):
+            getattr(batch, name)
+    x, y = batch
+    assert job.head(x).shape == (len(y), 3)
+
+
+def test_a_data_set_with_targets_unpacks_to_them(photos, quick):
+    data = fl.Dataset(photos, targets="label")
+    (_, batch_targets), (_, target) = next(iter(fl.loader(data, batch_size=4, preprocess=quick))), data[0]
+    assert batch_targets.tolist() == [target] * 4 == [0] * 4
+
+
+def test_a_place_of_a_data_set_gives_a_sample_and_its_label(photos):
+    data = fl.Dataset(photos)
+    image, label = data[0]
+    assert (image.shape, image.dtype, label) == ((3, 224, 224), np.float32, 0)
+    assert data[-1][1] == data[np.int64(11)][1] == 2
+    first = next(iter(fl.loader(photos, batch_size=1)))
+    assert np.array_equal(first.images[0].numpy(), image), "as a loader gives it"
+    with pytest.raises(IndexError, match="12 samples, and none at place 12"):
+        data[12]
+
+
+def test_a_data_set_is_iterated_and_sliced(photos):
+    data = fl.Dataset(photos, transform=SCALED)
+    assert [label for _, label in data] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [label for _, label in data[3:6]] == [0, 1, 1]
+    assert data["train"] if "train" in data.splits else len(data[:2]) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_set_goes_into_pytorchs_own_data_loader(photos, workers):
+    loader = DataLoader(fl.Dataset(photos, transform=SCALED), batch_size=5, num_workers=workers)
+    batches = list(loader)
+    assert [len(y) for _, y in batches] == [5, 5, 2]
+    assert torch.equal(torch.cat([x for x, _ in batches]), opened(photos, SCALED, rows=12))
+
+
+def test_a_data_set_without_a_transform_makes_batches_of_images_of_any_size(photos):
+    x, y = next(iter(DataLoader(fl.Dataset(photos), batch_size=3, shuffle=True)))
+    assert (tuple(x.shape), len(y)) == ((3, 3, 224, 224), 3)
+
+
+def test_parts_of_a_data_set_as_pytorch_makes_them(photos):
+    data = fl.Dataset(photos, transform=SCALED)
+    train, held_out = random_split(data, [9, 3])
+    assert len(next(iter(DataLoader(train, batch_size=9)))[1]) == len(train)
+    assert len(held_out) == 3
+    assert Subset(data, [0, 11])[1][1] == 2
+
+
+MADE_TENSORS = {
+    "v2": SCALED,
+    "v1": v1.Compose([v1.Resize(36), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
+    "squeezed": v1.Compose([v1.Resize((32, 32), v1.InterpolationMode.BICUBIC), v1.ToTensor()]),
+    "nested": v2.Compose([v2.Compose([v2.Resize(36), v2.CenterCrop(32)]), v2.PILToTensor(), v2.ToDtype(torch.float32)]),
+    "sequential": nn.Sequential(v2.PILToTensor(), v2.CenterCrop(32), v2.ConvertImageDtype(torch.float32)),
+    "weights": torchvision.models.ResNet18_Weights.DEFAULT.transforms(),
+}
+
+
+@pytest.mark.parametrize("name", MADE_TENSORS)
+def test_a_transform_of_torchvision_runs_at_the_node_and_gives_what_it_gives(photos, name):
+    transform = MADE_TENSORS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing of it runs here
+        batch = next(iter(fl.loader(photos, batch_size=4, transform=transform)))
+    assert torch.allclose(batch.images, opened(photos, transform), atol=ROUNDING)
+    assert fl.preprocess.from_transform(transform).shape == tuple(batch.images.shape[1:])
+
+
+def test_transforms_of_timm_are_said_in_steps(photos):
+    import timm
+
+    plain = timm.data.create_transform(32, is_training=False, crop_pct=0.9)
+    batch = next(iter(fl.loader(photos, batch_size=4, transform=plain)))
+    assert torch.allclose(batch.images, opened(photos, plain), atol=ROUNDING)
+    steps = fl.preprocess.from_transform(timm.data.create_transform(32, is_training=True)).steps
+    assert [type(step).__name__ for step in steps] == [
+        "Decode",
+        "RandomResizedCrop",
+        "RandomHorizontalFlip",
+        "ColorJitter",
+        "Normalize",
+    ]
+
+
+def test_a_processor_of_transformers_is_said_in_steps(photos):
+    import transformers as hf
+
+    processor = hf.ViTImageProcessor(size={"height": 32, "width": 32})
+    expected = opened(photos, lambda image: processor(image, return_tensors="pt")["pixel_values"][0])
+    batch = next(iter(fl.loader(photos, batch_size=4, transform=processor)))
+    assert torch.allclose(batch["pixel_values"], expected, atol=0.02), "its own pixels are rounded to levels"
+    assert torch.equal(torch.as_tensor(fl.Dataset(photos, transform=processor)[0][0]), expected[0])
+
+
+REST = {
+    "an image is left": (
+        v1.Compose([v1.Resize(36), v1.CenterCrop(32), v1.RandomInvert(1.0), v1.ToTensor()]),
+        "Resize, CenterCrop run at the node, and RandomInvert, ToTensor here",
+    ),
+    "pixels are left": (
+        v2.Compose([v2.PILToTensor(), v2.CenterCrop(32), v2.RandomInvert(1.0), v2.ToDtype(torch.float32, scale=True)]),
+        "PILToTensor, CenterCrop run at the node, and RandomInvert, ToDtype here",
+    ),
+    "a tensor is left": (
+        v1.Compose([v1.CenterCrop(32), v1.ToTensor(), v1.Lambda(torch.neg)]),
+        "CenterCrop, ToTensor run at the node, and Lambda here",
+    ),
+    "no size is known": (
+        v1.Compose([v1.Resize(36), v1.RandomRotation((90, 90)), v1.CenterCrop(32), v1.ToTensor()]),
+        "all of transform .*Resize, RandomRotation.* runs here",
+    ),
+    "a function": (
+        lambda image: torch.from_numpy(np.array(image.resize((20, 10)))).permute(2, 0, 1),
+        "all of transform .*lambda.* runs here",
+    ),
+    "whole numbers": (v2.Compose([v2.CenterCrop(32), v2.PILToTensor()]), "making a tensor here"),
+}
+
+
+@pytest.mark.parametrize("name", REST)
+def test_what_no_step_says_runs_here_for_each_sample_and_the_job_says_which(photos, name):
+    transform, says = REST[name]
+    with pytest.warns(UserWarning, match=says):
+        job = fl.offload(None, photos, transform=transform)
+    with job:
+        batch = next(iter(job.loader(4)))
+        assert job.where[-1][1] == "trainer, for each sample"
+    expected = opened(photos, transform)
+    assert batch.images.dtype == expected.dtype
+    assert torch.allclose(batch.images.float(), expected.float(), atol=ROUNDING)
+
+
+def test_a_map_comes_behind_the_rest_of_a_transform_and_keeps_its_generator(photos):
+    def add(sample, rng):
+        return replace(sample, features=sample.features + np.float32(rng.random()))
+
+    transform, _ = REST["an image is left"]
+    with pytest.warns(UserWarning, match="RandomInvert"):
+        loader = fl.loader(photos, batch_size=4, transform=transform, map=add)
+    first, again = next(iter(loader)).images, next(iter(loader)).images
+    shift = first - opened(photos, transform)
+    assert torch.equal(first, again)
+    assert torch.allclose(shift, shift[:, :1, :1, :1].expand_as(shift), atol=1e-6)
+    assert len(set(shift[:, 0, 0, 0].tolist())) == 4
+
+
+def test_the_transform_of_a_data_set_is_that_of_its_jobs(photos):
+    data = fl.Dataset(photos, transform=SCALED)
+    assert next(iter(fl.loader(data, batch_size=4))).images.shape[1:] == (3, 32, 32)
+    model = fl.freeze(Small(), until="stem", input_shape=(3, 32, 32))
+    with fl.offload(model, data) as job:
+        assert next(iter(job.loader(4))).features.shape[1:] == job.frost_line.shapes[0]
+
+
+@pytest.mark.parametrize("transform", [SCALED, MADE_TENSORS["v1"]])
+def test_a_network_takes_a_path_and_a_transform(photos, transform):
+    model = fl.freeze(Small(), until="stem", input_shape=(3, 32, 32))
+    with fl.offload(model, str(photos), transform=transform) as job, torch.no_grad():
+        scores = job.head(next(iter(job.loader(4))).features)
+        assert torch.allclose(scores, model(opened(photos, transform)), atol=1e-4)
+
+
+def test_drop_last_leaves_out_what_fills_no_batch(photos, quick):
+    assert len(fl.loader(photos, batch_size=5, preprocess=quick, drop_last=True)) == 2
+    assert len(fl.loader(photos, batch_size=5, preprocess=quick, drop_last=False)) == 3
+    with pytest.raises(SettingError, match="drop_last=True is last='drop', and last='pad' was given too"):
+        fl.loader(photos, batch_size=5, preprocess=quick, drop_last=True, last="pad")
+
+
+# What is refused says what to write.
+
+
+@pytest.mark.parametrize("name", ["num_workers", "persistent_workers", "worker_init_fn"])
+def test_workers_are_refused_with_how_reading_ahead_is_had(photos, job, name):
+    for function, called in ((partial(fl.loader, photos), "loader"), (job.loader, "Job.loader")):
+        says = rf"^{called}\(\) got .* '{name}': threads read ahead by themselves, so leave {name} out"
+        with pytest.raises(TypeError, match=says):
+            function(batch_size=4, **{name: 2})
+
+
+INSTEAD = {
+    "collate_fn": "map=function, or each batch by augment=function",
+    "prefetch_factor": r"settings=LoaderSettings\(window_bytes=",
+    "pin_memory": r"settings=LoaderSettings\(pin_memory=True\)",
+    "sampler": r"shuffle=True, seed=0 and epoch=0; weights=\[",
+    "generator": "seed=0 and epoch=0",
+    "transforms": "did you mean transform",
+    "node_url": 'write near="http://store-1:7070"',
+    "dataset": "did you mean data",
+    "shufle": "did you mean shuffle",
+}
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_arguments_of_other_loaders_are_refused_with_what_to_write(photos, name):
+    with pytest.raises(TypeError, match=rf"^loader\(\) got .* '{name}'.*{INSTEAD[name]}"):
+        fl.loader(photos, batch_size=4, **{name: 1})
+
+
+def test_the_fields_words_lead_to_ours_whatever_is_called(photos):
+    with pytest.raises(TypeError, match=r'^offload\(\) got .* \'node_url\'; write near="http://store-1:7070"'):
+        fl.offload(Small(), photos, node_url="http://there")
+    with pytest.raises(TypeError, match=r'^freeze\(\) got .* \'freeze_until\'; write freeze\(model, until="layer4"\)'):
+        fl.freeze(Small(), freeze_until="stem")
+    with pytest.raises(TypeError, match=r"^Dataset\(\) got .* \'split\': .*Dataset\(\"photos\"\)\[\"train\"\]"):
+        fl.Dataset(photos, split="train")
+    with pytest.raises(AttributeError, match=r'no attribute \'freeze_until\'; write freeze\(model, until="layer4"\)'):
+        fl.freeze_until  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'DataLoader'; write loader\("):
+        fl.DataLoader  # noqa: B018
+    with pytest.raises(SettingError, match="give near='http://there'"):
+        fl.offload(Small(), photos, node="http://there")
+    assert not hasattr(fl, "__wrapped__")
+
+
+def test_the_whole_network_called_with_features_is_told_of_the_head(job):
+    batch = next(iter(job.loader(4)))
+    with pytest.raises(ModelError, match=r"write job\.head\(batch\.features\) in the loop, in place of model\("):
+        job.model(batch.features)
+    assert job.model(torch.zeros(2, 3, 32, 32)).shape == (2, 3), "samples are taken as ever"
+
+
+def test_a_network_is_unguarded_in_its_copies_its_files_and_behind_its_job(job):
+    features = next(iter(job.loader(4))).features
+    file = io.BytesIO()
+    torch.save(job.model, file)
+    file.seek(0)
+    assert b"frostline.models" not in file.getvalue(), "it is loaded where there is no Frostline"
+    for copied in (copy.deepcopy(job.model), torch.load(file, weights_only=False)):
+        assert copied(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+        with pytest.raises(RuntimeError, match="conv2d"):
+            copied(features)
+    job.close()
+    assert not guards(job.model)
+
+
+def test_a_guarded_network_is_frozen_anew_and_cut_again_like_any_other(job, photos, quick):
+    job.refreeze()
+    with fl.offload(job.model, photos, preprocess=quick) as other:
+        assert len(guards(job.model)) == 2
+        ours, theirs = (next(iter(each.loader(4))).features for each in (job, other))
+        assert torch.equal(ours, theirs)
+    assert len(guards(job.model)) == 1
+
+
+def test_a_transform_that_no_step_says_is_refused_in_front_of_frozen_layers(photos):
+    transform, _ = REST["an image is left"]
+    with pytest.raises(SettingError, match=r"RandomInvert of transform cannot .*imagenet\(224, augment=True\)"):
+        fl.offload(Small(), photos, transform=transform)
+    with pytest.raises(SettingError, match=r"ends with an image of Pillow: end it with ToTensor\(\)"):
+        fl.offload(Small(), photos, transform=v2.Compose([v2.Resize(36), v2.CenterCrop(32)]))
+
+
+def test_a_loader_whose_transform_gives_images_says_how_to_end_it(photos):
+    with pytest.warns(UserWarning, match="Resize"):
+        loader = fl.loader(photos, batch_size=4, transform=v1.Resize(36))
+    with pytest.raises(SettingError, match=r"transform gives Image, .* end it with ToTensor\(\)"):
+        next(iter(loader))
+
+
+def test_what_is_no_transform_and_what_is_given_twice_is_refused(photos, quick):
+    with pytest.raises(SettingError, match=r"transform takes a transform of torchvision or timm.* not int"):
+        fl.Dataset(photos, transform=3)
+    with pytest.raises(SettingError, match="preprocess and transform say the same thing"):
+        fl.loader(photos, batch_size=4, preprocess=quick, transform=SCALED)
+    with pytest.raises(SettingError, match="give a transform as transform="):
+        fl.loader(photos, batch_size=4, preprocess=SCALED)
+
+
+def test_random_steps_are_a_loaders(photos):
+    data = fl.Dataset(photos, transform=fl.preprocess.imagenet(32, augment=True))
+    with pytest.raises(SettingError, match=r"write frostline\.loader\(data, batch_size=32, shuffle=True, epoch=0\)"):
+        data[0]
+    assert next(iter(fl.loader(data, batch_size=2))).images.shape == (2, 3, 32, 32)
+
+
+def test_a_sample_that_cannot_be_decoded_is_named(tmp_path):
+    for name in CLASSES[:2]:
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (40, 40)).save(tmp_path / name / "whole.jpg")
+    (tmp_path / CLASSES[0] / "broken.jpg").write_bytes((tmp_path / CLASSES[0] / "whole.jpg").read_bytes()[:300])
+    with pytest.raises(SampleError, match=r"circle/broken\.jpg: "):
+        fl.Dataset(tmp_path)[0]
