@@ -21,7 +21,21 @@ __all__ = ("verify",)
 _OTHER = ("accuracy", "codec", "cut", "data", "policy", "steps", "run")
 # All other options are taken from the run's folder.
 _FIRST = (
-    *("run", "steps", "near", "data", "model", "loss", "accuracy", "cut", "codec", "policy", "device", "memory"),
+    *(
+        "run",
+        "steps",
+        "near",
+        "data",
+        "model",
+        "until",
+        "loss",
+        "accuracy",
+        "cut",
+        "codec",
+        "policy",
+        "device",
+        "memory",
+    ),
     *("cache_folder", "cache_size", "local_tier", "local_tier_size", "read_threads", "trials", "as_json"),
 )
 
