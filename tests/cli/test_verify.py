@@ -259,8 +259,6 @@ def test_its_options_are_those_of_a_run_and_its_help_names_those_that_may_be_giv
     assert mine - theirs == {"run", "steps"}
     shown = {param.name for param in verify.shown_options(is_short=True)}
     assert shown == {
-        "run",
-        "until",
-        *("accuracy", "as_json", "cache_folder", "cache_size", "codec", "cut", "data", "device", "local_tier"),
-        *("local_tier_size", "loss", "memory", "model", "near", "policy", "read_threads", "steps", "trials"),
+        *("run", "steps", "near", "data", "model", "until", "loss", "accuracy", "cut", "codec", "policy", "device"),
+        *("memory", "cache_folder", "local_tier", "trials", "as_json"),
     }

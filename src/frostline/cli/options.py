@@ -202,8 +202,8 @@ def _names(text: str) -> tuple[str, ...]:
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Data": _names(
         """source destination run steps data roots format source_format column label where split shares by relist
-        list_locally changed beside checks samples tokenizer max_length skip_allowance allow_nonfinite resize preprocess dtype
-        follow_links listing_memory max_listed max_manifest"""
+        list_locally changed beside checks samples tokenizer max_length skip_allowance allow_nonfinite resize preprocess
+        dtype follow_links listing_memory max_listed max_manifest"""
     ),
     "Network": _names("model until weights weight_folders accuracy policy rule cut codec engines"),
     "Node": _names(

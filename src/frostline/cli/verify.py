@@ -36,7 +36,7 @@ _FIRST = (
         "device",
         "memory",
     ),
-    *("cache_folder", "cache_size", "local_tier", "local_tier_size", "read_threads", "trials", "as_json"),
+    *("cache_folder", "local_tier", "trials", "as_json"),
 )
 
 
