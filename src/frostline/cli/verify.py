@@ -21,22 +21,8 @@ __all__ = ("verify",)
 _OTHER = ("accuracy", "codec", "cut", "data", "policy", "steps", "run")
 # All other options are taken from the run's folder.
 _FIRST = (
-    *(
-        "run",
-        "steps",
-        "near",
-        "data",
-        "model",
-        "until",
-        "loss",
-        "accuracy",
-        "cut",
-        "codec",
-        "policy",
-        "device",
-        "memory",
-    ),
-    *("cache_folder", "local_tier", "trials", "as_json"),
+    *("run", "steps", "near", "data", "model", "until", "loss", "accuracy", "cut", "codec"),
+    *("policy", "device", "memory", "cache_folder", "local_tier", "trials", "as_json"),
 )
 
 
