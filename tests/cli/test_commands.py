@@ -102,6 +102,7 @@ def test_train_writes_a_network_that_loads_without_frostline_and_a_whole_report(
         "model.safetensors",
         "report.html",
         "report.json",
+        "steps.jsonl",
     }
     assert json.loads((out / "report.json").read_text()) == report
     wanted = "val_accuracy losses seconds samples epochs wire_bytes baseline_wire_bytes plan stall_s skipped"
@@ -135,6 +136,9 @@ def test_a_run_in_the_store_is_that_of_any_other_policy(capsys, folder, near, tm
     assert there["ways"] == []  # no sample came to the trainer
     assert there["stages"]["store: head"] > 0
     assert there["plan"]["policy"] == "all_in_store"
+    assert not (tmp_path / "all_in_store" / "steps.jsonl").exists(), "no batch came here"
+    code, _, err = run(capsys, "verify", tmp_path / "all_in_store", *SMALL[:2])
+    assert (code, "neither checkpoints nor steps are kept" in " ".join(err.split())) == (2, True)
     [head] = [item["where"] for item in there["where"] if item["part"] == "head"]
     assert head.startswith("beside the node at")
     for file in ("model.safetensors", "head.safetensors"):

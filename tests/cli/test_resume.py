@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from frostline.cli.train import train
+from frostline.training.report.steps import RecordedSteps
+from frostline.training.verify import compared
 from support.commands import run, run_json, trained
 from support.images import image_folder
 
@@ -50,14 +52,18 @@ def run_until_killed(step, *arguments):
 @pytest.fixture(scope="module")
 def undisturbed(folder, near, tmp_path_factory):
     out = trained(tmp_path_factory.mktemp("whole"), "--data", folder, *SMALL, *HOW, *near)
-    return json.loads((out / "report.json").read_text()), (out / "model.safetensors").read_bytes()
+    return (
+        json.loads((out / "report.json").read_text()),
+        (out / "model.safetensors").read_bytes(),
+        RecordedSteps.read(out),
+    )
 
 
 ALIKE = ("losses", "epoch_losses", "val_losses", "val_accuracies", "samples", "epochs")
 
 
 def test_a_run_killed_twice_has_the_losses_of_an_undisturbed_one(capsys, folder, near, undisturbed, tmp_path):
-    whole, model = undisturbed
+    whole, model, record = undisturbed
     assert len(whole["losses"]) == STEPS
     out, draw = tmp_path / "run", random.Random(7)
     first, second = draw.randrange(3, STEPS // 2), draw.randrange(STEPS // 2 + 3, STEPS)
@@ -68,6 +74,10 @@ def test_a_run_killed_twice_has_the_losses_of_an_undisturbed_one(capsys, folder,
     assert second - 2 <= report["resumed_steps"] < second
     assert (out / "model.safetensors").read_bytes() == model
     assert len(list((out / "checkpoints").iterdir())) <= 2
+    now = {one.step: one for one in RecordedSteps.read(out).steps}
+    assert now.keys() >= set(range(1, first - 2)), "those before the checkpoint are kept"
+    both = [(was, now[was.step]) for was in record.steps if was.step in now]
+    assert [compared(was, one, str, 0.0).differences for was, one in both] == [()] * len(both)
     # It is over, and says the same again.
     again = run_json(capsys, "train", "--resume", out, *AGAIN)
     assert {name: again[name] for name in ALIKE} == {name: whole[name] for name in ALIKE}
@@ -75,7 +85,7 @@ def test_a_run_killed_twice_has_the_losses_of_an_undisturbed_one(capsys, folder,
 
 
 def test_resumes_from_the_previous_checkpoint_where_the_latest_is_damaged(capsys, folder, near, undisturbed, tmp_path):
-    whole, _ = undisturbed
+    whole, _, _ = undisturbed
     out = tmp_path / "run"
     run_until_killed(9, "train", "--data", folder, *SMALL, *HOW, *near, "--out", out)
     newest = max((out / "checkpoints").iterdir())

@@ -1,6 +1,7 @@
 """What is persisted has a number of its schema, and one that the reader does not know is refused or passed over."""
 
 import ast
+import hashlib
 import json
 import sqlite3
 from collections.abc import Callable
@@ -42,6 +43,7 @@ from frostline.ordering import OrderState, RecordedOrder
 from frostline.profiles import Trial
 from frostline.training import what_if
 from frostline.training.extract import Parts, Ranges
+from frostline.training.report.steps import RecordedSteps, StepRecorder
 from frostline.training.run_config import RunConfig
 from frostline.training.settings import JobSettings
 from support.images import image_folder
@@ -76,6 +78,7 @@ NUMBERED = {
     "ray/control.py": "_FORMAT",
     "training/extract.py": "_FORMAT",
     "training/report/report.py": "_FORMAT",
+    "training/report/steps.py": "_FORMAT",
     "training/run_config.py": "_FORMAT",
     "training/run_folder.py": "_FORMAT",
     "training/what_if.py": "_FORMAT",
@@ -235,6 +238,20 @@ def test_the_config_of_a_run_of_another_version_is_refused(tmp_path, step):
     path.write_text(json.dumps({**value, "more": 1}))
     with pytest.raises(SettingError, match="'more'"):
         RunConfig.read(tmp_path)
+
+
+def test_the_record_of_a_runs_steps_of_another_version_is_refused(tmp_path):
+    recorder = StepRecorder(tmp_path, Dataset(str(image_folder(tmp_path / "images", per_class=1))).samples)
+    recorder.begin({}, "exact")
+    path = tmp_path / "steps.jsonl"
+    value = json.loads(path.read_text())
+    assert value.pop("schema") == number_of("training/report/steps.py")
+    del value["blake2b"]
+    other = {"schema": number_of("training/report/steps.py") + 1, **value}
+    digest = hashlib.blake2b(json.dumps(other).encode(), digest_size=16).hexdigest()
+    path.write_text(json.dumps({**other, "blake2b": digest}) + "\n")
+    with pytest.raises(SettingError, match=f"written by Frostline {__version__} .*reads schema"):
+        RecordedSteps.read(tmp_path)
 
 
 @given(

@@ -16,7 +16,7 @@ from frostline.models.freezing import freeze
 from frostline.preprocess import CenterCrop, Decode, Normalize, Resize, Squeeze
 from frostline.training.hugging_face import as_saved, config_of
 from frostline.training.networks import load_model
-from frostline.training.processors import processor_of
+from frostline.training.pretrained import processor_of
 from frostline.training.run_config import write_tensors
 
 SIDE = 32

@@ -23,6 +23,7 @@ from frostline.cli.serve import cert, control, serve
 from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN, ProgressBar, say
 from frostline.cli.top import top
 from frostline.cli.train import finish, train
+from frostline.cli.verify import verify
 from frostline.core.errors import AccessDenied, BadRequest, Forbidden, FrostlineError, OverBudget, Untrusted, UserError
 from frostline.core.events import PhaseStarted, ProgressMade
 from frostline.core.system import __version__
@@ -94,12 +95,28 @@ def verbs() -> None:
     """
 
 
-for _verb in (cert, cluster, control, demo, doctor, extract, index, ingest, io, plan, predict, serve, top, train):
+for _verb in (
+    cert,
+    cluster,
+    control,
+    demo,
+    doctor,
+    extract,
+    index,
+    ingest,
+    io,
+    plan,
+    predict,
+    serve,
+    top,
+    train,
+    verify,
+):
     verbs.add_command(_verb)
 
 
 def run(arguments: Sequence[str] | None, began_at: float) -> None:
-    """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 130 interrupted.
+    """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 3 a run differs, 130 interrupted.
 
     Args:
         arguments: those of the process where there are none.

@@ -201,9 +201,9 @@ def _names(text: str) -> tuple[str, ...]:
 # stands in the section that its beginning says, and else in the last one.
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Data": _names(
-        """source destination run data roots format source_format column label where split shares by relist list_locally
-        changed beside checks samples tokenizer max_length skip_allowance allow_nonfinite resize preprocess dtype
-        follow_links listing_memory max_listed max_manifest"""
+        """source destination run steps data roots format source_format column label where split shares by relist
+        list_locally changed beside checks samples tokenizer max_length skip_allowance allow_nonfinite resize preprocess
+        dtype follow_links listing_memory max_listed max_manifest"""
     ),
     "Network": _names("model until weights weight_folders accuracy policy rule cut codec engines"),
     "Node": _names(
@@ -243,7 +243,17 @@ def section_of(name: str) -> str:
 
 
 class VerbCommand(click.Command):
-    """A verb whose help shows options by what they are about, and few of many."""
+    """A verb whose help shows options by what they are about, and few of many.
+
+    Args:
+        *args: those of ``click.Command``.
+        first: names of the parameters that help shows where they are many.
+        **options: those of ``click.Command``.
+    """
+
+    def __init__(self, *args: Any, first: Sequence[str] = _SHOWN_FIRST, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._shown_first = first
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters, with ``--help-all`` where there are many."""
@@ -297,7 +307,7 @@ class VerbCommand(click.Command):
         if len(self.params) <= _MAX_SHOWN:
             return self.params
         by_name = {param.name: param for param in self.params}
-        return [by_name[name] for name in _SHOWN_FIRST if name in by_name][:_MAX_SHOWN]
+        return [by_name[name] for name in self._shown_first if name in by_name][:_MAX_SHOWN]
 
     def _is_short(self, ctx: click.Context) -> bool:
         return len(self.params) > _ARE_MANY and not ctx.meta.get(_ALL)

@@ -54,6 +54,7 @@ from frostline.core.events import (
 from frostline.core.units import METRICS, in_rate, in_score, printable
 
 __all__ = (
+    "DIFFERENT",
     "DONE",
     "FAILED",
     "INTERRUPTED",
@@ -145,6 +146,8 @@ DONE = 0
 FAILED = 1
 MISTAKEN = 2
 """The user can put it right."""
+DIFFERENT = 3
+"""A run was computed again, and something is another one."""
 INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
 

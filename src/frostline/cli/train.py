@@ -8,7 +8,7 @@ come from anybody: what runs code, and where anything is asked or written, is sa
 What a run that ended looks like on a terminal: a short table, or its report as JSON.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,13 @@ from frostline.training.settings import JobSettings, TrainSettings, is_factory
 from frostline.wire.recipes import LOSSES, METRICS_OF, OPTIMIZERS, SCHEDULES, TASKS
 
 __all__ = (
+    "FREE",
     "finish",
+    "left_out",
+    "refuse_changes",
     "resume_option",
+    "run_options",
+    "take_options",
     "train",
 )
 
@@ -134,11 +139,35 @@ def _recipe_options(verb: Verb) -> Verb:
     return with_names
 
 
+def run_options(verb: Verb) -> Verb:
+    """All that says what a run trains on and how, but where it is written."""
+    for option in (
+        click.option("--augment", is_flag=True, help="Random crops and flips, computed anew each epoch."),
+        _recipe_options,
+        click.option("--val-split", metavar="NAME", help="Score this split, instead of a share."),
+        click.option(
+            "--val-share",
+            type=float,
+            metavar="SHARE",
+            help="Share of each class that is held out and scored; by default the split for it that the data brings, "
+            "or 0.2.",
+        ),
+        click.option(
+            "--batch-size", default=32, show_default=True, metavar="B", help="Number of samples of one optimiser step."
+        ),
+        epochs_option,
+        policy_option,
+        job_options,
+    ):
+        verb = option(verb)
+    return verb
+
+
 _NOT_OF_THE_RUN = ("as_json", "resume")
 # Where something is asked, with this user's credentials, or written: no folder decides of that.
 _PLACES = ("cache_folder", "local_tier", "near")
 # Where and with how much a run is computed may change while it is away; what is computed may not.
-_FREE = (
+FREE = (
     "allow_nonfinite",
     "cache_folder",
     "cache_size",
@@ -167,8 +196,13 @@ def _is_given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def _refuse_changes(folder: Path) -> None:
+def refuse_changes(folder: Path, *, free: Collection[str] = FREE, again: str = "train --resume") -> None:
     """Do nothing if no option was given that differs from the run's.
+
+    Args:
+        folder: the run's folder.
+        free: names of the options that may differ.
+        again: verb that reads the folder, for the sentence.
 
     Raises:
         SettingError: one does, the run keeps no checkpoints, or an option has to be given that its folder may not say.
@@ -177,13 +211,15 @@ def _refuse_changes(folder: Path) -> None:
     for param in context.command.params:
         name = str(param.name)
         value = _plain(context.params.get(name))
-        if _is_given(name) and name not in (*_FREE, *_NOT_OF_THE_RUN) and value != began.get(name):
+        if _is_given(name) and name not in (*free, *_NOT_OF_THE_RUN) and value != began.get(name):
             raise SettingError(
                 f"the run in {folder} began with {param.opts[0]} {began.get(name)}, and {value} is given now: leave it "
                 "out, or begin another run (--out)"
             )
     if began.get("policy") == ALL_IN_STORE:
-        raise SettingError(f"the run in {folder} trains beside the store, where no checkpoints are kept: begin it anew")
+        raise SettingError(
+            f"the run in {folder} trains beside the store, where neither checkpoints nor steps are kept: begin it anew"
+        )
     for name, option, why in (
         ("model", "--model", "runs code" if is_factory(str(began.get("model"))) else ""),
         ("loss", "--loss", "" if began.get("loss") in LOSSES else "runs code"),
@@ -192,7 +228,7 @@ def _refuse_changes(folder: Path) -> None:
         if why and not _is_given(name):
             raise SettingError(
                 f"the run in {folder} began with {option} {began.get(name)}, which {why}: where that is to be, give it "
-                f"again (frostline train --resume {folder} {option} {began.get(name)})"
+                f"again (frostline {again} {folder} {option} {began.get(name)})"
             )
 
 
@@ -201,7 +237,7 @@ def _is_here(data: object) -> bool:
     return ":" not in first or first == "file:"
 
 
-def _left_out(folder: Path) -> Iterator[SetupWarning]:
+def left_out(folder: Path) -> Iterator[SetupWarning]:
     """What the folder of a run says and nobody followed."""
     began = RunConfig.read(folder).options
     for param in click.get_current_context().command.params:
@@ -214,9 +250,14 @@ def _left_out(folder: Path) -> Iterator[SetupWarning]:
             )
 
 
-def _take_options(context: click.Context, _: click.Parameter, folder: Path | None) -> Path | None:
+def take_options(context: click.Context, _: click.Parameter, folder: Path | None) -> Path | None:
+    """Take the options of a run from its folder, as the callback of the parameter that names it.
+
+    Raises:
+        SettingError: there is no run in it, or it has options that no run has.
+    """
     if folder is not None:
-        options, known = RunConfig.read(folder).options, context.command.params
+        options, known = RunConfig.read(folder).options, train.params
         taken = {param.name for param in known if param.expose_value} - {*_PLACES, *_NOT_OF_THE_RUN}
         unknown = options.keys() - {param.name for param in known}
         if unknown:
@@ -230,7 +271,7 @@ resume_option = click.option(
     "--resume",
     type=click.Path(path_type=Path, file_okay=False),
     is_eager=True,
-    callback=_take_options,
+    callback=take_options,
     metavar="DIR",
     help="Go on with the run in this folder from its last checkpoint, with its options. Give again what runs code (a "
     "factory as --model, a file as --loss) and what is asked or written elsewhere: --near, --cache, --local-tier, and "
@@ -314,21 +355,7 @@ def _rates(report: Report) -> list[tuple[str, str]]:
 
 
 @command(epilog="Example: frostline train --data photos --model demo:efficientnet_lite0 --until features --out run")
-@job_options
-@policy_option
-@epochs_option
-@click.option(
-    "--batch-size", default=32, show_default=True, metavar="B", help="Number of samples of one optimiser step."
-)
-@click.option(
-    "--val-share",
-    type=float,
-    metavar="SHARE",
-    help="Share of each class that is held out and scored; by default the split for it that the data brings, or 0.2.",
-)
-@click.option("--val-split", metavar="NAME", help="Score this split, instead of a share.")
-@_recipe_options
-@click.option("--augment", is_flag=True, help="Random crops and flips, computed anew each epoch.")
+@run_options
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write head, network and report here.")
 @resume_option
 @click.option(
@@ -358,11 +385,11 @@ def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool
 
     options = _options_now()
     if resume is not None:
-        _refuse_changes(resume)
+        refuse_changes(resume)
         out = resume
     settings = TrainSettings(job=job, out=out, **how)
     with progress() as observe, begin(job, observe, min_classes=2) as begun:
-        for warning in _left_out(resume) if resume is not None else ():
+        for warning in left_out(resume) if resume is not None else ():
             observe(warning)
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():

@@ -148,6 +148,17 @@ def inexact(one: Trial, accuracy: str | float) -> str | None:
     return f"{said}, and accuracy allows {accuracy:.2g}"
 
 
+def largest_error(accuracy: str | float) -> float:
+    """The largest relative error of a sample that an accuracy explains; 0 where all is to be equal to the bit.
+
+    Args:
+        accuracy: a name (``planning.ACCURACIES``), or the largest relative error.
+    """
+    if not isinstance(accuracy, str):
+        return accuracy
+    return 0.0 if accuracy == EXACT else _EXPLAINED[PRECISIONS[_ALLOWED[accuracy]]]
+
+
 def _why(one: Trial, chosen: str, chosen_s: float | None, why_not: dict[str, str]) -> str | None:
     if one.engine == chosen:
         return None

@@ -15,8 +15,18 @@ from frostline.models.modules import all_in_eval, modes, zeros
 from frostline.models.tracing import fed
 from frostline.preprocess import Preprocess, named_inputs
 from frostline.preprocess.tokens import TextTokenizer
-from frostline.training.pretrained import Built, fetching, import_package, no_bars, reading
-from frostline.training.processors import TOKENIZER_FILES, pad_id_of, processor_of, texts_for, tokenizer_in
+from frostline.training.pretrained import (
+    TOKENIZER_FILES,
+    Built,
+    fetching,
+    import_package,
+    no_bars,
+    pad_id_of,
+    processor_of,
+    reading,
+    texts_for,
+    tokenizer_in,
+)
 from frostline.training.settings import IMAGES, RANDOM, TEXTS
 
 __all__ = (

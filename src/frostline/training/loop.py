@@ -200,6 +200,10 @@ class Thawed:
     added: Sequence[Sequence[torch.Tensor]]
 
 
+def _nothing(*_: object) -> None:
+    pass
+
+
 def _one_by_one(passes: Sequence[Batches]) -> Generator[Batches]:
     yield from passes
 
@@ -219,6 +223,8 @@ class Loop:
         thaw: the head of an epoch that has another one than the epoch before it, else None; None for a head that stays.
         in_turn: gives the passes of an epoch one after another, and may ask for one while the one before it ends.
         last_thaw: last epoch that has another head than the one before it, counted from 0; patience counts from there.
+        on_batch: called before each step with its number from 1, its epoch and the number of its batch there, both from
+            0, and the batch as it came.
 
     Attributes:
         head_s: seconds of the steps so far.
@@ -243,6 +249,7 @@ class Loop:
         thaw: Callable[[int], Thawed | None] | None = None,
         last_thaw: int = 0,
         in_turn: Callable[[Sequence[Any]], Generator[Batches]] = _one_by_one,
+        on_batch: Callable[[int, int, int, Batch], None] = _nothing,
     ) -> None:
         self._objective = objective or objective_of(label_smoothing=recipe.label_smoothing)
         self._recipe = recipe
@@ -258,6 +265,7 @@ class Loop:
         self._thaw = thaw
         self._last_thaw = last_thaw
         self._in_turn = in_turn
+        self._on_batch = on_batch
         self._steps = 0  # of the whole run, where it is known how many there are
         self._samples = 0
         self._step_losses: list[float] = []
@@ -343,6 +351,8 @@ class Loop:
             batches.load_state_dict(resumed.order)
             begun -= resumed.epoch_steps
         for batch in batches:
+            taken = len(self._step_losses)
+            self._on_batch(taken + 1, epoch, taken - begun, batch)  # before a head computes in its place
             self._step(epoch, batch, made)
             self._keep(made.result(), epoch, begun=begun, batches=batches)
         losses = self._step_losses[begun:]

@@ -24,8 +24,7 @@ from frostline.preprocess import (
     named_inputs,
 )
 from frostline.training.hugging_face import as_loaded, from_hugging_face, tokenizer_named
-from frostline.training.pretrained import Built, from_timm, from_torchvision, import_package
-from frostline.training.processors import texts_for
+from frostline.training.pretrained import Built, from_timm, from_torchvision, import_package, texts_for
 from frostline.training.settings import FAMILIES, RANDOM, TEXTS, is_factory, preprocess_of
 
 __all__ = ("Pretrained", "load_model")

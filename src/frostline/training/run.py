@@ -25,7 +25,7 @@ from frostline.datasets import Dataset
 from frostline.datasets.formats.labels import scored_among, trained_among
 from frostline.jobs import Job
 from frostline.jobs.statistics import JobStatistics
-from frostline.loaders import Loader
+from frostline.loaders import Batch, Loader
 from frostline.loaders.epoch import in_turn
 from frostline.models.freezing import layer_of, unfreeze, used_parameters
 from frostline.models.tracing import kept_buffers
@@ -37,6 +37,7 @@ from frostline.training.metrics import file_digest
 from frostline.training.objective import Objective, objective_of
 from frostline.training.recipe import Confusion, Unfreezing
 from frostline.training.report.report import Record, Report, RouteUsage, WorkLocation, versions
+from frostline.training.report.steps import StepRecorder, digests_of
 from frostline.training.run_config import RunConfig, make_folder, write_tensors, write_text
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
@@ -45,11 +46,15 @@ from frostline.training.start import StartedJob, chosen_of, outputs_of
 from frostline.wire.recipes import FEW_EPOCHS
 
 __all__ = (
+    "LAYERS",
+    "SAMPLES",
     "Sides",
     "Stages",
     "few_of_a_class",
+    "identity_of",
     "in_words",
     "is_test",
+    "loader_of",
     "sides_of",
     "train",
 )
@@ -67,6 +72,7 @@ _SUMS = (
     "fetched",
 )
 _LISTS = ("skipped", "replans", "tunings")
+SAMPLES, LAYERS = "the samples to train on", "the frozen layers and their preprocessing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +378,30 @@ def train(
     return report
 
 
+def identity_of(settings: TrainSettings, sides: Sides, job: Job) -> dict[str, str]:
+    """Digests of what must be the same when a run goes on, by what they are of."""
+    digest = file_digest(settings.job.loss)
+    return {
+        SAMPLES: sides.train.digest,
+        "the held-out samples": sides.held_out.digest if len(sides.held_out) else "",
+        LAYERS: job.features_digest,
+        **({"the lines of the loss function's file": digest} if digest else {}),
+    }
+
+
+def loader_of(settings: TrainSettings, setup: Setup, job: Job, data: Dataset, epoch: int, *, shuffle: bool) -> Loader:
+    """The batches of an epoch of a run: to train on where they are shuffled, else to score."""
+    return job.loader(
+        batch_size=settings.batch_size,
+        shuffle=shuffle,
+        seed=settings.job.seed,
+        epoch=epoch,
+        data=data,
+        preprocess=None if shuffle else setup.network.plain_preprocess,
+        targets=settings.job.targets is not None,
+    )
+
+
 class _Run:
     """One run: the loop, here or beside the store, and its report."""
 
@@ -389,6 +419,7 @@ class _Run:
         self._recipe = replace(settings.recipe, selects=not is_test(self._sides.val_split))
         every = CheckpointEvery.parse(settings.checkpoint_every)
         self._checkpoints = None if settings.out is None else CheckpointFolder(settings.out, every)
+        self._recorder = None if settings.out is None else StepRecorder(settings.out, self._train.samples)
         self._resumed: Checkpoint | None = None
         if self._recipe.patience is not None and not (len(self._held_out) and self._recipe.selects):
             raise SettingError("patience goes by held-out samples, and there are none that may choose: leave it out")
@@ -414,7 +445,15 @@ class _Run:
             thaw=self._stages.thaw,
             last_thaw=Unfreezing.parse(self._settings.unfreeze).last_epoch,
             in_turn=in_turn,
+            on_batch=self._on_batch,
         )
+
+    def _on_batch(self, step: int, epoch: int, number: int, batch: Batch) -> None:
+        """Record it where it is due and can be had again: of the first stage, behind no sample that was left out."""
+        recorder = self._recorder
+        if recorder is None or self._stages.begun > 1 or not recorder.is_due(step) or self._job.statistics().skipped:
+            return
+        recorder.add(batch, step=step, epoch=epoch, number=number, engine=self._job.engine.engine)
 
     @property
     def _job(self) -> Job:
@@ -445,23 +484,20 @@ class _Run:
         folder, checkpoints = self._settings.out, self._checkpoints
         if folder is None or checkpoints is None:
             return
-        digest = file_digest(self._settings.job.loss)
         config = RunConfig(
             options={**options, "samples": options.get("samples") or self._setup.samples},
             outputs=outputs_of(self._setup.data, self._settings.job),
             classes=self._classes(),
-            identity={
-                "the samples to train on": self._train.digest,
-                "the held-out samples": self._held_out.digest if len(self._held_out) else "",
-                "the frozen layers and their preprocessing": self._job.features_digest,
-                **({"the lines of the loss function's file": digest} if digest else {}),
-            },
+            identity=identity_of(self._settings, self._sides, self._job),
         )
         if resumes:
             RunConfig.read(folder).require(config.identity, folder)
             self._take_up(*checkpoints.latest())
         else:
             begin_run(folder, config)
+        if self._recorder is not None and self._settings.job.policy != ALL_IN_STORE:
+            after = 0 if self._resumed is None else self._resumed.step
+            self._recorder.begin(digests_of(self._setup.network.model), self._settings.job.accuracy, after=after)
 
     def _take_up(self, found: Checkpoint | None, damaged: Sequence[str]) -> None:
         if damaged:
@@ -509,15 +545,7 @@ class _Run:
         self._interrupted = not trained.is_whole
 
     def _loader(self, data: Dataset, epoch: int, *, shuffle: bool) -> Loader:
-        return self._job.loader(
-            batch_size=self._settings.batch_size,
-            shuffle=shuffle,
-            seed=self._settings.job.seed,
-            epoch=epoch,
-            data=data,
-            preprocess=None if shuffle else self._setup.network.plain_preprocess,
-            targets=self._settings.job.targets is not None,
-        )
+        return loader_of(self._settings, self._setup, self._job, data, epoch, shuffle=shuffle)
 
     def report(self) -> Report:
         """Everything that was gathered."""

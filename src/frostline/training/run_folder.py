@@ -18,6 +18,7 @@ from frostline.core.events import Evaluated
 from frostline.core.files import with_schema, without_schema
 from frostline.models.artifact import metadata
 from frostline.training.loop import Checkpoint
+from frostline.training.report.steps import forget_steps
 from frostline.training.run_config import RunConfig, make_folder, write_tensors
 from frostline.training.settings import CheckpointEvery
 
@@ -43,6 +44,7 @@ def begin_run(folder: Path, config: RunConfig) -> None:
         OutOfSpace: the disk is full.
     """
     CheckpointFolder(folder).clear()
+    forget_steps(folder)
     config.write(folder)
 
 
