@@ -147,7 +147,8 @@ def offload(
         lacking: set[str] = set()
         transport = reach(nodes, data, settings, node, partial(_left_out, lacking, observe), stack, observe)
         asking = RetryPolicy(retry_for_s=settings.retry_for_s, observe=observe)
-        is_tried = bool(nodes) and model is not None and has_engines(data, preprocess, accuracy)
+        begins_at_once = not settings.measure_first and policy == "best" and cut is None
+        is_tried = begins_at_once and bool(nodes) and model is not None and has_engines(data, preprocess, accuracy)
         judges = _asked_ahead(data, preprocess, transport, asking, stack) if is_tried else None
         network = (
             None
