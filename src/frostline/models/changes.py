@@ -18,7 +18,7 @@ from torch import nn
 from frostline.core.errors import ModelError, NetworkChanged
 from frostline.engines.measure import version_of
 from frostline.models.frozen import FrozenPart, minds_its_mode
-from frostline.models.modules import is_guard, is_split
+from frostline.models.modules import is_guard, is_same_plain, is_split
 
 __all__ = ("FrozenWatch", "checksum", "quick_sum", "require_whole", "take_over")
 
@@ -297,7 +297,8 @@ class FrozenWatch:
         return [(seen.table, seen.name, seen.tensor, seen.version) for seen in counted]
 
     def _look_at_reads(self) -> None:
-        if all(attributes.get(name) is value for attributes, name, value in self._reads):
+        now = ((attributes.get(name), value) for attributes, name, value in self._reads)
+        if all(found is value or is_same_plain(found, value) for found, value in now):
             return
         assert isinstance(self._head, Reads), "it has told what it reads"
         if (changed := self._head.changed_read()) is not None:

@@ -26,6 +26,7 @@ from frostline.models.graph import after, before, guard_inputs, moved
 from frostline.models.modules import (
     all_in_eval,
     has_same_parameters,
+    is_same_plain,
     is_split,
     lone_parameters,
     modes,
@@ -352,6 +353,10 @@ class SkippingHead(Head):
         self._flags = dict(flags)
         self._is_traced = rest is not None
         self._harmless: dict[tuple[str, str], tuple[Any, ...]] = {}
+        self._attributes: list[tuple[Mapping[str, Any], bool]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_attributes": None}  # which are this network's own modules'
 
     @property
     def reads(self) -> tuple[tuple[str, str, Any], ...]:
@@ -367,11 +372,14 @@ class SkippingHead(Head):
         Args:
             theirs_alone: leave out PyTorch's own modules, which have more attributes than all others.
         """
-        for path, name, value in self._plan.reads:
-            module = self._model[0].get_submodule(path)
-            if theirs_alone and type(module).__module__.startswith("torch.nn."):
+        if self._attributes is None:
+            modules = [self._model[0].get_submodule(path) for path, _, _ in self._plan.reads]
+            self._attributes = [(vars(item), type(item).__module__.startswith("torch.nn.")) for item in modules]
+        for (path, name, value), (attributes, is_of_torch) in zip(self._plan.reads, self._attributes, strict=True):
+            now = attributes.get(name)
+            if (theirs_alone and is_of_torch) or is_same_plain(now, value):
                 continue
-            now = plain_copy(vars(module).get(name))
+            now = plain_copy(now)
             harmless = self._harmless.get((path, name), ())
             if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
                 continue

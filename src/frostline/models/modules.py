@@ -32,6 +32,7 @@ __all__ = (
     "has_same_parameters",
     "input_specs",
     "is_guard",
+    "is_same_plain",
     "is_split",
     "lone_parameters",
     "modes",
@@ -218,6 +219,18 @@ def plain_copy(value: Any) -> Any:
         return NOT_PLAIN
     # One that nobody can change is its own copy, so that it is known by its place in memory.
     return value if kind is tuple and all(map(operator.is_, items, value)) else kind(items)
+
+
+def is_same_plain(now: Any, value: Any) -> bool:
+    """Whether a value is a plain one that was copied before, as far as is known without a copy of it."""
+    if now is value:
+        return True
+    if type(now) is not type(value) or type(value) not in (*_PLAIN, list, set, dict):
+        return False
+    try:
+        return bool(now == value)
+    except (RuntimeError, ValueError):  # of tensors and arrays that stand there now
+        return False
 
 
 def module_at(root: nn.Module, path: str) -> nn.Module | None:
