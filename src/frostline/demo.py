@@ -29,7 +29,7 @@ PER_CLASS = 80
 
 _WIDTH, _HEIGHT, _QUALITY = 512, 384, 95
 _FORMAT = 2
-_MARK = ".photographs.json"
+_MARK = ".frostline/photographs.json"  # where no listing looks for samples
 _AT_ONCE = 64
 _QUARTERS = 4
 _TRAIN, _HELD_OUT = "train", "val"
@@ -111,6 +111,7 @@ def make(
     sources = {name: _source(*where) for name, where in _SOURCES.items()}
     with _in_place_when_whole(directory) as unfinished:
         total_bytes = _fill(unfinished, sources, per_class, seed, progress)
+        (unfinished / _MARK).parent.mkdir()
         (unfinished / _MARK).write_text(json.dumps({**asked, "total_bytes": total_bytes}), encoding="utf-8")
     return _photographs(directory, per_class, total_bytes, made=True)
 
