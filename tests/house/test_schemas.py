@@ -427,7 +427,8 @@ def test_an_extraction_of_another_version_is_made_anew(tmp_path, monkeypatch):
 
 def test_photographs_of_another_version_are_not_taken_for_these(tmp_path):
     value = {"per_class": 4, "seed": 7, "classes": sorted(vars(demo)["_SOURCES"]), "schema": number_of("demo.py")}
-    mark = tmp_path / ".photographs.json"
+    mark = tmp_path / ".frostline" / "photographs.json"
+    mark.parent.mkdir()
     mark.write_text(json.dumps({**value, "total_bytes": 9}))
     assert demo.make(tmp_path, per_class=4, seed=7).total_bytes == 9
     mark.write_text(json.dumps({**value, "total_bytes": 9, "schema": value["schema"] + 1}))
