@@ -41,7 +41,7 @@ def measure(wanted):
         batch = [torch.randn(wanted.rows, *shape) for shape in network.frost_line.shapes]
         labels = torch.randint(0, 6, (wanted.rows,))
         optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.01)
-        heads = dict(zip(WAYS, (network.head, by_hand(name, model), network.head.traced()), strict=True))
+        heads = dict(zip(WAYS, (network.head, by_hand(name, model), network.head.traced_head()), strict=True))
         for number in range(WARM_UP + wanted.rounds):
             doing(f"{name}, round {number + 1}")
             for way, head in heads.items():

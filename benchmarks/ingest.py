@@ -25,7 +25,7 @@ from harness import Skipped, doing, markdown, modules, run
 import frostline as fl
 from frostline.core.events import ProgressMade
 from frostline.datasets.copy.cql import put_into_table
-from frostline.datasets.copy.parts import made_here
+from frostline.datasets.copy.parts import make_in_process
 from frostline.datasets.copy.repack import repack
 from frostline.stores.open import open_store
 from support.cassandra import KEYSPACE, PASSWORD, USER, cassandra, why_no_cassandra
@@ -130,11 +130,11 @@ class Killer:
 def runner(writers):
     """Who makes the parts of the copy."""
     if not writers:
-        yield made_here
+        yield make_in_process
         return
     import ray
 
-    from frostline.ray.tasks import made_by_ray
+    from frostline.ray.tasks import ray_runner
 
     ray.init(
         num_cpus=writers,
@@ -144,7 +144,7 @@ def runner(writers):
         _temp_dir=str(SCRATCH / "ray"),
     )
     try:
-        yield made_by_ray(ray)
+        yield ray_runner(ray)
     finally:
         ray.shutdown()
 

@@ -35,7 +35,7 @@ from frostline.engines.graph_runner import Runner, leaf_values
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import read_prefix, write_prefix
 from frostline.models.freezing import classifier_of, frozen_modules, used_parameters
-from frostline.models.tracing import UNFIT, fed, takes_parts, takes_rows
+from frostline.models.tracing import UNFIT, cast_inputs, takes_parts, takes_rows
 
 DTYPES = ("float32", "bfloat16")
 ROWS, SEED = 2, 0
@@ -131,11 +131,11 @@ def cut_and_compared(row, dtype):
         features = Runner(prefix.graph).run([batch], leaves)
     frozen, all_of_it = operations_of(row, counted_on, as_a_job_calls(row, counted_on), batch)
     shipped = counted(lambda: Runner(prefix.graph).run([batch], leaves))
-    trained = step(model, network.head, features), step(plain, whole, fed(plain, [batch]))
+    trained = step(model, network.head, features), step(plain, whole, cast_inputs(plain, [batch]))
     network.head.eval()
     plain.eval()
     with torch.no_grad():
-        judged = [float_leaves(network.head(*features)), float_leaves(whole(*fed(plain, [batch])))]
+        judged = [float_leaves(network.head(*features)), float_leaves(whole(*cast_inputs(plain, [batch])))]
     return {
         **about,
         "frozen_behind": max(0.0, 1 - shipped / frozen) if frozen else 0.0,
@@ -193,7 +193,7 @@ def operations_of(row, plain, whole, batch):
     else:
         paths[last].register_forward_hook(note)
     with taken_apart(), torch.no_grad(), counter:
-        whole(*fed(plain, [batch]))
+        whole(*cast_inputs(plain, [batch]))
     return reached[-1], counter.get_total_flops()
 
 
@@ -208,7 +208,7 @@ def operations_of_frozen_modules(plain, whole, batch):
         module.register_forward_pre_hook(note)
         module.register_forward_hook(note)
     with taken_apart(), torch.no_grad(), counter:
-        whole(*fed(plain, [batch]))
+        whole(*cast_inputs(plain, [batch]))
     return sum(marks[1::2]) - sum(marks[::2]), counter.get_total_flops()
 
 

@@ -32,7 +32,7 @@ with fl.offload(model, data, preprocess=fl.preprocess.imagenet(224), near=asked.
         head = copy.deepcopy(job.head)  # its own weights: what a fold learns the next one does not know
         optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
         for epoch in range(asked.epochs):
-            for batch in job.loader(16, data=first.joined(*others), shuffle=True, epoch=epoch):
+            for batch in job.loader(16, data=first.concatenate(*others), shuffle=True, epoch=epoch):
                 loss = torch.nn.functional.cross_entropy(head.train()(batch.features), batch.labels)
                 optimizer.zero_grad()
                 loss.backward()

@@ -8,7 +8,7 @@ from torch import nn
 
 import support.torchvision_cpu.sitecustomize  # noqa: F401 (lets a torchvision that was built for CUDA be imported)
 from frostline.core import TensorSpec
-from frostline.preprocess.steps import InputPlace, laid_out
+from frostline.preprocess.steps import InputPlace, place_inputs
 
 TOKENS, WORDS = 16, 99
 IDS, MASK = "input_ids", "attention_mask"
@@ -84,7 +84,7 @@ def of_text(name, until, *, takes=2, **options):
 def of_parts(name, until, *, parts, tuned="", **sizes):
     """A network that takes an image or a sound, and a text, by name."""
     row = of_transformers(name, until, inputs=tuple(parts.values()), tuned=tuned, **sizes)
-    return replace(row, parts=laid_out(parts.items()))
+    return replace(row, parts=place_inputs(parts.items()))
 
 
 def of_diffusers(name, until, **sizes):

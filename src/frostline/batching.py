@@ -36,12 +36,12 @@ __all__ = (
     "QueueHead",
     "QueuedRequest",
     "Turn",
-    "allotted",
+    "allot_rows",
     "batch_seconds",
     "batch_size",
     "combined_speed",
     "first_to_finish",
-    "padded",
+    "pad_rows",
     "readable_bytes",
     "stretches_of_bytes",
     "stretches_of_work",
@@ -69,7 +69,7 @@ class Limit:
         return free // self.bytes_per_row if self.bytes_per_row else float("inf")
 
 
-def padded(rows: int) -> int:
+def pad_rows(rows: int) -> int:
     """The next multiple of ``ROWS``."""
     return -(-rows // ROWS) * ROWS
 
@@ -87,7 +87,7 @@ def batch_size(limits: Iterable[Limit], *, wanted: int, maximum: int) -> int:
         ``ROWS`` rows fit.
     """
     fitting = min((limit.max_rows for limit in limits), default=float("inf"))
-    return int(min(fitting, maximum, padded(wanted))) // ROWS * ROWS
+    return int(min(fitting, maximum, pad_rows(wanted))) // ROWS * ROWS
 
 
 def stretches_of_bytes(lengths: Sequence[int], *, max_rows: int, max_bytes: int) -> list[range]:
@@ -222,7 +222,7 @@ class FirstCome:
         return Turn(parts=(QueueHead(number=first.number, rows=first.rows),), rows=first.run_rows)
 
 
-def allotted(waiting: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int]:
+def allot_rows(waiting: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int]:
     """The rows of each request's batch, by its number; requests that found no room are not named.
 
     HAPI's batch adaptation ("Accelerating Transfer Learning with Near-Data Computation on Cloud Object Stores",
@@ -252,7 +252,7 @@ def _solved(asking: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int] 
         return None
     # In shares of the room, since the solver's tolerances are absolute.
     takes = np.array(nbytes, np.float64) / max(1, room)
-    maximum = np.array([padded(request.rows) // ROWS for request in asking])
+    maximum = np.array([pad_rows(request.rows) // ROWS for request in asking])
     found = milp(
         -takes,
         constraints=LinearConstraint(takes[np.newaxis], ub=1.0),
@@ -297,7 +297,7 @@ class Hapi:
         if not self._round:
             first = next(iter(present))
             # One that finds no room even alone runs in the smallest batches: the node has checked that those fit.
-            self._round.extend((allotted(list(present.values()), self._free_bytes) or {first: ROWS}).items())
+            self._round.extend((allot_rows(list(present.values()), self._free_bytes) or {first: ROWS}).items())
         number, rows = self._round.popleft()
         one = present[number]
         return Turn(parts=(QueueHead(number=number, rows=min(rows, one.rows)),), rows=min(rows, one.run_rows))

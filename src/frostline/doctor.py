@@ -56,7 +56,7 @@ from frostline.preprocess.apply import check_readable
 from frostline.stores.protocols import PREFIX, Buffer, Waits
 from frostline.stores.urls import is_within
 from frostline.training.settings import RANDOM, JobSettings
-from frostline.training.start import declared_of
+from frostline.training.start import target_declaration
 from frostline.transport import Transport
 from frostline.wire.connection import Connections
 from frostline.wire.messages import FeatureRequest, common_protocol
@@ -77,7 +77,7 @@ __all__ = (
     "examine_machine",
     "max_receive_buffer",
     "skew_of",
-    "worst",
+    "worst_level",
 )
 
 
@@ -109,7 +109,7 @@ class Finding:
         return asdict(self)
 
 
-def worst(findings: Iterable[Finding]) -> str:
+def worst_level(findings: Iterable[Finding]) -> str:
     """The worst level of all findings; ``fine`` where there are none."""
     return max((finding.level for finding in findings), key=LEVELS.index, default=FINE)
 
@@ -431,7 +431,7 @@ def _round_trip_s(transport: Transport) -> float:
 
 def _clock_of(url: str, settings: LoaderSettings) -> datetime | None:
     """The time of day at a node, by the date of an answer; None where it says none."""
-    connection = Connections(url, deadline_s=_NODE_DEADLINE_S, max_idle=0, tls=settings.tls).new()
+    connection = Connections(url, deadline_s=_NODE_DEADLINE_S, max_idle=0, tls=settings.tls).make_connection()
     try:
         connection.request("GET", "/v1/health")
         said = connection.getresponse().headers.get("Date")
@@ -617,7 +617,7 @@ def _nodes(addresses: Sequence[str], settings: LoaderSettings, data: str | None,
                     mend="start it there (frostline serve --data-root URL), or mend the address or FROSTLINE_TOKEN",
                 )
             )
-    good += [url for url, findings in found.items() if worst(findings) != PROBLEM]
+    good += [url for url, findings in found.items() if worst_level(findings) != PROBLEM]
     yield from _softened(found, good)
 
 
@@ -636,7 +636,7 @@ def _served(nodes: Sequence[str], settings: LoaderSettings, found: Sequence[Data
     said: dict[str, list[Finding]] = {}
     for url, data in product(nodes, found):
         said[url] = list(attempt(f"node {url}", partial(_one_sample, url, settings, data), mend=_UNREADABLE))
-    yield from _softened(said, [url for url, findings in said.items() if worst(findings) != PROBLEM])
+    yield from _softened(said, [url for url, findings in said.items() if worst_level(findings) != PROBLEM])
 
 
 _UNREADABLE = "look at that place on its machine: its mount, its rights and its credentials"
@@ -663,7 +663,7 @@ def _data(job: JobSettings, observe: Observer, found: list[Dataset]) -> Iterator
         job.data,
         format=job.format,
         column=job.column,
-        targets=declared_of(job),
+        targets=target_declaration(job),
         relist=job.relist,
         near=job.listed_by,
         token=None if job.loader.token == LoaderSettings().token else job.loader.token,
@@ -738,7 +738,7 @@ def _examine_network(settings: JobSettings, observe: Observer) -> Iterator[Findi
         Refused: the node will not do it.
         Unavailable: there is no node at ``near``.
     """
-    from frostline.training.setup import measured_first, set_up  # imports PyTorch, which may be what is missing
+    from frostline.training.setup import measure_first, set_up  # imports PyTorch, which may be what is missing
 
     heard: list[Finding] = []
 
@@ -746,7 +746,7 @@ def _examine_network(settings: JobSettings, observe: Observer) -> Iterator[Findi
         heard.extend(_heard(event, settings))
         observe(event)
 
-    with set_up(measured_first(settings), listen) as setup:
+    with set_up(measure_first(settings), listen) as setup:
         yield from dict.fromkeys(heard)
         yield Finding(
             part="network",

@@ -21,6 +21,7 @@ from frostline.core.units import in_bytes, in_percent, in_seconds
 __all__ = (
     "AutoTuning",
     "Depth",
+    "FixedWindow",
     "Move",
     "NewBounds",
     "Observation",
@@ -29,7 +30,6 @@ __all__ = (
     "Periods",
     "Prisma",
     "Setting",
-    "Steady",
     "TuningRule",
     "rule_of",
 )
@@ -115,7 +115,7 @@ class TuningRule(Protocol):
         """Take what the window did since the look before; other bounds, where these are better."""
 
 
-class Steady:
+class FixedWindow:
     """What was set stays: to compare with, and for whoever knows better.
 
     Args:
@@ -367,7 +367,7 @@ class Parallelism:
         """Nothing is being tried, and there is no try left before a rest."""
         return self._trial is None and not self._tries
 
-    def took(self, seconds: float, now_s: float) -> None:
+    def record(self, seconds: float, now_s: float) -> None:
         """A request took so long; the shortest time of the last minute is the one without a queue."""
         while self._quickest and self._quickest[0][0] < now_s - _QUICKEST_S:
             self._quickest.popleft()
@@ -375,7 +375,7 @@ class Parallelism:
             self._quickest.pop()
         self._quickest.append((now_s, seconds))
 
-    def refused(self, in_flight: int, now_s: float) -> Move | None:
+    def note_refusal(self, in_flight: int, now_s: float) -> Move | None:
         """Requests failed with so many under way: fewer for a minute, and longer each time that it happens again."""
         if now_s < self._ceiling_until_s and in_flight > self._ceiling:
             return None  # they were sent before the ceiling held
@@ -738,9 +738,11 @@ class AutoTuning:
         """See ``TuningRule``."""
         before = replace(self.setting, requests=self._parallelism.kept)
         if look.failures:
-            return self._moved(self._parallelism.refused(look.requests_in_flight + look.failures, look.now_s), before)
+            return self._moved(
+                self._parallelism.note_refusal(look.requests_in_flight + look.failures, look.now_s), before
+            )
         for seconds in look.took_s:
-            self._parallelism.took(seconds, look.now_s)
+            self._parallelism.record(seconds, look.now_s)
         period = self._periods.add(look)
         if period is None:
             return None
@@ -775,4 +777,4 @@ def rule_of(settings: LoaderSettings, *, window_bytes: int | None = None, nodes:
         return AutoTuning(maximum, requests=first, window_bytes=window_bytes)
     if settings.requests_in_flight is None and settings.tuning == "prisma":
         return Prisma(maximum, rows_per_request=settings.samples_per_request)
-    return Steady(maximum)
+    return FixedWindow(maximum)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.batching import Hapi, QueuedRequest, allotted
+from frostline.batching import Hapi, QueuedRequest, allot_rows
 
 
 @st.composite
@@ -39,7 +39,7 @@ def best(asking, free_bytes):
 
 @given(requests(), st.integers(0, 5000))
 def test_the_programme_uses_all_the_memory_that_a_choice_could_use_and_never_more(asking, free_bytes):
-    chosen = allotted(asking, free_bytes)
+    chosen = allot_rows(asking, free_bytes)
     assert needed(chosen, asking) <= free_bytes
     assert list(chosen) == [item.number for item in asking[: len(chosen)]]
     assert all(8 <= rows <= 32 and rows % 8 == 0 for rows in chosen.values())

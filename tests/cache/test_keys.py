@@ -7,7 +7,7 @@ import pytest
 
 from frostline.cache import Scope, row_keys
 from frostline.cache.disk import ScopeUsage, idle_scopes, stored_bytes
-from frostline.cache.keys import opened, sealed
+from frostline.cache.keys import add_checksum, verify_checksum
 from frostline.core import Samples, View
 
 SCOPE = Scope(
@@ -51,12 +51,12 @@ def test_a_sample_without_a_version_has_no_cache_key():
 
 
 def test_a_value_opens_for_its_own_key_and_whole_alone():
-    value = sealed(b"key", [b"abc", memoryview(b"defg")])
-    assert opened(b"key", value, 7) == b"abcdefg"
-    assert opened(b"kez", value, 7) is None
-    assert opened(b"key", value[:-1], 7) is None
-    assert opened(b"key", value[:-1], 6) is None
-    assert opened(b"key", b"", 7) is None
+    value = add_checksum(b"key", [b"abc", memoryview(b"defg")])
+    assert verify_checksum(b"key", value, 7) == b"abcdefg"
+    assert verify_checksum(b"kez", value, 7) is None
+    assert verify_checksum(b"key", value[:-1], 7) is None
+    assert verify_checksum(b"key", value[:-1], 6) is None
+    assert verify_checksum(b"key", b"", 7) is None
 
 
 def test_evicts_the_least_recently_used_and_never_the_requester():

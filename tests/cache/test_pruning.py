@@ -52,7 +52,7 @@ def test_room_is_made_for_all_that_is_wanted_or_nothing_is_removed(listing, want
 @given(listings, st.integers(0, 50_000), st.integers(0, 400_000))
 def test_keeps_recently_used_files_and_those_of_others(listing, wanted_bytes, budget_bytes):
     def is_used(one):
-        return PackedObject.named(one.object, one.size) is not None or one.object.endswith("/used")
+        return PackedObject.parse(one.object, one.size) is not None or one.object.endswith("/used")
 
     for item in left(listing, wanted_bytes, budget_bytes):
         folder = item.object.partition("/")[0]

@@ -85,7 +85,7 @@ def test_rows_are_written_once(folder):
     with opened(folder) as store:
         offer(store, range(40))
     assert store.statistics().kept == 10
-    assert sum(PackedObject.named(name, size).rows for name, size in objects(folder).items()) == 40
+    assert sum(PackedObject.parse(name, size).rows for name, size in objects(folder).items()) == 40
 
 
 def test_treats_tampered_objects_as_misses_and_writes_them_again(folder, tmp_path):
@@ -334,11 +334,11 @@ ROWS = st.lists(KEYS, min_size=1, max_size=20, unique=True)
 def test_an_object_key_names_its_contents(keys, value_bytes, scope):
     rows = [(key, bytes([number]) * value_bytes) for number, key in enumerate(keys)]
     packed, data = pack_rows(scope, rows)
-    assert PackedObject.named(packed.name, len(data)) == packed
+    assert PackedObject.parse(packed.name, len(data)) == packed
     assert keys_of(packed, data[: packed.head_bytes]) == keys
     for place, (_, value) in enumerate(rows):
         assert data[packed.offset(place) :][:value_bytes] == value
-    assert PackedObject.named(packed.name, len(data) + 1) is None
+    assert PackedObject.parse(packed.name, len(data) + 1) is None
 
 
 @given(st.sets(st.integers(0, 50)))

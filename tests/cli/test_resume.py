@@ -15,7 +15,7 @@ import pytest
 
 from frostline.cli.train import train
 from frostline.training.report.steps import RecordedSteps
-from frostline.training.verify import compared
+from frostline.training.verify import compare_steps
 from support.commands import run, run_json, trained
 from support.images import image_folder
 
@@ -77,7 +77,7 @@ def test_a_run_killed_twice_has_the_losses_of_an_undisturbed_one(capsys, folder,
     now = {one.step: one for one in RecordedSteps.read(out).steps}
     assert now.keys() >= set(range(1, first - 2)), "those before the checkpoint are kept"
     both = [(was, now[was.step]) for was in record.steps if was.step in now]
-    assert [compared(was, one, str, 0.0).differences for was, one in both] == [()] * len(both)
+    assert [compare_steps(was, one, str, 0.0).differences for was, one in both] == [()] * len(both)
     # It is over, and says the same again.
     again = run_json(capsys, "train", "--resume", out, *AGAIN)
     assert {name: again[name] for name in ALIKE} == {name: whole[name] for name in ALIKE}

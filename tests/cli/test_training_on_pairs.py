@@ -55,7 +55,7 @@ def test_trains_on_both_in_one_command_as_a_plain_loop_and_predicts(capsys, pair
     rows = list(csv.DictReader(table.read_text().splitlines()))
     with torch.no_grad():
         [batch] = fl.loader(fl.Dataset(pairs, column=COLUMNS), 30, preprocess=network.preprocess)
-        scores = network.model.eval()(**network.preprocess.unpacked(batch.features))
+        scores = network.model.eval()(**network.preprocess.unpack(batch.features))
     assert [row["prediction"] for row in rows] == [str(number) for number in scores.argmax(1).tolist()]
     assert [float(row["probability"]) for row in rows] == pytest.approx(scores.softmax(1).amax(1).tolist(), abs=1e-5)
 
@@ -77,7 +77,7 @@ def plain_losses(model, pairs):
         for module in frozen:
             module.eval()
         for batch in fl.loader(train, 8, shuffle=True, epoch=epoch, preprocess=network.preprocess):
-            scores = network.model(**network.preprocess.unpacked(batch.features))
+            scores = network.model(**network.preprocess.unpack(batch.features))
             loss = nn.functional.cross_entropy(scores, batch.labels)
             optimizer.zero_grad()
             loss.backward()

@@ -17,7 +17,7 @@ from frostline.core import CELLS
 from frostline.core.errors import DataError, SettingError
 from frostline.datasets.reading import open_samples
 from frostline.preprocess.apply import decode_into
-from frostline.training.settings import described, preprocess_of
+from frostline.training.settings import describe_samples, preprocess_of
 from support.signals import array_bytes, signal_network, some_arrays, spectrogram_network, write_arrays
 from support.sounds import some_waves, write_sounds
 
@@ -67,7 +67,7 @@ def inputs_of(data, preprocess):
 )
 def test_the_verbs_know_samples_by_their_suffixes(capsys, data, near, tmp_path, name, network, kind):
     found = fl.Dataset(data / name)
-    assert described(found) == kind
+    assert describe_samples(found) == kind
     how = ("--data", data / name, "--model", f"support.signals:{network.__name__}", *HOW, *near)
 
     assert json.loads(run(capsys, "plan", *how, "--json"))
@@ -99,7 +99,7 @@ def test_lists_of_numbers_in_parquet_are_arrays(capsys, data, near, tmp_path):
     for column, shape in (("flat", (120,)), ("tensor", (3, 40))):
         found = fl.Dataset(data / "lists", column=column)
         assert found.manifest.reading == CELLS
-        assert described(found, is_column_named=True) == f"arrays:{'x'.join(map(str, shape))}"
+        assert describe_samples(found, is_column_named=True) == f"arrays:{'x'.join(map(str, shape))}"
         expected = np.array(table["flat"].to_pylist(), np.float32).reshape(-1, *shape)
         assert np.array_equal(inputs_of(found, preprocess_of(f"arrays:{'x'.join(map(str, shape))}")), expected)
     out = tmp_path / "f.safetensors"
@@ -124,7 +124,7 @@ def test_lists_of_lists_of_any_length_are_no_samples_and_missing_lists_none(tmp_
 
 def test_images_as_arrays_of_numpy_stay_images(tmp_path):
     write_arrays(tmp_path, "folders", [np.zeros((8, 8, 3), np.uint8)] * 2, [0, 1])
-    assert described(fl.Dataset(tmp_path)) == "images"
+    assert describe_samples(fl.Dataset(tmp_path)) == "images"
 
 
 @pytest.mark.parametrize(

@@ -274,20 +274,20 @@ def test_a_silent_node_is_seen_at_every_call_and_another_takes_over_once_it_is_l
     done = threading.Event()
     thread = threading.Thread(target=lambda: (CALLS[call](spread), done.set()))
     thread.start()
-    until(lambda: spread.silent(0.05) == ("a",))
+    until(lambda: spread.silent_nodes(0.05) == ("a",))
     spread.lose("a", NodeUnreachable("it says nothing"))
     thread.join(20)
     assert done.is_set()
-    assert spread.silent(0.0) == ()
+    assert spread.silent_nodes(0.0) == ()
     assert spread.out == {"a": "it says nothing"}
     spread.close()
 
 
 def test_rows_that_came_before_a_node_fell_silent_are_no_sign_that_it_is_back():
     turns = LoadBalancer(2)
-    turns.began(0, 1.0)
+    turns.begin_request(0, 1.0)
     turns.lose(0, "it says nothing")
-    turns.ended(0, 2.0, rows=5)  # its answer was broken off
+    turns.end_request(0, 2.0, rows=5)  # its answer was broken off
     assert turns.out == {0: "it says nothing"}
     assert turns.lost == [0]
     turns.join(0)
@@ -332,11 +332,11 @@ def test_a_closed_answer_gives_nothing_more_and_frees_its_node():
 def test_what_a_job_measures_on_a_node_does_not_count_for_its_speed():
     turns = LoadBalancer(2)
     for node in (0, 1):
-        turns.began(node, 0.0)
-        turns.ended(node, 20.0, rows=2048)
-    turns.began(0, 20.0, is_timed=False)
-    turns.ended(0, 21.0, rows=2048, is_timed=False)
-    turns.began(1, 20.0, is_timed=False)
+        turns.begin_request(node, 0.0)
+        turns.end_request(node, 20.0, rows=2048)
+    turns.begin_request(0, 20.0, is_timed=False)
+    turns.end_request(0, 21.0, rows=2048, is_timed=False)
+    turns.begin_request(1, 20.0, is_timed=False)
     assert turns.samples_per_s(60.0) == {0: 102.4, 1: 102.4}
     assert turns.order(60.0)[0] == 0, "it is busy all the same"
 
@@ -346,16 +346,16 @@ def test_turns_never_favour_a_busier_node_among_those_that_answer(happened):
     turns, flying = LoadBalancer(4), [0] * 4
     for node, is_end in happened:
         if is_end and flying[node]:
-            turns.ended(node)
+            turns.end_request(node)
             flying[node] -= 1
         first = turns.order(0.0)[0]
         assert flying[first] == min(flying)
-        turns.began(first)
+        turns.begin_request(first)
         flying[first] += 1
-    turns.failed(2, 0.0, away_s=5.0)
+    turns.note_failure(2, 0.0, away_s=5.0)
     assert turns.order(1.0)[-1] == 2
-    assert 2 not in turns.present(4.9)
-    assert 2 in turns.present(5.0)
+    assert 2 not in turns.reachable_nodes(4.9)
+    assert 2 in turns.reachable_nodes(5.0)
 
 
 def test_two_nodes_share_the_work_and_either_may_stop(tmp_path):

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from frostline.client import membership as tending
 from frostline.client.balanced import BalancedTransport
-from frostline.client.membership import Membership, NodeWatch, balanced, changes, require_protocol, watching
+from frostline.client.membership import (
+    Membership,
+    NodeWatch,
+    changes,
+    connect_balanced,
+    require_protocol,
+    watch_membership,
+)
 from frostline.core.errors import NodeUnreachable, Refused, SettingError
 from frostline.testing import Act, ScriptedTransport
 from frostline.wire.messages import PROTOCOLS, Health, common_protocol
@@ -264,7 +271,7 @@ def test_a_node_that_failed_for_long_owns_nothing_until_it_answers_and_one_failu
     fleet = Fleet(tmp_path, A, B)
     fleet.nodes[B].failure = NodeUnreachable("gone")
     for failures in range(1, 4):
-        fleet.transport.failed(1, fleet.nodes[B].failure)
+        fleet.transport.note_failure(1, fleet.nodes[B].failure)
         assert fleet.transport.owners("s3://a", 1000).nodes == ((A, B) if failures < 3 else (A,))
     fleet.tend()
     assert fleet.transport.to_join == (B,)
@@ -286,7 +293,9 @@ def test_a_request_goes_to_its_owner_then_to_the_second_and_then_to_others(tmp_p
 def test_a_file_is_watched_while_a_transport_is_open(tmp_path):
     fleet = Fleet(tmp_path, A)
     near = [fleet.file.as_uri()]
-    with balanced(near, make=fleet.node, probe=fleet.node, left_out=lambda *_: None, watch=fleet.watch) as transport:
+    with connect_balanced(
+        near, make=fleet.node, probe=fleet.node, left_out=lambda *_: None, watch=fleet.watch
+    ) as transport:
         assert transport.members == (A,)
         fleet.list(A, B)
         until(lambda: transport.members == (A, B))
@@ -296,7 +305,7 @@ def test_a_file_is_watched_while_a_transport_is_open(tmp_path):
 
 def test_watching_ends_with_its_thread(tmp_path):
     fleet = Fleet(tmp_path, A)
-    with watching(fleet.membership):
+    with watch_membership(fleet.membership):
         pass
     fleet.list(B)
     assert fleet.transport.members == (A,)

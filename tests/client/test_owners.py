@@ -44,7 +44,7 @@ def test_no_node_owns_more_than_its_bound_and_every_slot_has_an_owner(blocks, no
 @given(some_blocks, some_nodes, some_nodes)
 def test_owners_depend_on_who_is_there_and_not_on_who_came_when(blocks, before, after):
     expected = BlockOwners.of(blocks, after)
-    found = BlockOwners.of(blocks, before).changed(after)
+    found = BlockOwners.of(blocks, before).redistribute(after)
     assert found.nodes == expected.nodes
     assert found.weights == expected.weights
     for name in ("owners", "nearest", "costs"):
@@ -79,8 +79,8 @@ def test_rows_of_a_block_have_one_owner(blocks, number):
 @pytest.mark.parametrize("count", [2, 3, 4, 6, 8, 16])
 def test_a_node_more_or_less_moves_at_most_a_fifth_more_blocks_than_it_must(count):
     before = BlockOwners.of(LARGE, alike(count))
-    assert moved(before, before.changed(alike(count + 1))) <= 1.2
-    assert moved(before, before.changed(alike(count - 1, first=1))) <= 1.2
+    assert moved(before, before.redistribute(alike(count + 1))) <= 1.2
+    assert moved(before, before.redistribute(alike(count - 1, first=1))) <= 1.2
 
 
 @settings(max_examples=20)
@@ -101,7 +101,7 @@ def test_of_few_nodes_none_owns_a_fiftieth_more_than_its_share(count):
 
 def test_where_one_node_is_lost_its_blocks_go_to_their_second_owners():
     before = BlockOwners.of(LARGE, alike(5))
-    after = before.changed(alike(4, first=1))
+    after = before.redistribute(alike(4, first=1))
     rows = np.arange(0, LARGE.samples, 1009)
     lost = [int(row) for row in rows if before.nodes[before.of_rows(np.array([row]))[0]] not in after.nodes]
     second = [before.nodes[before.second(row)] for row in lost]

@@ -62,7 +62,7 @@ def rows_read(jobs, clock, seconds, read):
             for each, wait_s in waits_s.items():
                 if wait_s == 0:
                     nbytes = read()
-                    each.came(
+                    each.count_bytes(
                         nbytes,
                     )
                     counts[each] += nbytes
@@ -101,10 +101,10 @@ def test_what_one_job_leaves_the_other_takes(tmp_path):
         heavy.report()
         light.report()
         for _ in range(8):
-            heavy.came(50)
+            heavy.count_bytes(50)
             heavy.report()
             while light.ask() == 0:
-                light.came(100)
+                light.count_bytes(100)
             light.report()
             clock.now_s += 1
         assert state.records[1].settings[1] > 600
@@ -139,7 +139,7 @@ def test_a_job_goes_on_with_what_it_heard_where_the_control_plane_is_gone(tmp_pa
         clock.now_s += 1
         only.report()
         assert only.ask() == 0
-        only.came(1000)
+        only.count_bytes(1000)
         assert only.ask() > 0, "the pace is still kept"
     assert len([record for record in caplog.records if "does not answer" in record.message]) == 1
 
@@ -174,7 +174,7 @@ def test_a_request_that_waits_for_its_turn_is_given_up_at_once(tmp_path):
     clock = Clock()
     with control_plane(tmp_path, clock, requests_per_s=0.0) as (url, _):
         only, _ = follower(url, "a", clock)
-        rows = only.paced(lambda: iter(()))
+        rows = only.pace(lambda: iter(()))
         thread = threading.Thread(target=lambda: list(rows))
         thread.start()
         rows.close()
@@ -213,21 +213,21 @@ def test_a_pace_lets_no_more_go_than_its_rate_and_a_quarter_second_on_top():
     pace.change(Amounts(requests_per_s=20.0), 0.0)
     went = [now_s / 1000 for now_s in range(10_000) if pace.ask(now_s / 1000) == 0]
     assert len(went) == pytest.approx(200, abs=6)
-    assert pace.used(10.0).waited_requests
+    assert pace.take_usage(10.0).waited_requests
 
 
 def test_requests_are_paid_with_what_those_before_them_brought_and_the_rest_when_it_comes():
     pace = Pace(0.0)
     pace.change(Amounts(bytes_per_s=1000.0), 0.0)
     assert pace.ask(0.0) == 0
-    pace.came(500, 0.0)
-    pace.ended(500, 0.0, 0.0)
+    pace.count_bytes(500, 0.0)
+    pace.end_request(500, 0.0, 0.0)
     assert pace.expected_bytes == 500
     assert pace.ask(0.0) == pytest.approx(0.5)
     assert pace.ask(0.5) == 0
     assert pace.ask(0.5) == pytest.approx(0.5), "the second one waits though nothing of the first has come"
-    pace.came(200, 0.6, 200)
-    pace.ended(200, 300, 0.6)
+    pace.count_bytes(200, 0.6, 200)
+    pace.end_request(200, 300, 0.6)
     assert pace.ask(0.75) == 0, "what did not come was given back"
 
 

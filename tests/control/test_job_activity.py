@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from frostline.control.messages import (
+    Bottleneck,
     ControlledStage,
-    Hindrance,
     JobActivity,
     PlanOutline,
     Prices,
     RecentRates,
     StageReport,
-    saved,
-    summarised,
+    savings,
+    summarise_job,
 )
 from frostline.control.settings import ControlSettings, ControlTenant
 from frostline.control.shares import Amounts
@@ -30,7 +30,7 @@ from frostline.transport import TransportStatistics
 from support.images import image_folder
 
 PLAN = PlanOutline(names=("encoded", "pixels", "layer1"), nbytes=(900, 3000, 40), cut=2, codec="fp16")
-SLOW = Hindrance(held_back_by="the link", says="held back by the link", gain=2.5)
+SLOW = Bottleneck(held_back_by="the link", says="held back by the link", gain=2.5)
 ACTIVITY = JobActivity(
     epoch=3,
     taken=40,
@@ -66,7 +66,7 @@ def test_what_a_job_keeps_counts_once_as_in_its_report(tmp_path):
     assert (said.saved_bytes, said.samples) == (stored - 100, 5 * len(data))
 
 
-@pytest.mark.parametrize("activity", [ACTIVITY, JobActivity(), ACTIVITY.brief()])
+@pytest.mark.parametrize("activity", [ACTIVITY, JobActivity(), ACTIVITY.abbreviate()])
 def test_what_is_said_is_read_again(activity):
     assert JobActivity.from_json(plain(activity)) == activity
 
@@ -163,7 +163,7 @@ def test_ranks_and_workers_add_up_and_the_one_that_waits_longest_says_why():
     fast = replace(ACTIVITY, stall_share=0.75, hindrance=replace(SLOW, says="the slow rank"), saved_s=None)
     parent = JobActivity(wire_bytes=5, plan=PLAN)
     late = replace(ACTIVITY, epoch=2, taken=99)
-    found = summarised([parent, ACTIVITY, fast, late], [ACTIVITY], None)
+    found = summarise_job([parent, ACTIVITY, fast, late], [ACTIVITY], None)
     assert (found["epoch"], found["taken"], found["epoch_samples"]) == (3, 80, 200)
     assert found["samples"] == 4 * 340
     assert found["wire_bytes"] == 4 * 20_000 + 5
@@ -172,14 +172,14 @@ def test_ranks_and_workers_add_up_and_the_one_that_waits_longest_says_why():
     assert found["hindrance"]["says"] == "the slow rank"
     assert found["saved"] == {"bytes": -6.0, "seconds": -1.5, "money": None}
     assert found["processes"] == 4
-    assert summarised([], [ACTIVITY], None) is None
+    assert summarise_job([], [ACTIVITY], None) is None
 
 
 def test_money_is_that_of_bytes_and_of_hours_where_the_bandwidth_is_known():
     prices = Prices(per_gb=0.5, per_trainer_hour=36.0, currency="EUR")
     known = JobActivity(saved_bytes=2e9, saved_s=100.0)
-    assert saved([known, JobActivity(saved_bytes=2e9)], prices)["money"] == pytest.approx(2.0 + 1.0)
-    assert saved([JobActivity(saved_bytes=2e9)], prices) == {"bytes": 2e9, "seconds": None, "money": 1.0}
+    assert savings([known, JobActivity(saved_bytes=2e9)], prices)["money"] == pytest.approx(2.0 + 1.0)
+    assert savings([JobActivity(saved_bytes=2e9)], prices) == {"bytes": 2e9, "seconds": None, "money": 1.0}
     for wrong in ({"currency": "ninechars"}, {"currency": "\n"}, {"per_gb": -1.0}, {"per_trainer_hour": math.nan}):
         with pytest.raises(SettingError):
             Prices(**wrong)
@@ -199,7 +199,7 @@ def test_the_view_keeps_what_a_report_does_not_repeat_and_what_those_saved_that_
     state = ControlState(ControlSettings(capacity=Amounts(), tenants=tenants), now_s=0.0)
     first, second = ControlledStage(stage="w", job="night"), ControlledStage(stage="w", job="day")
     state.receive("a", first.report(Amounts(), activity=ACTIVITY), 0.0)
-    state.receive("a", first.report(Amounts(), activity=replace(ACTIVITY.brief(), samples=400)), 1.0)
+    state.receive("a", first.report(Amounts(), activity=replace(ACTIVITY.abbreviate(), samples=400)), 1.0)
     state.receive("b", second.report(Amounts(), activity=replace(ACTIVITY, saved_bytes=100.0)), 1.0)
     [night, day] = seen(state)["jobs"]
     assert night["activity"]["samples"] == 400

@@ -74,7 +74,7 @@ def test_a_share_of_nothing_keeps_work_out_until_the_control_plane_is_gone_for_a
             reporter = node_reporter(node, ControlLink(url, None), clock)
             reporter.report()
             account = node.identify(None)
-            account.used(1.0)
+            account.charge_device(1.0)
             with pytest.raises(Overloaded, match="control plane"):
                 account.check()
         reporter.report()

@@ -6,7 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frostline.control.settings import POLICY_NAMES
-from frostline.control.shares import Amounts, Division, StageTable, chained, deadlines, max_min, policies_of, priorities
+from frostline.control.shares import (
+    Amounts,
+    Division,
+    StageTable,
+    chain_policies,
+    deadlines,
+    max_min,
+    policies_of,
+    priorities,
+)
 
 INF = float("inf")
 EARLY_S = 3.0  # jobs are to be done so long before they must
@@ -35,7 +44,7 @@ def table(jobs, *, bytes_per_s=100.0, tenant_weight=(1.0, 1.0), now_s=0.0):
 
 
 def bytes_given(table, *policies):
-    division = Division.nothing(table)
+    division = Division.zero(table)
     for policy in policies:
         division = policy(table, division)
     return division.given[:, 1].tolist()
@@ -75,14 +84,14 @@ def test_a_job_that_moves_more_than_was_declared_divides_with_the_others():
 
 def test_a_job_that_just_can_be_in_time_gets_all_there_is():
     asked = table([{"ends_at_s": 100.0, "left_bytes": 9900.0}, {}])
-    division = chained(asked, [deadlines, max_min])
+    division = chain_policies(asked, [deadlines, max_min])
     assert division.given[:, 1] == pytest.approx([100, 0])
     assert not division.notices
 
 
 def test_a_deadline_that_cannot_be_kept_is_said_at_once_and_harms_nobody():
     asked = table([{"ends_at_s": 10.0, "left_bytes": 6000.0}, {}])
-    division = chained(asked, [deadlines, max_min])
+    division = chain_policies(asked, [deadlines, max_min])
     assert division.given[:, 1] == pytest.approx([50, 50])
     ((job, sentence),) = division.notices
     assert job == 0
@@ -91,24 +100,24 @@ def test_a_deadline_that_cannot_be_kept_is_said_at_once_and_harms_nobody():
 
 def test_of_several_deadlines_the_earliest_goes_first():
     asked = table([{"ends_at_s": 20.0, "left_bytes": 1600.0}, {"ends_at_s": 10.0, "left_bytes": 300.0}])
-    division = chained(asked, [deadlines, max_min])
+    division = chain_policies(asked, [deadlines, max_min])
     assert [job for job, _ in division.notices] == [0]
     assert division.given[1, 1] >= 30
 
 
 def test_a_deadline_that_has_passed_is_no_division_by_nothing():
     asked = table([{"ends_at_s": 10.0, "left_bytes": 5.0}, {}], now_s=10.0)
-    assert chained(asked, [deadlines, max_min]).given[:, 1] == pytest.approx([50, 50])
+    assert chain_policies(asked, [deadlines, max_min]).given[:, 1] == pytest.approx([50, 50])
 
 
 def test_what_nobody_asked_for_is_given_by_weight():
     asked = table([{"demand": 10.0, "tenant": 0}, {"demand": 0.5, "tenant": 1}])
-    assert chained(asked, [max_min]).given[:, 1] == pytest.approx([54.75, 45.25])
+    assert chain_policies(asked, [max_min]).given[:, 1] == pytest.approx([54.75, 45.25])
 
 
 def test_a_stage_that_never_uses_a_resource_gets_none_of_it():
     asked = table([{"demand": 10.0}, {"demand": 0.0}])
-    assert chained(asked, [max_min]).given[:, 1] == pytest.approx([100, 0])
+    assert chain_policies(asked, [max_min]).given[:, 1] == pytest.approx([100, 0])
 
 
 JOB = st.fixed_dictionaries(
@@ -131,7 +140,7 @@ JOB = st.fixed_dictionaries(
 @settings(deadline=None)
 def test_no_chain_of_rules_gives_more_than_there_is_or_less_than_all(jobs, names, bytes_per_s):
     asked = table(jobs, bytes_per_s=bytes_per_s, now_s=50.0)
-    division = chained(asked, policies_of(names))
+    division = chain_policies(asked, policies_of(names))
     assert (division.given >= 0).all()
     all_of_it = bytes_per_s if any(job["demand"] > 0 for job in jobs) else 0.0
     assert division.given[:, 1].sum() == pytest.approx(all_of_it, rel=1e-9, abs=1e-9)

@@ -227,7 +227,7 @@ def test_settings_come_back_from_the_stages_where_the_state_is_lost():
 def test_stages_keep_what_they_have_where_the_state_is_restored():
     state, first, second = plane(), stage("a"), stage("b")
     settle(state, [first, second], 0.0)
-    restored = ControlState(state.settings, state.touched().values(), now_s=100.0)
+    restored = ControlState(state.settings, state.take_touched().values(), now_s=100.0)
     assert restored.held.bytes_per_s == BYTES
     assert exchange(restored, stage("c"), 100.0) == 0
     assert exchange(restored, first, 100.1) == pytest.approx(BYTES / 3)
@@ -257,12 +257,12 @@ def test_one_more_stage_than_allowed_is_refused_and_ended_ones_make_room():
     state = plane(max_stages=2)
     first = stage("a")
     settle(state, [first, stage("b")], 0.0, rounds=1)
-    state.touched()
+    state.take_touched()
     with pytest.raises(Overloaded, match="max_stages"):
         exchange(state, stage("c"), 1.0)
     state.receive("everybody", first.report(Amounts(), has_ended=True), 1.0)
     exchange(state, stage("c"), 1.0)
-    assert state.touched()["everybody", "a"] is None
+    assert state.take_touched()["everybody", "a"] is None
 
 
 def test_no_tenant_takes_the_places_of_another():

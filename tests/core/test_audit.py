@@ -85,9 +85,9 @@ def test_a_disk_that_is_full_is_said_and_what_was_lost_is_counted(caplog):
     clock = Clock()
     log = AuditLog(Path("/dev/full"), clock)
     for number in range(100):
-        log.changed("change", number=number)
+        log.write_change("change", number=number)
     clock.now_s += 60
-    log.changed("change")
+    log.write_change("change")
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(said) == 2
     assert "the audit log /dev/full cannot be written, 1 lines are lost" in said[0]
@@ -97,5 +97,5 @@ def test_a_disk_that_is_full_is_said_and_what_was_lost_is_counted(caplog):
 def test_none_writes_nothing(tmp_path):
     log = AuditLog(None)
     log.note("read")
-    log.changed("change")
+    log.write_change("change")
     log.close()

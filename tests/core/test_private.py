@@ -19,7 +19,7 @@ from frostline.datasets import source
 from frostline.datasets.check import CheckedRows, CheckProgress
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.manifest import load_manifest
-from frostline.engines.recipe import kept
+from frostline.engines.recipe import converted_files
 from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey
 from frostline.node.tenants import read_tenants
 from frostline.stores.disk_tier import LocalTier
@@ -69,7 +69,7 @@ def test_converted_networks_are_their_users_alone(tmp_path):
         (folder / "deep").mkdir()
         (folder / "deep" / "weights").write_bytes(b"1")
 
-    with kept(tmp_path / "engines", "onnx", convert):
+    with converted_files(tmp_path / "engines", "onnx", convert):
         assert_is_private(tmp_path / "engines")
 
 

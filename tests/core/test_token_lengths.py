@@ -15,10 +15,10 @@ from frostline.core.graph import (
     at_length,
     bucket_of,
     buckets,
-    needed_for,
     padding_share,
     stretches,
-    weightless,
+    subgraph_for,
+    weightless_values,
 )
 
 
@@ -99,5 +99,5 @@ def test_graphs_that_differ_in_more_than_lengths_are_not_stretched():
 
 
 def test_tells_operations_without_weights_apart():
-    assert weightless(graph_of(32), ["weight"]) == {"x", "place", "mask"}
-    assert [node.name for node in needed_for(graph_of(32), ["mask"]).nodes] == ["mask"]
+    assert weightless_values(graph_of(32), ["weight"]) == {"x", "place", "mask"}
+    assert [node.name for node in subgraph_for(graph_of(32), ["mask"]).nodes] == ["mask"]

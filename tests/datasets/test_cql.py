@@ -448,7 +448,7 @@ class Unversioned:
         self._source = source
         self.samples = self
 
-    def refreshed(self):
+    def refresh(self):
         return self
 
     def take(self, rows):

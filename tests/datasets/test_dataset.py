@@ -26,7 +26,7 @@ from frostline.core.errors import AccessDenied, DataError, DataNotFound, EmptyDa
 from frostline.datasets import Dataset
 from frostline.datasets.formats.base import stable_ids
 from frostline.datasets.manifest import load_manifest
-from frostline.datasets.manifest_store import HISTORY_BYTES, KEPT, history_of, history_text, tidied
+from frostline.datasets.manifest_store import HISTORY_BYTES, KEPT, history_of, history_text, prune_history
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry
 from support.images import image_folder
@@ -491,7 +491,7 @@ def test_a_store_in_memory_is_tidied_too():
 
 @given(st.lists(DIGESTS, unique=True), DIGESTS, st.frozensets(DIGESTS), st.frozensets(DIGESTS))
 def test_only_what_is_there_old_and_named_by_nothing_goes(history, built, there, named):
-    found = tidied(history, built, there=there, named=named)
+    found = prune_history(history, built, there=there, named=named)
     assert found.digests[0] == built
     assert built not in found.gone
     assert set(found.gone) <= there - named

@@ -26,7 +26,7 @@ from frostline.datasets.check import check
 from frostline.datasets.copy.layout import suffix_by_content
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.folders import ClassFolderFormat, suffix_of
-from frostline.datasets.formats.labels import labelled, said_in
+from frostline.datasets.formats.labels import encode_labels, text_label
 from frostline.preprocess import imagenet
 from frostline.preprocess.apply import decode_into
 from frostline.stores.open import open_store
@@ -289,7 +289,7 @@ def test_among_names_a_number_is_a_name():
 
 
 def classes_of(*texts):
-    return labelled([said_in(text) for text in texts]).classes
+    return encode_labels([text_label(text) for text in texts]).classes
 
 
 def labels_by_name(data):

@@ -28,7 +28,7 @@ from frostline.datasets import Dataset
 from frostline.datasets.copy.ready import ingest as make_ready
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats import parquet, webdataset
-from frostline.datasets.manifest import list_all, nobody, rows_of_ids
+from frostline.datasets.manifest import list_all, null_observer, rows_of_ids
 from frostline.preprocess import Applied, imagenet
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry, Sectioned
@@ -255,13 +255,13 @@ def test_a_part_is_found_again_in_a_later_listing(tmp_path):
     data = opened(store, changed="rebuild")
     part = data.take(np.array([5, 0, 7]))
     names = list(part.names)
-    assert data.refreshed().digest == data.digest
+    assert data.refresh().digest == data.digest
     store.write("ape/first.jpg", b"which moves every row")
     (tmp_path / names[1]).unlink()
-    assert list(part.refreshed().names) == [names[0], names[2]]
-    assert len(data.refreshed()) == len(EXAMPLES)
-    assert part.refreshed().selection.listing == data.refreshed().selection.listing != data.selection.listing
-    assert opened(store, changed="skip").refreshed().source.changed == "skip"
+    assert list(part.refresh().names) == [names[0], names[2]]
+    assert len(data.refresh()) == len(EXAMPLES)
+    assert part.refresh().selection.listing == data.refresh().selection.listing != data.selection.listing
+    assert opened(store, changed="skip").refresh().source.changed == "skip"
     assert len(part.whole) == len(EXAMPLES)
 
 
@@ -272,7 +272,7 @@ def test_lists_again_where_a_fresh_listing_is_needed(tmp_path):
     store.write("cat/new.jpg", b"a new cat")
     last = opened(store, relist=False, changed="rebuild")
     assert len(last) == len(EXAMPLES)
-    assert len(last.refreshed()) == len(EXAMPLES) + 1
+    assert len(last.refresh()) == len(EXAMPLES) + 1
 
 
 @given(st.lists(st.integers(0, 50), unique=True), st.lists(st.integers(0, 50), unique=True))
@@ -283,8 +283,8 @@ def test_rows_are_found_by_their_ids(ids, wanted):
 
 SMALL = Applied.to(imagenet(16), "uint8")
 COPIES = {
-    "another format": lambda data, to, **options: repack(data, to, "webdataset", observe=nobody, **options),
-    "ready": lambda data, to, **options: make_ready(data, to, SMALL, observe=nobody, **options),
+    "another format": lambda data, to, **options: repack(data, to, "webdataset", observe=null_observer, **options),
+    "ready": lambda data, to, **options: make_ready(data, to, SMALL, observe=null_observer, **options),
 }
 
 

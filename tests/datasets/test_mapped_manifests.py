@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from frostline.core.errors import DataNotFound
-from frostline.core.nouns import Texts, taken
+from frostline.core.nouns import Texts, take_texts
 from frostline.datasets import Dataset, selection
 from frostline.datasets import source as sources
 from frostline.datasets.copy.ready import ingest
@@ -221,7 +221,7 @@ def test_texts_are_a_sequence_like_any_other():
     assert texts == words
     assert list(texts) == words
     assert (texts[0], texts[-1], texts[5:8], texts[::4000]) == (words[0], words[-1], words[5:8], words[::4000])
-    assert taken(texts, np.array([3, 1])) == taken(words, np.array([3, 1])) == [words[3], words[1]]
+    assert take_texts(texts, np.array([3, 1])) == take_texts(words, np.array([3, 1])) == [words[3], words[1]]
     assert words[77] in texts
     assert pickle.loads(pickle.dumps(texts)) == words
     assert texts != words[:-1]

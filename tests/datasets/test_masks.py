@@ -28,7 +28,7 @@ from frostline.datasets.dataset import roots_of
 from frostline.datasets.formats.folders import pairs_of
 from frostline.datasets.formats.known import format_of
 from frostline.datasets.formats.tables import columns_of_schema
-from frostline.datasets.manifest import nobody
+from frostline.datasets.manifest import null_observer
 from frostline.datasets.reading import open_samples
 from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet
 from frostline.stores.open import open_store
@@ -181,7 +181,7 @@ def test_a_check_reads_the_masks_too(tmp_path):
     store.write("masks/1.tif", tiff(5, 5))
     store.write("masks/2.tif", b"broken")
     data = Dataset(tmp_path)
-    found = {item.object: item.reason for item in check(data, nobody, progress=tmp_path / "progress").unreadable}
+    found = {item.object: item.reason for item in check(data, null_observer, progress=tmp_path / "progress").unreadable}
     assert found.keys() == {"images/1.tif", "images/2.tif", "images/3.tif"}
     assert found["images/1.tif"].startswith("masks/1.tif: the mask has 5 x 5 pixels and its image 6 x 5")
     assert found["images/2.tif"].startswith("masks/2.tif: not an image")

@@ -30,7 +30,7 @@ from frostline.datasets.formats.known import format_named, format_with
 from frostline.datasets.formats.parquet import Cell
 from frostline.datasets.reading import open_samples
 from frostline.preprocess import Applied, imagenet
-from frostline.preprocess.steps import unframed
+from frostline.preprocess.steps import unframe_parts
 from frostline.stores.protocols import Entry
 from frostline.wire.listings import ListingRequest
 from support.cassandra import KEYSPACE, PASSWORD, USER
@@ -41,7 +41,7 @@ from support.pairs import COLUMNS, pair_inputs, write_pairs
 def test_joined_parts_have_the_samples_of_each_in_its_order(tmp_path):
     data = fl.Dataset(image_folder(tmp_path, per_class=5))
     some, others = data.select("label == 'noise'"), data.take(np.array([7, 0, 7]))
-    joined = some.joined(others, data)
+    joined = some.concatenate(others, data)
     assert len(joined) == 5 + 3 + 15
     ids = [*some.samples.ids.tolist(), *others.samples.ids.tolist(), *data.samples.ids.tolist()]
     assert joined.samples.ids.tolist() == ids
@@ -53,15 +53,20 @@ def test_joined_parts_have_the_samples_of_each_in_its_order(tmp_path):
 def test_joined_parts_are_named_by_the_parts_in_their_order(tmp_path):
     data = fl.Dataset(image_folder(tmp_path, per_class=5))
     one, other = data.split(0.4, 0)
-    digests = {one.joined(other).digest, other.joined(one).digest, one.joined(other, one).digest, data.digest}
+    digests = {
+        one.concatenate(other).digest,
+        other.concatenate(one).digest,
+        one.concatenate(other, one).digest,
+        data.digest,
+    }
     assert len(digests) == 4
-    assert one.joined(other).digest == one.joined(other).digest
+    assert one.concatenate(other).digest == one.concatenate(other).digest
 
 
 def test_parts_of_other_data_cannot_be_joined(tmp_path):
     one, other = (fl.Dataset(image_folder(tmp_path / name, per_class=2)) for name in ("one", "other"))
     with pytest.raises(SettingError, match="can be joined"):
-        one.joined(other)
+        one.concatenate(other)
 
 
 def quiet(_):
@@ -170,7 +175,7 @@ def records(data, parts=2):
     samples = data.samples
     store = open_samples(data.url, data.manifest.reading)
     cells = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
-    return [[bytes(part) for part in unframed(store.read(*cell), parts)] for cell in cells]
+    return [[bytes(part) for part in unframe_parts(store.read(*cell), parts)] for cell in cells]
 
 
 @pytest.fixture
@@ -246,7 +251,7 @@ def test_a_node_is_asked_for_the_columns_by_the_format():
 def test_the_place_of_several_cells_is_a_name_that_says_them_all(columns):
     cell = Cell.of(Entry("x/y.parquet", 12, "etag"), *columns)
     assert Cell.parse(str(cell)) == cell
-    assert [alone.columns for alone in cell.alone()] == [(column,) for column in columns]
+    assert [alone.columns for alone in cell.each_column()] == [(column,) for column in columns]
 
 
 def test_a_stranger_names_up_to_eight_columns():

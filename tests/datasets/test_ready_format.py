@@ -36,7 +36,7 @@ from frostline.preprocess import (
     efficientnet_lite,
     imagenet,
 )
-from frostline.preprocess.apply import steps_left, unpacked
+from frostline.preprocess.apply import steps_left, unpack_record
 from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
 from frostline.wire.messages import FeatureRequest
@@ -218,7 +218,7 @@ def test_refuses_two_at_once_and_clears_up_after_a_killed_one(images, tmp_path):
     made_ready(source, tmp_path, imagenet(32))
     half = tmp_path / "pixels" / ".partial-0123"
     half.write_bytes(b"half")
-    with store.alone(), pytest.raises(DataError, match="another process"):
+    with store.lock_for_writing(), pytest.raises(DataError, match="another process"):
         made_ready(source, tmp_path, imagenet(32))
     assert half.exists()
     made_ready(source, tmp_path, imagenet(32))
@@ -418,7 +418,7 @@ def test_notices_bytes_that_differ_from_those_written(images, tmp_path, monkeypa
 
 def test_ignores_a_record_of_another_length():
     with pytest.raises(SampleError, match="no record"):
-        unpacked(Applied.to(imagenet(32), "uint8").stored, bytes(100))
+        unpack_record(Applied.to(imagenet(32), "uint8").stored, bytes(100))
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from frostline.core.errors import DataError, SampleError, SettingError, TooManyS
 from frostline.core.events import ColumnsDropped, SetupWarning
 from frostline.datasets import Dataset
 from frostline.datasets.copy import repack as module
-from frostline.datasets.copy.layout import PACKERS, FolderNames, divided, scaled, suffix_by_content
+from frostline.datasets.copy.layout import PACKERS, FolderNames, divide_samples, scale_image, suffix_by_content
 from frostline.datasets.copy.ready import ingest
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.base import COLUMNS
@@ -433,11 +433,11 @@ def test_images_are_scaled_down_and_unreadable_ones_are_named(tmp_path):
 def test_small_images_keep_their_bytes_and_others_their_kind():
     file = BytesIO()
     Image.new("RGB", (60, 40)).save(file, "PNG")
-    assert scaled(file.getvalue(), 40) == file.getvalue()
-    smaller = Image.open(BytesIO(scaled(file.getvalue(), 20)))
+    assert scale_image(file.getvalue(), 40) == file.getvalue()
+    smaller = Image.open(BytesIO(scale_image(file.getvalue(), 20)))
     assert (smaller.format, smaller.size) == ("PNG", (30, 20))
     with pytest.raises(SampleError):
-        scaled(b"no image", 20)
+        scale_image(b"no image", 20)
 
 
 @pytest.mark.parametrize("side", [20, 40])
@@ -445,9 +445,9 @@ def test_scaled_images_are_turned_where_their_own_reader_turns_them(side):
     file, exif = BytesIO(), Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (60, 40)).save(file, "PNG", exif=exif)
-    turned = Image.open(BytesIO(scaled(file.getvalue(), side, is_turned=True)))
+    turned = Image.open(BytesIO(scale_image(file.getvalue(), side, is_turned=True)))
     assert (turned.size, turned.getexif().get(0x0112)) == ((side, side * 3 // 2), None)
-    assert (scaled(file.getvalue(), side) == file.getvalue()) == (side == 40)
+    assert (scale_image(file.getvalue(), side) == file.getvalue()) == (side == 40)
 
 
 def test_a_copy_that_is_read_with_other_pixels_says_so(tmp_path):
@@ -468,7 +468,7 @@ def test_a_copy_that_is_read_with_other_pixels_says_so(tmp_path):
 
 @given(st.lists(st.integers(-1, 50), max_size=60), st.integers(1, 100), st.integers(1, 20))
 def test_parts_are_every_sample_in_order_within_their_bounds(lengths, max_bytes, max_rows):
-    parts = divided(np.array(lengths, np.int64), max_bytes=max_bytes, max_rows=max_rows)
+    parts = divide_samples(np.array(lengths, np.int64), max_bytes=max_bytes, max_rows=max_rows)
     assert [row for part in parts for row in part] == list(range(len(lengths)))
     for part in parts:
         assert 1 <= len(part) <= max_rows

@@ -22,7 +22,7 @@ from frostline.core.errors import DataError, SettingError
 from frostline.core.events import ColumnsDropped
 from frostline.datasets import Dataset
 from frostline.datasets.copy.repack import repack
-from frostline.datasets.formats.labels import scored_among, splits_of, trained_among
+from frostline.datasets.formats.labels import scoring_splits, splits_of, training_split
 from frostline.datasets.selection import parse_expression
 from frostline.stores.open import open_store
 from frostline.testing.formats import EXAMPLES
@@ -471,9 +471,9 @@ def test_names_a_layer_by_its_innermost_module():
 
 
 def test_prefers_a_validation_split_to_a_test_split_for_scoring():
-    assert scored_among(["test", "extra", "Val", "train"]) == ["Val", "test"]
-    assert trained_among(["test", "Training"]) == "Training"
-    assert trained_among(["test"]) is None
+    assert scoring_splits(["test", "extra", "Val", "train"]) == ["Val", "test"]
+    assert training_split(["test", "Training"]) == "Training"
+    assert training_split(["test"]) is None
 
 
 def test_parts_that_are_called_as_the_hub_does_are_splits_whatever_their_names():

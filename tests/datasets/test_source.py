@@ -38,13 +38,13 @@ from frostline.core.errors import (
     Unavailable,
 )
 from frostline.core.events import PhaseStarted, ProgressMade
-from frostline.core.nouns import taken
+from frostline.core.nouns import take_texts
 from frostline.datasets import source as strangers
 from frostline.datasets.check import check
 from frostline.datasets.copy.ready import ingest
 from frostline.datasets.dataset import roots_of
 from frostline.datasets.mapped import ABOUT
-from frostline.datasets.source import checked, missing_parts
+from frostline.datasets.source import check_manifest_file, missing_parts
 from frostline.preprocess import Applied
 from frostline.stores.open import open_store
 from frostline.wire.listings import ManifestHead
@@ -107,7 +107,7 @@ def same(one, other):
         assert getattr(mine, name).tolist() == getattr(theirs, name).tolist()
     assert list(mine.objects) == list(theirs.objects)
     assert list(mine.versions) == list(theirs.versions)
-    assert list(taken(one.names, everything)) == list(taken(other.names, everything))
+    assert list(take_texts(one.names, everything)) == list(take_texts(other.names, everything))
     if one.has_targets:
         assert list(mine.targets.objects) == list(theirs.targets.objects)
         assert mine.targets.widths.tolist() == theirs.targets.widths.tolist()
@@ -177,8 +177,8 @@ def test_changed_data_is_refused_or_listed_again_by_the_node(tmp_path, listed):
     (folder / "noise" / "001.jpg").unlink()
     with pytest.raises(DataChanged, match=r"noise/00"):
         len(listed(folder, changed="refuse"))
-    assert (len(part), len(part.refreshed())) == (2, 1)
-    assert part.refreshed().source.near == part.source.near
+    assert (len(part), len(part.refresh())) == (2, 1)
+    assert part.refresh().source.near == part.source.near
     assert len(listed(folder)) == 5
 
 
@@ -368,7 +368,7 @@ def test_a_changed_byte_of_a_manifest_is_refused_or_harmless(tmp_path_factory, p
         found=True,
     )
     try:
-        checked(path, head)
+        check_manifest_file(path, head)
     except Refused:
         return
 

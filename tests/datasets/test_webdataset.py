@@ -10,7 +10,7 @@ import pytest
 
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets import Dataset
-from frostline.datasets.formats.labels import columns_of, labelled, said_in
+from frostline.datasets.formats.labels import columns_of, encode_labels, text_label
 from frostline.datasets.formats.webdataset import WebDataset
 from frostline.stores.open import open_store
 from frostline.testing.formats import EXAMPLES
@@ -89,13 +89,13 @@ def test_numbers_are_labels_as_they_are():
 
 
 def test_numbers_among_names_are_names():
-    found = labelled([*map(said_in, ("3", "cat", "", "3", "007"))])
+    found = encode_labels([*map(text_label, ("3", "cat", "", "3", "007"))])
     assert found.classes == ("007", "3", "cat")
     assert found.labels.tolist() == [1, 2, -1, 1, 0]
     assert found.are_names
     for large in ("123456789", "1e300", "9" * 30):
         with pytest.raises(DataError, match="is no number of a class"):
-            labelled([said_in(large)])
+            encode_labels([text_label(large)])
 
 
 def test_lists_in_the_json_are_columns_of_json():

@@ -17,7 +17,7 @@ from frostline.doctor import (
     examine_machine,
     max_receive_buffer,
     skew_of,
-    worst,
+    worst_level,
 )
 from frostline.planning import Link
 
@@ -34,9 +34,9 @@ def not_fine(root):
 
 def test_the_worst_level_is_the_verdict():
     levels = [Finding(part="x", level=level, says="y") for level in (FINE, PROBLEM, WARNING)]
-    assert worst(levels) == PROBLEM
-    assert worst(levels[:1]) == FINE
-    assert worst([]) == FINE
+    assert worst_level(levels) == PROBLEM
+    assert worst_level(levels[:1]) == FINE
+    assert worst_level([]) == FINE
 
 
 def test_memory_that_others_have_taken(tmp_path):

@@ -8,7 +8,14 @@ from torch import nn
 from frostline.core import REFERENCE, Levels
 from frostline.core.errors import BadRequest, EngineUnsupported, UnsafeArtifact
 from frostline.engines.catalog import OFFERS, absence, build
-from frostline.engines.protocols import calibrating, calibration_of, identity, judging, levels_of, offer_name
+from frostline.engines.protocols import (
+    calibration_of,
+    calibration_pixels,
+    evaluation_pixels,
+    identity,
+    levels_of,
+    offer_name,
+)
 from frostline.models import cut_network
 from support.matrices import sampled
 from support.prefixes import LEVELS, SHAPE, kept_pixels, pixels, relative_error, small_prefix
@@ -130,7 +137,7 @@ def taking_pixels(offer, prefix, cut, shelf, levels=LEVELS, **options):
     some = kept_pixels(48, seed=1)
     name = identity(offer.name, offer.precision, some, levels)
     folder = shelf / offer.name / str(cut)
-    return built(name, prefix, cut, folder, levels=levels, calibration=calibrating(some), **options)
+    return built(name, prefix, cut, folder, levels=levels, calibration=calibration_pixels(some), **options)
 
 
 # Compiled torch has the same front in both precisions, and takes as long to compile for each.
@@ -145,7 +152,7 @@ def test_an_engine_that_takes_pixels_as_they_are_kept_gives_the_features_of_the_
     cut = last(prefix)
     engine, given = taking_pixels(offer, prefix, cut, shelf, max_rows=16), batch.copy()
     (features,) = engine.run(given, cut)
-    (expected,) = reference(prefix, cut).run(LEVELS.applied(batch), cut)
+    (expected,) = reference(prefix, cut).run(LEVELS.apply(batch), cut)
     assert (features.shape, features.dtype) == (expected.shape, expected.dtype)
     assert relative_error(features, expected) <= TOLERANCES[offer.precision]
     assert (given == batch).all()
@@ -172,13 +179,13 @@ def test_engines_of_two_meanings_of_pixels_stand_beside_each_other_and_beside_on
     other = Levels(mean=(0.0, 0.0, 0.0), std=(255.0, 255.0, 255.0))
     for levels in (LEVELS, other):
         (features,) = taking_pixels(offer, prefix, cut, shelf, levels, max_rows=16).run(batch, cut)
-        (expected,) = reference(prefix, cut).run(levels.applied(batch), cut)
+        (expected,) = reference(prefix, cut).run(levels.apply(batch), cut)
         assert relative_error(features, expected) <= TOLERANCES[offer.precision]
     engine = built(offer.name, prefix, cut, shelf / offer.name / str(cut), calibration=pixels(32, seed=1))
     with pytest.raises(BadRequest):
         engine.run(batch, cut)
     with pytest.raises(BadRequest):
-        taking_pixels(offer, prefix, cut, shelf).run(LEVELS.applied(batch), cut)
+        taking_pixels(offer, prefix, cut, shelf).run(LEVELS.apply(batch), cut)
 
 
 def test_an_engine_is_not_made_for_pixels_that_mean_something_else_than_its_name_says():
@@ -232,7 +239,7 @@ def test_engines_of_two_calibrations_stand_beside_each_other_and_each_gives_its_
     prefix, batch = small_prefix(), pixels(8)
     cut, features = last(prefix), []
     for some in (pixels(16, seed=1), 3 * pixels(16, seed=2)):
-        engine = built(identity(offer.name, "int8", some), prefix, cut, tmp_path, calibration=calibrating(some))
+        engine = built(identity(offer.name, "int8", some), prefix, cut, tmp_path, calibration=calibration_pixels(some))
         features.append(engine.run(batch, cut)[0])
     again = built(identity(offer.name, "int8", pixels(16, seed=1)), prefix, cut, tmp_path)  # without pixels
     assert not (features[0] == features[1]).all()
@@ -256,7 +263,7 @@ def test_a_name_says_what_pixels_mean_that_an_engine_takes():
     assert (offer_name(narrow), levels_of(narrow), len(calibration_of(narrow))) == ("openvino-int8", LEVELS.digest, 16)
     names = [narrow, identity("openvino-int8", "int8", some, other), identity("openvino-int8", "int8", some)]
     names.append(identity("openvino-int8", "int8", some, LEVELS, takes_pixels=False))
-    names.append(identity("openvino-int8", "int8", LEVELS.applied(some)))
+    names.append(identity("openvino-int8", "int8", LEVELS.apply(some)))
     assert len(set(names)) == len(names)
     assert len({LEVELS.digest, other.digest, Levels(mean=(0.0,), std=(1.0,)).digest}) == 3
 
@@ -325,6 +332,6 @@ def test_batches_that_openvino_runs_behind_each_other_give_what_each_gives_alone
 @pytest.mark.parametrize("rows", [2, 8, 31, 96])
 def test_no_engine_is_judged_on_samples_that_it_was_calibrated_on(rows):
     numbers = np.arange(rows, dtype=np.float32)[:, None]
-    calibrated, judged = calibrating(numbers), judging(numbers)
+    calibrated, judged = calibration_pixels(numbers), evaluation_pixels(numbers)
     assert sorted([*calibrated[:, 0], *judged[:, 0]]) == list(range(rows))
     assert len(calibrated) >= 2 * len(judged) - 1 >= 1

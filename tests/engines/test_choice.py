@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import REFERENCE
-from frostline.engines.choice import FLOAT32_ERROR, choose, interpolated, may_use
+from frostline.engines.choice import FLOAT32_ERROR, choose, interpolate_seconds, may_use
 from frostline.planning.situation import ACCURACIES
 from frostline.profiles import PRECISIONS, Trial
 
@@ -98,7 +98,7 @@ def test_interpolated_seconds_are_the_measured_ones_and_lie_between_them(data, s
     places = sorted({*data.draw(st.sets(st.integers(0, last))), last})
     ours = sorted(data.draw(st.lists(st.floats(0, 1), min_size=len(places), max_size=len(places))))
     measured = dict(zip(places, ours, strict=True))
-    seconds = interpolated(reference, measured)
+    seconds = interpolate_seconds(reference, measured)
     assert len(seconds) == len(reference)
     for place, second in enumerate(seconds):
         assert second == measured.get(place, second)
@@ -106,5 +106,5 @@ def test_interpolated_seconds_are_the_measured_ones_and_lie_between_them(data, s
 
 
 def test_an_engine_twice_as_fast_everywhere_is_interpolated_so():
-    assert interpolated([0.0, 1.0, 2.0, 4.0], {3: 2.0}) == (0.0, 0.5, 1.0, 2.0)
-    assert interpolated([0.0, 1.0, 2.0, 4.0], {1: 0.9, 3: 2.0}) == pytest.approx((0.0, 0.9, 0.9 + 1.1 / 3, 2.0))
+    assert interpolate_seconds([0.0, 1.0, 2.0, 4.0], {3: 2.0}) == (0.0, 0.5, 1.0, 2.0)
+    assert interpolate_seconds([0.0, 1.0, 2.0, 4.0], {1: 0.9, 3: 2.0}) == pytest.approx((0.0, 0.9, 0.9 + 1.1 / 3, 2.0))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from frostline.core import Cut
-from frostline.engines.codec_costs import codec_costs, codecs_at, worth_packing
+from frostline.engines.codec_costs import codec_costs, codecs_at, cuts_worth_packing
 from frostline.wire.codecs import CODECS
 
 
@@ -38,11 +38,11 @@ class Clock:
 
 def test_cuts_far_above_the_encoded_sample_and_the_smallest_cut_are_not_worth_packing():
     cuts = [cut(1, (1000,)), cut(2, (250,)), cut(3, (251,)), cut(4, (20,))]
-    assert [item.number for item in worth_packing(cuts, 250)] == [2, 4]
-    assert [item.number for item in worth_packing(cuts, 1000)] == [1, 2, 3, 4]
-    assert [item.number for item in worth_packing(cuts[:1], 1)] == [1]
-    assert [item.number for item in worth_packing(cuts, 0)] == [4]
-    assert worth_packing([], 100) == ()
+    assert [item.number for item in cuts_worth_packing(cuts, 250)] == [2, 4]
+    assert [item.number for item in cuts_worth_packing(cuts, 1000)] == [1, 2, 3, 4]
+    assert [item.number for item in cuts_worth_packing(cuts[:1], 1)] == [1]
+    assert [item.number for item in cuts_worth_packing(cuts, 0)] == [4]
+    assert cuts_worth_packing([], 100) == ()
 
 
 def test_a_cut_gets_the_codecs_that_may_be_worth_it_there():

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from frostline.engines.recipe import clear_unfinished, kept
+from frostline.engines.recipe import clear_unfinished, converted_files
 
 
 def write(text):
@@ -19,11 +19,11 @@ def write(text):
 
 
 def test_files_are_made_once_for_a_name(tmp_path):
-    with kept(tmp_path / "new", "one", write("first")) as place:
+    with converted_files(tmp_path / "new", "one", write("first")) as place:
         assert (place / "file").read_text() == "first"
-    with kept(tmp_path / "new", "one", write("second")) as place:
+    with converted_files(tmp_path / "new", "one", write("second")) as place:
         assert (place / "file").read_text() == "first"
-    with kept(tmp_path / "new", "other", write("second")) as place:
+    with converted_files(tmp_path / "new", "other", write("second")) as place:
         assert (place / "file").read_text() == "second"
 
 
@@ -32,7 +32,7 @@ def test_nothing_is_left_of_a_conversion_that_fails(tmp_path):
         (place / "half").write_text("")
         raise RuntimeError("no more")
 
-    with pytest.raises(RuntimeError), kept(tmp_path, "one", fail):
+    with pytest.raises(RuntimeError), converted_files(tmp_path, "one", fail):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -46,7 +46,7 @@ def test_keeps_one_of_two_simultaneous_conversions(tmp_path):
         (place / "file").write_text("whole")
 
     def convert():
-        with kept(tmp_path, "one", meet) as place:
+        with converted_files(tmp_path, "one", meet) as place:
             seen.append((place / "file").read_text())
 
     threads = [threading.Thread(target=convert) for _ in range(2)]
@@ -59,7 +59,7 @@ def test_keeps_one_of_two_simultaneous_conversions(tmp_path):
 
 
 def test_without_a_folder_nothing_outlives_its_use():
-    with kept(None, "one", write("first")) as place:
+    with converted_files(None, "one", write("first")) as place:
         assert (place / "file").exists()
     assert not place.exists()
 
@@ -88,7 +88,7 @@ def test_clears_up_after_a_killed_conversion_but_not_a_running_one(tmp_path):
         assert list(tmp_path.iterdir()) == [place]
         (place / "file").write_text("whole")
 
-    with kept(tmp_path, "one", make) as place:
+    with converted_files(tmp_path, "one", make) as place:
         assert (place / "file").read_text() == "whole"
     clear_unfinished(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["one"]

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from frostline.core import REFERENCE
 from frostline.engines.catalog import absence, build
-from frostline.engines.protocols import judging
+from frostline.engines.protocols import evaluation_pixels
 from frostline.engines.trials import Subject, features, try_engine
 from support.prefixes import pixels, small_prefix
 
@@ -52,7 +52,7 @@ def tried(folder, name, *settings, reference=None, **options):
 @pytest.fixture(scope="module")
 def reference():
     made = build(REFERENCE, PREFIX.graph, PREFIX.cuts, PREFIX.tensors, cut=LAST)
-    return features(made, judging(PIXELS), LAST)
+    return features(made, evaluation_pixels(PIXELS), LAST)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def no_trace(monkeypatch):
     def refuse(order):
         raise AssertionError("it was traced again")
 
-    monkeypatch.setattr(openvino, "exported", refuse)
+    monkeypatch.setattr(openvino, "export_prefix", refuse)
 
 
 @pytest.mark.parametrize("name", DIRECT)
@@ -55,7 +55,7 @@ def test_pixels_as_they_are_kept_are_taken_without_a_trace_too(no_trace):
     prefix, given = small_prefix(), kept_pixels(8)
     last = len(prefix.cuts)
     (ours,) = engine(identity("openvino", "fp32", given, LEVELS), prefix, levels=LEVELS).run(given, last)
-    (theirs,) = engine(REFERENCE, prefix).run(LEVELS.applied(given), last)
+    (theirs,) = engine(REFERENCE, prefix).run(LEVELS.apply(given), last)
     assert relative_error(ours, theirs) < 1e-5
 
 
@@ -73,8 +73,8 @@ class Padded(nn.Module):
 
 def test_traces_again_what_cannot_be_handed_over(monkeypatch):
     traces = []
-    exported = openvino.exported
-    monkeypatch.setattr(openvino, "exported", lambda order: traces.append(order) or exported(order))
+    exported = openvino.export_prefix
+    monkeypatch.setattr(openvino, "export_prefix", lambda order: traces.append(order) or exported(order))
     assert error_of(prefix_of(Padded(), "body", 32), 32) < 1e-5
     assert len(traces) == 1
 

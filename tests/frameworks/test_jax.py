@@ -145,7 +145,7 @@ def test_replays_what_an_iterator_handed_out(job, epochs):
     arrays = job.arrays(8, shuffle=True, epoch=3, record=True)
     iterator = iter(JaxLoader(arrays if epochs is None else arrays.epochs(epochs), columns=("ids",)))
     found = ids_of(iterator)
-    again = job.arrays(8, shuffle=True, epoch=3, replay=iterator.recorded())
+    again = job.arrays(8, shuffle=True, epoch=3, replay=iterator.recorded_order())
     assert ids_of(JaxLoader(again, columns=("ids",))) == found
 
 

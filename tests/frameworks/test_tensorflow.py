@@ -81,7 +81,7 @@ def test_a_state_counts_what_the_loop_has_and_not_what_is_prefetched(job, prefet
 def test_a_loop_over_what_is_prefetched_says_what_it_took_or_gets_no_state(job):
     loader = TensorFlowLoader(job.arrays(4, shuffle=True), columns=("ids",), prefetch=1)
     for number, _ in enumerate(loader.dataset(), 1):
-        loader.took()
+        loader.count_taken()
         assert loader.state_dict()["position"] == min(4 * number, 45)
     for _ in loader.dataset():
         pass

@@ -305,14 +305,14 @@ def error_of_a_trial(folder):
 
 def situation(folder):
     job = JobSettings(data="s3://photos/waste", model="timm:resnet18", until="features")
-    found = what_if.just_measured(job, a_situation())
+    found = what_if.recent_situation(job, a_situation())
     return Kept(put=what_if.keep, get=lambda: what_if.find(job)), (found,)
 
 
 def checked_piece(folder):
     progress = CheckProgress(folder / "a.jsonl")
     piece = CheckedRows(start=0, stop=1, digests={}, unreadable=())
-    return Kept(put=progress.add, get=lambda: next(progress.found(), None)), (piece,)
+    return Kept(put=progress.add, get=lambda: next(progress.read_previous(), None)), (piece,)
 
 
 @dataclass
@@ -443,9 +443,9 @@ def test_a_ray_that_another_version_started_is_not_taken_for_ones_own(tmp_path, 
     monkeypatch.setattr(control, "_is_ray", lambda pid: True)
     value = {"schema": number_of("ray/control.py"), "frostline": __version__, "pid": 1, "address": "a:1"}
     (tmp_path / "head.json").write_text(json.dumps(value))
-    assert control.running() == "a:1"
+    assert control.running_address() == "a:1"
     (tmp_path / "head.json").write_text(json.dumps(changed(value)))
-    assert control.running() is None
+    assert control.running_address() is None
 
 
 def test_an_order_that_another_version_recorded_is_refused():

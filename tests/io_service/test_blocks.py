@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import FeatureBatch, Skipped
-from frostline.io_service.handler import shared
+from frostline.io_service.handler import share_parts
 from frostline.wire.codecs import CODECS
 from frostline.wire.packing import pack, unpack
 from frostline.wire.shared_memory import RowBlock, is_alike, lay_out, read_block
@@ -25,7 +25,7 @@ def batch(start, rows, *, codec="exact"):
 
 def through_memory(pieces, skipped=()):
     block = lay_out(pieces, skipped)
-    descriptor = shared(block.parts)
+    descriptor = share_parts(block.parts)
     try:
         with mmap.mmap(descriptor, block.nbytes, prot=mmap.PROT_READ) as memory:
             return read_block(block.says, memoryview(bytes(memory)))
@@ -68,7 +68,7 @@ def test_sends_skipped_samples_beside_any_number_of_rows():
 
 
 def test_memory_that_is_shared_can_neither_be_written_nor_cut_short():
-    descriptor = shared([memoryview(b"abc")])
+    descriptor = share_parts([memoryview(b"abc")])
     try:
         with pytest.raises(OSError, match="permitted"):
             os.pwrite(descriptor, b"x", 0)

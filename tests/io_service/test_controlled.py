@@ -9,7 +9,7 @@ from frostline.control.reporter import ControlLink
 from frostline.core.config import IoSettings, LoaderSettings, NodeSettings
 from frostline.io_service.client import IoTransport
 from frostline.io_service.service import IoService
-from frostline.io_service.start import controlled_service, listening_at, unnamed
+from frostline.io_service.start import controlled_service, listen_at, unnamed_address
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from support.control_planes import control_plane
@@ -26,12 +26,12 @@ def images(tmp_path_factory):
 
 
 def test_a_service_keeps_to_its_shares_and_its_rows_are_the_same(tmp_path, images):
-    url, settings = unnamed(), IoSettings(memory_bytes=8 * MIB)
+    url, settings = unnamed_address(), IoSettings(memory_bytes=8 * MIB)
     asked = request(images, 0, samples=samples_of(images, with_versions=True))
     with (
         Node(NodeSettings(memory_bytes=96 * MIB, device_batch=8), (images.as_uri(),)) as node,
         control_plane(tmp_path, time.time, requests=3.0, bytes_per_s=1e9, memory_bytes=2.0 * MIB) as (plane, state),
-        listening_at(url) as listening,
+        listen_at(url) as listening,
     ):
         link = ControlLink(f"{plane}?job=machine", None)
         with controlled_service(LocalTransport(node), settings, listening, link) as service:
@@ -55,11 +55,11 @@ def test_a_service_keeps_to_its_shares_and_its_rows_are_the_same(tmp_path, image
 def test_the_bytes_of_a_job_are_counted_once_though_it_and_its_service_have_a_control_plane(
     tmp_path, images, does_report
 ):
-    url, settings = unnamed(), IoSettings(memory_bytes=8 * MIB)
+    url, settings = unnamed_address(), IoSettings(memory_bytes=8 * MIB)
     with (
         Node(NodeSettings(memory_bytes=96 * MIB, device_batch=8), (images.as_uri(),)) as node,
         control_plane(tmp_path, time.time, requests=8.0, bytes_per_s=1e9, memory_bytes=64.0 * MIB) as (plane, state),
-        listening_at(url) as listening,
+        listen_at(url) as listening,
         service_at(node, settings, listening, f"{plane}?job=machine" if does_report else None),
     ):
         own = LoaderSettings(control=f"{plane}?job=own", cache_bytes=0)

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from frostline.core.config import NodeSettings
 from frostline.core.errors import SettingError
-from frostline.io_service.start import serving_metrics
+from frostline.io_service.start import serve_metrics
 from frostline.node import Node
 from support.dashboards import check_queries
 from support.metric_pages import listed, scraped
@@ -28,7 +28,7 @@ def test_they_count_what_the_service_did_and_each_is_on_the_page(tmp_path):
     with (
         Node(NodeSettings(memory_bytes=64 << 20), (images.as_uri(),)) as node,
         serving_node(node) as (service, transport),
-        serving_metrics(f"127.0.0.1:{port}", service.statistics),
+        serve_metrics(f"127.0.0.1:{port}", service.statistics),
     ):
         for _ in range(2):
             joined(transport.features(request(images, 0, samples=samples_of(images, with_versions=True))))
@@ -46,7 +46,7 @@ def test_they_count_what_the_service_did_and_each_is_on_the_page(tmp_path):
 
 @pytest.mark.parametrize("address", ["9101", ":9101", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:http"])
 def test_an_address_that_makes_no_sense_is_refused(address):
-    with pytest.raises(SettingError, match="--metrics takes HOST:PORT"), serving_metrics(address, dict):
+    with pytest.raises(SettingError, match="--metrics takes HOST:PORT"), serve_metrics(address, dict):
         pass
 
 
@@ -54,8 +54,8 @@ def test_a_port_that_is_taken_is_named():
     [port] = free_ports(1)
     address = f"127.0.0.1:{port}"
     with (
-        serving_metrics(address, dict),
+        serve_metrics(address, dict),
         pytest.raises(SettingError, match=f"metrics cannot be served at {address}"),
-        serving_metrics(address, dict),
+        serve_metrics(address, dict),
     ):
         pass

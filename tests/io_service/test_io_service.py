@@ -13,7 +13,7 @@ import pytest
 from frostline.core.config import IoSettings, NodeSettings
 from frostline.core.errors import AddressInUse, NodeUnreachable, SettingError, Unavailable
 from frostline.io_service.client import IoTransport
-from frostline.io_service.start import listening_at
+from frostline.io_service.start import listen_at
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from frostline.testing import Act, ScriptedTransport
@@ -295,10 +295,10 @@ def test_an_invalid_address_is_a_one_sentence_error(url):
 def test_puts_the_socket_in_a_folder_that_no_other_user_may_enter(tmp_path):
     url = f"unix://{tmp_path}/open/io.sock"
     (tmp_path / "open").mkdir(mode=0o755)
-    with pytest.raises(SettingError, match="0700"), listening_at(url):
+    with pytest.raises(SettingError, match="0700"), listen_at(url):
         pass
     (tmp_path / "open").chmod(0o700)
-    with listening_at(url):
+    with listen_at(url):
         assert (tmp_path / "open" / "io.sock").is_socket()
     assert not list((tmp_path / "open").iterdir())
 
@@ -307,13 +307,13 @@ def test_puts_the_socket_in_a_folder_that_no_other_user_may_enter(tmp_path):
 def test_a_folder_of_another_user_is_refused(tmp_path):
     (tmp_path / "theirs").mkdir(mode=0o700)
     os.chown(tmp_path / "theirs", 65534, 65534)
-    with pytest.raises(SettingError, match="folder of your own"), listening_at(f"unix://{tmp_path}/theirs/io.sock"):
+    with pytest.raises(SettingError, match="folder of your own"), listen_at(f"unix://{tmp_path}/theirs/io.sock"):
         pass
 
 
 def test_only_one_service_listens_at_an_address_and_a_stale_socket_is_replaced(node, tmp_path):
     url = f"unix://{tmp_path}/new/io.sock"
-    with listening_at(url), pytest.raises(AddressInUse, match="already"), listening_at(url):
+    with listen_at(url), pytest.raises(AddressInUse, match="already"), listen_at(url):
         pass
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(f"{tmp_path}/new/io.sock")

@@ -44,7 +44,7 @@ def test_reports_readable_bytes_until_they_are_read(pipe):
             wanted.set()
 
     with watching() as watch:
-        watch.readable(read, call)
+        watch.call_when_readable(read, call)
         os.write(write, b"abc")
         assert wanted.wait(60)
         watch.forget(read)
@@ -57,9 +57,9 @@ def test_reports_a_closed_connection_once(pipe):
     seen, calls = threading.Event(), []
 
     with watching() as watch:
-        watch.gone(read, lambda: calls.append(1))
+        watch.call_when_gone(read, lambda: calls.append(1))
         os.close(write)
-        watch.readable(other, lambda: (os.read(other, 1), seen.set()))
+        watch.call_when_readable(other, lambda: (os.read(other, 1), seen.set()))
         for _ in range(3):  # each is another look at all of them
             os.write(told, b"x")
             assert seen.wait(60)
@@ -81,13 +81,13 @@ def test_ignores_events_of_a_closed_descriptor_whose_number_was_reused(pipe):
         watch.forget(its)
         os.close(its)
         os.dup2(fresh, its)
-        watch.readable(its, lambda: mistaken.append(its))
+        watch.call_when_readable(its, lambda: mistaken.append(its))
         os.write(tells, b"x")
 
     for mine, its in ((first, second), (second, first)):
         os.write(mine[1], b"x")
-        watch.readable(mine[0], lambda mine=mine[0], its=its[0]: replace(mine, its))
-    watch.readable(other, lambda: (os.read(other, 1), looked_again.set()))
+        watch.call_when_readable(mine[0], lambda mine=mine[0], its=its[0]: replace(mine, its))
+    watch.call_when_readable(other, lambda: (os.read(other, 1), looked_again.set()))
     watch.start()
     try:
         assert looked_again.wait(60)

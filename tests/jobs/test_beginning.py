@@ -180,10 +180,10 @@ def test_an_engine_that_was_found_is_used_from_then_on_and_from_the_beginning_by
 def _wanted(context):
     from dataclasses import replace
 
-    from frostline.jobs.context import tried
+    from frostline.jobs.context import trial_request
     from frostline.wire.messages import ProfileRequest
 
-    features = replace(tried(context), cut=context.cuts[-1].number)
+    features = replace(trial_request(context), cut=context.cuts[-1].number)
     return ProfileRequest(features=features, accuracy=context.accuracy, only_here=True, only_engine=True)
 
 
@@ -252,8 +252,8 @@ def test_measuring_begins_once_with_the_number_of_samples_left():
     assert judged == [(92, 8.0), (84, 8.0)]  # eight samples a tick
     assert asked == [84]
     found.close()
-    assert found.found() == Measurements()
-    assert found.found() is None
+    assert found.take_result() == Measurements()
+    assert found.take_result() is None
 
 
 def test_a_loop_that_goes_on_behind_what_it_said_is_expected_to_go_on_for_as_long_again():
@@ -288,27 +288,27 @@ def test_stages_begin_one_after_another_each_when_it_pays():
     found.observe(batch())  # the first is under way
     assert order == ["engine"]
     go_on.set()
-    until(lambda: found.found() == Measurements(choice=EngineChoice(engine="engine")))
+    until(lambda: found.take_result() == Measurements(choice=EngineChoice(engine="engine")))
     until(lambda: found.observe(batch()) or order == ["engine", "plan"])
     found.close()
-    assert found.found() == Measurements(choice=EngineChoice(engine="plan"))
+    assert found.take_result() == Measurements(choice=EngineChoice(engine="plan"))
 
 
 def test_measuring_may_begin_before_the_first_batch_and_is_waited_for_a_while():
     go_on = threading.Event()
     at_once = measuring(lambda _, samples_left: Measurements(choice=EngineChoice(engine=f"{samples_left} left")))
     assert at_once.begin(wait_s=60) == Measurements(choice=EngineChoice(engine="100 left"))
-    assert at_once.found() is None
+    assert at_once.take_result() is None
     at_once.observe(EpochStarted(epoch=0, samples=100))
     at_once.observe(batch())  # it was done
     at_once.close()
-    assert at_once.found() is None
+    assert at_once.take_result() is None
 
     later = measuring(lambda *_: Measurements() if go_on.wait(60) else None)
     assert later.begin(wait_s=0.01) is None
     go_on.set()
     later.close()
-    assert later.found() == Measurements()
+    assert later.take_result() == Measurements()
 
 
 def test_an_engine_that_is_found_soon_serves_the_first_batch_too(folder, monkeypatch):
@@ -402,7 +402,7 @@ def test_a_closed_job_gives_up_what_it_measures():
     found.observe(batch())
     assert begun.wait(30)
     found.close()
-    until(lambda: isinstance(found.found(), MeasurementFailed))
+    until(lambda: isinstance(found.take_result(), MeasurementFailed))
 
 
 ASKED = {"prefix": "ab", "accuracy": 0.01}

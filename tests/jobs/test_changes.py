@@ -13,7 +13,7 @@ from frostline.core.errors import NetworkChanged, SettingError
 from frostline.core.events import SetupWarning
 from frostline.models import freeze
 from frostline.models.changes import checksum, quick_sum
-from frostline.models.modules import unwrapped
+from frostline.models.modules import unwrap
 from support import plain
 from support.images import image_folder, tiny_preprocess
 
@@ -391,7 +391,7 @@ def test_a_wrapped_network_is_looked_at_inside(folder):
     model = nn.DataParallel(network())
     with job_for(folder, model) as job:
         list(job.loader(BATCH))
-        unwrapped(model).stem.requires_grad_(True)
+        unwrap(model).stem.requires_grad_(True)
         with pytest.raises(NetworkChanged, match=re.escape("parameter 'stem.0.weight' is trained now")):
             list(job.loader(BATCH))
 

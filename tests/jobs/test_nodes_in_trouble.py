@@ -48,7 +48,7 @@ def misbehave(way, trouble):
     if trouble in SICKNESSES:
         SickStore.sickness = trouble
     else:
-        way.become(trouble)
+        way.switch_scope(trouble)
 
 
 def disturbed(folder, nodes, way, trouble, after):
@@ -136,8 +136,8 @@ def test_where_all_nodes_refuse_the_job_ends_with_their_names(folder, monkeypatc
         faulty_nodes(fl.Dataset(folder).url, 1, random.Random(0), monkeypatch) as (other, _),
         job(folder, [one.url, other.url]) as running,
     ):
-        one.become("other roots")
-        other.become("other credentials")
+        one.switch_scope("other roots")
+        other.switch_scope("other credentials")
         with pytest.raises(FrostlineError, match="all 2 nodes refuse: ") as caught:
             epoch(running, 0)
         assert one.url in str(caught.value)
@@ -150,10 +150,10 @@ def test_a_node_that_was_in_trouble_is_asked_again(folder, undisturbed, monkeypa
         faulty_nodes(fl.Dataset(folder).url, 2, random.Random(0), monkeypatch) as (way, nodes),
         job(folder, nodes, observe=told.append) as running,
     ):
-        way.become("hang")
+        way.switch_scope("hang")
         assert same(epoch(running, 0), undisturbed)
         assert sum(isinstance(event, BatchDelivered) for event in told) == len(undisturbed)
-        way.become("well")
+        way.switch_scope("well")
         until(lambda: not running.statistics().nodes[0].trouble)
         before = running.statistics().nodes[0].samples
         assert same(epoch(running, 0), undisturbed)

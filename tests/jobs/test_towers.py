@@ -80,7 +80,7 @@ def plain_losses(model, inputs, orders):
 
 def test_inputs_are_those_of_each_column_by_itself(folder, plain, tmp_path):
     batches = loader(pairs_of(folder, tmp_path), 8, preprocess=pair_inputs(), node=SMALL)
-    found = [pair_inputs().unpacked(batch.features) for batch in batches]
+    found = [pair_inputs().unpack(batch.features) for batch in batches]
     assert set(found[0]) == set(plain)
     for name, meant in plain.items():
         assert torch.equal(torch.cat([inputs[name] for inputs in found]), meant), name
@@ -184,12 +184,12 @@ def test_a_sample_with_a_broken_part_is_skipped_and_the_part_named(tmp_path):
 def test_workers_of_a_data_loader_make_the_same_inputs(folder, plain, tmp_path):
     with offload(None, pairs_of(folder, tmp_path), preprocess=pair_inputs(), node=SMALL) as job:
         found = [batch.features for batch in DataLoader(job.loader(8), batch_size=None, num_workers=1)]
-    assert torch.equal(pair_inputs().unpacked(torch.cat(found))["pixel_values"], plain["pixel_values"])
+    assert torch.equal(pair_inputs().unpack(torch.cat(found))["pixel_values"], plain["pixel_values"])
 
 
 def test_arrays_for_other_frameworks_come_apart_by_name_too(folder, plain, tmp_path):
     with offload(None, pairs_of(folder, tmp_path), preprocess=pair_inputs(), node=SMALL) as job:
-        found = [pair_inputs().unpacked(batch.features) for batch in job.arrays(8)]
+        found = [pair_inputs().unpack(batch.features) for batch in job.arrays(8)]
     for name, meant in plain.items():
         np.testing.assert_array_equal(np.concatenate([inputs[name] for inputs in found]), meant.numpy())
 

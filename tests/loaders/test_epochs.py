@@ -16,7 +16,7 @@ from frostline.loaders import ArrayLoader, Epochs, Loader
 from frostline.loaders.epoch import in_turn
 from frostline.loaders.row_source import RowSource
 from frostline.ordering import Order
-from frostline.prefetch import Deal
+from frostline.prefetch import NextRequest
 from support.images import image_folder, tiny_preprocess
 
 pytestmark = pytest.mark.promise("complete")
@@ -180,7 +180,7 @@ class Store:
         )
 
     def deal(self, left):
-        return Deal(route=Route(1), rows=min(4, left), bytes_per_sample=4)
+        return NextRequest(route=Route(1), rows=min(4, left), bytes_per_sample=4)
 
     def _fetch(self, epoch, samples):
         with self.arrived:

@@ -49,7 +49,7 @@ def test_a_pass_that_was_only_peeked_at_begins_again(job, taken):
     feed = FrameworkIterator(job.arrays(BATCH, shuffle=True).epochs(range(2)), ("ids",), ahead=2)
     looking = feed.batches()
     assert next(looking)[0].tolist() == expected[0][0]
-    feed.took(taken)
+    feed.count_taken(taken)
     feed.begin_again()
     assert ids(feed.batches()) == expected[taken]
 
@@ -72,9 +72,9 @@ def test_batches_held_from_an_overtaken_pass_do_not_count(job):
     overtaken = feed.under_way
     newer = feed.batches()
     next(newer)
-    feed.took(own=overtaken)
+    feed.count_taken(own=overtaken)
     assert feed.state_dict()["position"] == 0
-    feed.took(own=feed.under_way)
+    feed.count_taken(own=feed.under_way)
     assert feed.state_dict()["position"] == BATCH
 
 

@@ -280,7 +280,7 @@ def test_a_mixture_has_its_shares_in_every_batch(job, folder):
     assert [sorted(batch.labels.tolist()) for batch in batches[:3]] == [[0, 0, 0, 0, 1, 1]] * 3
     ids = [id for batch in batches for id in batch.ids.tolist()]
     order = MixtureOrder.of([15, 15], [2, 1], seed=0, epoch=0)
-    assert ids == blend.joined().samples.ids[order.at(np.arange(len(order)))].tolist()
+    assert ids == blend.concatenate().samples.ids[order.at(np.arange(len(order)))].tolist()
     assert len(set(ids)) == len(ids) == len(order)
 
 
@@ -339,17 +339,17 @@ def test_replays_a_loaders_epoch_with_the_same_features(folder):
     with plain_job(folder, LoaderSettings(samples_per_request=4, cache_bytes=0, slack=None)) as job:
         loader = job.loader(4, shuffle=True, epoch=3, record=True)
         first = list(loader)
-        again = job.loader(4, shuffle=True, epoch=3, replay=loader.recorded())
+        again = job.loader(4, shuffle=True, epoch=3, replay=loader.recorded_order())
         pairs = zip(first, again, strict=True)
         assert all(
             torch.equal(pair.ids, other.ids) and torch.equal(pair.features, other.features) for pair, other in pairs
         )
         with pytest.raises(OrderMismatch, match="epoch 3"):
-            job.loader(4, shuffle=True, epoch=2, replay=loader.recorded())
+            job.loader(4, shuffle=True, epoch=2, replay=loader.recorded_order())
         with pytest.raises(OrderMismatch, match="other samples"):
-            job.loader(4, shuffle=True, epoch=3, replay=loader.recorded(), data=fl.Dataset(folder).split(0.5)[0])
+            job.loader(4, shuffle=True, epoch=3, replay=loader.recorded_order(), data=fl.Dataset(folder).split(0.5)[0])
         with pytest.raises(SettingError, match="record=True"):
-            again.recorded()
+            again.recorded_order()
 
 
 WORLD = 3
@@ -638,7 +638,7 @@ def test_replays_a_recorded_order_whatever_is_late(slack, waits, lost):
     lost = {int(data.samples.ids[item]) for item in lost}
     first = loader(data, Store(data, waits, lost), None, slack=slack)
     came = [batch.ids.tolist() for batch in first]
-    recorded = RecordedOrder.from_bytes(first.recorded().to_bytes())
+    recorded = RecordedOrder.from_bytes(first.recorded_order().to_bytes())
     again = loader(data, Store(data, waits[::-1]), None, slack=0, replay=recorded)
     assert [batch.ids.tolist() for batch in again] == came
 

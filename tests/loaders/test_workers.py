@@ -183,7 +183,7 @@ def test_a_loader_whose_workers_it_does_not_see_gives_no_state_but_says_who_does
         with pytest.raises(SettingError, match="StatefulDataLoader or frostline"):
             loader.state_dict()
         with pytest.raises(SettingError, match="StatefulDataLoader or frostline"):
-            loader.recorded()
+            loader.recorded_order()
         assert loader.state_after(3)["position"] == 24
         assert other.state_dict()["position"] == 0
         del batches
@@ -261,16 +261,16 @@ def test_what_workers_ask_of_each_node_counts_in_the_job(folder, node, start):
 def test_changes_of_what_was_asked_are_told_and_no_more_often_than_once_a_second():
     log, now, counts = SkipLog(), [0.0], [NodeUse(url="http://a:1", requests=1, samples=8, trouble="it is away")]
     teller, hears = UseTeller(log, lambda: now[0]), StatisticsCollector(lambda _: None, max_skipped=0, shared=log)
-    teller.arrived(None, None)  # before there is a way to the nodes
+    teller.take_batch(None, None)  # before there is a way to the nodes
     teller.counts = lambda: tuple(counts)
-    teller.arrived(None, None)
+    teller.take_batch(None, None)
     assert hears.with_workers(()) == (NodeUse(url="http://a:1", requests=1, samples=8),)
     counts[:] = [NodeUse(url="http://a:1", requests=3, samples=20, failures=1), NodeUse(url="http://b:1")]
     now[0] = 0.5
-    teller.arrived(None, None)
+    teller.take_batch(None, None)
     assert hears.with_workers(())[0].samples == 8
     now[0] = 1.0
-    teller.arrived(None, None)
+    teller.take_batch(None, None)
     teller.tell()
     own = NodeUse(url="http://a:1", samples=2, trouble="it says nothing")
     found = NodeUse(url="http://a:1", requests=3, samples=22, failures=1, trouble="it says nothing")

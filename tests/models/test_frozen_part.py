@@ -18,7 +18,7 @@ from frostline.core import TensorSpec
 from frostline.core.errors import FrozenInTrainMode
 from frostline.models import cut_network, freeze
 from frostline.models.tracing import takes_parts, takes_rows
-from frostline.preprocess.steps import laid_out
+from frostline.preprocess.steps import place_inputs
 from support.cutting import crossed, finished, shipped_engine
 
 pytestmark = pytest.mark.promise(
@@ -155,7 +155,7 @@ def test_the_next_job_on_the_same_network_runs_no_rows_again(monkeypatch):
     for kind in ("roll", "flip"):
         first = cut_network(Mixes(Rows(MIXING[kind])), (3, 8, 8))
         with monkeypatch.context() as patch:
-            patch.setattr("frostline.models.row_check.made_rows", _never)
+            patch.setattr("frostline.models.row_check.make_rows", _never)
             second = cut_network(Mixes(Rows(MIXING[kind])), (3, 8, 8))
         assert (second.fallback, second.cuts) == (first.fallback, first.cuts)
 
@@ -241,7 +241,7 @@ def test_pixels_that_lie_in_whole_numbers_are_made_up_as_pixels(function):
             seen = self.mix(self.image(pixels)).mean((2, 3))
             return self.fc(torch.cat([self.text(ids).mean(1), seen], 1))
 
-    places = laid_out([("ids", TensorSpec((4,), "int64")), ("pixels", TensorSpec((3, 8, 8), "float32"))])
+    places = place_inputs([("ids", TensorSpec((4,), "int64")), ("pixels", TensorSpec((3, 8, 8), "float32"))])
     network = cut_network(takes_parts(Pair(), places), (TensorSpec((4 + 96,), "int64"),))
     mixes = not torch.equal(function(torch.eye(3)), torch.eye(3))
     assert ("in 'mix' mixes the samples" in (network.fallback or "")) == mixes

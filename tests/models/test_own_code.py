@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from frostline.core.errors import ModelError
 from frostline.engines.graph_runner import Runner, leaf_values
 from frostline.models import cut_network, freeze
-from frostline.models.head import SkippingHead, TracedHead, portable
+from frostline.models.head import SkippingHead, TracedHead, make_portable
 from support.networks import Small
 
 pytestmark = pytest.mark.promise(
@@ -165,7 +165,7 @@ def same_training(build, change=lambda _, __: None, until="stem"):
 def test_a_backward_of_the_users_own_is_run(kind):
     network = same_training(kind)
     with pytest.raises(ModelError, match=r"does more than its trace says.*another policy"):
-        portable(network.head)
+        make_portable(network.head)
 
 
 def test_a_line_inside_functional_code_is_the_users_own_code_too():
@@ -363,7 +363,7 @@ class TestCopies:
 
     def test_a_traced_head_is_copied_and_pickled_too(self):
         model, _, network = cut(Between())
-        head = network.head.traced()
+        head = network.head.traced_head()
         assert isinstance(head, TracedHead)
         through(network, head)(batches()[0][0])
         for copied in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):

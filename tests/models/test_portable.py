@@ -6,15 +6,15 @@ from torch import nn
 
 from frostline.core.errors import ModelError
 from frostline.models import cut_network, freeze
-from frostline.models.head import TravelledHead, head_from_json, head_to_json, portable
+from frostline.models.head import PortedHead, head_from_json, head_to_json, make_portable
 from support.networks import Small
 
 SHAPE = (3, 32, 32)
 
 
-def travelled(head) -> TravelledHead:
+def travelled(head) -> PortedHead:
     """What a process elsewhere makes of it."""
-    return TravelledHead(head_from_json(*head_to_json(portable(head))))
+    return PortedHead(head_from_json(*head_to_json(make_portable(head))))
 
 
 def learn(head, features, labels, steps=3):
@@ -38,7 +38,7 @@ def learns_the_same(network, features, classes):
     labels = torch.arange(len(features[0])) % classes
     away = travelled(network.head)
     assert learn(away, features, labels) == learn(network.head, features, labels)
-    own = portable(network.head).tensors
+    own = make_portable(network.head).tensors
     return all(torch.equal(tensor, own[name]) for name, tensor in away.tensors.items())
 
 
@@ -82,7 +82,7 @@ class Tied(nn.Module):
 
 def test_sends_a_shared_weight_once_and_keeps_it_shared():
     network = cut_network(freeze(Tied().train(), "first", input_shape=(12,)), (12,))
-    weights = [name for name in portable(network.head).tensors if name.endswith("weight")]
+    weights = [name for name in make_portable(network.head).tensors if name.endswith("weight")]
     assert len(weights) == 1
     assert learns_the_same(network, [torch.randn(8, 12)], 3)
 
@@ -136,4 +136,4 @@ class Two(Small):
 def test_explains_a_head_that_cannot_be_sent_and_how_to_mend_it(model, until, shape, sentence):
     network = cut_network(freeze(model.train(), until, input_shape=shape), shape)
     with pytest.raises(ModelError, match=f"{sentence}.*another policy"):
-        portable(network.head)
+        make_portable(network.head)

@@ -13,7 +13,7 @@ from frostline.core.errors import NothingFrozen
 from frostline.models import cut_network
 from frostline.models.graph import frozen_first
 from frostline.models.tracing import takes_parts
-from frostline.preprocess.steps import laid_out
+from frostline.preprocess.steps import place_inputs
 from support.cutting import crossed, finished, shipped_engine
 
 pytestmark = pytest.mark.promise("equal")
@@ -129,7 +129,7 @@ def test_what_each_part_of_a_sample_gives_may_cross_the_frost_line(parts):
             layers = zip(self.projections, self.encoders, rows, strict=True)
             return sum(made(torch.relu(kept(row))) for made, kept, row in layers)
 
-    places = laid_out((f"part_{place}", TensorSpec((6,), "float32")) for place in range(parts))
+    places = place_inputs((f"part_{place}", TensorSpec((6,), "float32")) for place in range(parts))
     network = cut_network(takes_parts(Joined(), places), (TensorSpec((3 * parts,), "int64"),))
     assert sorted(shape[0] for shape in network.frost_line.shapes) == list(range(3, 3 + parts))
 

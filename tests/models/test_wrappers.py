@@ -13,7 +13,7 @@ from frostline.core.errors import ModelError, UnknownLayer
 from frostline.models.cutting import cut_network
 from frostline.models.freezing import freeze
 from frostline.models.head import WholeHead
-from frostline.models.modules import not_averaged, unwrapped
+from frostline.models.modules import not_averaged, unwrap
 from frostline.preprocess import imagenet
 from support.cutting import crossed, finished, sent, shipped_engine
 from support.images import image_folder
@@ -197,7 +197,7 @@ def test_keeps_what_the_head_learned_in_the_wrapped_network(name):
     own = dict(wrapped.named_parameters())
     optimizer = torch.optim.SGD([parameter for parameter in wrapped.parameters() if parameter.requires_grad], lr=0.1)
     network.head.train()
-    assert unwrapped(wrapped).drop.training
+    assert unwrap(wrapped).drop.training
     network.head(torch.rand(8, 16)).sum().backward()
     optimizer.step()
     changed = {key for key, value in wrapped.state_dict().items() if not torch.equal(value, before[key])}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frostline.core import REFERENCE, Levels
-from frostline.engines.protocols import identity, judged_on
+from frostline.engines.protocols import evaluation_name, identity
 from frostline.node.trials.queue import EngineMemory, TrialPolicy
 from frostline.node.trials.selection import Trials
 from support.engines import Reference, every_instruction, make_fastest
@@ -96,7 +96,17 @@ def test_an_error_on_unprocessed_pixels_belongs_to_the_pixels_and_their_levels(f
     levels, other = preprocess().levels, Levels(mean=(1.0,) * 3, std=(2.0,) * 3)
     light = np.random.default_rng(0).integers(0, 256, (16, SIDE, SIDE, 3), np.uint8)
     dark = light // 16
-    assert len({judged_on(light, levels), judged_on(light, other), judged_on(light), judged_on(dark, levels)}) == 4
+    assert (
+        len(
+            {
+                evaluation_name(light, levels),
+                evaluation_name(light, other),
+                evaluation_name(light),
+                evaluation_name(dark, levels),
+            }
+        )
+        == 4
+    )
     engine = identity(HALF, "bf16", light, levels)
     with closing(Trials(folder, TERMS, ROOM, longest_s=LONGEST_S, engines=(HALF,))) as trials:
         found = [

@@ -181,9 +181,9 @@ def test_a_cancelled_request_blames_no_device():
 def test_calls_on_all_devices_give_what_each_took_and_the_speed_of_all():
     with bench(Simulated(), Simulated(), Simulated()) as made:
         calls = {number: (lambda number=number: number) for number in range(3)}
-        assert made.devices.all_alone(calls, made.account, CancelScope(())) == {0: 0, 1: 1, 2: 2}
+        assert made.devices.run_on_each(calls, made.account, CancelScope(())) == {0: 0, 1: 1, 2: 2}
         assert made.devices.speed == 3
-        made.devices.measured({0: 1.0, 1: 2.0, 2: 4.0})
+        made.devices.record_seconds({0: 1.0, 1: 2.0, 2: 4.0})
         assert made.devices.speed == 1.75
 
 
@@ -192,11 +192,11 @@ def test_a_device_whose_measurement_fails_takes_itself_out():
         raise RuntimeError("out of memory")
 
     with bench(Simulated(), Simulated()) as made:
-        found = made.devices.all_alone({0: fails, 1: lambda: 7}, made.account, CancelScope(()))
+        found = made.devices.run_on_each({0: fails, 1: lambda: 7}, made.account, CancelScope(()))
         assert found == {1: 7}
         assert made.devices.in_service() == (1,)
         with pytest.raises(RuntimeError):
-            made.devices.all_alone({1: fails}, made.account, CancelScope(()))
+            made.devices.run_on_each({1: fails}, made.account, CancelScope(()))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_devices_of_one_node_share_its_cache_its_memory_and_its_places(images, t
 def test_the_cost_that_a_node_tells_the_plan_is_that_of_all_its_devices(images, monkeypatch):
     digest, body = artifact_of(small_network())
     measured, told = [], {}
-    monkeypatch.setattr(Devices, "measured", lambda _, seconds: measured.append(seconds))
+    monkeypatch.setattr(Devices, "record_seconds", lambda _, seconds: measured.append(seconds))
     with node_on("cpu:0,cpu:1", images) as node:
         node.put_prefix(digest, body)
         wanted = ProfileRequest(features=request(images, 3, digest))

@@ -306,7 +306,7 @@ def test_a_tenant_that_used_up_its_trial_time_has_to_wait():
     ann, bob = (tenants.identify(token_of(name)) for name in ("ann", "bob"))
     for _ in range(2):
         ann.check_trials()
-        ann.tried(600.0)
+        ann.charge_trial(600.0)
     with pytest.raises(Overloaded, match="ann has used up its time for trials") as refused:
         ann.check_trials()
     ann.check()
@@ -314,7 +314,7 @@ def test_a_tenant_that_used_up_its_trial_time_has_to_wait():
     now[0] += refused.value.retry_after_s
     ann.check_trials()
     alone = Tenants([tenant("ann")], Counters()).identify(token_of("ann"))
-    alone.tried(6000.0)
+    alone.charge_trial(6000.0)
     alone.check_trials()
 
 

@@ -161,7 +161,7 @@ class Bench:
 
     @contextmanager
     def using(self, name, tenant="ann"):
-        with self.weights.using(key_of(name), tenant) as value:
+        with self.weights.pin(key_of(name), tenant) as value:
             assert value == name.upper()
             yield
 
@@ -194,7 +194,7 @@ def test_weights_in_use_are_evicted_only_after_their_turn():
     with ThreadPoolExecutor(1) as thread, bench.using("a"):
         with pytest.raises(Overloaded, match="in use leave no room"):
             bench.room("b", 80)
-        bench.weights.served("a", 1.0)
+        bench.weights.charge_prefix("a", 1.0)
         brought = thread.submit(bench.bring, "b", 80, "ann", longest_s=60)
         until(lambda: is_refused(bench, "a"))
         assert bench.has("a"), "its request goes on"
@@ -205,7 +205,7 @@ def test_weights_in_use_are_evicted_only_after_their_turn():
 
 def is_refused(bench, name):
     try:
-        with bench.weights.using(key_of(name), "ann"):
+        with bench.weights.pin(key_of(name), "ann"):
             return False
     except Overloaded:
         return True
@@ -214,7 +214,7 @@ def is_refused(bench, name):
 def test_withdraws_an_eviction_when_no_request_waits():
     bench = Bench()
     bench.bring("a", 80)
-    bench.weights.served("a", 5.0)
+    bench.weights.charge_prefix("a", 5.0)
     with bench.using("a"):
         with pytest.raises(Overloaded):
             bench.room("b", 80)
@@ -226,7 +226,7 @@ def test_evicts_other_weights_if_a_use_does_not_end():
     bench = Bench()
     for name, served_s in (("slow", 9.0), ("quick", 2.0)):
         bench.bring(name, 50)
-        bench.weights.served(name, served_s)
+        bench.weights.charge_prefix(name, served_s)
     with ThreadPoolExecutor(1) as thread, bench.using("slow"):
         with bench.using("quick"):
             brought = thread.submit(bench.bring, "b", 50, "ann", longest_s=600)
@@ -242,9 +242,9 @@ def test_evicts_other_weights_if_a_use_does_not_end():
 def test_never_evicts_weights_in_long_use_by_a_training():
     bench = Bench()
     bench.bring("a", 80)
-    bench.weights.served("a", 99.0)
+    bench.weights.charge_prefix("a", 99.0)
     bench.now += 99
-    with bench.weights.using(key_of("a"), None):
+    with bench.weights.pin(key_of("a"), None):
         with pytest.raises(Overloaded):
             bench.room("b", 80)
         assert bench.bring("c", 20), "it does not wait behind what cannot come"
@@ -273,7 +273,7 @@ def test_the_wait_queue_is_ordered_by_device_time_and_nobody_overtakes():
             with pytest.raises(Overloaded):
                 bench.room("small", 20, "rich")  # there is room, but it is promised
             shares.charge("ann", 9.0)
-            bench.weights.served("a", 9.0)
+            bench.weights.charge_prefix("a", 9.0)
         poor.result()
         assert got == ["poor"]
         bench.now += 2
@@ -293,7 +293,7 @@ def test_a_waiting_tenant_is_owed_device_time_until_it_has_used_its_weights():
         shares.begin("ann")
         bench.now += 5
         assert shares.tag("bob") == 0.0, "its place is kept while it is away"
-        bench.weights.served("a", 3.0)
+        bench.weights.charge_prefix("a", 3.0)
     bench.now += 2
     assert bench.bring("b", 80, "bob")
     assert shares.tag("bob") == 0.0

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import frostline as fl
-from frostline.control.messages import ControlledStage, Hindrance, JobActivity, PlanOutline
+from frostline.control.messages import Bottleneck, ControlledStage, JobActivity, PlanOutline
 from frostline.control.shares import Amounts
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import Overloaded
@@ -139,7 +139,7 @@ ACTIVITY = JobActivity(
     wire_bytes=2_000,
     saved_bytes=5e6,
     saved_s=90.0,
-    hindrance=Hindrance(held_back_by="the link", says="held back by <b>the link</b>", gain=2.0),
+    hindrance=Bottleneck(held_back_by="the link", says="held back by <b>the link</b>", gain=2.0),
     plan=PlanOutline(names=("encoded", "<i>pixels</i>", "layer1"), nbytes=(900, 3000, 40), cut=1, codec="fp16"),
 )
 

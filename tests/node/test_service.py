@@ -583,10 +583,10 @@ class Clock:
 def test_a_store_whose_reads_do_not_end_is_in_trouble_until_one_does():
     clock = Clock()
     reads = ReadWatch(clock)
-    with reads.reading("a.jpg"):
+    with reads.watch_read("a.jpg"):
         clock.now += 1.4
         assert reads.trouble() == ""
-        with reads.reading("b.jpg"):
+        with reads.watch_read("b.jpg"):
             clock.now += 0.05
         clock.now += 1.4
         assert reads.trouble() == "", "another read ended meanwhile"
@@ -598,9 +598,9 @@ def test_a_store_whose_reads_do_not_end_is_in_trouble_until_one_does():
 def test_a_store_that_is_always_slow_is_not_in_trouble():
     clock = Clock()
     reads = ReadWatch(clock)
-    with reads.reading("a.jpg"):
+    with reads.watch_read("a.jpg"):
         clock.now += 5
-    with reads.reading("b.jpg"):
+    with reads.watch_read("b.jpg"):
         clock.now += 14
         assert reads.trouble() == ""
         clock.now += 2
@@ -612,7 +612,7 @@ def test_a_store_that_could_not_read_eight_in_a_row_is_suspected_for_a_while_and
     reads = ReadWatch(clock)
 
     def fail(name):
-        with pytest.raises(ObjectNotFound), reads.reading(name):
+        with pytest.raises(ObjectNotFound), reads.watch_read(name):
             raise ObjectNotFound("stale file handle")
 
     for number in range(7):
@@ -627,7 +627,7 @@ def test_a_store_that_could_not_read_eight_in_a_row_is_suspected_for_a_while_and
     assert reads.trouble() == ""
     fail("8.jpg")
     assert caplog.records[-1].getMessage() == "cannot read 8.jpg: stale file handle (8 since the last such line)"
-    with reads.reading("9.jpg"):
+    with reads.watch_read("9.jpg"):
         pass
     fail("10.jpg")
     assert reads.trouble() == ""

@@ -153,9 +153,9 @@ def test_a_tenant_beyond_its_device_seconds_waits_until_they_are_saved_up():
     tenants = Tenants([tenant("ann", device_s_per_s=0.1), tenant("bob")], Counters(), clock=lambda: now[0])
     account = tenants.identify(token_of("ann"))
     account.check()
-    account.used(0.9)
+    account.charge_device(0.9)
     account.check()
-    account.used(0.6)  # one second's worth was there, and half a second is owed
+    account.charge_device(0.6)  # one second's worth was there, and half a second is owed
     with pytest.raises(Overloaded, match="device seconds") as refused:
         account.check()
     assert refused.value.retry_after_s == pytest.approx(5.0)
@@ -170,7 +170,7 @@ def test_a_tenant_keeps_to_a_share_that_changes_while_the_node_runs():
     account.bound(0.5, 1000)
     account.check()
     assert not account.was_held_back()
-    account.used(5.0)  # one second's worth was there, and four are owed
+    account.charge_device(5.0)  # one second's worth was there, and four are owed
     with pytest.raises(Overloaded, match="control plane") as refused:
         account.check()
     assert refused.value.retry_after_s == 1.0, "by then the share may be another one"
@@ -182,7 +182,7 @@ def test_a_tenant_keeps_to_a_share_that_changes_while_the_node_runs():
     assert not account.was_held_back()
     assert account.claim(0.0, 1 << 20).max_bytes == 1 << 19
     account.bound(0.0, 0)
-    account.used(1.0)
+    account.charge_device(1.0)
     with pytest.raises(Overloaded, match="control plane"):
         account.check()
     tenants.identify(token_of("bob")).check()
@@ -514,17 +514,17 @@ def test_a_node_without_tenants_is_changed_by_nobody(tmp_path):
 def test_a_quota_of_device_seconds_comes_and_goes():
     now_s = 100.0
     tenants = Tenants((tenant("bob"),), Counters(), clock=lambda: now_s)
-    bob = tenants.named("bob")
-    bob.used(1000.0)
+    bob = tenants.account("bob")
+    bob.charge_device(1000.0)
     bob.check()
     bob.change(tenant("bob", device_s_per_s=0.5))
-    bob.used(20.0)
+    bob.charge_device(20.0)
     with pytest.raises(Overloaded, match=r"0\.5 device seconds"):
         bob.check()
     bob.change(tenant("bob", device_s_per_s=2.0))
     now_s += 20.0
     bob.check()
-    bob.used(1000.0)
+    bob.charge_device(1000.0)
     bob.change(tenant("bob"))
     bob.check()
 

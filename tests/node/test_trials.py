@@ -28,7 +28,7 @@ from frostline.models.artifact import read_prefix, save_prefix
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from frostline.node.memory import Cancelled
-from frostline.node.profiling import NetworkProfile, under_engine
+from frostline.node.profiling import NetworkProfile, costs_under_engine
 from frostline.node.trials.processes import TrialProcess
 from frostline.node.trials.queue import EngineMemory, TrialPolicy, policy_of
 from frostline.node.trials.selection import Search, Trials
@@ -91,11 +91,11 @@ def test_a_trial_measures_speed_error_and_memory_of_an_engine(chosen):
 def test_does_not_repeat_a_trial_on_the_same_hardware(chosen, folder):
     with closing(Trials(folder, TERMS, ROOM, longest_s=1e-9, engines=(OTHER,))) as trials:
         assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN) == chosen
-        assert trials.ready(DIGEST, OTHER, LAST) is not None
-        assert trials.ready(DIGEST, "no-such-engine", LAST) is None
+        assert trials.find_ready(DIGEST, OTHER, LAST) is not None
+        assert trials.find_ready(DIGEST, "no-such-engine", LAST) is None
     other_batches = replace(TERMS, rows=(8,))
     with closing(Trials(folder, other_batches, ROOM, longest_s=1, engines=(OTHER,))) as trials:
-        assert trials.ready(DIGEST, OTHER, LAST) is None
+        assert trials.find_ready(DIGEST, OTHER, LAST) is None
 
 
 def test_a_trial_is_kept_with_the_versions_of_what_converts_and_runs_engines(chosen, folder):
@@ -116,8 +116,8 @@ def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp
     with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
         (found,) = [trial for trial in choice.trials if trial.engine == OTHER]
-        assert trials.ready(DIGEST, OTHER, LAST) == found
-        made = trials.made(DIGEST, NETWORK.prefix, found, None, None, "cpu")
+        assert trials.find_ready(DIGEST, OTHER, LAST) == found
+        made = trials.make_engine(DIGEST, NETWORK.prefix, found, None, None, "cpu")
     (apart,) = [trial for trial in chosen.trials if trial.engine == OTHER and trial.cut == LAST]
     assert found.error == pytest.approx(apart.error, rel=1e-3)
     assert found.samples_per_s > 0
@@ -126,7 +126,7 @@ def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp
     assert made.name == OTHER
     assert not list(tmp_path.rglob("*.tried-here"))
     with closing(Trials(tmp_path, TERMS, ROOM, longest_s=0, engines=(OTHER,))) as shared:
-        assert shared.ready(DIGEST, OTHER, LAST) is None  # a node of many tries it anew, alone in a process
+        assert shared.find_ready(DIGEST, OTHER, LAST) is None  # a node of many tries it anew, alone in a process
 
 
 def started(monkeypatch):
@@ -275,7 +275,7 @@ def test_does_not_use_an_engine_that_does_not_fit(chosen, folder):
             choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
             assert choice.engine == REFERENCE
             assert any("--memory" in (trial.why_not or "") for trial in choice.trials)
-            assert trials.ready(DIGEST, OTHER, LAST) is None
+            assert trials.find_ready(DIGEST, OTHER, LAST) is None
 
 
 def test_where_others_wait_an_engine_runs_few_rows_or_is_refused(chosen, folder):
@@ -284,13 +284,13 @@ def test_where_others_wait_an_engine_runs_few_rows_or_is_refused(chosen, folder)
     for share, rows in ((1.5, 8), (100.0, found.rows)):
         terms = replace(TERMS, max_run_s=share * 8 * found_s)
         with closing(Trials(folder, terms, ROOM, longest_s=1e-9, engines=(OTHER,))) as trials:
-            assert trials.ready(DIGEST, OTHER, LAST).rows == rows
+            assert trials.find_ready(DIGEST, OTHER, LAST).rows == rows
     terms = replace(TERMS, max_run_s=0.5 * 8 * found_s)
     with closing(Trials(folder, terms, ROOM, longest_s=1e-9, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
         assert choice.engine == REFERENCE
         assert any("--max-operation" in (trial.why_not or "") for trial in choice.trials)
-        assert trials.ready(DIGEST, OTHER, LAST) is None
+        assert trials.find_ready(DIGEST, OTHER, LAST) is None
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_bounds_runs_where_another_tenant_may_wait(tenants, is_open, is_bounded)
 @pytest.mark.parametrize(("rows", "max_run_s", "bounded"), [(32, 1.0, 32), (32, 0.7, 16), (32, 0.3, 8), (8, 0.3, 8)])
 def test_rows_are_cut_to_the_eights_that_end_in_time(rows, max_run_s, bounded):
     trial = Trial(engine=OTHER, precision="fp32", cut=LAST, seconds=1 / 32, rows=rows)
-    assert replace(TERMS, max_run_s=max_run_s).bounded(trial) == replace(trial, rows=bounded)
+    assert replace(TERMS, max_run_s=max_run_s).limit_rows(trial) == replace(trial, rows=bounded)
 
 
 def test_removes_the_least_recently_used_prefix_from_a_full_trial_folder(chosen, folder):
@@ -335,7 +335,9 @@ def test_seconds_and_memory_are_those_of_the_engine_in_use():
         engine=OTHER, precision="fp32", cut=LAST, seconds=(len(cuts) - 1) / 2, weight_bytes=1000, fixed_bytes=80,
         bytes_per_sample=8,
     )  # fmt: skip
-    changed = under_engine(costs, NetworkProfile(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,)))
+    changed = costs_under_engine(
+        costs, NetworkProfile(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,))
+    )
     assert list(changed[:2]) == costs[:2]
     assert [cost.seconds for cost in changed[2:]] == pytest.approx([1 + (cut.number - 1) / 2 for cut in cuts[1:]])
     assert changed[-1].fixed_bytes == 1100
@@ -352,7 +354,9 @@ def test_cuts_behind_the_last_tried_cut_keep_the_reference_costs():
     assert only < LAST
     trial = Trial(engine=OTHER, precision="fp32", cut=only, seconds=0.25)
     seconds = np.arange(len(cuts), dtype=np.float64)[None]
-    changed = under_engine(costs, NetworkProfile(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,)))
+    changed = costs_under_engine(
+        costs, NetworkProfile(seconds=seconds), cuts, 1.0, Choice(engine=OTHER, trials=(trial,))
+    )
     assert changed[only].seconds == 1.25
     assert [changed_cost for changed_cost in changed if changed_cost.number != only] == [
         cost for cost in costs if cost.number != only
@@ -518,17 +522,17 @@ class KnownErrors:
         self.missing = set(unknown)
         self.measured = []
 
-    def here(self, one):
+    def measure_here(self, one):
         return one
 
-    def unknown(self, trials):
+    def unknown_trials(self, trials):
         return [trial for trial in trials if trial.engine in self.missing]
 
     def measure(self, trials):
         self.measured += [trial.engine for trial in trials]
         self.missing -= {trial.engine for trial in trials}
 
-    def said(self, choice, trials):
+    def fill_errors(self, choice, trials):
         return choice
 
 

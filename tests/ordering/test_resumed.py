@@ -35,13 +35,13 @@ def test_the_rest_comes_once_in_order_over_any_number_of_ranks(where, world_size
     found = []
     for rank in range(world_size):
         shard = Shard(size=SIZE, batch_size=4, start=resumed.start, rank=rank, world_size=world_size, last="uneven")
-        found += resumed.original(shard.positions(0, len(shard))).tolist()
+        found += resumed.original_positions(shard.positions(0, len(shard))).tolist()
         if world_size == 1:
             assert found == left
     assert sorted(found) == left
     everything = np.arange(SIZE, dtype=np.int64)
-    assert sorted(resumed.original(everything)) == everything.tolist()
-    assert np.array_equal(resumed.at(everything), order.at(resumed.original(everything)))
+    assert sorted(resumed.original_positions(everything)) == everything.tolist()
+    assert np.array_equal(resumed.at(everything), order.at(resumed.original_positions(everything)))
 
 
 def test_a_resumed_order_keeps_its_name_and_is_plain_in_other_epochs():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from frostline.core import Route
 from frostline.core.errors import SettingError
-from frostline.planning import POLICIES, Link, explain, fixed, make_plan, table, vary
+from frostline.planning import POLICIES, Link, explain, make_plan, plan_at_cut, table, vary
 from frostline.planning.candidates import ALL_IN_STORE
 from support.situations import MB, codec, profile, situation, situations
 
@@ -159,8 +159,8 @@ def test_takes_the_fastest_codec_at_the_lightest_cut_on_one_machine():
     codecs = (codec(2, "sparse+zstd", 1_000, encode_s=1e-4, decode_s=1e-4), codec(2, "fp16", 2_500, encode_s=1e-5))
     job = situation(store=profile(SECONDS, codecs=codecs), trainer=profile((0.0, 0.001, 0.007)), link=FAST)
     together = replace(job, same_host=True)
-    assert fixed(job, 2).route == Route(2, "sparse+zstd")
-    assert fixed(together, 2).route == make_plan(together).route == Route(2)
+    assert plan_at_cut(job, 2).route == Route(2, "sparse+zstd")
+    assert plan_at_cut(together, 2).route == make_plan(together).route == Route(2)
     assert "fastest codec on one machine" in make_plan(together).reason
 
 
@@ -228,7 +228,7 @@ def test_the_mean_lies_between_the_first_and_the_later_epochs(given_situation):
 
 
 def test_the_user_may_name_the_cut():
-    plan = fixed(situation(), 1)
+    plan = plan_at_cut(situation(), 1)
     assert (plan.cut, plan.policy, plan.mixture[0].share) == (1, "fixed", 1.0)
     assert plan.reason.startswith("cut 1 (layer1) was asked for, 125 samples/s, held back by the trainer cpu")
     assert dict(plan.prices) == {"trainer cpu": 1.0, "link": 0.0, "store cpu": 0.0}
@@ -238,9 +238,9 @@ def test_the_user_may_name_the_cut():
 def test_the_user_may_name_the_codec_or_leave_it_to_the_plan():
     codecs = (codec(2, "lz4", 3_000), codec(2, "zstd", 1_000, encode_s=0.1))
     job = situation(store=profile(SECONDS, codecs=codecs), link=Link(bytes_per_s=MB, round_trip_s=0))
-    assert fixed(job, 2, "zstd").route == Route(2, "zstd")
-    assert fixed(job, 2).route == Route(2, "lz4")
-    assert fixed(job, 2, "exact").route == Route(2)
+    assert plan_at_cut(job, 2, "zstd").route == Route(2, "zstd")
+    assert plan_at_cut(job, 2).route == Route(2, "lz4")
+    assert plan_at_cut(job, 2, "exact").route == Route(2)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_the_user_may_name_the_codec_or_leave_it_to_the_plan():
 def test_unusable_input_is_a_user_error(changes, cut, codec_name, sentence):
     job = situation(store=profile(SECONDS, codecs=(codec(2, "int8", 1_250, error=0.01),)), **changes)
     with pytest.raises(SettingError, match=sentence):
-        fixed(job, cut, codec_name)
+        plan_at_cut(job, cut, codec_name)
 
 
 def test_an_unknown_policy_is_a_users_mistake():
@@ -325,4 +325,4 @@ def test_refuses_a_job_that_fits_neither_side_and_names_both_knobs():
     with pytest.raises(SettingError, match=r"trainer_memory_bytes.*memory_bytes"):
         make_plan(neither)
     with pytest.raises(SettingError, match="trainer_memory_bytes"):
-        fixed(heavy_at_the_trainer(trainer_memory_bytes=MB), 1)
+        plan_at_cut(heavy_at_the_trainer(trainer_memory_bytes=MB), 1)

@@ -13,12 +13,12 @@ from frostline.planning.replanning import (
     Observed,
     Rates,
     as_measured,
-    better,
-    busy,
+    find_better,
     is_news,
     learn,
     mixture_in_words,
     probe,
+    resource_seconds,
 )
 from frostline.profiles import CutCost, Profile
 
@@ -58,7 +58,7 @@ def shares_of(plan):
 
 def look(true, shares, *, rows=64, head_s=0.0):
     """What a job sees that runs a mixture in a true situation: every resource works for an average sample."""
-    work = busy(true, shares)
+    work = resource_seconds(true, shares)
     seconds = rows * max(max(work.values()), 1e-9)
     size = rows * work["link"] * true.link.bytes_per_s
     return Observed(
@@ -88,7 +88,7 @@ def run(profiled, true, shares, looks):
         silent_s = 0.0 if seen.transfer_bytes > 128 << 10 else silent_s + seen.seconds
         change = None
         if rates.is_settled and is_news(judged, rates):
-            judged, change = rates, better(as_measured(profiled, rates), shares)
+            judged, change = rates, find_better(as_measured(profiled, rates), shares)
         if change is not None:
             rates, shares = replace(rates, tally=Observed()), shares_of(change.plan)
             changes.append(shares)
@@ -111,7 +111,7 @@ def test_a_share_of_a_control_plane_is_planned_with_as_a_link_that_gives_as_much
     seen = replace(look(profiled, first), allowed_bytes_per_s=0.6 * MB)
     rates = learn(profiled, Rates(), seen)
     assert rates.is_held(profiled)
-    change = better(as_measured(profiled, rates), first)
+    change = find_better(as_measured(profiled, rates), first)
     assert shares_of(change.plan) == pytest.approx(shares_of(make_plan(vary(profiled, bandwidth=0.6 * MB))))
     assert is_news(learn(profiled, rates, replace(seen, allowed_bytes_per_s=0.3 * MB)), rates)
     assert is_news(learn(profiled, rates, replace(seen, allowed_bytes_per_s=math.inf)), rates)
@@ -131,7 +131,7 @@ def test_a_link_that_comes_back_is_found_by_asking_for_more():
     learned = replace(profiled, link=Link(bytes_per_s=0.05 * MB, round_trip_s=0.001))
     last, changes = run(learned, profiled, thin, looks=60)
     assert changes
-    assert 1 / max(busy(profiled, last).values()) >= 0.85 * make_plan(profiled).samples_per_s
+    assert 1 / max(resource_seconds(profiled, last).values()) >= 0.85 * make_plan(profiled).samples_per_s
 
 
 @given(st.floats(0.05, 100), st.floats(0.3, 8))
@@ -146,19 +146,19 @@ def test_after_any_change_of_the_link_the_job_runs_near_the_best(before, after, 
     profiled = situation(bytes_per_s=before * MB, store_slowness=slowness)
     true = vary(profiled, bandwidth=after * MB)
     last, changes = run(profiled, true, shares_of(make_plan(profiled)), looks=40)
-    assert 1 / max(busy(true, last).values()) >= 0.85 * make_plan(true).samples_per_s
+    assert 1 / max(resource_seconds(true, last).values()) >= 0.85 * make_plan(true).samples_per_s
     assert len(changes) <= 3
 
 
 def test_a_gain_within_the_noise_changes_nothing():
     profiled = situation()
     shares = shares_of(make_plan(profiled))
-    assert better(vary(profiled, bandwidth=profiled.link.bytes_per_s * 1.05), shares) is None
+    assert find_better(vary(profiled, bandwidth=profiled.link.bytes_per_s * 1.05), shares) is None
 
 
 def test_a_change_says_what_was_measured_and_what_it_gains():
     profiled = situation()
-    change = better(vary(profiled, bandwidth=0.6 * MB), {Route(0): 1.0})
+    change = find_better(vary(profiled, bandwidth=0.6 * MB), {Route(0): 1.0})
     assert "600 kB/s may cross the link" in change.reason
     assert "held to 10 samples/s by the link" in change.reason
 

@@ -37,8 +37,8 @@ def warm(held, answers=20, seconds=1.0):
     now, under_way = 0.0, list(held.asks(0.0))
     for _ in range(answers):
         ask = under_way.pop(0)
-        held.arrived(ask, answer(ask.samples.ids))
-        held.finished(ask, now + seconds)
+        held.take_rows(ask, answer(ask.samples.ids))
+        held.finish(ask, now + seconds)
         now += seconds
         under_way += held.asks(now)
         while held.take():
@@ -50,8 +50,8 @@ def one_late(held):
     """A window whose only request under way is late; its ask, the second one and the time."""
     now, (*others, first) = warm(held, answers=30)
     for ask in others:
-        held.arrived(ask, answer(ask.samples.ids))
-        held.finished(ask, now)
+        held.take_rows(ask, answer(ask.samples.ids))
+        held.finish(ask, now)
     (second,) = held.asks(now + 1000)
     return first, second, now + 1000
 
@@ -59,16 +59,16 @@ def one_late(held):
 def test_nothing_is_late_before_twenty_answers_came():
     known = HedgeTimer(0.9)
     for _ in range(19):
-        known.took(WAY, ROWS, 1.0)
+        known.record(WAY, ROWS, 1.0)
     assert known.late_after_s(WAY, ROWS) is None
-    known.took(WAY, ROWS, 1.0)
+    known.record(WAY, ROWS, 1.0)
     assert known.late_after_s(WAY, ROWS) == 2.0
 
 
 def test_late_is_what_takes_longer_than_the_quantile_and_than_twice_the_median():
     known = HedgeTimer(0.9)
     for seconds in [1.0] * 15 + [5.0] * 5:
-        known.took(WAY, ROWS, seconds)
+        known.record(WAY, ROWS, seconds)
     assert known.late_after_s(WAY, ROWS) == 5.0
     assert known.late_after_s(Route(1), ROWS) is None, "each way has times of its own"
 
@@ -77,7 +77,7 @@ def test_a_request_is_late_beside_those_that_were_at_least_as_long():
     known = HedgeTimer(0.9)
     for rows, seconds in [(8, 0.3), (32, 1.2)]:
         for _ in range(20):
-            known.took(WAY, rows, seconds)
+            known.record(WAY, rows, seconds)
     assert known.late_after_s(WAY, 32) == 2.4, "short ones say nothing of it"
     assert known.late_after_s(WAY, 8) == 1.2, "long ones may hold up a short one at the end of an epoch"
     assert known.late_after_s(WAY, 33) is None, "nothing is known of longer ones"
@@ -88,9 +88,9 @@ def test_no_more_are_made_twice_than_lie_above_the_quantile(quantile, seconds):
     known = HedgeTimer(quantile)
     hedges = 0
     for second in seconds:
-        known.took(WAY, ROWS, second)
+        known.record(WAY, ROWS, second)
         if known.late_after_s(WAY, ROWS) is not None:
-            known.hedged(WAY)
+            known.count_hedge(WAY)
             hedges += 1
     assert hedges <= (1 - quantile) * len(seconds) + 1
 
@@ -98,7 +98,7 @@ def test_no_more_are_made_twice_than_lie_above_the_quantile(quantile, seconds):
 def test_forgets_old_times_so_that_a_link_may_change():
     known = HedgeTimer(0.9)
     for seconds in [50.0] * 200 + [1.0] * 128:
-        known.took(WAY, ROWS, seconds)
+        known.record(WAY, ROWS, seconds)
     assert known.late_after_s(WAY, ROWS) == 2.0
 
 
@@ -133,13 +133,13 @@ def test_a_hedge_quantile_of_1_hedges_nothing():
 def test_cancels_the_second_attempt_when_the_first_has_finished():
     held = window(31 * ROWS)
     first, second, now = one_late(held)
-    held.arrived(second, answer(second.samples.ids))
-    held.finished(second, now)
-    assert held.given_up() == (first.number,)
-    assert held.given_up() == ()
-    held.arrived(first, answer(first.samples.ids))
-    assert held.finished(first, now) is None
-    assert held.failed(first, NodeUnreachable("closed"), now) is None
+    held.take_rows(second, answer(second.samples.ids))
+    held.finish(second, now)
+    assert held.take_abandoned() == (first.number,)
+    assert held.take_abandoned() == ()
+    held.take_rows(first, answer(first.samples.ids))
+    assert held.finish(first, now) is None
+    assert held.fail(first, NodeUnreachable("closed"), now) is None
     assert held.statistics().rows_late == ROWS
     assert len(held.take().batch) == ROWS
     assert held.is_done
@@ -149,10 +149,10 @@ def test_rows_come_from_whichever_attempt_is_ahead():
     held = window(31 * ROWS)
     first, second, now = one_late(held)
     ids = first.samples.ids
-    held.arrived(first, answer(ids[:1]))
-    held.arrived(second, answer(ids[:3], unreadable=[ids[0], ids[1]]))  # the first one was taken already
-    held.arrived(first, answer(ids[1:], unreadable=[ids[1]]))
-    held.finished(first, now)
+    held.take_rows(first, answer(ids[:1]))
+    held.take_rows(second, answer(ids[:3], unreadable=[ids[0], ids[1]]))  # the first one was taken already
+    held.take_rows(first, answer(ids[1:], unreadable=[ids[1]]))
+    held.finish(first, now)
     came = [held.take(), held.take(), held.take()]
     assert [item.batch.ids.tolist() for item in came] == [[ids[0]], [ids[2]], [ids[3]]]
     assert [item.batch.tensors[0][:, 0].tolist() for item in came] == [[ids[0]], [ids[2]], [ids[3]]]
@@ -165,15 +165,15 @@ def test_a_second_attempt_is_held_to_what_was_asked_for_too():
     held = window(31 * ROWS)
     _, second, _ = one_late(held)
     with pytest.raises(Refused, match="other samples"):
-        held.arrived(second, answer(second.samples.ids[1:]))
+        held.take_rows(second, answer(second.samples.ids[1:]))
 
 
 def test_one_attempt_may_fail_while_the_other_goes_on():
     held = window(31 * ROWS)
     first, second, now = one_late(held)
-    assert held.failed(first, NodeUnreachable("gone"), now) is None
-    held.arrived(second, answer(second.samples.ids[:1]))
-    retried = held.failed(second, NodeUnreachable("gone"), now)
+    assert held.fail(first, NodeUnreachable("gone"), now) is None
+    held.take_rows(second, answer(second.samples.ids[:1]))
+    retried = held.fail(second, NodeUnreachable("gone"), now)
     assert retried.samples == ROWS - 1
 
 
@@ -207,9 +207,9 @@ def test_every_sample_comes_once_whatever_is_late(seed, requests, slack, pieces)
             now = max(now, wakeup)
             continue
         now, _, ask, part = heapq.heappop(events)
-        held.arrived(ask, answer(np.array_split(ask.samples.ids, pieces)[part]))
+        held.take_rows(ask, answer(np.array_split(ask.samples.ids, pieces)[part]))
         if part == pieces - 1:
-            held.finished(ask, now)
+            held.finish(ask, now)
     assert sorted(places) == list(range(count))
     assert hedges == held.statistics().hedges <= 0.4 * count / ROWS + 1
     if slack == 0:

@@ -78,12 +78,12 @@ def test_behind_the_window_rows_come_once_and_in_order_whatever_fails(
             if under_way:
                 ask = under_way.pop(int(random.integers(len(under_way))))
                 if random.random() < 0.2:
-                    window.failed(ask, NodeUnreachable("gone"), now)
+                    window.fail(ask, NodeUnreachable("gone"), now)
                 else:
                     middle = int(random.integers(len(ask.samples) + 1))
                     for part in (ask.samples.ids[:middle], ask.samples.ids[middle:]):
-                        window.arrived(ask, answer(part, unreadable))
-                    window.finished(ask, now)
+                        window.take_rows(ask, answer(part, unreadable))
+                    window.finish(ask, now)
             now += 0.05
             delivery = window.take()
             while delivery is not None:
@@ -149,7 +149,7 @@ def test_a_request_names_its_owner_and_whom_to_ask_next_and_attempts_take_turns(
     for now in (0.0, 1.0, 3.0):
         (ask,) = window.asks(now)
         nodes.append(ask.nodes)
-        window.failed(ask, NodeUnreachable("gone"), now)
+        window.fail(ask, NodeUnreachable("gone"), now)
     assert nodes[0] == nodes[2] == nodes[1][::-1]
     assert nodes[0][0] == found.nodes[found.table[(ask.samples.ids[0] - 3) // 7]]
 

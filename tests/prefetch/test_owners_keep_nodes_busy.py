@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from frostline.batching import padded
+from frostline.batching import pad_rows
 from frostline.client.owners import BlockOwners, Blocks
 from frostline.core import FeatureBatch, Samples
 from frostline.core.config import LoaderSettings
@@ -40,12 +40,12 @@ def epoch_s(count, nodes, *, by_owners, requests_a_node=4):
             node = ask.nodes[0] if ask.nodes else min(names, key=lambda name: (under_way[name], asked[name]))
             under_way[node] += 1
             asked[node] += len(ask.samples)
-            free[node] = max(now + WAY_S, free[node]) + padded(len(ask.samples)) / RATE
+            free[node] = max(now + WAY_S, free[node]) + pad_rows(len(ask.samples)) / RATE
             heapq.heappush(arriving, (free[node] + WAY_S, ask.number, node, ask))
         now, _, node, ask = heapq.heappop(arriving)
         under_way[node] -= 1
-        window.arrived(ask, FeatureBatch(ids=ask.samples.ids, tensors=(np.zeros((len(ask.samples), 1)),)))
-        window.finished(ask, now)
+        window.take_rows(ask, FeatureBatch(ids=ask.samples.ids, tensors=(np.zeros((len(ask.samples), 1)),)))
+        window.finish(ask, now)
         while window.take() is not None:
             pass
     return now, asked

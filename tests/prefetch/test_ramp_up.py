@@ -47,8 +47,8 @@ def rounds(settings, count, *, is_short):
         found.append([len(ask.samples) for ask in asks])
         for ask in asks:
             ids = ask.samples.ids
-            held.arrived(ask, FeatureBatch(ids=ids, tensors=(np.zeros((len(ids), ROW_BYTES), np.uint8),)))
-            held.finished(ask, 0.0)
+            held.take_rows(ask, FeatureBatch(ids=ids, tensors=(np.zeros((len(ids), ROW_BYTES), np.uint8),)))
+            held.finish(ask, 0.0)
         while held.take() is not None:
             pass
     assert held.is_done
@@ -97,7 +97,7 @@ def test_probes_with_a_single_short_request_after_a_failure():
     held = Window(asked(400, RampUp(one_way(32, ROW_BYTES), RampLengths.of(settings))), settings)
     asks = held.asks(0.0)
     for ask in asks:
-        held.failed(ask, NodeUnreachable("down"), 0.0)
+        held.fail(ask, NodeUnreachable("down"), 0.0)
     assert len(asks) == 8
     assert [len(ask.samples) for ask in held.asks(1e6)] == [8]
     assert held.statistics().requests_allowed == 1

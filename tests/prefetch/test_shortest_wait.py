@@ -57,7 +57,7 @@ class World:
                 heapq.heappush(ends, (self.free_at[deal.route], len(self.dealt), deal.route, deal.rows))
             self.now, _, route, rows = heapq.heappop(ends)
             under_way -= 1
-            self.dealer.done(route, rows)
+            self.dealer.finish_rows(route, rows)
             self.done_at.append((self.now, rows))
         return self.now
 
@@ -165,9 +165,9 @@ def test_rows_that_come_no_more_do_not_count_as_waiting():
     assert set(both) == {NODE, TRAINER}
     for route in both:
         now[0] += 1
-        dealer.done(route, 8)
+        dealer.finish_rows(route, 8)
     dealer.deal(100), dealer.deal(100)
-    dealer.dropped(NODE, 8)
+    dealer.drop_rows(NODE, 8)
     assert dealer.deal(100).route == NODE
     now[0] = 100.0  # nothing was heard of either: what was asked for was lost, and both are free
     assert {dealer.deal(100).route, dealer.deal(100).route} == {NODE, TRAINER}
@@ -206,4 +206,4 @@ def test_requests_follow_one_another_over_a_link_while_the_one_before_is_compute
         while (deal := dealer.deal(800)).route != TRAINER:
             assert dealer.dealt < 800, "the trainer's second request is dealt when the first has crossed"
         assert deal.rows == 32
-    assert dealer.observed(TRAINER) == 0, "nothing was computed by then"
+    assert dealer.observed_speed(TRAINER) == 0, "nothing was computed by then"

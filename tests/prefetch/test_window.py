@@ -59,8 +59,8 @@ def run_to_the_end(held, now=0.0):
     while not held.is_done:
         asks = held.asks(now)
         for ask in asks:
-            held.arrived(ask, answer(ask.samples.ids))
-            assert held.finished(ask, now) is None
+            held.take_rows(ask, answer(ask.samples.ids))
+            assert held.finish(ask, now) is None
         taken = take_all(held)
         positions += [place for delivery in taken for place in delivery.positions.tolist()]
         if not asks and not taken:
@@ -74,11 +74,11 @@ def test_encoded_samples_that_wait_to_be_handed_out_take_the_room_of_their_bytes
     first, second = held.asks(0.0)  # of 4 samples, each with 100 bytes
     rows = np.empty(4, object)
     rows[:] = [bytes(100)] * 4
-    held.arrived(second, FeatureBatch(ids=second.samples.ids, tensors=(rows,)))
-    held.finished(second, 0.0)
+    held.take_rows(second, FeatureBatch(ids=second.samples.ids, tensors=(rows,)))
+    held.finish(second, 0.0)
     assert (held.statistics().ready_bytes, held.asks(0.0)) == (400, ())
-    held.arrived(first, FeatureBatch(ids=first.samples.ids, tensors=(rows,)))
-    held.finished(first, 0.0)
+    held.take_rows(first, FeatureBatch(ids=first.samples.ids, tensors=(rows,)))
+    held.finish(first, 0.0)
     assert len(take_all(held)) == 2
     assert len(held.asks(0.0)) == 2
 
@@ -92,10 +92,10 @@ def test_finishes_each_epoch_before_the_next_whatever_the_slack(slack):
     first, *others = held.asks(0.0)
     assert [ask.epoch for ask in (first, *others)] == [0, 0, 1, 1]
     for ask in others:
-        held.arrived(ask, answer(ask.samples.ids))
-        held.finished(ask, 0.0)
+        held.take_rows(ask, answer(ask.samples.ids))
+        held.finish(ask, 0.0)
     assert [delivery.positions.tolist() for delivery in take_all(held)] in ([[4, 5, 6, 7]], [])
-    held.arrived(first, answer(first.samples.ids))
+    held.take_rows(first, answer(first.samples.ids))
     taken = [place for delivery in take_all(held) for place in delivery.positions.tolist()]
     assert set(taken) >= {0, 1, 2, 3, *range(8, 16)}
 
@@ -138,8 +138,8 @@ def test_an_answer_that_is_late_keeps_nothing_from_being_asked_for_while_bytes_a
         for ask in asks:
             asked += ask.samples.ids.tolist()
             if place != late:
-                held.arrived(ask, answer(ask.samples.ids))
-                held.finished(ask, 0.0)
+                held.take_rows(ask, answer(ask.samples.ids))
+                held.finish(ask, 0.0)
             place += 1
         handed_out += [item for delivery in take_all(held) for item in delivery.batch.ids.tolist()]
     assert asked == table(count).ids[: len(asked)].tolist()
@@ -203,7 +203,7 @@ class Disorder(RuleBasedStateMachine):
         ids = left[: data.draw(st.integers(0, len(left)))]
         lost = [int(i) for i in ids if data.draw(st.integers(0, 9)) == 0]
         self.unreadable.update(lost)
-        self.window.arrived(one[0], answer(ids, unreadable=lost))
+        self.window.take_rows(one[0], answer(ids, unreadable=lost))
         self.came.update(self.places[int(i)] for i in ids)
         one[1] += len(ids)
 
@@ -211,7 +211,7 @@ class Disorder(RuleBasedStateMachine):
     @rule(data=st.data())
     def receive(self, data):
         ask = data.draw(st.sampled_from(self.under_way))[0]
-        self.window.received(ask)
+        self.window.mark_received(ask)
         self.computing.add(ask.number)
 
     @precondition(lambda self: self.under_way)
@@ -219,7 +219,7 @@ class Disorder(RuleBasedStateMachine):
     def end(self, data):
         one = data.draw(st.sampled_from(self.under_way))
         self.under_way.remove(one)
-        retry = self.window.finished(one[0], self.now)
+        retry = self.window.finish(one[0], self.now)
         assert (retry is None) == (one[1] == len(one[0].samples))
         self.given_up.append(one[0])
 
@@ -234,7 +234,7 @@ class Disorder(RuleBasedStateMachine):
             "store": StoreUnavailable("slow down"),
             "busy": Overloaded("busy", retry_after_s=3.0),
         }[kind]
-        retry = self.window.failed(one[0], reason, self.now)
+        retry = self.window.fail(one[0], reason, self.now)
         left = len(one[0].samples) - one[1]
         assert (retry is None) == (left == 0)
         if retry is not None:
@@ -245,9 +245,9 @@ class Disorder(RuleBasedStateMachine):
     @rule(data=st.data())
     def come_late(self, data):
         ask = data.draw(st.sampled_from(self.given_up))
-        self.window.arrived(ask, answer(ask.samples.ids))
-        assert self.window.finished(ask, self.now) is None
-        assert self.window.failed(ask, NodeUnreachable("gone"), self.now) is None
+        self.window.take_rows(ask, answer(ask.samples.ids))
+        assert self.window.finish(ask, self.now) is None
+        assert self.window.fail(ask, NodeUnreachable("gone"), self.now) is None
 
     @rule()
     def hand_out(self):
@@ -303,12 +303,12 @@ class Disorder(RuleBasedStateMachine):
         if not hasattr(self, "window"):
             return
         for ask, _ in self.under_way:
-            self.window.failed(ask, NodeUnreachable("gone"), self.now)
+            self.window.fail(ask, NodeUnreachable("gone"), self.now)
         while not self.window.is_done:
             asks = self.window.asks(self.now)
             for ask in asks:
-                self.window.arrived(ask, answer(ask.samples.ids))
-                self.window.finished(ask, self.now)
+                self.window.take_rows(ask, answer(ask.samples.ids))
+                self.window.finish(ask, self.now)
             taken = take_all(self.window)
             self.out += taken
             self.came |= self.handed_out()
@@ -327,29 +327,29 @@ TestDisorder = Disorder.TestCase
 def test_rows_come_out_in_order_when_answers_come_in_reverse():
     held = window(8, per_request=4, requests_in_flight=2)
     first, second = held.asks(0)
-    held.arrived(second, answer(second.samples.ids))
+    held.take_rows(second, answer(second.samples.ids))
     assert held.take() is None
-    held.arrived(first, answer(first.samples.ids))
+    held.take_rows(first, answer(first.samples.ids))
     assert [item.positions.tolist() for item in take_all(held)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert not held.is_done
-    held.finished(first, 0)
-    held.finished(second, 0)
+    held.finish(first, 0)
+    held.finish(second, 0)
     assert held.is_done
 
 
 def test_rows_may_go_ahead_of_a_missing_one_as_far_as_the_slack_goes():
     held = window(16, per_request=4, requests_in_flight=4, slack=7)
     first, second = held.asks(0)
-    held.arrived(second, answer(second.samples.ids))
-    held.finished(second, 0)
+    held.take_rows(second, answer(second.samples.ids))
+    held.finish(second, 0)
     ahead = held.take()
     assert (ahead.positions.tolist(), ahead.stop, ahead.reach) == ([4, 5, 6, 7], 0, 8)
     third, *_ = held.asks(0)
-    held.arrived(third, answer(third.samples.ids))
+    held.take_rows(third, answer(third.samples.ids))
     assert held.take() is None, "place 8 is 8 ahead of place 0"
-    held.arrived(first, answer(first.samples.ids[:1]))
+    held.take_rows(first, answer(first.samples.ids[:1]))
     assert [item.positions.tolist() for item in take_all(held)] == [[0]]
-    held.arrived(first, answer(first.samples.ids[1:]))
+    held.take_rows(first, answer(first.samples.ids[1:]))
     left = take_all(held)
     assert [item.positions.tolist() for item in left] == [[1, 2, 3], [8, 9, 10, 11]]
     assert [item.stop for item in left] == [8, 12]
@@ -360,8 +360,8 @@ def test_without_a_bound_whatever_arrived_goes_first():
     first, second = held.asks(0)
     places = []
     for ask in (second, *held.asks(0), first):
-        held.arrived(ask, answer(ask.samples.ids))
-        held.finished(ask, 0)
+        held.take_rows(ask, answer(ask.samples.ids))
+        held.finish(ask, 0)
         places += [item.positions.tolist() for item in take_all(held)]
     assert places == [[4, 5, 6, 7], [0, 1, 2, 3]]
 
@@ -369,7 +369,7 @@ def test_without_a_bound_whatever_arrived_goes_first():
 def test_rows_are_handed_out_before_their_answer_is_whole():
     held = window(8, per_request=8)
     (ask,) = held.asks(0)
-    held.arrived(ask, answer(ask.samples.ids[:3]))
+    held.take_rows(ask, answer(ask.samples.ids[:3]))
     assert held.take().positions.tolist() == [0, 1, 2]
     assert held.take() is None
 
@@ -380,8 +380,8 @@ def test_the_number_of_requests_grows_by_one_with_each_answer():
     seen = [len(asks)]
     for _ in range(8):
         ask = asks.pop(0)
-        held.arrived(ask, answer(ask.samples.ids))
-        held.finished(ask, 0)
+        held.take_rows(ask, answer(ask.samples.ids))
+        held.finish(ask, 0)
         asks += held.asks(0)
         seen.append(len(asks))
     assert seen == [2, 3, 4, 5, 6, 7, 8, 8, 8]
@@ -392,13 +392,13 @@ def test_what_is_here_and_is_computed_makes_room_for_more_under_way_up_to_a_boun
     computing = []
     while asks := held.asks(0):
         for ask in asks:
-            held.received(ask)
+            held.mark_received(ask)
         computing += asks
     assert sum(len(ask.samples) for ask in computing) == 4 * 4, "four whole requests"
     assert held.statistics().requests_in_flight == 0
     for ask in computing:
-        held.arrived(ask, answer(ask.samples.ids))
-        assert held.finished(ask, 0) is None
+        held.take_rows(ask, answer(ask.samples.ids))
+        assert held.finish(ask, 0) is None
     assert len(take_all(held)) == len(computing)
     assert len(held.asks(0)) == 2
 
@@ -408,14 +408,14 @@ def test_what_is_here_is_asked_of_nobody_a_second_time_though_it_takes_long():
     now = 0.0
     for _ in range(40):
         for ask in held.asks(now):
-            held.arrived(ask, answer(ask.samples.ids))
-            held.finished(ask, now + 0.1)
+            held.take_rows(ask, answer(ask.samples.ids))
+            held.finish(ask, now + 0.1)
         take_all(held)
         now += 0.1
     slow = held.asks(now)
     assert slow
     for ask in slow:
-        held.received(ask)
+        held.mark_received(ask)
     assert not any(ask.is_hedge for ask in held.asks(now + 60))
 
 
@@ -426,22 +426,22 @@ def test_without_a_ramp_all_that_is_allowed_is_asked_for_at_once():
 def test_after_a_failure_one_request_probes_before_others_follow():
     held = window(400, requests_in_flight=4)
     for ask in held.asks(0):
-        held.failed(ask, NodeUnreachable("gone"), 0)
+        held.fail(ask, NodeUnreachable("gone"), 0)
     assert held.asks(0) == ()
     assert held.next_wakeup() == pytest.approx(0.1)
     (probe,) = held.asks(10)
     assert probe.samples.ids[0] == table(1).ids[0]
     assert probe.attempt == 2
-    held.arrived(probe, answer(probe.samples.ids))
-    held.finished(probe, 10)
+    held.take_rows(probe, answer(probe.samples.ids))
+    held.finish(probe, 10)
     assert len(held.asks(10)) == 2
 
 
 def test_rows_that_arrived_before_a_failure_are_not_asked_for_again():
     held = window(8, per_request=8)
     (ask,) = held.asks(0)
-    held.arrived(ask, answer(ask.samples.ids[:5]))
-    held.failed(ask, NodeUnreachable("gone"), 0)
+    held.take_rows(ask, answer(ask.samples.ids[:5]))
+    held.fail(ask, NodeUnreachable("gone"), 0)
     (again,) = held.asks(1)
     assert again.samples.ids.tolist() == table(8).ids[5:].tolist()
 
@@ -451,7 +451,7 @@ def test_delays_double_up_to_a_limit():
     delays, now = [], 0.0
     for _ in range(8):
         (ask,) = held.asks(now)
-        delays.append(held.failed(ask, NodeUnreachable("gone"), now).delay_s)
+        delays.append(held.fail(ask, NodeUnreachable("gone"), now).delay_s)
         now += delays[-1]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
 
@@ -471,14 +471,14 @@ def test_windows_that_failed_together_recover_singly():
     delays = set()
     for _ in range(5):
         held = window(4, jitter=lambda: next(luck))
-        delays.add(held.failed(held.asks(0)[0], NodeUnreachable("gone"), 0).delay_s)
+        delays.add(held.fail(held.asks(0)[0], NodeUnreachable("gone"), 0).delay_s)
     assert len(delays) == 5
 
 
 def test_leaves_an_overloaded_node_alone_for_the_time_it_asked():
     held = window(4)
     (ask,) = held.asks(0)
-    assert held.failed(ask, Overloaded("busy", retry_after_s=7), 0).delay_s == 7
+    assert held.fail(ask, Overloaded("busy", retry_after_s=7), 0).delay_s == 7
     assert held.asks(6.9) == ()
     assert len(held.asks(7)) == 1
 
@@ -487,23 +487,23 @@ def test_ends_the_job_if_a_node_asks_to_wait_longer_than_the_retry_time():
     held = window(4, retry_for_s=5)
     (ask,) = held.asks(0)
     with pytest.raises(NodeUnreachable, match=r"busy.*retry_for_s \(now 5 s\)"):
-        held.failed(ask, Overloaded("busy", retry_after_s=7), 0)
+        held.fail(ask, Overloaded("busy", retry_after_s=7), 0)
 
 
 def test_the_last_attempt_is_made_when_the_retry_time_ends():
     held = window(4, retry_for_s=0.25)
-    assert held.failed(held.asks(0)[0], NodeUnreachable("gone"), 0).delay_s == pytest.approx(0.1)
-    assert held.failed(held.asks(0.1)[0], NodeUnreachable("gone"), 0.1).delay_s == pytest.approx(0.15)
+    assert held.fail(held.asks(0)[0], NodeUnreachable("gone"), 0).delay_s == pytest.approx(0.1)
+    assert held.fail(held.asks(0.1)[0], NodeUnreachable("gone"), 0.1).delay_s == pytest.approx(0.15)
     (last,) = held.asks(0.25)
     with pytest.raises(NodeUnreachable, match="in 3 attempts over 0 s: gone; bring it back, or raise retry_for_s"):
-        held.failed(last, NodeUnreachable("gone"), 0.25)
+        held.fail(last, NodeUnreachable("gone"), 0.25)
 
 
 def test_a_store_that_stays_away_is_named_as_such():
     held = window(4, retry_for_s=0)
     (ask,) = held.asks(0)
     with pytest.raises(StoreUnavailable, match="the store did not give 4 samples"):
-        held.failed(ask, StoreUnavailable("503"), 0)
+        held.fail(ask, StoreUnavailable("503"), 0)
 
 
 def test_the_retry_time_starts_again_when_rows_arrive():
@@ -511,8 +511,8 @@ def test_the_retry_time_starts_again_when_rows_arrive():
     now = 0.0
     for _ in range(4):
         (ask,) = held.asks(now)
-        held.arrived(ask, answer(ask.samples.ids[:1]))
-        if held.failed(ask, NodeUnreachable("gone"), now) is not None:
+        held.take_rows(ask, answer(ask.samples.ids[:1]))
+        if held.fail(ask, NodeUnreachable("gone"), now) is not None:
             now += 0.9
     assert take_all(held)[-1].stop == 4
 
@@ -520,8 +520,8 @@ def test_the_retry_time_starts_again_when_rows_arrive():
 def test_an_answer_that_ends_early_is_asked_for_again():
     held = window(4)
     (ask,) = held.asks(0)
-    held.arrived(ask, answer(ask.samples.ids[:2]))
-    assert "ended before its last row" in held.finished(ask, 0).reason
+    held.take_rows(ask, answer(ask.samples.ids[:2]))
+    assert "ended before its last row" in held.finish(ask, 0).reason
     assert len(held.asks(1)[0].samples) == 2
 
 
@@ -530,13 +530,13 @@ def test_an_answer_with_other_samples_is_refused(ids):
     held = window(4)
     (ask,) = held.asks(0)
     with pytest.raises(Refused, match="other samples than were asked for"):
-        held.arrived(ask, answer(ids))
+        held.take_rows(ask, answer(ids))
 
 
 def test_skipped_samples_take_no_place():
     held = window(4)
     (ask,) = held.asks(0)
-    held.arrived(ask, answer(ask.samples.ids, unreadable=[3, 24]))
+    held.take_rows(ask, answer(ask.samples.ids, unreadable=[3, 24]))
     delivery = held.take()
     assert delivery.positions.tolist() == [1, 2]
     assert delivery.stop == 4
@@ -549,8 +549,8 @@ def test_bounds_may_change_while_it_runs_and_what_is_under_way_stays():
     held.bound(requests=8, window_bytes=5 * 4 * ROW_BYTES)
     for _ in range(6):
         ask = asks.pop(0)
-        held.arrived(ask, answer(ask.samples.ids))
-        held.finished(ask, 0)
+        held.take_rows(ask, answer(ask.samples.ids))
+        held.finish(ask, 0)
         take_all(held)
         asks += held.asks(0)
     assert len(asks) == 5, "the bytes allow no more"
@@ -558,8 +558,8 @@ def test_bounds_may_change_while_it_runs_and_what_is_under_way_stays():
     assert held.statistics().requests_in_flight == 5
     for ask in asks:
         assert held.asks(0) == ()
-        held.arrived(ask, answer(ask.samples.ids))
-        held.finished(ask, 0)
+        held.take_rows(ask, answer(ask.samples.ids))
+        held.finish(ask, 0)
     take_all(held)
     assert len(held.asks(0)) == 1
 

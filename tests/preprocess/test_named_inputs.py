@@ -13,7 +13,7 @@ from frostline.core import TensorSpec
 from frostline.core.errors import BadRequest, SampleError, SettingError
 from frostline.preprocess import NamedInputs, Preprocess, ReadArray
 from frostline.preprocess.apply import decode_into, pixels_needed
-from frostline.preprocess.steps import framed, laid_out, unframed
+from frostline.preprocess.steps import frame_parts, place_inputs, unframe_parts
 from support.pairs import SIDE, TOKENS, encoded_image, pair_inputs
 from support.texts import tokenizer_of_words
 
@@ -39,13 +39,13 @@ def made(declared, record):
 
 @given(parts=st.lists(st.binary(max_size=50), min_size=1, max_size=8))
 def test_a_record_gives_its_parts_back(parts):
-    assert [bytes(part) for part in unframed(framed(parts), len(parts))] == parts
+    assert [bytes(part) for part in unframe_parts(frame_parts(parts), len(parts))] == parts
 
 
 @given(record=st.binary(max_size=60), parts=st.integers(1, 8))
 def test_what_is_no_record_is_refused_and_never_read_beyond(record, parts):
     try:
-        found = unframed(record, parts)
+        found = unframe_parts(record, parts)
     except SampleError:
         return
     assert sum(map(len, found)) == len(record) - 4 * parts
@@ -54,7 +54,7 @@ def test_what_is_no_record_is_refused_and_never_read_beyond(record, parts):
 @given(shapes=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.booleans()), min_size=2, max_size=8))
 def test_every_input_comes_back_from_the_array_and_none_touches_another(shapes):
     specs = [TensorSpec((first, second), "int64" if whole else "float32") for first, second, whole in shapes]
-    places = laid_out((f"input_{place}", spec) for place, spec in enumerate(specs))
+    places = place_inputs((f"input_{place}", spec) for place, spec in enumerate(specs))
     rows = np.full((3, places[-1].end), -1, np.int64)
     meant = {}
     for number, place in enumerate(places):
@@ -72,9 +72,9 @@ def test_every_input_comes_back_from_the_array_and_none_touches_another(shapes):
 def test_each_part_is_decoded_as_it_is_alone():
     declared, image = pair_inputs(), encoded_image(np.random.default_rng(1))
     pixels, tokens = declared.parts
-    record = framed([image, b"the film was good"])
+    record = frame_parts([image, b"the film was good"])
     row = made(declared, record)
-    found = declared.unpacked(row[None])
+    found = declared.unpack(row[None])
     np.testing.assert_array_equal(found["pixel_values"][0], made(pixels, image))
     ids, mask = made(tokens, b"the film was good")
     np.testing.assert_array_equal(found["input_ids"][0], ids)
@@ -87,14 +87,14 @@ def test_each_part_is_decoded_as_it_is_alone():
 
 def test_a_half_filled_number_is_the_same_whatever_stood_there():
     declared = preprocess.named_inputs(a=numbers((3,)), b=numbers((1,)))
-    record = framed([stored(np.arange(3, dtype=np.float32)), stored(np.ones(1))])
+    record = frame_parts([stored(np.arange(3, dtype=np.float32)), stored(np.ones(1))])
     assert made(declared, record).tobytes() == b"".join([struct.pack("<4f", 0, 1, 2, 0), struct.pack("<2f", 1, 0)])
 
 
 def test_a_broken_part_is_named():
     declared = preprocess.named_inputs(a=numbers((3,)), b=numbers((1,)))
     with pytest.raises(SampleError, match=r"^b: it is no array"):
-        made(declared, framed([stored(np.zeros(3)), b"nothing"]))
+        made(declared, frame_parts([stored(np.zeros(3)), b"nothing"]))
     with pytest.raises(SampleError, match="no record of 2 parts"):
         made(declared, b"\x00")
     assert pixels_needed(declared, b"\x00") == 0

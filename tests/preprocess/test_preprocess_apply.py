@@ -14,7 +14,7 @@ from PIL import Image
 
 from frostline.core import View
 from frostline.core.errors import BadRequest, SampleError, SettingError
-from frostline.datasets.copy.layout import scaled
+from frostline.datasets.copy.layout import scale_image
 from frostline.preprocess import (
     CenterCrop,
     ColorJitter,
@@ -205,11 +205,11 @@ def test_images_are_turned_as_each_librarys_reader_does_it(kind, orientation):
 
 def test_what_a_data_set_resolves_is_part_of_the_digest_and_what_is_declared_stays():
     whole = pixels(32, 32)
-    turned, as_is = whole.oriented(is_turned=True), whole.oriented(is_turned=False)
+    turned, as_is = whole.orient(is_turned=True), whole.orient(is_turned=False)
     assert len({whole.digest, turned.digest, as_is.digest}) == 3
-    assert turned.oriented(is_turned=False) == turned
+    assert turned.orient(is_turned=False) == turned
     assert Preprocess.from_json(json.loads(json.dumps(turned.to_json()))) == turned
-    both = named_inputs(left=whole, right=array((2,))).oriented(is_turned=True)
+    both = named_inputs(left=whole, right=array((2,))).orient(is_turned=True)
     assert [part.is_turned for part in both.parts] == [True, False]
 
 
@@ -286,7 +286,7 @@ def test_a_decompression_bomb_that_pillow_refuses_has_the_same_reason():
     with pytest.raises(SampleError, match="too many pixels"):
         decoded_classes(bomb, max_pixels=MAX_PIXELS)
     with pytest.raises(SampleError, match="too many pixels"):
-        scaled(bomb, 8)
+        scale_image(bomb, 8)
     assert size_of(bomb) == (0, 0)
     assert pixels_needed(imagenet(224), bomb) == 0
 
@@ -297,7 +297,7 @@ def test_an_image_of_which_pillow_warns_is_judged_by_our_limit_alone():
     with pytest.raises(SampleError, match="too many pixels: it has 10000 x 10000"):
         decoded(imagenet(224), large)
     line = encoded(Image.new("1", (10_000, 9_000)), "PNG")
-    assert images.decoded(line, Decode("L"), max_pixels=1 << 30).size == (10_000, 9_000)
+    assert images.decode_image(line, Decode("L"), max_pixels=1 << 30).size == (10_000, 9_000)
 
 
 @pytest.mark.parametrize("size", [(30_000, 1), (1, 30_000)])
@@ -317,27 +317,27 @@ def test_other_formats_give_the_pixels_that_pillow_gives(kind, mode):
     for wanted in ("RGB", "L"):
         with Image.open(BytesIO(data)) as image:
             pixels = np.asarray(image.convert(wanted))
-        assert np.array_equal(np.asarray(images.decoded(data, Decode(wanted), max_pixels=5_000)), pixels)
+        assert np.array_equal(np.asarray(images.decode_image(data, Decode(wanted), max_pixels=5_000)), pixels)
     assert size_of(data) == (pixels.shape[1], pixels.shape[0])
     with pytest.raises(SampleError, match="too many pixels"):
-        images.decoded(data, Decode("RGB"), max_pixels=100)
+        images.decode_image(data, Decode("RGB"), max_pixels=100)
 
 
 def test_an_icon_with_a_larger_image_in_it_is_refused_before_it_is_decoded():
     file = BytesIO()
     picture(48, 48).save(file, "ICO", sizes=[(48, 48)])
     data = bytearray(file.getvalue())
-    assert images.decoded(bytes(data), Decode("RGB"), max_pixels=10_000).size == (48, 48)
+    assert images.decode_image(bytes(data), Decode("RGB"), max_pixels=10_000).size == (48, 48)
     data[6:8] = bytes([16, 16])  # width and height of its first entry
     with pytest.raises(SampleError, match="the icon says"):
-        images.decoded(bytes(data), Decode("RGB"), max_pixels=10_000)
+        images.decode_image(bytes(data), Decode("RGB"), max_pixels=10_000)
     assert size_of(bytes(data)) == (0, 0)
 
 
 def test_an_image_of_a_plugin_that_is_not_installed_gets_a_sentence(monkeypatch):
     monkeypatch.setattr(images, "_reads_heif", lambda: False)
     with pytest.raises(SampleError, match="install pillow-heif"):
-        images.decoded(b"\0\0\0\x18ftypheic" + bytes(40), Decode("RGB"), max_pixels=100)
+        images.decode_image(b"\0\0\0\x18ftypheic" + bytes(40), Decode("RGB"), max_pixels=100)
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of what it then refuses
@@ -426,7 +426,7 @@ def test_pixels_before_the_last_step_and_what_their_levels_mean_are_the_decoded_
     pixels_into(preprocess, data, kept, id=5, view=view)
     assert len(np.unique(kept)) > 100
     expected = decoded(preprocess, data, id=5, view=view)
-    np.testing.assert_array_equal(preprocess.levels.applied(kept[None])[0], expected)
+    np.testing.assert_array_equal(preprocess.levels.apply(kept[None])[0], expected)
 
 
 def test_takes_no_raw_pixels_where_they_are_kept_in_16_bits():

@@ -10,7 +10,7 @@ from frostline.core import View
 from frostline.core.errors import SettingError
 from frostline.preprocess import CenterCrop, ColorJitter, Decode, Normalize, Preprocess, RandomHorizontalFlip
 from frostline.preprocess.apply import decode_into
-from frostline.preprocess.images import jittered
+from frostline.preprocess.images import jitter_colours
 from support.nodes import jpeg
 
 PIXELS = Normalize(mean=(0.0,) * 3, std=(1.0,) * 3)
@@ -50,7 +50,7 @@ def by_torchvision(image, step, draws):
 @pytest.mark.parametrize("drawn", [(0.1, 0.9, 0.4, 0.2), (0.8, 0.3, 0.7, 0.95)])
 def test_the_same_factors_in_the_same_order_give_torchvisions_pixels(mode, order, drawn):
     step, draws = ColorJitter(0.4, 1.5, 0.3, 0.2), (*order, *drawn)
-    ours = jittered(step, picture(mode), iter(draws).__next__)
+    ours = jitter_colours(step, picture(mode), iter(draws).__next__)
     assert np.array_equal(np.asarray(ours), np.asarray(by_torchvision(picture(mode), step, draws)))
 
 
@@ -59,7 +59,7 @@ def test_every_order_is_drawn():
     strong = ColorJitter(0.9, 0.9, 0.9, 0.5)
     factors = (0.1, 0.9, 0.95, 0.3)
     changed = {
-        jittered(strong, picture(), iter((a, b, c, *factors)).__next__).tobytes()
+        jitter_colours(strong, picture(), iter((a, b, c, *factors)).__next__).tobytes()
         for a in grid
         for b in grid
         for c in grid
@@ -70,7 +70,7 @@ def test_every_order_is_drawn():
 @given(st.lists(st.floats(0, 1, exclude_max=True), min_size=7, max_size=7))
 def test_no_amounts_change_nothing_and_seven_numbers_are_drawn(draws):
     left = iter(draws)
-    assert jittered(ColorJitter(), picture(), left.__next__).tobytes() == picture().tobytes()
+    assert jitter_colours(ColorJitter(), picture(), left.__next__).tobytes() == picture().tobytes()
     assert next(left, None) is None
 
 

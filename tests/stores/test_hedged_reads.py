@@ -15,7 +15,7 @@ class Clock:
 def known(clock, quantile=0.9, reads=40, took_s=0.5, nbytes=100):
     late = HedgedReads(quantile, clock)
     for _ in range(reads):
-        late.took(nbytes, clock() - took_s)
+        late.record_read(nbytes, clock() - took_s)
     return late
 
 

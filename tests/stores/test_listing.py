@@ -56,7 +56,7 @@ def test_columns_are_the_same_sequence(listing):
 def test_joins_arrays_in_the_order_of_their_names(several):
     together = [Entry(f"{number}{item.object}", *item[1:]) for number, some in enumerate(several) for item in some]
     gathered = [Entries.of(some) for some in (together[::2], together[1::2])]
-    entries = Entries.gathered(gathered)
+    entries = Entries.concatenate(gathered)
     assert list(entries) == sorted(together) == list(Entries.of(together).in_order())
     assert (entries.is_in_order, gathered) == (True, [])
 
@@ -72,8 +72,10 @@ def test_names_are_found(listing, start):
     entries = Entries.of(listing)
     assert [item for item in listing if entries.has(item.object)] == listing
     assert not entries.has("nowhere\0")
-    assert list(entries.under(start)) == [item for item in listing if item.object.startswith(start)]
-    assert list(entries.matching("(?i)JPE?G")) == [item for item in listing if re.search("(?i)JPE?G", item.object)]
+    assert list(entries.filter_prefix(start)) == [item for item in listing if item.object.startswith(start)]
+    assert list(entries.filter_pattern("(?i)JPE?G")) == [
+        item for item in listing if re.search("(?i)JPE?G", item.object)
+    ]
 
 
 @given(listings)

@@ -284,7 +284,7 @@ class Later(Executor):
 def known(quantile=0.5):
     late = HedgedReads(quantile)
     for _ in range(20):
-        late.took(2, late.now())
+        late.record_read(2, late.now())
     return late
 
 

@@ -124,7 +124,7 @@ class Throttling(Wrapped):
     def __init__(self, store, per_s, time, retry_after_s=0.0):
         super().__init__(store)
         self._time = time
-        self._bucket = TokenBucket.full(per_s, maximum=per_s / 10, now_s=0.0)
+        self._bucket = TokenBucket.create(per_s, maximum=per_s / 10, now_s=0.0)
         self._retry_after_s = retry_after_s
         self.refused = self.taken = 0
 

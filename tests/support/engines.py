@@ -50,5 +50,5 @@ class Reference:
         self.asked += 1
         return features(self._engine, samples, cut)
 
-    def alone(self, call):
+    def run_exclusive(self, call):
         return call()

@@ -54,9 +54,9 @@ class FaultyWay:
         return self
 
     def __exit__(self, *_):
-        self.become("killed")
+        self.switch_scope("killed")
 
-    def become(self, mode):
+    def switch_scope(self, mode):
         """Behave so from now on."""
         with self._changed:
             self.mode = mode

@@ -174,7 +174,7 @@ def joined(batches):
 
 
 def same(one, other):
-    """Two answers that ``joined`` gave have the same bits."""
+    """Two answers that ``join_batches`` gave have the same bits."""
     (ids, tensors, _, skipped), (other_ids, other_tensors, _, other_skipped) = one, other
     return (
         ids == other_ids

@@ -12,7 +12,7 @@ from pathlib import Path
 from frostline.core.config import IoSettings, LoaderSettings
 from frostline.io_service.client import IoTransport
 from frostline.io_service.service import IoService
-from frostline.io_service.start import listening_at, unnamed
+from frostline.io_service.start import listen_at, unnamed_address
 from frostline.node.in_process import LocalTransport
 
 SETTINGS = LoaderSettings(deadline_s=30)
@@ -21,8 +21,8 @@ SETTINGS = LoaderSettings(deadline_s=30)
 @contextmanager
 def serving(upstream, url=None, **settings):
     """A service over a transport; yields it and its address."""
-    url = url or unnamed()
-    with listening_at(url) as listening, IoService(upstream, IoSettings(**settings), listening) as service:
+    url = url or unnamed_address()
+    with listen_at(url) as listening, IoService(upstream, IoSettings(**settings), listening) as service:
         yield service, url
 
 

@@ -55,7 +55,7 @@ def read(strategy, arrays):
     for ids, labels in strategy.distribute_datasets_from_function(lambda _: loader.dataset()):
         found, sums = step(ids, labels)
         local = [result.numpy().tolist() for result in strategy.experimental_local_results(found)]
-        loader.took(sum(map(bool, local)))
+        loader.count_taken(sum(map(bool, local)))
         seen["ids"].append(local)
         seen["labels"].append(int(strategy.reduce("SUM", sums, axis=None)))
         seen["positions"].append(loader.state_dict()["position"])

@@ -24,7 +24,7 @@ class Throttle:
         self._now = now
         self._answer = answer
         self._lock = threading.Lock()
-        self._bucket = TokenBucket.full(per_s, maximum=max(1, per_s / 10), now_s=now())
+        self._bucket = TokenBucket.create(per_s, maximum=max(1, per_s / 10), now_s=now())
         self.taken = self.refused = 0
 
     def __call__(self):

@@ -15,7 +15,7 @@ from frostline.core import REFERENCE, TensorSpec
 from frostline.jobs.in_store import Assignment, write_assignment
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import digest_of, write_prefix
-from frostline.models.head import portable
+from frostline.models.head import make_portable
 from frostline.wire.recipes import Recipe
 from support.images import tiny_preprocess
 from support.networks import Small
@@ -46,7 +46,7 @@ def assignment_for(folder, network=None, **changes) -> Assignment:
         inputs=tuple(map(TensorSpec, line.shapes, line.dtypes)),
         preprocess=tiny_preprocess(),
         plain_preprocess=tiny_preprocess(),
-        head=portable(network.head),
+        head=make_portable(network.head),
         recipe=Recipe(epochs=2, batch_size=6),
         views=0,
         max_skipped=1,

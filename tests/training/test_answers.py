@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from frostline.core.errors import SettingError
 from frostline.planning import POLICIES, make_plan
-from frostline.training.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer, relative
+from frostline.training.what_if import ALL_POLICIES, MeasuredSituation, Question, WhatIf, answer, relative_speed
 from support.plans import a_costless_plan, a_plan, a_situation
 
 ASKED = {"data": "s3://photos/waste", "model": "timm:resnet18"}
@@ -61,14 +61,14 @@ def test_later_epochs_come_from_the_cache():
     kept = a_situation(keeps_features=True, head_s=0.001)
     found = ask(kept, Question(what_if=WhatIf(epochs=10)))
     assert found.plan.later_samples_per_s == pytest.approx(1000)
-    assert relative(found.plan, found.as_measured) > 5
+    assert relative_speed(found.plan, found.as_measured) > 5
 
 
 def test_shows_every_rule_beside_the_best_one():
     found = ask(a_situation(), Question(policy=ALL_POLICIES))
     assert [rule.policy for rule in found.rules] == list(POLICIES)
     assert found.plan == found.rules[0]
-    assert all(relative(rule, found.plan) <= 1.06 for rule in found.rules)
+    assert all(relative_speed(rule, found.plan) <= 1.06 for rule in found.rules)
 
 
 def test_a_cut_and_a_codec_may_be_looked_at():
@@ -90,5 +90,5 @@ def test_an_answer_is_plain_json():
 
 
 def test_a_rate_without_bound_has_nothing_beside_it():
-    assert relative(a_costless_plan(), a_plan()) is None
-    assert relative(a_plan(), a_costless_plan()) is None
+    assert relative_speed(a_costless_plan(), a_plan()) is None
+    assert relative_speed(a_plan(), a_costless_plan()) is None

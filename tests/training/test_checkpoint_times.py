@@ -101,7 +101,7 @@ def test_a_checkpoint_of_another_version_is_refused_by_both_versions_and_stays(t
     kept_steps(tmp_path, 3, 5)
     before = rewrite(tmp_path, 5, lambda said: said.update(schema=2, frostline="7.3.1", more=[1]))
     with pytest.raises(SettingError, match=f"written by Frostline 7.3.1 .schema 2., this is {__version__}"):
-        CheckpointFolder(tmp_path).latest()
+        CheckpointFolder(tmp_path).read_latest()
     assert contents(tmp_path) == before
 
 
@@ -120,7 +120,7 @@ def test_what_is_not_understood_of_a_checkpoint_is_refused_and_stays(tmp_path, c
     kept_steps(tmp_path, 3, 5)
     before = rewrite(tmp_path, 5, change)
     with pytest.raises(SettingError):
-        CheckpointFolder(tmp_path).latest()
+        CheckpointFolder(tmp_path).read_latest()
     assert contents(tmp_path) == before
 
 
@@ -130,7 +130,7 @@ def test_too_many_open_files_lose_no_checkpoint(tmp_path):
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
         with pytest.raises(SettingError, match=os.strerror(errno.EMFILE)):
-            CheckpointFolder(tmp_path).latest()
+            CheckpointFolder(tmp_path).read_latest()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert contents(tmp_path) == before
@@ -140,7 +140,7 @@ def test_a_folder_in_place_of_a_checkpoint_is_refused_and_stays(tmp_path):
     kept_steps(tmp_path, 3)
     (tmp_path / "checkpoints" / f"step-{9:010}.safetensors").mkdir()
     with pytest.raises(SettingError, match="cannot be read"):
-        CheckpointFolder(tmp_path).latest()
+        CheckpointFolder(tmp_path).read_latest()
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
@@ -157,7 +157,7 @@ def test_whatever_becomes_of_the_newest_every_byte_that_was_there_is_kept(tmp_pa
     path.write_bytes({"cut": bytes(body[:place]), "flip": bytes(body), "empty": b"", "other": b"text" * 9}[how])
     before = sorted(contents(folder).values())
     try:
-        found, reasons = CheckpointFolder(folder).latest()
+        found, reasons = CheckpointFolder(folder).read_latest()
     except SettingError:
         pass
     else:
@@ -171,11 +171,11 @@ def test_what_was_set_aside_is_neither_counted_nor_written_over(tmp_path):
     newest = tmp_path / "checkpoints" / f"step-{5:010}.safetensors"
     newest.write_bytes(b"damaged")
     folder = CheckpointFolder(tmp_path)
-    found, _ = folder.latest()
+    found, _ = folder.read_latest()
     assert found.step == 3
     for step in (4, 5, 6):
         keep(folder, step)
     names = {f"step-{step:010}.safetensors" for step in (5, 6)}
     assert contents(tmp_path).keys() == {*names, f"{newest.name}.damaged"}
     assert contents(tmp_path)[f"{newest.name}.damaged"] == b"damaged"
-    assert torch.tensor(CheckpointFolder(tmp_path).latest()[0].losses).sum() == 6
+    assert torch.tensor(CheckpointFolder(tmp_path).read_latest()[0].losses).sum() == 6

@@ -133,7 +133,7 @@ def test_a_sample_whose_store_tells_no_version_is_always_computed():
     before = Previous(np.array([5, 3]), np.array([7, 0], np.uint64), lambda rows: rows)
     rows = before.rows_of(np.array([3, 4, 5, 5]), np.array([0, 1, 7, 8], np.uint64))
     assert rows.tolist() == [-1, -1, 0, -1]
-    assert Previous.found(Path("nothing"), {}).rows_of(np.array([1]), np.array([1], np.uint64)).tolist() == [-1]
+    assert Previous.read(Path("nothing"), {}).rows_of(np.array([1]), np.array([1], np.uint64)).tolist() == [-1]
 
 
 def test_a_lance_data_set_has_the_rows_of_the_parquet_file(images, node, tmp_path):

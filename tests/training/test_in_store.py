@@ -33,7 +33,7 @@ from frostline.core.errors import (
     UnsafeArtifact,
 )
 from frostline.jobs.in_store import read_assignment, train_beside, write_assignment
-from frostline.jobs.in_store_batches import Remote
+from frostline.jobs.in_store_batches import InStoreLoaders
 from frostline.models import cut_network
 from frostline.models.artifact import write_prefix
 from frostline.node import Node
@@ -157,9 +157,13 @@ def test_on_photographs_the_head_of_a_pretrained_network_learns_the_same(photogr
         came = {name: tensor.detach().clone() for name, tensor in own.items()}
         with torch.no_grad():
             [tensor.copy_(before[name]) for name, tensor in own.items()]
-        remote = Remote(assignment, transport, LoaderSettings(), here)
+        remote = InStoreLoaders(assignment, transport, LoaderSettings(), here)
         Loop(
-            assignment.recipe, network.head, train=remote.train, held_out=remote.held_out, observe=remote.observe
+            assignment.recipe,
+            network.head,
+            train=remote.train,
+            held_out=remote.validation_batches,
+            observe=remote.observe,
         ).run()
     assert learned(beside) == learned(here)
     assert all(torch.equal(tensor, came[name]) for name, tensor in own.items())
@@ -411,7 +415,7 @@ def test_a_tenant_that_has_used_its_device_seconds_trains_later(assignment, fold
     settings = NodeSettings(memory_bytes=1 << 28, allow_training=True, tenants=(tenant,))
     with Node(settings, (str(folder),)) as node:
         account = node.identify("open-sesame")
-        account.trained(100.0)
+        account.charge_training(100.0)
         with pytest.raises(Overloaded, match="device seconds") as refusal:
             node.trainings.begin(assignment.prefix, 1, account)
     assert refusal.value.retry_after_s > 100

@@ -8,7 +8,7 @@ from frostline.core.config import LoaderSettings, NodeSettings, cache_folder
 from frostline.core.errors import SettingError
 from frostline.planning import make_plan
 from frostline.training.settings import JobSettings
-from frostline.training.what_if import find, just_measured, keep
+from frostline.training.what_if import find, keep, recent_situation
 from support.plans import a_situation
 
 
@@ -22,7 +22,7 @@ def a_job(**changes):
 
 
 def test_a_kept_measurement_gives_the_same_plan():
-    measured = just_measured(a_job(), a_situation(accuracy=0.01), fallback="it branches on values")
+    measured = recent_situation(a_job(), a_situation(accuracy=0.01), fallback="it branches on values")
     path = keep(measured)
     found = find(a_job())
     assert found == measured
@@ -31,8 +31,8 @@ def test_a_kept_measurement_gives_the_same_plan():
 
 
 def test_a_newer_measurement_takes_the_place_of_the_older_one():
-    keep(just_measured(a_job(), a_situation()))
-    path = keep(just_measured(a_job(), a_situation(nodes=3)))
+    keep(recent_situation(a_job(), a_situation()))
+    path = keep(recent_situation(a_job(), a_situation(nodes=3)))
     assert find(a_job()).situation.nodes == 3
     assert list(path.parent.iterdir()) == [path]
 
@@ -55,32 +55,32 @@ def test_a_newer_measurement_takes_the_place_of_the_older_one():
     ids=str,
 )
 def test_a_measurement_answers_only_for_what_it_was_made_for(changes):
-    keep(just_measured(a_job(), a_situation()))
+    keep(recent_situation(a_job(), a_situation()))
     assert find(a_job(**changes)) is None
 
 
 def test_shares_measurements_across_irrelevant_differences():
     near = "http://store-1:7070"
-    keep(just_measured(a_job(near=near), a_situation()))
+    keep(recent_situation(a_job(near=near), a_situation()))
     asked = a_job(near=f"{near}/", cut=3, loader=LoaderSettings(skip_allowance=0.5), node=NodeSettings(device="cuda"))
     assert find(asked) is not None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"situation": {}}', '{"situation": {"cuts": 3}}'])
 def test_treats_an_unreadable_file_as_absent(text):
-    path = keep(just_measured(a_job(), a_situation()))
+    path = keep(recent_situation(a_job(), a_situation()))
     path.write_text(text)
     assert find(a_job()) is None
 
 
 def test_a_password_is_refused_before_anything_is_written():
     with pytest.raises(SettingError, match="no name or password") as refused:
-        just_measured(a_job(data="s3://me:secret@photos/waste"), a_situation())
+        recent_situation(a_job(data="s3://me:secret@photos/waste"), a_situation())
     assert "secret" not in str(refused.value)
 
 
 def test_the_file_says_what_it_is_about():
-    path = keep(just_measured(a_job(), a_situation()))
+    path = keep(recent_situation(a_job(), a_situation()))
     kept = json.loads(path.read_text())
     assert kept["asked"]["data"] == "s3://photos/waste"
     assert kept["asked"]["until"] == "features"

@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, root_m
 from frostline.datasets import Dataset
 from frostline.stores.open import open_store
 from frostline.training.metrics import make_metrics, metrics_of
-from frostline.training.run import Sides, few_of_a_class
+from frostline.training.run import TrainValSplit, few_of_a_class
 from frostline.training.settings import JobSettings, TrainSettings
 from frostline.wire.recipes import METRICS_OF
 
@@ -77,7 +77,7 @@ def test_classes_too_small_for_the_share_to_hold_out_are_said_at_the_start(count
     data = Dataset(store.url)
     settings = TrainSettings(job=JobSettings(data=store.url, model="m", until="features"), val_share=share)
     train, held_out = data.split(share, 0)
-    said = few_of_a_class(settings, Sides(train=train, held_out=held_out))
+    said = few_of_a_class(settings, TrainValSplit(train=train, held_out=held_out))
     assert all(word in said for word in words)
     assert bool(said) == bool(words)
-    assert few_of_a_class(settings, Sides(train=train, held_out=held_out, val_split="test")) == ""
+    assert few_of_a_class(settings, TrainValSplit(train=train, held_out=held_out, val_split="test")) == ""

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, Se
 from frostline.core.errors import BadRequest, SettingError
 from frostline.core.events import Evaluated, HeadSelected, RowsNotFinite
 from frostline.ordering import Order
-from frostline.training.loop import Thawed
+from frostline.training.loop import UnfrozenHead
 from frostline.training.objective import objective_of
 from frostline.training.report.report import Record, recipe_in_words
 from frostline.training.settings import JobSettings, TrainSettings
@@ -162,7 +162,7 @@ def test_a_head_that_thaws_goes_on_from_a_checkpoint_between_epochs_also_where_i
 
         def thaw(epoch):
             due = [left.pop(place).requires_grad_(True) for place in sorted(left) if place <= epoch]
-            return Thawed(head=head, added=[list(layer.parameters()) for layer in due]) if due else None
+            return UnfrozenHead(head=head, added=[list(layer.parameters()) for layer in due]) if due else None
 
         return a_loop(recipe, record, features=features, labels=labels, head=head, thaw=thaw, **how)[0], head
 
@@ -204,7 +204,7 @@ def test_the_best_head_of_before_a_thaw_comes_back_whole(breaks_off_after):
             layers = left.pop().requires_grad_(True).train()
             with torch.no_grad():
                 head[2].weight.mul_(-50)  # so that no score from here on is better than those before
-            return Thawed(head=head, added=[list(layers.parameters())])
+            return UnfrozenHead(head=head, added=[list(layers.parameters())])
 
         return a_loop(recipe, record, features=features, labels=labels, head=head, thaw=thaw, last_thaw=2, **how), head
 
@@ -261,7 +261,7 @@ def test_metrics_of_classes_are_scored_after_each_epoch_in_the_order_in_which_th
 def test_the_default_metric_imports_no_library():
     code = """
 import sys
-from frostline.training.loop import Thawed
+from frostline.training.loop import UnfrozenHead
 from frostline.training.objective import objective_of
 objective_of().begin().scores
 print("sklearn" in sys.modules)

@@ -22,7 +22,7 @@ from frostline.training.report.steps import (
     fingerprint,
     sketched_error,
 )
-from frostline.training.verify import compared, spread
+from frostline.training.verify import compare_steps, spread
 from frostline.wire.codecs import relative_error
 from support.networks import Small
 
@@ -117,7 +117,7 @@ def test_a_record_is_its_users_alone_and_comes_back_as_it_was(tmp_path):
     assert (found.accuracy, found.weights, found.damaged) == ("exact", {"stem.weight": "aa"}, ())
     assert (step.step, step.epoch, step.number, step.engine, step.ids.tolist()) == (1, 2, 3, "onnx", [0, 7, 14])
     assert step.sketch.shape == (2, 3, 9)
-    assert compared(step, taken(features), str, 0.0).differences == ()
+    assert compare_steps(step, taken(features), str, 0.0).differences == ()
 
 
 def test_of_a_large_batch_the_first_samples_are_recorded():
@@ -163,26 +163,26 @@ def test_a_sketch_says_nothing_of_values_that_are_not_finite_and_of_other_tensor
     lost[1, 1] = float("nan")
     assert sketched_error(taken(was), taken(lost)) is None
     assert sketched_error(taken(was), taken((was, was))) is None
-    [said] = compared(taken(was), taken(lost), lambda id: f"{id}.jpg", 0.5).differences
+    [said] = compare_steps(taken(was), taken(lost), lambda id: f"{id}.jpg", 0.5).differences
     assert said.part == "features"
     assert "1 of 2 samples differ by an amount that nobody can tell, such as 7.jpg" in said.what
 
 
 def test_what_is_within_a_bound_is_none_where_bits_are_to_be_equal():
     was = drawn(2, 64)
-    near = compared(taken(was), taken(was * 1.00001), str, 1e-4)
+    near = compare_steps(taken(was), taken(was * 1.00001), str, 1e-4)
     assert (near.differences, near.samples, near.equal) == ((), 2, 0)
     assert 0 < near.error < 1e-4
-    assert [one.part for one in compared(taken(was), taken(was * 1.00001), str, 0.0).differences] == ["features"]
-    assert [one.part for one in compared(taken(was), taken(was * 1.01), str, 1e-4).differences] == ["features"]
-    assert [one.part for one in compared(taken(was * 0), taken(was), str, 0.5).differences] == ["features"]
+    assert [one.part for one in compare_steps(taken(was), taken(was * 1.00001), str, 0.0).differences] == ["features"]
+    assert [one.part for one in compare_steps(taken(was), taken(was * 1.01), str, 1e-4).differences] == ["features"]
+    assert [one.part for one in compare_steps(taken(was * 0), taken(was), str, 0.5).differences] == ["features"]
 
 
 def test_other_samples_are_another_order_and_no_features_are_compared():
     was = drawn(3, 2)
     for ids in ([7, 0, 14], [0, 7, 21], [0, 7]):
         now = taken(was[: len(ids)], ids=torch.tensor(ids))
-        assert [one.part for one in compared(taken(was), now, str, 0.0).differences] == ["order"]
+        assert [one.part for one in compare_steps(taken(was), now, str, 0.0).differences] == ["order"]
 
 
 @pytest.mark.parametrize("column", ["objects", "offsets", "lengths", "versions"])
@@ -196,7 +196,7 @@ def test_an_object_that_is_listed_otherwise_is_named(column):
         taken(torch.ones(4, 2), ids=ids, sources=SourceDigests(samples).of(ids.numpy())) for samples in (plain, changed)
     )
     assert was.sources_unlike(now) == [1]  # the ids go down with the rows
-    [said] = compared(was, now, lambda id: f"named {id}", 0.0).differences
+    [said] = compare_steps(was, now, lambda id: f"named {id}", 0.0).differences
     assert (said.part, said.what) == ("data", "step 1: other name, size or version of named 7")
     assert SourceDigests(plain).of(np.array([0, 3])) == b"", "nobody knows the id 3"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frostline.tuning import AutoTuning, Observation, Prisma, Setting, Steady
+from frostline.tuning import AutoTuning, FixedWindow, Observation, Prisma, Setting
 from support.queues import Queues
 
 MAX = Setting(requests=64, window_bytes=256 << 20)
@@ -77,6 +77,6 @@ def test_it_latches_where_ours_follows():
 
 @pytest.mark.parametrize("round_trip_s", [0.02, 0.05])
 def test_keeps_an_explicit_setting(round_trip_s):
-    run = Queues(Steady(Setting(requests=4, window_bytes=1 << 20)), round_trip_s=round_trip_s).run(20)
+    run = Queues(FixedWindow(Setting(requests=4, window_bytes=1 << 20)), round_trip_s=round_trip_s).run(20)
     assert run.changes == []
     assert {setting for _, setting in run.settings} == {Setting(requests=4, window_bytes=1 << 20)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frostline.tuning import AutoTuning, Setting, Steady
+from frostline.tuning import AutoTuning, FixedWindow, Setting
 from support.shared_line import hundred_mbit
 
 MAX = Setting(requests=64, window_bytes=256 << 20)
@@ -25,10 +25,12 @@ OTHERS = [(rows, ms, 0) for rows in (1, 8, 16, 32) for ms in (0, 20, 75, 150) if
 @pytest.mark.parametrize(("photographs", "round_trip_ms", "seed"), [*ALSO, *OTHERS])
 def test_from_cold_nearly_all_is_carried_that_the_best_fixed_number_does(photographs, round_trip_ms, seed):
     cell = photographs, round_trip_ms, seed
-    assert rate(AutoTuning(MAX, requests=8), *cell) >= 0.94 * rate(Steady(MAX), *cell)
+    assert rate(AutoTuning(MAX, requests=8), *cell) >= 0.94 * rate(FixedWindow(MAX), *cell)
 
 
 @pytest.mark.parametrize(("photographs", "round_trip_ms", "requests"), [(8, 150, 8), (16, 150, 8), (16, 75, 4)])
 def test_few_requests_leave_a_long_line_idle(photographs, round_trip_ms, requests):
     cell = photographs, round_trip_ms, 0
-    assert rate(Steady(Setting(requests=requests, window_bytes=256 << 20)), *cell) < 0.98 * rate(Steady(MAX), *cell)
+    assert rate(FixedWindow(Setting(requests=requests, window_bytes=256 << 20)), *cell) < 0.98 * rate(
+        FixedWindow(MAX), *cell
+    )

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from frostline.core import EXACT, FeatureBatch, PackedTensor
 from frostline.core import LOSSY as PRECISIONS
 from frostline.core.errors import FrostlineError, SettingError
-from frostline.wire.codecs import CODECS, Codec, offered, relative_error
+from frostline.wire.codecs import CODECS, Codec, offered_codecs, relative_error
 from frostline.wire.packing import pack, packing_memory, unpack
 
 LOSSLESS = [name for name in CODECS if Codec.parse(name).is_lossless]
@@ -55,7 +55,7 @@ def test_a_name_gives_a_codec_and_the_codec_its_name():
 def test_every_accuracy_in_fewer_bits_is_a_precision_of_codecs_and_allows_those_that_are_finer():
     assert {Codec.parse(name).precision for name in CODECS} == {EXACT, *PRECISIONS}
     for place, accuracy in enumerate(PRECISIONS):
-        names = offered(accuracy, is_relu=False, dtypes=["float32"])
+        names = offered_codecs(accuracy, is_relu=False, dtypes=["float32"])
         assert {Codec.parse(name).precision for name in names} == {EXACT, *PRECISIONS[: place + 1]}
 
 
@@ -68,27 +68,29 @@ def test_any_other_name_is_refused_with_the_nearest(name):
 
 
 def test_an_accuracy_offers_what_it_allows_and_sparse_only_behind_a_relu():
-    assert offered("exact", is_relu=False, dtypes=["float32"]) == ("exact", "lz4", "zstd")
-    assert offered("exact", is_relu=True, dtypes=["float32"]) == ("exact", "sparse", "sparse+lz4", "sparse+zstd")
-    assert offered("float32", is_relu=True, dtypes=["float32"]) == offered("exact", is_relu=True, dtypes=["float32"])
-    assert offered("bf16", is_relu=False, dtypes=["float32"])[3:] == ("fp16", "fp16+zstd", "bf16", "bf16+zstd")
-    assert offered("fp16", is_relu=False, dtypes=["float32"])[3:] == ("fp16", "fp16+zstd")
+    assert offered_codecs("exact", is_relu=False, dtypes=["float32"]) == ("exact", "lz4", "zstd")
+    assert offered_codecs("exact", is_relu=True, dtypes=["float32"]) == ("exact", "sparse", "sparse+lz4", "sparse+zstd")
+    assert offered_codecs("float32", is_relu=True, dtypes=["float32"]) == offered_codecs(
+        "exact", is_relu=True, dtypes=["float32"]
+    )
+    assert offered_codecs("bf16", is_relu=False, dtypes=["float32"])[3:] == ("fp16", "fp16+zstd", "bf16", "bf16+zstd")
+    assert offered_codecs("fp16", is_relu=False, dtypes=["float32"])[3:] == ("fp16", "fp16+zstd")
     for accuracy in ("int8", 0.01, 0):
-        names = offered(accuracy, is_relu=True, dtypes=["float32"])
+        names = offered_codecs(accuracy, is_relu=True, dtypes=["float32"])
         assert {Codec.parse(name).precision for name in names} == {"exact", "fp16", "bf16", "int8"}
         assert set(names) <= set(CODECS)
 
 
 def test_only_floats_that_become_shorter_are_narrowed():
-    assert offered("int8", is_relu=False, dtypes=["int64", "bool"]) == ("exact", "lz4", "zstd")
-    assert offered("int8", is_relu=False, dtypes=["float16"])[3:] == ("int8", "int8+zstd")
-    assert "fp16" in offered("fp16", is_relu=False, dtypes=["int64", "float32"])
+    assert offered_codecs("int8", is_relu=False, dtypes=["int64", "bool"]) == ("exact", "lz4", "zstd")
+    assert offered_codecs("int8", is_relu=False, dtypes=["float16"])[3:] == ("int8", "int8+zstd")
+    assert "fp16" in offered_codecs("fp16", is_relu=False, dtypes=["int64", "float32"])
 
 
 @pytest.mark.parametrize("accuracy", ["fp8", "", -0.1, float("nan"), float("inf"), True, None])
 def test_refuses_an_invalid_accuracy(accuracy):
     with pytest.raises(SettingError, match="accuracy is"):
-        offered(accuracy, is_relu=False, dtypes=["float32"])
+        offered_codecs(accuracy, is_relu=False, dtypes=["float32"])
 
 
 @given(st.data(), st.sampled_from(LOSSLESS), st.sampled_from(DTYPES), st.integers(0, 4), SHAPES)

@@ -14,7 +14,7 @@ LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan) | st.just(math.inf), min_
 
 @given(losses=LOSSES, patience=st.integers(1, 5))
 def test_the_pass_with_the_lowest_loss_is_kept_and_the_first_of_several(losses, patience):
-    best = Passes(maximum=100, patience=patience).best(losses)
+    best = Passes(maximum=100, patience=patience).best_pass(losses)
     real = [loss for loss in losses if math.isfinite(loss)]
     assert best == (losses.index(min(real)) if real else 0)
 
@@ -22,14 +22,14 @@ def test_the_pass_with_the_lowest_loss_is_kept_and_the_first_of_several(losses, 
 @given(losses=LOSSES, patience=st.integers(1, 5))
 def test_stops_after_the_given_epochs_without_a_lower_loss(losses, patience):
     passes = Passes(maximum=100, patience=patience)
-    best = passes.best(losses)
+    best = passes.best_pass(losses)
     assert passes.are_over(losses) == (len(losses) - 1 - best >= patience)
 
 
 @given(losses=LOSSES, patience=st.integers(1, 5), since=st.integers(0, 40))
 def test_patience_counts_anew_from_a_given_epoch_and_those_before_it_are_made_in_any_case(losses, patience, since):
     passes = Passes(maximum=100, patience=patience)
-    waited = len(losses) - max(passes.best(losses) + 1, since)
+    waited = len(losses) - max(passes.best_pass(losses) + 1, since)
     assert passes.are_over(losses, since=since) == (waited >= patience)
     if len(losses) <= since:
         assert not passes.are_over(losses, since=since)
@@ -39,7 +39,7 @@ def test_makes_the_asked_number_of_epochs_whatever_the_losses():
     for keeps in (True, False):
         passes = Recipe(epochs=3).passes(keeps_features=keeps, has_held_out=True)
         assert passes == Passes(maximum=3)
-    assert passes.best([0.1, 9.0]) is None
+    assert passes.best_pass([0.1, 9.0]) is None
     assert not passes.are_over([0.1, 9.0, 9.0])
 
 

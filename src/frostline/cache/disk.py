@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from frostline.cache.keys import RowLayout, Tensors, fill, opened, sealed
+from frostline.cache.keys import RowLayout, Tensors, add_checksum, fill, verify_checksum
 from frostline.core.errors import OutOfSpace, SettingError
 from frostline.core.files import make_private_file, make_private_folder
 
@@ -36,7 +36,7 @@ __all__ = (
     "idle_scopes",
     "is_busy",
     "stored_bytes",
-    "typed",
+    "typed_rows",
 )
 
 
@@ -143,7 +143,7 @@ def is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
-def typed(rows: Iterable[tuple[Any, ...]], *kinds: type) -> Iterator[tuple[Any, ...]]:
+def typed_rows(rows: Iterable[tuple[Any, ...]], *kinds: type) -> Iterator[tuple[Any, ...]]:
     """The rows of an answer, whose values are of the kinds that were put there.
 
     Raises:
@@ -201,7 +201,7 @@ class Database:
         return min(self._log_bytes // 4, _MAX_BATCH_BYTES)
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def read_transaction(self) -> Iterator[sqlite3.Connection]:
         """A connection that no one else uses meanwhile."""
         with self._turns:
             connection, number = self._take()
@@ -213,13 +213,13 @@ class Database:
                 self._give_back(connection, number)
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def write_transaction(self) -> Iterator[sqlite3.Connection]:
         """The same within a transaction: it is kept whole at the end, and not at all where an error ends it.
 
         Raises:
             sqlite3.DatabaseError: Others keep the log from being emptied, so there is no room in it.
         """
-        with self._one_writes, self._turn(), self.reading() as connection:
+        with self._one_writes, self._turn(), self.read_transaction() as connection:
             self._empty_log(connection)
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -384,7 +384,7 @@ def _coded(code: int, message: str) -> sqlite3.DatabaseError:
 
 
 def _value(connection: sqlite3.Connection, statement: str) -> int:
-    for (value,) in typed(connection.execute(statement), int):
+    for (value,) in typed_rows(connection.execute(statement), int):
         return int(value)
     raise damage("no answer")
 
@@ -476,10 +476,10 @@ class FeatureStore:
     def contains(self, scope: bytes, keys: Keys) -> _Mask:
         """Which rows are kept: ``bool[n]``. One that is may be gone or found damaged when it is read."""
         found = np.zeros(len(keys), np.bool_)
-        with self._survived(), self._database.reading() as connection:
+        with self._survived(), self._database.read_transaction() as connection:
             for places in _chunks(keys):
                 query = f"SELECT row FROM features WHERE scope = {_SCOPE} AND row IN ({_marks(places)})"  # noqa: S608
-                for (row,) in typed(connection.execute(query, (scope, *places)), bytes):
+                for (row,) in typed_rows(connection.execute(query, (scope, *places)), bytes):
                     found[_place(places, row)] = True
         return found
 
@@ -498,12 +498,12 @@ class FeatureStore:
         found = np.zeros(len(keys), np.bool_)
         damaged: list[bytes] = []
         views, row_bytes = layout.views(out), layout.nbytes
-        with self._survived(), self._database.reading() as connection:
+        with self._survived(), self._database.read_transaction() as connection:
             for places in _chunks(keys):
                 query = f"SELECT row, value FROM features WHERE scope = {_SCOPE} AND row IN ({_marks(places)})"  # noqa: S608
-                for row, value in typed(connection.execute(query, (scope, *places)), bytes, bytes):
+                for row, value in typed_rows(connection.execute(query, (scope, *places)), bytes, bytes):
                     place = _place(places, row)
-                    body = opened(scope + row, value, row_bytes)
+                    body = verify_checksum(scope + row, value, row_bytes)
                     if body is None:
                         damaged.append(row)
                         continue
@@ -532,7 +532,7 @@ class FeatureStore:
         added, offered = 0, 0
         if size and self._clock() >= self._rests_until_s:
             while offered < named:
-                batch = [(key, sealed(scope + key, body)) for key, body in islice(rows, size)]
+                batch = [(key, add_checksum(scope + key, body)) for key, body in islice(rows, size)]
                 written = self._write(scope, batch, layout.nbytes)
                 if written is None:
                     break
@@ -543,7 +543,7 @@ class FeatureStore:
     def statistics(self) -> DiskStatistics:
         """What it did so far."""
         used = 0
-        with self._survived(), self._database.reading() as connection:
+        with self._survived(), self._database.read_transaction() as connection:
             used = self._database.used_bytes(connection)
         with self._lock:
             return DiskStatistics(bytes=used, budget_bytes=self._budget_bytes, **self._counts)
@@ -565,7 +565,7 @@ class FeatureStore:
         added = room = cleared = 0
         is_written = False
         with self._survived(writing=True):
-            with self._database.writing() as connection:
+            with self._database.write_transaction() as connection:
                 number = self._shelf(connection, scope, row_bytes)
                 room, cleared = self._make_room(connection, number, len(batch), row_bytes)
                 query = "INSERT OR IGNORE INTO features (scope, row, value) VALUES (?, ?, ?)"
@@ -583,7 +583,7 @@ class FeatureStore:
             "INSERT INTO scopes (digest, used, row_bytes) VALUES (?, ?, ?) "
             "ON CONFLICT (digest) DO UPDATE SET used = excluded.used RETURNING number"
         )
-        found = list(typed(connection.execute(query, (scope, self._clock(), row_bytes)), int))
+        found = list(typed_rows(connection.execute(query, (scope, self._clock(), row_bytes)), int))
         if len(found) != 1:
             raise damage("a scope has no number, or two")
         return int(found[0][0])
@@ -612,7 +612,7 @@ class FeatureStore:
 
     def _idle_scope(self, connection: sqlite3.Connection, wanting: int) -> ScopeUsage | None:
         query = "SELECT number, used, row_bytes FROM scopes"
-        found = list(typed(connection.execute(query), int, float, int))
+        found = list(typed_rows(connection.execute(query), int, float, int))
         if any(row_bytes < 0 for _, _, row_bytes in found):
             raise damage("a row has less than no bytes")
         scopes = [ScopeUsage(number=number, used_s=used, row_bytes=row_bytes) for number, used, row_bytes in found]
@@ -625,14 +625,14 @@ class FeatureStore:
         if now_s - self._noted.get(scope, 0.0) < _NOTED_EVERY_S or now_s < self._rests_until_s:
             return
         self._noted[scope] = now_s
-        with self._survived(writing=True), self._database.writing() as connection:
+        with self._survived(writing=True), self._database.write_transaction() as connection:
             connection.execute("UPDATE scopes SET used = ? WHERE digest = ?", (now_s, scope))
 
     def _drop(self, scope: bytes, rows: Sequence[bytes]) -> None:
         if not rows:
             return
         self._count(damaged=len(rows))
-        with self._survived(writing=True), self._database.writing() as connection:
+        with self._survived(writing=True), self._database.write_transaction() as connection:
             query = f"DELETE FROM features WHERE scope = {_SCOPE} AND row = ?"  # noqa: S608
             connection.executemany(query, [(scope, row) for row in rows])
 

@@ -23,10 +23,10 @@ __all__ = (
     "RowLayout",
     "Scope",
     "Tensors",
+    "add_checksum",
     "fill",
-    "opened",
     "row_keys",
-    "sealed",
+    "verify_checksum",
 )
 
 
@@ -161,7 +161,7 @@ def fill(views: Sequence[npt.NDArray[np.uint8]], place: int, body: memoryview) -
         start += size
 
 
-def sealed(key: bytes, pieces: Sequence[Bytes]) -> bytes:
+def add_checksum(key: bytes, pieces: Sequence[Bytes]) -> bytes:
     """A value that says whose it is and whether it is whole: the CRC-32 of key and pieces, and the pieces."""
     checksum = crc32(key)
     for piece in pieces:
@@ -169,8 +169,8 @@ def sealed(key: bytes, pieces: Sequence[Bytes]) -> bytes:
     return b"".join((checksum.to_bytes(_CHECKSUM_BYTES, "little"), *pieces))
 
 
-def opened(key: bytes, value: Bytes, nbytes: int) -> memoryview | None:
-    """The bytes that ``sealed`` put in for that key; None where they are others, or not so many."""
+def verify_checksum(key: bytes, value: Bytes, nbytes: int) -> memoryview | None:
+    """The bytes that ``add_checksum`` put in for that key; None where they are others, or not so many."""
     view = memoryview(value)
     body = view[_CHECKSUM_BYTES:]
     if len(body) != nbytes:

@@ -260,7 +260,7 @@ class CachedIn:
     is_on_disk: _Mask
 
     @classmethod
-    def nowhere(cls, count: int) -> Self:
+    def empty(cls, count: int) -> Self:
         """Of features that are not kept."""
         return cls(rows=np.full(count, -1, np.int64), is_on_disk=np.zeros(count, np.bool_))
 

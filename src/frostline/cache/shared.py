@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
-from frostline.cache.keys import RowLayout, Tensors, fill, opened, sealed
+from frostline.cache.keys import RowLayout, Tensors, add_checksum, fill, verify_checksum
 from frostline.cache.shared_layout import (
     ObjectIndex,
     PackedObject,
@@ -211,7 +211,7 @@ class PackedObjectWriter:
             store.remove(entry.object)
             self._bytes_there -= entry.size
             self._count(cleared=1)
-            packed = PackedObject.named(entry.object, entry.size)
+            packed = PackedObject.parse(entry.object, entry.size)
             if packed is not None:
                 self._removed(packed)
         if gone:  # and there may be more
@@ -388,7 +388,7 @@ class SharedStore:
             self._count(rejected=len(named))
             return
         bodies = zip(keys, RowLayout.of(tensors).bodies(tensors), strict=True)
-        new = [(key, sealed(scope + key, body)) for key, body in bodies if key is not None and known[key] is None]
+        new = [(key, add_checksum(scope + key, body)) for key, body in bodies if key is not None and known[key] is None]
         self._writer.add(scope, new)
 
     def statistics(self) -> SharedStatistics:
@@ -432,7 +432,7 @@ class SharedStore:
         except FrostlineError:
             self._failed()
             return
-        packed_objects = [PackedObject.named(name, size) for name, size in entries if name not in known]
+        packed_objects = [PackedObject.parse(name, size) for name, size in entries if name not in known]
         new = [packed for packed in packed_objects if packed is not None]
         for packed, keys in zip(new, self._heads.map(self._keys, new), strict=True):
             if keys is not None:
@@ -492,7 +492,7 @@ class SharedStore:
         for number, row in enumerate(run):
             key = keys[places[row]]
             assert key is not None
-            body = opened(packed.scope + key, view[number * size : (number + 1) * size], row_bytes)
+            body = verify_checksum(packed.scope + key, view[number * size : (number + 1) * size], row_bytes)
             if body is None:
                 self._forget(packed, row)
                 self._count(damaged=1)

@@ -42,7 +42,7 @@ MARK = "used"
 """Name of the object that says by its age when the rows beside it were last used."""
 
 Row = tuple[bytes, bytes]
-"""A row's name and its value, as ``rows.sealed`` makes it."""
+"""A row's name and its value, as ``keys.add_checksum`` makes it."""
 
 # Part of every object's name: another format has another.
 _FORMAT = "rows1"
@@ -69,7 +69,7 @@ class PackedObject:
     digest: str
 
     @classmethod
-    def named(cls, name: str, size: int) -> Self | None:
+    def parse(cls, name: str, size: int) -> Self | None:
         """What an entry of a listing names; None where it is none of these, or not whole."""
         found = _NAME.fullmatch(name)
         if found is None:
@@ -413,7 +413,7 @@ def _folders(listing: Sequence[T]) -> dict[str, _Folder[T]]:
         if found is None:
             continue
         folder = folders.setdefault(found[1], _Folder())
-        if PackedObject.named(entry.object, entry.size) is not None:
+        if PackedObject.parse(entry.object, entry.size) is not None:
             folder.packed_objects.append(entry)
         elif entry.object == f"{found[1]}/{MARK}":
             folder.mark.append(entry)

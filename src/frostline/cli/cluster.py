@@ -132,7 +132,7 @@ def up(
         ray, started = reach_or_start(address, cpus=len(usable_cores()), object_bytes=ray_memory)
         if label is not None and nodes is None and max_nodes is None:
             wanted = _on_all(wanted, hosts_with(ray, label))
-        state = Cluster(ray, namespace).up(wanted, timeout)
+        state = Cluster(ray, namespace).bring_up(wanted, timeout)
     if as_json:
         print_json({**state.to_json(), "ray": started})
         return
@@ -188,7 +188,7 @@ def down(address: str | None, namespace: str, as_json: bool) -> None:
     from frostline.ray import control
 
     with _ray_elsewhere():
-        ended = _joined(address, namespace).down()
+        ended = _joined(address, namespace).bring_down()
         ended_ray = control.end_own_ray(address)
     if as_json:
         print_json({"nodes": ended, "ray": ended_ray})

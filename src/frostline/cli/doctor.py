@@ -7,7 +7,7 @@ import click
 from frostline.cli.options import as_json, command, format_option
 from frostline.cli.show import DONE, MISTAKEN, ProgressBar, print_json, say
 from frostline.core.errors import SettingError
-from frostline.doctor import FINE, PROBLEM, WARNING, ExaminedSetup, Finding, examine, worst
+from frostline.doctor import FINE, PROBLEM, WARNING, ExaminedSetup, Finding, examine, worst_level
 from frostline.stores.protocols import RETRY_FOR, TIMEOUT
 from frostline.training.settings import JobSettings
 
@@ -78,7 +78,7 @@ def doctor(
             findings.append(finding)
             if not as_json:
                 _print(finding)
-    verdict = worst(findings)
+    verdict = worst_level(findings)
     if as_json:
         print_json({"verdict": verdict, "findings": [finding.to_json() for finding in findings]})
     else:

@@ -17,7 +17,7 @@ from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preproc
 
 if TYPE_CHECKING:
     from frostline.datasets import Dataset
-    from frostline.datasets.copy.cql import Put
+    from frostline.datasets.copy.cql import WriteResult
     from frostline.datasets.copy.parts import PartRunner
     from frostline.datasets.copy.ready import Ingested
     from frostline.datasets.copy.repack import Repacked
@@ -144,9 +144,9 @@ def _working(on: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _by(ray: Any) -> "PartRunner":
-    from frostline.ray.tasks import made_by_ray
+    from frostline.ray.tasks import ray_runner
 
-    return made_by_ray(ray)
+    return ray_runner(ray)
 
 
 def _ready(source: "Dataset", destination: str, on: str | None, *, as_json: bool, workers: int, **options: Any) -> None:
@@ -215,7 +215,7 @@ def _into_table(source: "Dataset", destination: str, on: str | None, *, as_json:
     _say(done, "", f"{done.made} put now")
 
 
-def _say(done: "Ingested | Repacked | Put", where: str, made: str) -> None:
+def _say(done: "Ingested | Repacked | WriteResult", where: str, made: str) -> None:
     say(
         f"{done.samples} samples {where}of together {in_bytes(done.nbytes)} at {done.url}; "
         f"{made}, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"

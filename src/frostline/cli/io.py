@@ -102,15 +102,15 @@ def io(
         _say_status(url, as_json=as_json)
         return
     from frostline.io_service.handler import Upstream
-    from frostline.io_service.start import listening_at
+    from frostline.io_service.start import listen_at
 
     settings = IoSettings(memory_bytes=memory, window_bytes=window or 0)
     link = control_link(control)
     node = NodeSettings(memory_bytes=node_memory, read_threads=read_threads, max_requests=settings.max_connections)
     with (
         _until_told() as wait,
-        Upstream(near=near, roots=roots, node=node).opened() as upstream,
-        listening_at(url) as listening,
+        Upstream(near=near, roots=roots, node=node).connect() as upstream,
+        listen_at(url) as listening,
         _service(upstream, settings, listening, link) as service,
         nullcontext() if metrics_address is None else _served(metrics_address, service),
     ):
@@ -133,9 +133,9 @@ def _service(
 
 
 def _served(metrics: str, service: "IoService") -> AbstractContextManager[None]:
-    from frostline.io_service.start import serving_metrics
+    from frostline.io_service.start import serve_metrics
 
-    return serving_metrics(metrics, service.statistics)
+    return serve_metrics(metrics, service.statistics)
 
 
 @contextmanager

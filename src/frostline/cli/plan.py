@@ -24,9 +24,9 @@ from frostline.training.what_if import (
     WhatIfPlan,
     answer,
     find,
-    just_measured,
     keep,
-    relative,
+    recent_situation,
+    relative_speed,
 )
 
 __all__ = ("plan", "print_answer")
@@ -61,7 +61,7 @@ def print_answer(answer: WhatIfPlan, *, every: bool) -> None:
 
 def _print_as_measured(answer: WhatIfPlan, before: Plan) -> None:
     """Say what changes against the situation as it was measured."""
-    share = relative(answer.plan, before)
+    share = relative_speed(answer.plan, before)
     beside = "" if share is None else f", {share:.2f} times as many as in the situation as it was measured"
     say(f"{in_samples_per_s(answer.plan.mean_samples_per_s)}{beside}")
     say(f"from {_ways(before, answer.situation)} to {_ways(answer.plan, answer.situation)}")
@@ -70,7 +70,7 @@ def _print_as_measured(answer: WhatIfPlan, before: Plan) -> None:
 def _print_rules(answer: WhatIfPlan) -> None:
     rows = []
     for rule in answer.rules:
-        share = relative(rule, answer.plan)
+        share = relative_speed(rule, answer.plan)
         rows.append(
             (
                 rule.policy,
@@ -161,16 +161,16 @@ def _draw(answered: WhatIfPlan, html: Path, *, every: bool) -> None:
 def _measure(job: JobSettings, *, is_needed: bool) -> MeasuredSituation:
     """Measure, and keep what was found for later questions."""
     with collector_rests():
-        from frostline.training.setup import measured_first, set_up
+        from frostline.training.setup import measure_first, set_up
 
     if is_needed:
         say("nothing was measured for this yet: measuring once", err=True)
     # What is asked of a situation is not asked of the job that measures it: it runs nothing.
     bare = replace(job, cut=None, codec=None)
-    with ProgressBar() as progress, set_up(measured_first(bare), progress) as setup:
+    with ProgressBar() as progress, set_up(measure_first(bare), progress) as setup:
         situation, fallback = setup.job.situation, setup.job.fallback
     assert situation is not None, "a job with a network has a situation"
-    measured = just_measured(bare, situation, fallback=fallback)
+    measured = recent_situation(bare, situation, fallback=fallback)
     try:
         keep(measured)
     except (OutOfSpace, SettingError) as error:

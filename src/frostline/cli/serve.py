@@ -211,7 +211,7 @@ def serve(
 
     from frostline.control.app import stage_routes
     from frostline.control.embedded import control_plane, embedded_settings, tenants_of
-    from frostline.control.reporter import keeping_to
+    from frostline.control.reporter import follow_control
     from frostline.node import Node
     from frostline.node.http.server import Server
     from frostline.node.http.server import listen as take_port
@@ -227,7 +227,7 @@ def serve(
         Inspector(fork=True, kept=kept_inspections()) as inspector,
         closing(take_port(host, port, for_others=bool(node.tenants) or node.allow_anonymous)) as listening,
         Node(node, roots, inspector, audit_log(audit, "node", listening.getsockname()[1])) as running,
-        keeping_to(running, link),
+        follow_control(running, link),
     ):
         torch.set_num_threads(node.compute_threads)
         if tenants is not None:

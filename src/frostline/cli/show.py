@@ -83,10 +83,10 @@ def bar(count: float, maximum: float) -> str:
 @contextmanager
 def on_ray() -> Iterator[Any]:
     """Give Ray's package while this process has joined it; what Ray prints on stdout meanwhile goes to stderr."""
-    from frostline.ray.control import joined
+    from frostline.ray.control import ray_session
 
     # Left before the result is printed: its threads tell of what died whenever they hear of it.
-    with redirect_stdout(sys.stderr), joined() as ray:
+    with redirect_stdout(sys.stderr), ray_session() as ray:
         yield ray
 
 

@@ -34,10 +34,10 @@ from frostline.wire.recipes import LOSSES, METRICS_OF, OPTIMIZERS, SCHEDULES, TA
 __all__ = (
     "FREE",
     "finish",
-    "left_out",
     "refuse_changes",
     "resume_option",
     "run_options",
+    "setup_warnings",
     "take_options",
     "train",
 )
@@ -237,7 +237,7 @@ def _is_here(data: object) -> bool:
     return ":" not in first or first == "file:"
 
 
-def left_out(folder: Path) -> Iterator[SetupWarning]:
+def setup_warnings(folder: Path) -> Iterator[SetupWarning]:
     """What the folder of a run says and nobody followed."""
     began = RunConfig.read(folder).options
     for param in click.get_current_context().command.params:
@@ -389,7 +389,7 @@ def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool
         out = resume
     settings = TrainSettings(job=job, out=out, **how)
     with progress() as observe, begin(job, observe, min_classes=2) as begun:
-        for warning in left_out(resume) if resume is not None else ():
+        for warning in setup_warnings(resume) if resume is not None else ():
             observe(warning)
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():

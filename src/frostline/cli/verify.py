@@ -7,7 +7,7 @@ import click
 
 from frostline.cli.options import as_json, command
 from frostline.cli.show import DIFFERENT, DONE, ProgressBar, print_json, print_table, say
-from frostline.cli.train import FREE, left_out, refuse_changes, run_options, take_options
+from frostline.cli.train import FREE, refuse_changes, run_options, setup_warnings, take_options
 from frostline.core.system import collector_rests
 from frostline.core.units import in_seconds
 from frostline.training.settings import JobSettings, TrainSettings
@@ -58,7 +58,7 @@ def verify(run: Path, steps: int, job: JobSettings, as_json: bool, **how: Any) -
     refuse_changes(run, free=(*FREE, *_OTHER), again="verify")
     settings = TrainSettings(job=job, **how)
     with ProgressBar() as progress:
-        for warning in left_out(run):
+        for warning in setup_warnings(run):
             progress(warning)
         with begin(settings.job, progress, min_classes=2) as begun:
             # Brings PyTorch, which the node imports at the same time.

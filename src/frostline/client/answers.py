@@ -34,22 +34,22 @@ class NodePool(Protocol):
     ) -> tuple[int, Iterator[FeatureBatch]]:
         """Ask the node whose turn it is, and that was not tried yet."""
 
-    def waiting(self, number: int) -> AbstractContextManager[None]:
+    def watch_wait(self, number: int) -> AbstractContextManager[None]:
         """While a thread waits for that node."""
 
-    def ended(self, number: int, rows: int = 0, *, is_owned: bool = True) -> None:
+    def end_request(self, number: int, rows: int = 0, *, is_owned: bool = True) -> None:
         """A request to that node is over, which brought so many rows."""
 
-    def failed(self, number: int, error: FrostlineError) -> None:
+    def note_failure(self, number: int, error: FrostlineError) -> None:
         """That node, or its store, did not answer; or it refused what another one gave."""
 
-    def misread(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
+    def note_read_failure(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
         """That node could not read samples that another one gave."""
 
     def others(self, request: FeatureRequest, tried: set[int]) -> bool:
         """Whether a node is left that can run the request's engine and is not known to be away."""
 
-    def numbered(self) -> dict[int, str]:
+    def names_by_number(self) -> dict[int, str]:
         """Names of the members by number."""
 
 
@@ -87,7 +87,7 @@ class BalancedResponse:
         while True:
             number, batches = self._asked()
             try:
-                with self._pool.waiting(number):
+                with self._pool.watch_wait(number):
                     batch = next(batches)
                 self._check(batch)
             except _PASSED_ON:
@@ -132,7 +132,7 @@ class BalancedResponse:
 
     def _taken(self, number: int, batch: FeatureBatch) -> FeatureBatch:
         for refusing, error in self._refusals.items():
-            self._pool.failed(refusing, error)
+            self._pool.note_failure(refusing, error)
         self._refusals.clear()
         self._has_arrived = True
         self._read += len(batch)
@@ -151,7 +151,7 @@ class BalancedResponse:
         if read:
             lost = batch.skipped[0]
             reason = f"it cannot read what another node can, such as {lost.object}: {lost.reason}"
-            self._pool.misread(number, read, reason, read_others=len(batch) > 0)
+            self._pool.note_read_failure(number, read, reason, read_others=len(batch) > 0)
         return whole
 
     def _second_answer(self, request: FeatureRequest, number: int) -> list[FeatureBatch]:
@@ -166,17 +166,17 @@ class BalancedResponse:
             try:
                 if is_closed:
                     return []
-                with self._pool.waiting(other):
+                with self._pool.watch_wait(other):
                     found = [unpack(part) if part.packed else part for part in answer]
             except Unavailable as error:
-                self._pool.failed(other, error)
+                self._pool.note_failure(other, error)
             except FrostlineError:
                 continue  # what is read there at all is another request's to find out
             else:
                 return found
             finally:
                 _close(answer)
-                self._pool.ended(other, sum(map(len, found)), is_owned=False)
+                self._pool.end_request(other, sum(map(len, found)), is_owned=False)
         return []
 
     def _leave(self, error: FrostlineError) -> None:
@@ -188,12 +188,12 @@ class BalancedResponse:
             raise error
         self._tried.add(number)
         if isinstance(error, Unavailable | StoreUnavailable):
-            self._pool.failed(number, error)
+            self._pool.note_failure(number, error)
             if self._has_arrived:
                 raise error
         elif self._has_arrived:
-            self._pool.failed(number, error)
-            name = self._pool.numbered().get(number, "a node that left")
+            self._pool.note_failure(number, error)
+            name = self._pool.names_by_number().get(number, "a node that left")
             raise NodeUnreachable(f"{name} broke off its answer: {error}") from error
         else:
             self._refusals[number] = error
@@ -206,7 +206,7 @@ class BalancedResponse:
         """What none of the nodes answers: a refusal where all refuse, else that some may come back."""
         if not self._refusals:
             return error
-        names = self._pool.numbered()
+        names = self._pool.names_by_number()
         absent = [name for number, name in names.items() if number not in self._refusals]
         refusal = next(iter(self._refusals.values()))
         said = "; ".join(
@@ -223,7 +223,7 @@ class BalancedResponse:
         with self._lock:
             number, self._node = self._node, None
         if number is not None:
-            self._pool.ended(number, self._read, is_owned=bool(self._first))
+            self._pool.end_request(number, self._read, is_owned=bool(self._first))
         return number
 
 

@@ -133,11 +133,11 @@ class LoadBalancer:
 
         return sorted(self.members, key=rank)
 
-    def present(self, now: float) -> list[int]:
+    def reachable_nodes(self, now: float) -> list[int]:
         """Those that are not known to be away, in the same order."""
         return [node for node in self.order(now) if self._places[node].away_until <= now]
 
-    def began(self, node: int, now: float = 0.0, *, is_timed: bool = True, is_retry: bool = False) -> None:
+    def begin_request(self, node: int, now: float = 0.0, *, is_timed: bool = True, is_retry: bool = False) -> None:
         """A request went to it.
 
         Args:
@@ -154,7 +154,7 @@ class LoadBalancer:
         place.begun += 1
         place.retried += is_retry
 
-    def ended(self, node: int, now: float = 0.0, *, rows: int = 0, is_timed: bool = True) -> None:
+    def end_request(self, node: int, now: float = 0.0, *, rows: int = 0, is_timed: bool = True) -> None:
         """The request is over, whatever became of it, and brought so many rows."""
         place = self._places[node]
         if is_timed:
@@ -168,7 +168,7 @@ class LoadBalancer:
         if rows and math.isfinite(place.away_until):
             place.failures, place.is_refusing = 0, False
 
-    def failed(
+    def note_failure(
         self, node: int, now: float, *, away_s: float, is_full: bool = False, reason: str = "", is_damaged: bool = False
     ) -> None:
         """It did not answer, or asked not to be asked for so long, being full.
@@ -195,7 +195,7 @@ class LoadBalancer:
         place.reason = reason
         place.away_until, place.failures = math.inf, max(place.failures, _LOST_AFTER)
 
-    def refused(self, node: int, now: float, reason: str) -> None:
+    def note_refusal(self, node: int, now: float, reason: str) -> None:
         """It refuses what another one gave: others are asked before it for a while, and own its blocks."""
         place = self._places[node]
         wait_s = min(_REFUSED_S * 2.0 ** min(place.refusals, 16), _LONGEST_REFUSED_S)
@@ -204,14 +204,14 @@ class LoadBalancer:
         place.refusals += 1
         place.failed += 1
 
-    def misread(self, node: int, now: float, samples: int, reason: str, *, read_others: bool) -> None:
+    def note_read_failure(self, node: int, now: float, samples: int, reason: str, *, read_others: bool) -> None:
         """It could not read samples that another one gave; several in a row, and it is asked nothing for a while."""
         place = self._places[node]
         place.misread += samples
         place.misread_in_a_row = samples + (0 if read_others else place.misread_in_a_row)
         if place.misread_in_a_row >= _MISREAD_MAX and not read_others:
             place.misread_in_a_row = 0
-            self.refused(node, now, reason)
+            self.note_refusal(node, now, reason)
 
     def samples_per_s(self, now: float) -> dict[int, float]:
         """How fast each node was while it was asked for something by a timed request, 0 where too little is known.
@@ -291,7 +291,7 @@ class BalancedTransport:
     def to_join(self) -> tuple[str, ...]:
         """Names of the members that are to join again: lost, or without a network that was sent to all."""
         with self._lock:
-            present = self._turns.present(self._clock())
+            present = self._turns.reachable_nodes(self._clock())
             lacking = {number for number, _ in self._lacking - self._sending}.intersection(present)
             return tuple(self._names[number] for number in sorted(lacking.union(self._turns.lost)))
 
@@ -319,7 +319,7 @@ class BalancedTransport:
                 for number, place in self._turns.uses()
             )
 
-    def silent(self, longer_than_s: float) -> tuple[str, ...]:
+    def silent_nodes(self, longer_than_s: float) -> tuple[str, ...]:
         """Names of the members for which a thread has waited for longer than that since they said anything."""
         since = self._clock() - longer_than_s
         numbers = {number for number, began in tuple(self._waits.values()) if began < since}
@@ -336,7 +336,7 @@ class BalancedTransport:
             if isinstance(error, Unavailable):
                 self._turns.lose(number, str(error))
         if not isinstance(error, Unavailable):
-            self.failed(number, error)
+            self.note_failure(number, error)
         self._nodes[number].break_off()
 
     def join(self, name: str, make: Callable[[], Transport]) -> None:
@@ -444,10 +444,10 @@ class BalancedTransport:
         """See ``Transport``; totals are those of all nodes that answer together."""
         totals: dict[str, float] = {}
         with self._lock:
-            numbers = self._turns.present(self._clock())
+            numbers = self._turns.reachable_nodes(self._clock())
         for number, said in self._outcomes(lambda _, node: node.node_statistics(), numbers, math.inf):
             if isinstance(said, FrostlineError):
-                self.failed(number, said)
+                self.note_failure(number, said)
                 continue
             totals = {name: totals.get(name, 0) + value for name, value in said.get("totals", {}).items()}
         return {"totals": totals}
@@ -486,16 +486,16 @@ class BalancedTransport:
             now, preferred = self._clock(), [self._names.index(name) for name in first if name in self._names]
             able = self._able(self._turns.order(now, preferred), request.engine, request.prefix)
             number = next(index for index in able if index not in tried)
-            self._turns.began(number, now, is_timed=bool(first), is_retry=bool(tried))
+            self._turns.begin_request(number, now, is_timed=bool(first), is_retry=bool(tried))
         return number, self._nodes[number].features(request)
 
-    def ended(self, number: int, rows: int = 0, *, is_owned: bool = True) -> None:
+    def end_request(self, number: int, rows: int = 0, *, is_owned: bool = True) -> None:
         """A request to that node is over, which brought so many rows; only requests by owner say how fast nodes are."""
         with self._lock:
-            self._turns.ended(number, self._clock(), rows=rows, is_timed=is_owned)
+            self._turns.end_request(number, self._clock(), rows=rows, is_timed=is_owned)
 
     @contextmanager
-    def waiting(self, number: int) -> Iterator[None]:
+    def watch_wait(self, number: int) -> Iterator[None]:
         """While a thread waits for that node: it counts as silent where that lasts."""
         mark = object()
         self._waits[mark] = number, self._clock()
@@ -504,14 +504,14 @@ class BalancedTransport:
         finally:
             del self._waits[mark]
 
-    def failed(self, number: int, error: FrostlineError) -> None:
+    def note_failure(self, number: int, error: FrostlineError) -> None:
         """That node, or its store, did not answer; or it refused what another one gave, and is left out for a while."""
         away_s = error.retry_after_s if isinstance(error, Overloaded) else _AWAY_S
         with self._lock:
             if not isinstance(error, Unavailable | StoreUnavailable):
-                self._turns.refused(number, self._clock(), f"it refuses what other nodes give: {error}")
+                self._turns.note_refusal(number, self._clock(), f"it refuses what other nodes give: {error}")
                 return
-            self._turns.failed(
+            self._turns.note_failure(
                 number,
                 self._clock(),
                 away_s=away_s,
@@ -520,18 +520,18 @@ class BalancedTransport:
                 is_damaged=isinstance(error, AnswerDamaged),
             )
 
-    def misread(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
+    def note_read_failure(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
         """That node could not read samples that another one gave."""
         with self._lock:
-            self._turns.misread(number, self._clock(), samples, reason, read_others=read_others)
+            self._turns.note_read_failure(number, self._clock(), samples, reason, read_others=read_others)
 
     def others(self, request: FeatureRequest, tried: set[int]) -> bool:
         """Whether a node is left that can run the request's engine and is not known to be away."""
         with self._lock:
             able = self._able(self._turns.order(self._clock()), request.engine, request.prefix)
-            return bool(set(self._turns.present(self._clock())).intersection(able) - tried)
+            return bool(set(self._turns.reachable_nodes(self._clock())).intersection(able) - tried)
 
-    def numbered(self) -> dict[int, str]:
+    def names_by_number(self) -> dict[int, str]:
         """Names of the members by number."""
         with self._lock:
             return {number: self._names[number] for number in self._turns.members}
@@ -575,11 +575,11 @@ class BalancedTransport:
         _check(cancellation)
         if found or not errors:
             for number, error in errors.items():
-                self.failed(number, error)
+                self.note_failure(number, error)
             return found
         for number, error in errors.items():
             if isinstance(error, Unavailable):
-                self.failed(number, error)
+                self.note_failure(number, error)
         raise _telling(list(errors.values()))
 
     def _first(self, call: Callable[[int, Transport], T], cancellation: Cancellation) -> T:
@@ -592,18 +592,18 @@ class BalancedTransport:
             outcome = self._outcome(number, call)
             if not isinstance(outcome, FrostlineError):
                 for refusing, error in errors.items():
-                    self.failed(refusing, error)
+                    self.note_failure(refusing, error)
                 return outcome
             _check(cancellation)
             if isinstance(outcome, Unavailable):
-                self.failed(number, outcome)
+                self.note_failure(number, outcome)
             else:
                 errors[number] = outcome
             last = [outcome]
         raise _telling([*errors.values(), *last])
 
     def _outcome(self, number: int, call: Callable[[int, Transport], T]) -> T | FrostlineError:
-        with self.waiting(number):
+        with self.watch_wait(number):
             try:
                 return call(number, self._nodes[number])
             except FrostlineError as error:

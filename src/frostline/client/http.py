@@ -47,7 +47,7 @@ __all__ = (
 class Counts(Protocol):
     """Counts what is asked."""
 
-    def counted(self, *, requests: int = 0) -> AbstractContextManager[None]:
+    def count_requests(self, *, requests: int = 0) -> AbstractContextManager[None]:
         """Count requests, and the failure where there is one, and the seconds until it has ended."""
 
 
@@ -108,7 +108,7 @@ class ResponseStream(ABC):
             raise StopIteration
         is_first, self._has_begun = not self._has_begun, True
         try:
-            with self._counts.counted(requests=int(is_first)):
+            with self._counts.count_requests(requests=int(is_first)):
                 return self._next(is_first=is_first)
         except Unavailable:
             if self._is_closed:  # it broke because it was closed
@@ -358,7 +358,7 @@ class HttpTransport:
         self._connections.drop_idle()
 
     @contextmanager
-    def counted(self, *, requests: int = 0) -> Iterator[None]:
+    def count_requests(self, *, requests: int = 0) -> Iterator[None]:
         """Count requests, and the failure where there is one, and the seconds until it has ended."""
         started = time.perf_counter()
         failures = 0
@@ -391,7 +391,7 @@ class HttpTransport:
         cancellation: Cancellation | None = None,
     ) -> tuple[int, bytes]:
         exchange, cancellation = Exchange(self._connections, self._url), cancellation or Cancellation()
-        with self.counted(requests=1), cancellation.ends(exchange.break_off):
+        with self.count_requests(requests=1), cancellation.ends(exchange.break_off):
             status = exchange.send(message)
             body = exchange.read_all()
             if status not in accepted:

@@ -17,7 +17,16 @@ from frostline.transport import Transport
 from frostline.wire.messages import PROTOCOLS, Health, common_protocol
 from frostline.wire.node_lists import NodeList, listed_nodes
 
-__all__ = ("PROBE_S", "Membership", "NodeWatch", "ask_protocol", "balanced", "changes", "require_protocol", "watching")
+__all__ = (
+    "PROBE_S",
+    "Membership",
+    "NodeWatch",
+    "ask_protocol",
+    "changes",
+    "connect_balanced",
+    "require_protocol",
+    "watch_membership",
+)
 
 # A name is asked again so often: a new pod takes longer to start, and a name server is asked little.
 _EVERY_S = 3.0
@@ -192,7 +201,7 @@ class Membership:
 
     def tend(self) -> None:
         """Lose members that fall silent, ask those again that are lost, and tell who is lost and who is back."""
-        silent = self._transport.silent(_SILENT_S)
+        silent = self._transport.silent_nodes(_SILENT_S)
         if silent:
             self._probe_silent(silent)
         now = time.monotonic()
@@ -293,7 +302,7 @@ class Membership:
 
 
 @contextmanager
-def watching(membership: Membership) -> Iterator[None]:
+def watch_membership(membership: Membership) -> Iterator[None]:
     """Look at the lists from time to time, in a thread."""
     ended = threading.Event()
 
@@ -320,7 +329,7 @@ def watching(membership: Membership) -> Iterator[None]:
 
 
 @contextmanager
-def balanced(
+def connect_balanced(
     near: Sequence[str],
     *,
     make: Callable[[str], Transport],
@@ -348,7 +357,7 @@ def balanced(
     membership = Membership(near, transport, make=make, probe=probe, watch=watch)
     try:
         membership.check()
-        with watching(membership):
+        with watch_membership(membership):
             yield transport
     finally:
         transport.close()

@@ -114,7 +114,7 @@ class BlockOwners:
         )
         return _within_bounds(found, seeds)
 
-    def changed(self, speeds: Mapping[str, float]) -> "BlockOwners":
+    def redistribute(self, speeds: Mapping[str, float]) -> "BlockOwners":
         """The owners among other nodes; the same as ``of`` finds, in less time where few came or went."""
         nodes = tuple(sorted(speeds))
         known = dict(zip(self.nodes, self.weights, strict=True))
@@ -343,6 +343,6 @@ class OwnerTables:
             if found is None:
                 found = BlockOwners.of(blocks, speeds)
             elif dict(zip(found.nodes, found.weights, strict=True)) != speeds:
-                found = found.changed(speeds)
+                found = found.redistribute(speeds)
             self._tables[blocks] = found
             return found

@@ -40,7 +40,7 @@ from frostline.node.http.requests import (
     json_bytes,
     json_response,
 )
-from frostline.wire.messages import MAX_PATCH_BYTES, known_only
+from frostline.wire.messages import MAX_PATCH_BYTES, refuse_unknown_fields
 
 __all__ = (
     "ControlPlane",
@@ -175,7 +175,7 @@ class ControlPlane:
             self._state.renew_tenants(tuple(tenants))
             self._give_rights(tenants)
             self._tokens.renew(tenants)
-        self.audit.changed("tenants renewed", tenants=[tenant.name for tenant in tenants])
+        self.audit.write_change("tenants renewed", tenants=[tenant.name for tenant in tenants])
 
     def follow(self, file: FollowedFile) -> None:
         """Look at a file, which has ``renew`` called where it has changed, before anybody is identified."""
@@ -239,15 +239,15 @@ class ControlPlane:
 
     def _keep(self, changes: ControlChanges | None = None) -> None:
         # What the disk did not take is written with what comes next.
-        self._touched |= self._state.touched()
-        self._unsaved |= self._state.events.unsaved()
+        self._touched |= self._state.take_touched()
+        self._unsaved |= self._state.events.take_unsaved()
         self._changes = changes or self._changes
         self._store.write(self._touched, self._unsaved, self._changes)
         events = self._unsaved
         self._touched, self._unsaved, self._changes = {}, {}, None
         for event in filter(None, events.values()):
             if event.kind == "changed":
-                self.audit.changed("change", **{**event.to_json(), "tenant": event.tenant or "all"})
+                self.audit.write_change("change", **{**event.to_json(), "tenant": event.tenant or "all"})
             _LOG.info("control_event", extra={"fields": {**event.to_json(), "tenant": event.tenant or "all"}})
 
     def identify(self, token: str | None, address: str = "") -> str:
@@ -341,14 +341,14 @@ class _Routes:
     async def _body(self, request: Request, max_bytes: int, what: str) -> object:
         if body_length(request) > max_bytes:
             raise OverBudget(f"a {what} has at most {max_bytes:,} bytes")
-        return _parsed(await self._body_reader.whole(request))
+        return _parsed(await self._body_reader.read_whole(request))
 
     async def health(self, request: Request) -> Response:
         self._asker(request)
         return json_response({"state": "ready"})
 
     def _asker(self, request: Request, parameters: tuple[str, ...] = ()) -> str:
-        known_only(dict(request.query_params), parameters, "the address")
+        refuse_unknown_fields(dict(request.query_params), parameters, "the address")
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         tenant = self._plane.identify(token.strip() if kind.lower() == "bearer" else None, address_of(request))
         recognise(request.scope.setdefault("state", {}), tenant)

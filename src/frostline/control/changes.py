@@ -30,9 +30,9 @@ __all__ = (
     "ControlEventLog",
     "JobShare",
     "ShareWatch",
-    "capacity_told",
-    "job_told",
-    "tenant_told",
+    "describe_capacity_change",
+    "describe_job_change",
+    "describe_tenant_change",
 )
 
 
@@ -128,7 +128,7 @@ class ControlChanges:
             raise Overloaded(sentence, retry_after_s=_RETRY_AFTER_S)
         return self._checked(settings, replace(self, jobs={**others, job: values} if values else others))
 
-    def applied(self, settings: ControlSettings) -> ControlSettings:
+    def apply(self, settings: ControlSettings) -> ControlSettings:
         """The settings of the file with the changes. What the file no longer names, has no change.
 
         Args:
@@ -170,7 +170,7 @@ class ControlChanges:
 
     def _checked(self, settings: ControlSettings, changed: Self) -> Self:
         try:
-            changed.applied(settings)
+            changed.apply(settings)
         except SettingError as error:
             raise BadRequest(str(error)) from error
         return changed
@@ -217,7 +217,7 @@ def _with_end(patch: Patch) -> dict[str, Any]:
 _LAST_S = 2.471e11
 
 
-def capacity_told(by: str, before: ControlSettings, after: ControlSettings) -> str | None:
+def describe_capacity_change(by: str, before: ControlSettings, after: ControlSettings) -> str | None:
     """What was changed of the capacity; None where nothing was.
 
     Args:
@@ -234,14 +234,14 @@ def capacity_told(by: str, before: ControlSettings, after: ControlSettings) -> s
     return f"{by} changed what there is of {', '.join(parts)}" if parts else None
 
 
-def tenant_told(by: str, name: str, before: ControlSettings, after: ControlSettings) -> str | None:
-    """What was changed of a tenant; see ``capacity_told``."""
+def describe_tenant_change(by: str, name: str, before: ControlSettings, after: ControlSettings) -> str | None:
+    """What was changed of a tenant; see ``describe_capacity_change``."""
     old, new = before.weights[name], after.weights[name]
     return None if old == new else f"{by} changed the weight of tenant {name} from {old:g} to {new:g}"
 
 
-def job_told(by: str, before: ControlledJob, after: ControlledJob, job: tuple[str, str]) -> str | None:
-    """What was changed of a job; see ``capacity_told``.
+def describe_job_change(by: str, before: ControlledJob, after: ControlledJob, job: tuple[str, str]) -> str | None:
+    """What was changed of a job; see ``describe_capacity_change``.
 
     Args:
         by: name of the tenant that changed it.
@@ -318,7 +318,7 @@ class ControlEventLog:
         if len(queue) > MAX_EVENTS:
             self._unsaved[queue.popleft().number] = None
 
-    def seen_by(self, tenant: str | None) -> list[ControlEvent]:
+    def events_for(self, tenant: str | None) -> list[ControlEvent]:
         """The latest events, the oldest first.
 
         Args:
@@ -328,7 +328,7 @@ class ControlEventLog:
         found = sorted((event for queue in queues for event in queue), key=lambda event: event.number)
         return found[-MAX_EVENTS:]
 
-    def unsaved(self) -> dict[int, ControlEvent | None]:
+    def take_unsaved(self) -> dict[int, ControlEvent | None]:
         """The events since the last call by their numbers; None for those that were forgotten."""
         found, self._unsaved = self._unsaved, {}
         return found

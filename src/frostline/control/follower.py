@@ -105,7 +105,7 @@ class ControlFollower:
         activity = None if self._activity is None else self._activity()
         with self._lock:
             self._is_counted = is_counted
-            used = self._pace.used(self._clock())
+            used = self._pace.take_usage(self._clock())
             if is_counted:
                 memory_bytes = float(self._maximum.window_bytes)
                 return Measured(demand=replace(_NOTHING, memory_bytes=memory_bytes))
@@ -135,15 +135,15 @@ class ControlFollower:
         with self._lock:
             return self._pace.ask(self._clock())
 
-    def came(self, nbytes: int, paid_bytes: float = 0.0) -> None:
-        """See ``Pace.came``."""
+    def count_bytes(self, nbytes: int, paid_bytes: float = 0.0) -> None:
+        """See ``Pace.count_bytes``."""
         with self._lock:
-            self._pace.came(nbytes, self._clock(), paid_bytes)
+            self._pace.count_bytes(nbytes, self._clock(), paid_bytes)
 
-    def ended(self, nbytes: int, unused_bytes: float) -> None:
-        """See ``Pace.ended``."""
+    def end_request(self, nbytes: int, unused_bytes: float) -> None:
+        """See ``Pace.end_request``."""
         with self._lock:
-            self._pace.ended(nbytes, unused_bytes, self._clock())
+            self._pace.end_request(nbytes, unused_bytes, self._clock())
             if unused_bytes:
                 self._wake_first()
 
@@ -183,7 +183,7 @@ class ControlFollower:
         with self._lock:
             self._wake_all()
 
-    def paced(self, fetch: Callable[[], Iterator[FeatureBatch]]) -> "PacedRows":
+    def pace(self, fetch: Callable[[], Iterator[FeatureBatch]]) -> "PacedRows":
         """A request that goes when it may.
 
         Args:
@@ -264,7 +264,7 @@ class PacedRows:
             paid_bytes = min(self._paid_bytes, float(batch.nbytes))
             self._paid_bytes -= paid_bytes
             self._came_bytes += batch.nbytes
-        self._follower.came(batch.nbytes, paid_bytes)
+        self._follower.count_bytes(batch.nbytes, paid_bytes)
         return batch
 
     def close(self) -> None:
@@ -282,7 +282,7 @@ class PacedRows:
             came_bytes, unused_bytes = self._came_bytes, self._paid_bytes
             self._came_bytes, self._paid_bytes = 0, 0.0
         if came_bytes or unused_bytes:
-            self._follower.ended(came_bytes, unused_bytes)
+            self._follower.end_request(came_bytes, unused_bytes)
 
 
 class PacedTransport:
@@ -311,7 +311,7 @@ class PacedTransport:
 
     def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:
         """See ``Transport.features``; the exchange begins when it may."""
-        return self._follower.paced(partial(self._transport.features, request))
+        return self._follower.pace(partial(self._transport.features, request))
 
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport.node_statistics``."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from frostline.control.embedded import control_routes, embedded_settings
-from frostline.control.reporter import ControlLink, keeping_to
+from frostline.control.reporter import ControlLink, follow_control
 from frostline.control.settings import NO_CONTROL
 from frostline.core.audit import AuditLog, audit_file
 from frostline.core.config import LoaderSettings, NodeSettings, ServerTls, TenantSettings
@@ -50,7 +50,7 @@ def _serve(wanted: dict[str, Any], settings: NodeSettings, inspector: Inspector)
     except UserError as error:
         _say({"error": type(error).__name__, "message": str(error)})
         return 2
-    with node, keeping_to(node, link):
+    with node, follow_control(node, link):
         routes = control_routes(embedded_settings(settings, control=wanted["control"]))
         server = Server(node, listening, routes=routes)
         threading.Thread(target=_stop_with_parent, args=(server,), daemon=True).start()

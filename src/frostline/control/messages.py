@@ -25,9 +25,9 @@ __all__ = (
     "MAX_BLOCKS",
     "MAX_NAME",
     "MAX_SENTENCE",
+    "Bottleneck",
     "ControlAnswer",
     "ControlledStage",
-    "Hindrance",
     "JobActivity",
     "PlanOutline",
     "Prices",
@@ -35,8 +35,8 @@ __all__ = (
     "StageReport",
     "checked_job",
     "count",
-    "saved",
-    "summarised",
+    "savings",
+    "summarise_job",
 )
 
 
@@ -53,7 +53,7 @@ _MAX_COUNT = 2**52
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hindrance:
+class Bottleneck:
     """What holds a job back, as ``Job.diagnosis`` found it.
 
     Attributes:
@@ -138,7 +138,7 @@ class JobActivity:
     wire_bytes: int = 0
     saved_bytes: float = 0.0
     saved_s: float | None = None
-    hindrance: Hindrance | None = None
+    hindrance: Bottleneck | None = None
     plan: PlanOutline | None = None
 
     @classmethod
@@ -161,7 +161,7 @@ class JobActivity:
             return self
         return replace(self, hindrance=self.hindrance or before.hindrance, plan=self.plan or before.plan)
 
-    def brief(self) -> "JobActivity":
+    def abbreviate(self) -> "JobActivity":
         """The same without what is said again within seconds."""
         return replace(self, hindrance=None, plan=None)
 
@@ -229,7 +229,7 @@ _READ_ACTIVITY: dict[str, Callable[[object, str], Any]] = {
     "wire_bytes": count,
     "saved_bytes": _number,
     "saved_s": _number,
-    "hindrance": lambda value, _: Hindrance.from_json(value),
+    "hindrance": lambda value, _: Bottleneck.from_json(value),
     "plan": lambda value, _: PlanOutline.from_json(value),
 }
 
@@ -547,7 +547,7 @@ class Prices:
             raise SettingError(f"a currency has at most {_MAX_CURRENCY} printable characters, not {self.currency!r}")
 
 
-def saved(activities: Sequence[JobActivity], prices: Prices | None) -> dict[str, float | None]:
+def savings(activities: Sequence[JobActivity], prices: Prices | None) -> dict[str, float | None]:
     """Bytes, seconds of the link and money that jobs saved.
 
     Args:
@@ -566,7 +566,7 @@ def saved(activities: Sequence[JobActivity], prices: Prices | None) -> dict[str,
     return {"bytes": nbytes, "seconds": seconds, "money": money}
 
 
-def summarised(
+def summarise_job(
     running: Sequence[JobActivity], ended: Sequence[JobActivity], prices: Prices | None
 ) -> dict[str, Any] | None:
     """What is shown of a job.
@@ -601,7 +601,7 @@ def summarised(
         "samples_per_s": sum(activity.samples_per_s for activity in running),
         "stall_share": sum(activity.stall_share for activity in taking) / max(1, len(taking)),
         "wire_bytes": sum(activity.wire_bytes for activity in everything),
-        "saved": saved(everything, prices),
+        "saved": savings(everything, prices),
         "hindrance": None if slowest is None or slowest.hindrance is None else asdict(slowest.hindrance),
         "plan": None if plan is None else asdict(plan),
     }

@@ -36,7 +36,7 @@ __all__ = (
     "Measured",
     "NodeTenantStage",
     "ReportedStage",
-    "keeping_to",
+    "follow_control",
     "node_reporter",
 )
 
@@ -397,7 +397,7 @@ def node_reporter(node: Node, link: ControlLink, clock: Callable[[], float] = ti
 
 
 @contextmanager
-def keeping_to(node: Node, link: ControlLink | None) -> Iterator[None]:
+def follow_control(node: Node, link: ControlLink | None) -> Iterator[None]:
     """Have a node keep to its control plane meanwhile, where there is one.
 
     Args:

@@ -31,13 +31,13 @@ __all__ = (
     "SharingPolicy",
     "StageTable",
     "Used",
-    "chained",
+    "chain_policies",
     "deadlines",
     "max_min",
     "policies_of",
     "priorities",
     "proportional",
-    "summed",
+    "sum_groups",
     "weighted_max_min",
 )
 
@@ -114,7 +114,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def summed(group: Ints, amount: Floats, groups: int) -> Floats:
+def sum_groups(group: Ints, amount: Floats, groups: int) -> Floats:
     """The amounts of each group together.
 
     Args:
@@ -251,7 +251,7 @@ class Division:
     notices: tuple[tuple[int, str], ...] = ()
 
     @classmethod
-    def nothing(cls, table: StageTable) -> "Division":
+    def zero(cls, table: StageTable) -> "Division":
         """Nobody has been given anything."""
         return cls(given=np.zeros(table.demand.shape), settled=np.zeros(table.demand.shape, bool))
 
@@ -332,8 +332,8 @@ def _divided(table: StageTable, division: Division, rule: _Rule, among: npt.NDAr
 def _down_the_tree(table: StageTable, demand: Floats, capacity: float, rule: _Rule) -> Floats:
     """Divide one resource between tenants, jobs and stages; ``float64[s]``."""
     demand = np.minimum(demand, capacity)
-    of_jobs = summed(table.job, demand, len(table.tenant))
-    of_tenants = summed(table.tenant, of_jobs, len(table.tenant_weight))
+    of_jobs = sum_groups(table.job, demand, len(table.tenant))
+    of_tenants = sum_groups(table.tenant, of_jobs, len(table.tenant_weight))
     everybody = np.zeros(len(of_tenants), np.int64)
     tenants = rule(np.array([capacity]), of_tenants, table.tenant_weight, everybody)
     jobs = rule(tenants, of_jobs, table.job_weight, table.tenant)
@@ -353,7 +353,7 @@ def policies_of(names: Sequence[str]) -> list[SharingPolicy]:
     return [_POLICIES[name] for name in names]
 
 
-def chained(table: StageTable, policies: Sequence[SharingPolicy]) -> Division:
+def chain_policies(table: StageTable, policies: Sequence[SharingPolicy]) -> Division:
     """What several rules give, each of what those before it left; and what nobody asked for on top, by weight.
 
     That last part lets a stage use more at once when it comes to want more, without waiting for its next report. Stages
@@ -363,7 +363,7 @@ def chained(table: StageTable, policies: Sequence[SharingPolicy]) -> Division:
         table: table of the stages.
         policies: rules, in their order.
     """
-    division = Division.nothing(table)
+    division = Division.zero(table)
     for policy in policies:
         division = policy(table, division)
     given = division.given.copy()
@@ -480,20 +480,20 @@ class Pace:
         self._counts[0] += 1
         return 0.0
 
-    def came(self, nbytes: int, now_s: float, paid_bytes: float = 0.0) -> None:
+    def count_bytes(self, nbytes: int, now_s: float, paid_bytes: float = 0.0) -> None:
         """Count bytes that have come, of which so many were paid when their request went."""
         self._bytes.spend(nbytes - paid_bytes, now_s)
         self._counts[1] += nbytes
         self.moved_bytes += nbytes
 
-    def ended(self, nbytes: int, unused_bytes: float, now_s: float) -> None:
+    def end_request(self, nbytes: int, unused_bytes: float, now_s: float) -> None:
         """A request has brought so many bytes, and so many that it was paid with did not come."""
         self._bytes.spend(-unused_bytes, now_s)
         if nbytes:
             self.expected_bytes += (_LEARNED if self._has_learned else 1.0) * (nbytes - self.expected_bytes)
             self._has_learned = True
 
-    def used(self, now_s: float) -> Used:
+    def take_usage(self, now_s: float) -> Used:
         """What was done since the last call."""
         found = Used(
             seconds=now_s - self._since_s,

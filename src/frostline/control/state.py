@@ -22,11 +22,11 @@ from frostline.control.changes import (
     ControlEventLog,
     JobShare,
     ShareWatch,
-    capacity_told,
-    job_told,
-    tenant_told,
+    describe_capacity_change,
+    describe_job_change,
+    describe_tenant_change,
 )
-from frostline.control.messages import ControlAnswer, JobActivity, StageReport, saved, summarised
+from frostline.control.messages import ControlAnswer, JobActivity, StageReport, savings, summarise_job
 from frostline.control.settings import EVERY_TENANT, ControlledJob, ControlSettings, ControlTenant
 from frostline.control.shares import (
     RESOURCES,
@@ -37,9 +37,9 @@ from frostline.control.shares import (
     Row,
     SharingPolicy,
     StageTable,
-    chained,
+    chain_policies,
     policies_of,
-    summed,
+    sum_groups,
 )
 from frostline.core.errors import BadRequest, Overloaded, SettingError, UnknownName
 
@@ -156,15 +156,15 @@ class StageColumns:
         self._columns[row] = np.zeros((), _COLUMNS)
         self._given[row] = 0.0
 
-    def given(self, key: _Key) -> Row:
+    def share_of(self, key: _Key) -> Row:
         """What the last decision gives a stage; nothing where it was not there yet."""
         return tuple(self._given[self._rows[key]].tolist())
 
-    def held(self) -> Row:
+    def held_amounts(self) -> Row:
         """The amounts that all stages together may be using."""
         return tuple(self._used["held"].sum(axis=0).tolist())
 
-    def silent(self, since_s: float) -> tuple[list[_Key], list[_Key]]:
+    def silent_stages(self, since_s: float) -> tuple[list[_Key], list[_Key]]:
         """The stages that were not heard since a time, and others that did not take what they were answered before it.
 
         Args:
@@ -217,7 +217,7 @@ class StageColumns:
             weights=weights,
             now_s=now_s,
         )
-        division = chained(table, policies)
+        division = chain_policies(table, policies)
         self._given[there] = division.given
         return Decision(jobs=jobs, table=table, division=division)
 
@@ -231,7 +231,7 @@ class StageColumns:
 
     def _moved(self) -> Floats:
         """The bytes that each job has moved, in all its stages, those that have ended among them."""
-        return summed(self._used["job"], self._used["moved_bytes"], len(self._jobs))
+        return sum_groups(self._used["job"], self._used["moved_bytes"], len(self._jobs))
 
     def _new_row(self, key: _Key) -> int:
         if len(self._keys) == len(self._columns):
@@ -378,7 +378,7 @@ class ControlState:
         self._columns = StageColumns()
         for record in self._records.values():
             self._note(record)
-        self._held = self._columns.held()
+        self._held = self._columns.held_amounts()
         self._notices: dict[_JobName, tuple[str, ...]] = {}
         self._decided_s = -math.inf
         self._touched: set[tuple[str, str]] = set()
@@ -396,7 +396,7 @@ class ControlState:
     @property
     def held(self) -> Amounts:
         """The most that all stages together may be using."""
-        return self.named(self._held)
+        return self.amounts_of(self._held)
 
     def change_capacity(self, by: str, body: object, now_s: float) -> None:
         """Change what there is; see ``ControlChanges.with_capacity``. What stages hold counts until they hold less.
@@ -408,7 +408,7 @@ class ControlState:
         """
         before = self.settings
         self._set(self.changes.with_capacity(self._file, body))
-        if (told := capacity_told(by, before, self.settings)) is not None:
+        if (told := describe_capacity_change(by, before, self.settings)) is not None:
             self.events.add("changed", None, told, now_s)
             self._watch.note(None, "what there is was changed", "what there is was changed")
 
@@ -416,7 +416,7 @@ class ControlState:
         """Change a tenant; see ``ControlChanges.with_tenant``, and ``change_capacity`` for the arguments."""
         before = self.settings
         self._set(self.changes.with_tenant(self._file, name, body))
-        if (told := tenant_told(by, name, before, self.settings)) is not None:
+        if (told := describe_tenant_change(by, name, before, self.settings)) is not None:
             self.events.add("changed", name, told, now_s)
             self._watch.note(name, f"the weight of {name} was changed", "the weight of another tenant was changed")
 
@@ -429,13 +429,13 @@ class ControlState:
         key = tenant, job
         if key not in self._known and all(record.job != key for record in self._records.values()):
             raise UnknownName(f"there is no job {job!r} of a tenant {tenant!r}")
-        before = self.known(tenant, job)
+        before = self.find_job(tenant, job)
         self._set(self.changes.with_job(self._file, key, body))
-        if (told := job_told(by, before, self.known(tenant, job), key)) is not None:
+        if (told := describe_job_change(by, before, self.find_job(tenant, job), key)) is not None:
             self.events.add("changed", tenant, told, now_s)
             self._watch.note(tenant, f"job {job} was changed", "a job of another tenant was changed")
 
-    def known(self, tenant: str, job: str) -> ControlledJob:
+    def find_job(self, tenant: str, job: str) -> ControlledJob:
         """What is known of a job; one of which nothing is has the weight 1."""
         return self._known.get((tenant, job), _PLAIN)
 
@@ -462,7 +462,7 @@ class ControlState:
         self._decide_if_due(now_s)
         return self._answer(self._grant(key, now_s))
 
-    def touched(self) -> dict[tuple[str, str], StageRecord | None]:
+    def take_touched(self) -> dict[tuple[str, str], StageRecord | None]:
         """The records that changed since the last call, to be stored before an answer leaves; None once forgotten."""
         found = {key: self._records.get(key) for key in self._touched}
         self._touched.clear()
@@ -471,7 +471,7 @@ class ControlState:
     def decide(self, now_s: float) -> None:
         """Divide the capacity anew, without those who have not been heard for a lease."""
         self._expire(now_s)
-        self._held = self._columns.held()
+        self._held = self._columns.held_amounts()
         decision = self._columns.divide(
             self._policies,
             capacity=self._capacity,
@@ -497,7 +497,7 @@ class ControlState:
             raise
 
     def _set(self, changes: ControlChanges) -> None:
-        self.settings = changes.applied(self._file)
+        self.settings = changes.apply(self._file)
         self.changes = changes
         self._capacity: Row = self.settings.capacity.row
         self._known = {(job.tenant, job.name): job for job in self.settings.jobs}
@@ -555,7 +555,7 @@ class ControlState:
         record = self._records[key]
         if record.is_gone:
             return record
-        reach = zip(self._columns.given(key), record.held, self._free(), strict=True)
+        reach = zip(self._columns.share_of(key), record.held, self._free(), strict=True)
         granted = self._bounded_row(min(want, has + rest) for want, has, rest in reach)
         # Whoever comes back after a lease no longer holds what it was answered last, though it may be given the same.
         is_held = all(has >= amount for has, amount in zip(record.held, record.settings, strict=True))
@@ -573,7 +573,7 @@ class ControlState:
     def _answer(self, record: StageRecord) -> ControlAnswer:
         return ControlAnswer(
             version=record.version,
-            settings=self.named(record.settings),
+            settings=self.amounts_of(record.settings),
             round_s=self.settings.round_s,
             lease_s=self.settings.lease_s,
             notices=self.notices(*record.job),
@@ -601,7 +601,7 @@ class ControlState:
         )
 
     def _expire(self, now_s: float) -> None:
-        unheard, waiting = self._columns.silent(now_s - self.settings.lease_s)
+        unheard, waiting = self._columns.silent_stages(now_s - self.settings.lease_s)
         for key in unheard:
             record = self._put(replace(self._records[key], held=_NONE, is_gone=True))
             words = f"was lost: nothing was heard of it for {self.settings.lease_s:g} s, others have its share"
@@ -627,7 +627,7 @@ class ControlState:
     def _bounded_row(self, row: Iterable[float]) -> Row:
         return tuple(amount if bounded else 0.0 for amount, bounded in zip(row, self._bounded, strict=True))
 
-    def named(self, row: Row) -> Amounts:
+    def amounts_of(self, row: Row) -> Amounts:
         """A row of a record as amounts; resources that nothing bounds are infinite again."""
         bounds = zip(row, self._bounded, strict=True)
         return Amounts.of(amount if bounded else math.inf for amount, bounded in bounds)
@@ -699,12 +699,12 @@ def view_of(
         "held": state.held.to_json() if tenant is None else None,
         "tenants": [tenant_of(state, name) for name in weights if tenant in (None, name)],
         "prices": None if prices is None else asdict(prices),
-        "saved": saved(_activities([*records, *(record for gone in ended.values() for record in gone)]), prices),
+        "saved": savings(_activities([*records, *(record for gone in ended.values() for record in gone)]), prices),
         "counts": counts,
         "next": {name: end if end < counts[name] else None for name, end in ends.items()},
         "jobs": shown_jobs,
         "stages": shown_stages,
-        "events": [event.to_json() for event in state.events.seen_by(tenant)],
+        "events": [event.to_json() for event in state.events.events_for(tenant)],
     }
 
 
@@ -742,7 +742,7 @@ def job_of(state: ControlState, key: tuple[str, str]) -> dict[str, Any]:
         state: state of the control plane.
         key: tenant and name of the job.
     """
-    known = state.known(*key)
+    known = state.find_job(*key)
     return {
         "tenant": key[0],
         "job": key[1],
@@ -762,7 +762,7 @@ def _job(
         "stages": len(stages),
         "moved_bytes": sum(record.report.moved_bytes for record in stages),
         "notices": list(state.notices(*key)),
-        "activity": summarised(_activities(stages), _activities(ended), state.settings.prices),
+        "activity": summarise_job(_activities(stages), _activities(ended), state.settings.prices),
     }
 
 
@@ -771,6 +771,6 @@ def _stage(state: ControlState, record: StageRecord, now_s: float) -> dict[str, 
         "tenant": record.tenant,
         **replace(record.report, activity=None).to_json(),
         "silent_s": max(0.0, now_s - record.heard_s),
-        "answered": {"version": record.version, "settings": state.named(record.settings).to_json()},
+        "answered": {"version": record.version, "settings": state.amounts_of(record.settings).to_json()},
         "notices": list(state.notices(*record.job)),
     }

@@ -165,7 +165,7 @@ class RecordStore:
 
 def _written(record: StageRecord) -> dict[str, Any]:
     activity = record.report.activity
-    report = record.report if activity is None else replace(record.report, activity=activity.brief())
+    report = record.report if activity is None else replace(record.report, activity=activity.abbreviate())
     return {
         "report": report.to_json(),
         "heard_s": record.heard_s,

@@ -87,7 +87,7 @@ class AuditLog:
                 found.times += 1
                 found.samples += samples
 
-    def changed(self, event: str, **about: object) -> None:
+    def write_change(self, event: str, **about: object) -> None:
         """Write a line of its own about something that changed: values as JSON has them."""
         if self._path is not None:
             with self._lock:

@@ -35,12 +35,12 @@ __all__ = (
     "TlsFiles",
     "TokenHolder",
     "cache_folder",
+    "check_arguments",
     "check_different_tokens",
     "check_fields",
     "check_hosts",
     "check_minimums",
     "check_type",
-    "checked",
     "default_node_memory_bytes",
     "devices_of",
     "environment",
@@ -73,7 +73,7 @@ def check_type(name: str, value: object, *kinds: type) -> None:
         raise SettingError(f"{name} takes {' or '.join(_WORDS.get(kind, kind.__name__) for kind in kinds)}, not {came}")
 
 
-def checked(given: Mapping[str, Any], taken: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+def check_arguments(given: Mapping[str, Any], taken: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
     """The same arguments, whole numbers as Python's own.
 
     Args:

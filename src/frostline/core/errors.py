@@ -99,7 +99,7 @@ __all__ = (
     "WeightsMissing",
     "add_hints",
     "hint_for",
-    "nearest",
+    "suggest_names",
     "synonym",
 )
 
@@ -348,7 +348,7 @@ def synonym(name: str, known: Iterable[str]) -> str:
     return next((ours for ours in _SYNONYMS.get(name, ()) if ours in names), "")
 
 
-def nearest(name: str, known: Iterable[str], *, maximum: int = 3) -> str:
+def suggest_names(name: str, known: Iterable[str], *, maximum: int = 3) -> str:
     """End a sentence about an unknown name: ``"; did you mean a, b or c?"``, or nothing if none is near.
 
     Words that other libraries have for the same thing are near, however they are spelt.
@@ -368,7 +368,7 @@ def hint_for(name: str, known: Iterable[str]) -> str:
     if name in _INSTEAD:
         return f": {_INSTEAD[name].format(name=name)}"
     meant = synonym(name, known)
-    return f"; write {_EXAMPLES[meant]}" if meant in _EXAMPLES else nearest(name, known)
+    return f"; write {_EXAMPLES[meant]}" if meant in _EXAMPLES else suggest_names(name, known)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

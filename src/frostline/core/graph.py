@@ -23,11 +23,11 @@ __all__ = (
     "at_length",
     "bucket_of",
     "buckets",
-    "needed_for",
     "padding_share",
     "references",
     "stretches",
-    "weightless",
+    "subgraph_for",
+    "weightless_values",
 )
 
 
@@ -249,7 +249,7 @@ def at_length(graph: Graph, cuts: Sequence[Cut], lengths: Lengths, length: int) 
     return replace(graph, nodes=tuple(nodes)), tuple(shorter)
 
 
-def weightless(graph: Graph, weights: Iterable[str]) -> frozenset[str]:
+def weightless_values(graph: Graph, weights: Iterable[str]) -> frozenset[str]:
     """The values into which no weight enters, such as masks: they cost next to nothing at any length.
 
     Args:
@@ -263,7 +263,7 @@ def weightless(graph: Graph, weights: Iterable[str]) -> frozenset[str]:
     return frozenset({*graph.inputs, *(node.name for node in graph.nodes)} - heavy)
 
 
-def needed_for(graph: Graph, names: Sequence[str]) -> Graph:
+def subgraph_for(graph: Graph, names: Sequence[str]) -> Graph:
     """The part of a graph that some of its values need, which it gives in this order."""
     wanted, kept = set(names), []
     for node in reversed(graph.nodes):

@@ -42,8 +42,8 @@ __all__ = (
     "finite_rows",
     "is_finite",
     "read_as",
-    "taken",
-    "widened",
+    "take_texts",
+    "widen_bfloat16",
 )
 
 
@@ -181,7 +181,7 @@ class Levels:
             np.subtract(pixels[:, :, channel], np.float32(mean), out=plane, dtype=np.float32)
             np.divide(plane, np.float32(std), out=plane)
 
-    def applied(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    def apply(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """What a network takes of some samples, ``float32[n, C, H, W]`` of ``uint8[n, H, W, C]``."""
         rows, height, width, channels = pixels.shape
         out = np.empty((rows, channels, height, width), np.float32)
@@ -204,7 +204,7 @@ def array_dtype(name: str) -> np.dtype[Any]:
     return _CARRIER if name == _BFLOAT16 else np.dtype(name)
 
 
-def widened(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def widen_bfloat16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The same values for who has no bfloat16: as ``float32`` where the array holds its bits, else the array itself."""
     if array.dtype != _CARRIER:
         return array
@@ -293,7 +293,7 @@ class Texts(Sequence[str]):
         return f"<{len(self)} texts>"
 
 
-def taken(texts: Sequence[str], rows: npt.NDArray[np.int64]) -> Sequence[str]:
+def take_texts(texts: Sequence[str], rows: npt.NDArray[np.int64]) -> Sequence[str]:
     """The texts of the given rows of any sequence."""
     if isinstance(texts, Texts):
         return texts.take(rows)
@@ -377,10 +377,10 @@ class Targets:
     def take(self, rows: _Numbers) -> "Targets":
         """The given rows, in the given order (copies)."""
         return Targets(
-            objects=taken(self.objects, rows),
+            objects=take_texts(self.objects, rows),
             offsets=self.offsets[rows],
             lengths=self.lengths[rows],
-            versions=taken(self.versions, rows),
+            versions=take_texts(self.versions, rows),
             widths=self.widths[rows],
             heights=self.heights[rows],
         )
@@ -425,11 +425,11 @@ class Samples:
         """The given rows, in the given order (copies)."""
         return Samples(
             ids=self.ids[rows],
-            objects=taken(self.objects, rows),
+            objects=take_texts(self.objects, rows),
             offsets=self.offsets[rows],
             lengths=self.lengths[rows],
             labels=self.labels[rows],
-            versions=taken(self.versions, rows) if len(self.versions) else (),
+            versions=take_texts(self.versions, rows) if len(self.versions) else (),
             targets=None if self.targets is None else self.targets.take(rows),
         )
 

@@ -48,14 +48,14 @@ class HedgeTimer:
         self._quantile = quantile
         self._ways: dict[Hashable, _Way] = {}
 
-    def took(self, way: Hashable, size: int, seconds: float) -> None:
+    def record(self, way: Hashable, size: int, seconds: float) -> None:
         """An answer came whole after so many seconds."""
         known = self._ways.setdefault(way, _Way())
         known.finished += 1
         known.times.append((size, seconds))
         known.late_after_s.clear()
 
-    def hedged(self, way: Hashable) -> None:
+    def count_hedge(self, way: Hashable) -> None:
         """A second request was made."""
         self._ways[way].hedged += 1
 
@@ -114,7 +114,7 @@ class TokenBucket:
             raise ValueError("a bucket takes more than no request a second, and one at least at once")
 
     @classmethod
-    def full(cls, per_s: float, *, maximum: float, now_s: float) -> "TokenBucket":
+    def create(cls, per_s: float, *, maximum: float, now_s: float) -> "TokenBucket":
         """One that nobody has used."""
         return cls(per_s=per_s, maximum=maximum, tokens=maximum, at_s=now_s)
 
@@ -174,7 +174,7 @@ class AdaptiveRate:
         goes_at_s = max(now_s, self.free_at_s)
         return replace(self, free_at_s=goes_at_s + 1 / self.rate_per_s), goes_at_s - now_s
 
-    def succeeded(self, now_s: float) -> "AdaptiveRate":
+    def speed_up(self, now_s: float) -> "AdaptiveRate":
         """A request went well."""
         counted = self._counted(now_s)
         if not self.is_bounded:
@@ -183,7 +183,7 @@ class AdaptiveRate:
             counted, rate_per_s=self._grown(min(1.0, max(0.0, now_s - self.changed_at_s))), changed_at_s=now_s
         )
 
-    def refused(self, now_s: float, *, sent_at_s: float, wait_s: float = 0.0) -> "AdaptiveRate":
+    def slow_down(self, now_s: float, *, sent_at_s: float, wait_s: float = 0.0) -> "AdaptiveRate":
         """The store refused a request for its rate.
 
         Args:

@@ -19,11 +19,11 @@ from frostline.core.config import cache_folder
 from frostline.core.errors import ObjectNotFound, SampleError
 from frostline.core.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
 from frostline.core.files import make_private_folder, open_private
-from frostline.core.nouns import taken
+from frostline.core.nouns import take_texts
 from frostline.datasets.dataset import Dataset, reader_of, require_one_part, roots_of
 from frostline.datasets.reading import Workers, open_samples
 from frostline.preprocess import Applied
-from frostline.preprocess.apply import check_readable, open_mask, unpacked
+from frostline.preprocess.apply import check_readable, open_mask, unpack_record
 from frostline.stores.protocols import Buffer
 
 __all__ = ("CheckProgress", "Checked", "CheckedRows", "check")
@@ -90,7 +90,7 @@ class CheckProgress:
         self._path = path
         self._before = b"\n"  # ends a line that was cut off
 
-    def found(self) -> Iterator[CheckedRows]:
+    def read_previous(self) -> Iterator[CheckedRows]:
         """What an earlier run left: pieces from the first row on, each where the one before it stops."""
         done = 0
         for line in self._lines():
@@ -176,7 +176,7 @@ def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> 
     work = _Check(data)
     with ExitStack() as stack:
         threads: Workers[Skipped | bytes | None] = Workers(reader_of(data, maximum=_THREADS), _THREADS, stack)
-        for piece in kept.found() if work.is_versioned else ():
+        for piece in kept.read_previous() if work.is_versioned else ():
             work.take(piece, observe)
         while work.done < len(data):
             piece = work.next_piece(threads)
@@ -224,8 +224,8 @@ class _Check:
     def next_piece(self, threads: "Workers[Skipped | bytes | None]") -> CheckedRows:
         """Read some hundred samples more."""
         rows = np.arange(self.done, min(self.done + _AT_ONCE, len(self._data)), dtype=np.int64)
-        samples, names = self._data.samples.take(rows), list(taken(self._data.names, rows))
-        found = threads.each(samples, names, partial(self._one, samples, names, self._may_have_twins(samples)))
+        samples, names = self._data.samples.take(rows), list(take_texts(self._data.names, rows))
+        found = threads.map(samples, names, partial(self._one, samples, names, self._may_have_twins(samples)))
         return CheckedRows(
             start=self.done,
             stop=self.done + len(rows),
@@ -239,7 +239,7 @@ class _Check:
         """Names of samples with the same bytes."""
         groups = [rows for rows in self._rows_by_digest.values() if len(rows) > 1]
         groups.sort(key=lambda rows: (-len(rows), rows))
-        return tuple(tuple(taken(self._data.names, np.array(rows, np.int64))) for rows in groups)
+        return tuple(tuple(take_texts(self._data.names, np.array(rows, np.int64))) for rows in groups)
 
     def _may_have_twins(self, samples: Samples) -> npt.NDArray[np.bool_]:
         """Which of them have the size of another."""
@@ -264,7 +264,7 @@ class _Check:
             if self._applied is None:
                 check_readable(data)
             else:
-                unpacked(self._applied.stored, data)
+                unpack_record(self._applied.stored, data)
             if samples.targets is not None:
                 self._check_mask(samples.targets, row)
         except SampleError as error:

@@ -12,18 +12,18 @@ import pyarrow.compute as pc
 
 from frostline.core import URLS, Samples, SampleTable, Skipped
 from frostline.core.config import CHANGED, cache_folder
-from frostline.core.errors import DataError, SampleError, SettingError, add_hints, nearest
+from frostline.core.errors import DataError, SampleError, SettingError, add_hints, suggest_names
 from frostline.core.events import Observer
-from frostline.core.nouns import ShownInNotebooks, taken
+from frostline.core.nouns import ShownInNotebooks, take_texts
 from frostline.datasets.formats.base import SelectedRows
 from frostline.datasets.formats.known import check_inputs, format_with, part_names
 from frostline.datasets.formats.labels import SPLIT
-from frostline.datasets.formats.left_out import log_left_out, said_of_left_out
+from frostline.datasets.formats.left_out import describe_left_out, log_left_out
 from frostline.datasets.formats.urls import places_in
 from frostline.datasets.manifest import DatasetStatistics, Manifest, rows_of_ids
 from frostline.datasets.manifest_store import NamedSplits
 from frostline.datasets.reading import SequentialReader, masks_of
-from frostline.datasets.selection import Selection, labelled_by
+from frostline.datasets.selection import Selection, relabel
 from frostline.datasets.source import ManifestSource, canonical_url
 from frostline.datasets.targets import (
     MultiLabel,
@@ -36,7 +36,7 @@ from frostline.datasets.targets import (
 from frostline.ordering import Chosen
 from frostline.preprocess import Preprocess, imagenet
 from frostline.preprocess.apply import MASK_DTYPE, MAX_PIXELS, decode_into, mask_into, open_mask, steps_left
-from frostline.preprocess.images import decoded as decoded_image
+from frostline.preprocess.images import decode_image as decoded_image
 from frostline.preprocess.steps import Decode
 from frostline.preprocess.transforms import Transform, as_function, declare
 from frostline.stores.open import survives_fork
@@ -46,7 +46,7 @@ __all__ = (
     "Dataset",
     "DatasetStatistics",
     "reader_of",
-    "refreshed_here",
+    "refresh_locally",
     "require_one_part",
     "roots_of",
     "steps_left_of",
@@ -123,7 +123,9 @@ class Dataset(ShownInNotebooks):
         observe: Observer = log_left_out,
     ) -> None:
         if changed not in CHANGED:
-            raise SettingError(f"changed is one of {', '.join(CHANGED)}, not {changed!r}{nearest(changed, CHANGED)}")
+            raise SettingError(
+                f"changed is one of {', '.join(CHANGED)}, not {changed!r}{suggest_names(changed, CHANGED)}"
+            )
         self._url = canonical_url(str(url), near)
         format = format_with(format, column)
         self._asked: dict[str, Any] = {
@@ -183,11 +185,11 @@ class Dataset(ShownInNotebooks):
         """The whole manifest and which of its rows these samples are: what the rest of Frostline works with."""
         if self._selected is None:
             whole = self.source.manifest(self._observe)
-            left = said_of_left_out(self._url, whole.left_out)
+            left = describe_left_out(self._url, whole.left_out)
             if left is not None:
                 self._observe(left)
             if self._label is not None:
-                whole = labelled_by(whole, self._label, self._url)
+                whole = relabel(whole, self._label, self._url)
             if not self.declares_targets and self._label is None:
                 check_classes(whole.columns.table, self._url)
             self._selected = Selection(whole, None)
@@ -237,7 +239,7 @@ class Dataset(ShownInNotebooks):
         """The data set that this one is a part of."""
         return self._with(None)
 
-    def refreshed(self) -> "Dataset":
+    def refresh(self) -> "Dataset":
         """These samples as they are listed now, where ``changed="rebuild"`` wants that; else this data set itself.
 
         A part keeps its samples: those that are gone leave it, and what is new is in none.
@@ -271,7 +273,7 @@ class Dataset(ShownInNotebooks):
         """
         return self._with(self.selection.take(np.asarray(rows)))
 
-    def joined(self, *others: "Dataset") -> "Dataset":
+    def concatenate(self, *others: "Dataset") -> "Dataset":
         """These samples, and after them those of other parts of the same data; one that is in several comes as often.
 
         Raises:
@@ -279,7 +281,7 @@ class Dataset(ShownInNotebooks):
         """
         if not all(self._is_listed_like(other) for other in others):
             raise SettingError(f"only parts of {self.url} as it is listed now can be joined with it")
-        return self._with(self.selection.joined(other.selection for other in others))
+        return self._with(self.selection.concatenate(other.selection for other in others))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -350,7 +352,7 @@ class Dataset(ShownInNotebooks):
             DataError: a sample has no value in that column, or a part would be empty.
         """
         if isinstance(shares, Mapping):
-            parts = self.selection.divided(list(shares.values()), seed, by=by, balanced=balanced)
+            parts = self.selection.divide(list(shares.values()), seed, by=by, balanced=balanced)
             found = {name: self._part_number(parts, number) for number, name in enumerate(shares)}
             empty = [name for name, part in found.items() if not len(part) and shares[name]]
             if empty and len(self):
@@ -358,7 +360,7 @@ class Dataset(ShownInNotebooks):
             return found
         if not 0 <= shares < 1:
             raise SettingError(f"the share to hold out lies from 0 to below 1, not {shares}")
-        parts = self.selection.divided([1 - shares, shares], seed, by=by, balanced=balanced)
+        parts = self.selection.divide([1 - shares, shares], seed, by=by, balanced=balanced)
         return self._part_number(parts, 0), self._part_number(parts, 1)
 
     def split_by(self, column: str) -> "dict[str, Dataset]":
@@ -429,7 +431,7 @@ class Dataset(ShownInNotebooks):
     def __getitems__(self, places: Sequence[SupportsIndex]) -> list[tuple[Any, Any]]:
         """Several samples by their places, as ``DataLoader`` asks for those of a batch: they are read at once."""
         rows = np.array([self._row(place) for place in places], np.int64)
-        samples, names = self.samples.take(rows), list(taken(self.names, rows))
+        samples, names = self.samples.take(rows), list(take_texts(self.names, rows))
         reader = self._reader_here()
         declared = self.targets
         has_masks = self.has_targets if not self.declares_targets else declared is not None and declared.has_masks
@@ -482,11 +484,11 @@ class Dataset(ShownInNotebooks):
 
     def _part_number(self, parts: npt.NDArray[np.uint8], number: int) -> "Dataset":
         """The samples of one part of a division of this data set."""
-        return self._with(self.selection.numbered(parts, number))
+        return self._with(self.selection.select_part(parts, number))
 
     @property
     def _named(self) -> NamedSplits:
-        return self.source.named(self.selection.whole)
+        return self.source.named_splits(self.selection.whole)
 
     def _split(self, name: str, saved: Mapping[str, Chosen]) -> "Dataset":
         if name in saved:
@@ -566,14 +568,14 @@ def roots_of(data: Dataset) -> tuple[str, ...]:
     return tuple(dict.fromkeys((data.url, *places_in(data.manifest.columns))))
 
 
-def refreshed_here(data: Dataset) -> Dataset:
-    """The data set as ``Dataset.refreshed`` gives it, for a copy that reads the samples from their own store.
+def refresh_locally(data: Dataset) -> Dataset:
+    """The data set as ``Dataset.refresh`` gives it, for a copy that reads the samples from their own store.
 
     Raises:
         SettingError: a node listed the data, and none of it can be read from here.
     """
     data.source.require_store()
-    return data.refreshed()
+    return data.refresh()
 
 
 def reader_of(data: Dataset, *, maximum: int) -> SequentialReader:

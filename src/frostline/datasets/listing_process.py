@@ -21,7 +21,7 @@ from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError, OutOfSpace, OverBudget
 from frostline.core.events import Event, ProgressMade
 from frostline.core.units import in_bytes
-from frostline.datasets.manifest import Manifest, load_manifest, nobody
+from frostline.datasets.manifest import Manifest, load_manifest, null_observer
 from frostline.datasets.manifest_store import NamedSplits, write_manifest
 from frostline.ordering import Chosen
 from frostline.stores.open import open_store
@@ -106,7 +106,7 @@ def _list(orders: _Orders) -> ManifestHead:
         relist=orders.relist,
         refuses_changes=orders.refuses_changes,
         only_within=True,
-        observe=_Teller(orders.data, orders.max_samples) if orders.relist else nobody,
+        observe=_Teller(orders.data, orders.max_samples) if orders.relist else null_observer,
     )
     if len(manifest.samples) > orders.max_samples:
         raise _too_many(orders.data, f"{len(manifest.samples):,} samples", orders.max_samples)

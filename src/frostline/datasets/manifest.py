@@ -27,12 +27,12 @@ from frostline.core.errors import DataChanged, Forbidden
 from frostline.core.events import Event, Observer, PhaseStarted, ProgressMade, SampleSkipped
 from frostline.core.nouns import Texts
 from frostline.datasets.formats.base import (
+    ExternalReferences,
     Format,
     ListedSamples,
     ManifestColumns,
     SelectedRows,
     WholeSamples,
-    Widespread,
     digest_of,
 )
 from frostline.datasets.formats.cql import CqlTables
@@ -43,12 +43,12 @@ from frostline.datasets.formats.left_out import (
     LeftOut,
     objects_left_out,
     read_left_out,
-    summed,
-    unreadable_of,
+    split_unreadable,
+    sum_left_out,
 )
 from frostline.datasets.formats.parquet import Cell
 from frostline.datasets.formats.webdataset import CompressedTar
-from frostline.datasets.manifest_store import ManifestStore, StoredManifest, about_of, listed_in
+from frostline.datasets.manifest_store import ManifestStore, StoredManifest, about_of, listed_samples
 from frostline.ordering import Chosen, RowIndices
 from frostline.preprocess import Applied
 from frostline.stores.protocols import Entries, Entry, Listable, ObjectStore, Sectioned, is_other_version
@@ -64,18 +64,18 @@ __all__ = (
     "as_chosen",
     "changes_elsewhere",
     "changes_in_words",
+    "external_entries",
     "formats_of",
-    "kept_of",
     "list_all",
-    "listed_elsewhere",
     "load_manifest",
     "manifest_of",
-    "nobody",
-    "numbered",
+    "null_observer",
     "quantiles_of",
     "refusal_of",
-    "refusing",
+    "refusing_observer",
+    "rows_at",
     "rows_of_ids",
+    "select_part",
     "within",
 )
 
@@ -87,7 +87,7 @@ def as_chosen(rows: SelectedRows | None, size: int) -> Chosen:
     return rows if isinstance(rows, Chosen) else Chosen.of(rows.pieces(), size)
 
 
-def kept_of(rows: SelectedRows | None, mask: npt.NDArray[np.bool_]) -> SelectedRows:
+def rows_at(rows: SelectedRows | None, mask: npt.NDArray[np.bool_]) -> SelectedRows:
     """Those of the rows at which a mask of the whole table is true, in the order that they had."""
     if rows is None:
         return Chosen.where(mask)
@@ -97,7 +97,7 @@ def kept_of(rows: SelectedRows | None, mask: npt.NDArray[np.bool_]) -> SelectedR
     return RowIndices(np.concatenate([np.zeros(0, np.int64), *kept]))
 
 
-def numbered(rows: SelectedRows | None, parts: npt.NDArray[np.uint8], number: int) -> SelectedRows:
+def select_part(rows: SelectedRows | None, parts: npt.NDArray[np.uint8], number: int) -> SelectedRows:
     """Those of the rows whose part, by their position, has that number."""
     chosen = Chosen.equal(parts, number)
     if rows is None:
@@ -123,7 +123,7 @@ def within(rows: SelectedRows | None, chosen: Chosen) -> SelectedRows:
     mask = np.zeros(chosen.size, np.bool_)
     for some in chosen.pieces():
         mask[some] = True
-    return kept_of(rows, mask)
+    return rows_at(rows, mask)
 
 
 class JoinedRows:
@@ -183,7 +183,7 @@ class Changes(NamedTuple):
 _NO_CHANGES = Changes()
 
 
-def listed_elsewhere(table: pa.Table, url: str) -> dict[str, Entry]:
+def external_entries(table: pa.Table, url: str) -> dict[str, Entry]:
     """What a table of URLs says of the objects that do not lie within the data's root, by their URLs."""
     return {entry.object: entry for entry in _entries_of(table) if not is_within(entry.object, url)}
 
@@ -229,7 +229,7 @@ def changes_in_words(
     return ", ".join(filter(None, said)) or "other objects lie beside those that it names"
 
 
-def refusing(changed: str, observe: Observer) -> Observer:
+def refusing_observer(changed: str, observe: Observer) -> Observer:
     """An observer of what reads a data set, which raises where a sample has changed and the data set refuses that.
 
     Args:
@@ -311,7 +311,7 @@ def list_all(store: Listable, observe: Observer) -> Entries:
     """
     observe(PhaseStarted(name="listing the data"))
     parts = _by_folders(store, observe) if isinstance(store, Sectioned) else [_at_once(store, observe)]
-    return Entries.gathered(parts)
+    return Entries.concatenate(parts)
 
 
 def _by_folders(store: Sectioned, observe: Observer) -> list[Entries]:
@@ -341,7 +341,7 @@ def _observed(entries: Iterable[Entry], observe: Observer) -> Iterator[Entry]:
             observe(ProgressMade(done=number, total=0))
 
 
-def nobody(event: Event) -> None:
+def null_observer(event: Event) -> None:
     """An observer that is told and does nothing."""
 
 
@@ -399,7 +399,7 @@ def load_manifest(
     refuses_changes: bool = False,
     looks_elsewhere: bool = False,
     only_within: bool = False,
-    observe: Observer = nobody,
+    observe: Observer = null_observer,
 ) -> Manifest:
     """List a store, and find the manifest of that listing or build it.
 
@@ -432,30 +432,30 @@ def load_manifest(
         StoreUnavailable: asking again may help.
     """
     manifests = ManifestStore(store, cache, in_memory_bytes, beside=beside)
-    if not relist and (last := manifests.last_kept(format)) is not None:
+    if not relist and (last := manifests.unlisted_manifest(format)) is not None:
         _check_within(store, is_refused=only_within and last.about["reading"] == URLS)
         return manifest_of(last, found=True)
     with ThreadPoolExecutor(1, "frostline-manifest") as meanwhile:
         # Mostly the listing is the last one again: its manifest is read meanwhile, which spares some round trips.
-        likely = meanwhile.submit(manifests.likely)
-        entries, unreadable = unreadable_of(list_all(store, observe), store.url)
+        likely = meanwhile.submit(manifests.last_manifest)
+        entries, unreadable = split_unreadable(list_all(store, observe), store.url)
         chosen = format_of(entries) if format is None else format_named(format)
-        _check_within(store, is_refused=only_within and isinstance(chosen, Widespread))
+        _check_within(store, is_refused=only_within and isinstance(chosen, ExternalReferences))
         digest = chosen.digest(entries)
-        sizes = {entry.object: entry.size for entry in entries.under(".frostline/")}
+        sizes = {entry.object: entry.size for entry in entries.filter_prefix(".frostline/")}
         kept = likely.result()
     if kept is None or kept.about["digest"] != digest:
         kept = manifests.of_listing(chosen, digest, sizes)
     elsewhere = _NO_CHANGES
-    if kept is not None and looks_elsewhere and isinstance(chosen, Widespread):
+    if kept is not None and looks_elsewhere and isinstance(chosen, ExternalReferences):
         observe(PhaseStarted(name="asking for objects elsewhere"))
-        listed_then = listed_elsewhere(kept.columns.table, store.url)
-        elsewhere = changes_elsewhere(listed_then, chosen.found_now(listed_then))
+        listed_then = external_entries(kept.columns.table, store.url)
+        elsewhere = changes_elsewhere(listed_then, chosen.find_current(listed_then))
     if kept is not None and not any(elsewhere):
         _check_within(store, is_refused=only_within and kept.about["reading"] == URLS)
         objects = (*unreadable, *_objects_left_out(kept, chosen, entries, store.url))
         return manifest_of(kept, found=True, left_out=objects)
-    before = None if kept is None else listed_in(kept)
+    before = None if kept is None else listed_samples(kept)
     if before is None and (refuses_changes or chosen.is_incremental):
         before = manifests.before(chosen, sizes, of_any_rule=refuses_changes)
     if refuses_changes and before is not None:
@@ -471,7 +471,7 @@ def load_manifest(
     listed = replace(listed, left_out=(*objects, *listed.left_out))
     del entries, before  # a table as large as the listing follows
     if any(elsewhere):
-        listed = replace(listed, digest=digest_of(digest, listed_elsewhere(listed.table, store.url).values()))
+        listed = replace(listed, digest=digest_of(digest, external_entries(listed.table, store.url).values()))
     if listed.kept_at:
         columns = ManifestColumns(listed.table.combine_chunks())
         kept = StoredManifest(columns, about_of(listed), object_url(store.url, listed.kept_at))
@@ -483,7 +483,7 @@ def load_manifest(
 
 def _objects_left_out(kept: StoredManifest, format: Format, entries: Entries, url: str) -> tuple[LeftOut, ...]:
     """What is left out of a listing whose manifest was found: other objects than then may lie beside the samples."""
-    about = listed_in(kept)
+    about = listed_samples(kept)
     found = _left_out_of(about, format, entries, url)
     return (*found, *(left for left in about.left_out if left.what != OBJECTS_LEFT))
 
@@ -547,7 +547,7 @@ def manifest_of(
         reading=kept.about["reading"],
         splits=tuple(kept.about["splits"]),
         saved=saved or {},
-        left_out=summed(read_left_out(kept.about["left_out"]) if left_out is None else left_out),
+        left_out=sum_left_out(read_left_out(kept.about["left_out"]) if left_out is None else left_out),
         is_turned=kept.about["is_turned"],
     )
 

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from frostline.core.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, SettingError, StoreError
 from frostline.core.files import with_schema, without_schema
-from frostline.datasets.formats.base import COLUMNS, Format, ListedSamples, ManifestColumns, Widespread
-from frostline.datasets.formats.labels import splits_said
+from frostline.datasets.formats.base import COLUMNS, ExternalReferences, Format, ListedSamples, ManifestColumns
+from frostline.datasets.formats.labels import split_names
 from frostline.datasets.formats.left_out import read_left_out
 from frostline.datasets.formats.ready import LAYOUT
 from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
@@ -39,9 +39,9 @@ __all__ = (
     "history_of",
     "history_text",
     "lies_beside",
-    "listed_in",
+    "listed_samples",
+    "prune_history",
     "read_manifest",
-    "tidied",
     "write_manifest",
 )
 
@@ -87,7 +87,7 @@ class History(NamedTuple):
     gone: tuple[str, ...]
 
 
-def tidied(history: Sequence[str], built: str, *, there: Collection[str], named: Collection[str]) -> History:
+def prune_history(history: Sequence[str], built: str, *, there: Collection[str], named: Collection[str]) -> History:
     """The history once a manifest was built.
 
     Args:
@@ -288,7 +288,7 @@ class ManifestStore:
         self._reads_cache = not beside
         self._keeps_beside = lies_beside(store, is_asked=beside)
 
-    def found(self, digest: str, sizes: Mapping[str, int]) -> StoredManifest | None:
+    def find(self, digest: str, sizes: Mapping[str, int]) -> StoredManifest | None:
         """The manifest of that digest; the listing says what lies beside the data."""
         name = f"{_FOLDER}/{digest}.parquet"
         # The listing that was just made knows the manifests too: no further request tells whether one is there.
@@ -303,12 +303,12 @@ class ManifestStore:
 
     def of_listing(self, format: Format, digest: str, sizes: Mapping[str, int]) -> StoredManifest | None:
         """The manifest of a listing with that digest: the newest, where objects elsewhere changed after the first."""
-        last = self._last_of(sizes) if isinstance(format, Widespread) else None
+        last = self._last_of(sizes) if isinstance(format, ExternalReferences) else None
         if last is not None and (last.format, last.listing) == (format.name, digest):
-            return self.found(last.digest, sizes)
-        return self.found(digest, sizes)
+            return self.find(last.digest, sizes)
+        return self.find(digest, sizes)
 
-    def likely(self) -> StoredManifest | None:
+    def last_manifest(self) -> StoredManifest | None:
         """The manifest that was built last, whether or not the data is still the same.
 
         None where there is none, where it is so large that reading it should not be in vain, and where the store
@@ -318,7 +318,7 @@ class ManifestStore:
             last = self._last_of(None)
             if last is None or last.nbytes > self._in_memory_bytes:
                 return None
-            return self.found(last.digest, {f"{_FOLDER}/{last.digest}.parquet": last.nbytes})
+            return self.find(last.digest, {f"{_FOLDER}/{last.digest}.parquet": last.nbytes})
         except StoreError:
             return None
 
@@ -333,10 +333,10 @@ class ManifestStore:
         last = self._last_of(sizes)
         if last is None or last.format != format.name or not (of_any_rule or last.rule == format.digest(())):
             return None
-        kept = self.found(last.digest, sizes)
-        return None if kept is None else listed_in(kept)
+        kept = self.find(last.digest, sizes)
+        return None if kept is None else listed_samples(kept)
 
-    def last_kept(self, format: str | None) -> StoredManifest | None:
+    def unlisted_manifest(self, format: str | None) -> StoredManifest | None:
         """The manifest that was built last, found without listing the data; None where the data is a ready format.
 
         Raises:
@@ -344,7 +344,7 @@ class ManifestStore:
         """
         last = self._last_of(None)
         name = None if last is None else f"{_FOLDER}/{last.digest}.parquet"
-        kept = None if last is None else self.found(last.digest, {str(name): last.nbytes})
+        kept = None if last is None else self.find(last.digest, {str(name): last.nbytes})
         if last is not None and format not in (None, last.format):
             raise DataNotFound(
                 f"the manifest of {self._store.url} that was built last is of the format {last.format}, not {format}: "
@@ -407,7 +407,7 @@ class ManifestStore:
         named = _digests(sizes, _SPLITS, ".json") | {
             digest for digest in there if self._splits_in_cache(digest).is_file()
         }
-        history = tidied(before, digest, there=there, named=named)
+        history = prune_history(before, digest, there=there, named=named)
         with suppress(AccessDenied):
             place.write(name, history_text(history.digests))
             for digest in history.gone:
@@ -471,7 +471,7 @@ class ManifestStore:
         return open_copy(path)
 
 
-def listed_in(kept: StoredManifest) -> ListedSamples:
+def listed_samples(kept: StoredManifest) -> ListedSamples:
     """What a manifest was made of."""
     return ListedSamples(
         table=kept.columns.table,
@@ -493,7 +493,7 @@ def about_of(listed: ListedSamples) -> dict[str, Any]:
         "digest": listed.digest,
         "classes": listed.classes,
         "reading": listed.reading,
-        "splits": splits_said(listed.table, divided_by_names=listed.divided_by_names),
+        "splits": split_names(listed.table, divided_by_names=listed.divided_by_names),
         "divided_by_names": listed.divided_by_names,
         "has_named_classes": listed.has_named_classes,
         "declared": listed.declared,

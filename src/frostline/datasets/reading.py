@@ -169,7 +169,7 @@ class Workers(Generic[T]):
         self._threads = ThreadPoolExecutor(threads, "frostline-work")
         stack.callback(self._threads.shutdown, cancel_futures=True)
 
-    def each(self, samples: Samples, names: Sequence[str], work: Callable[[int, Buffer | Skipped], T]) -> list[T]:
+    def map(self, samples: Samples, names: Sequence[str], work: Callable[[int, Buffer | Skipped], T]) -> list[T]:
         """What ``work`` makes of each sample, in their order.
 
         Args:

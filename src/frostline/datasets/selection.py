@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.core.errors import DataError, SettingError, nearest
+from frostline.core.errors import DataError, SettingError, suggest_names
 from frostline.datasets.formats.base import (
     COLUMNS,
     ManifestColumns,
@@ -25,25 +25,32 @@ from frostline.datasets.formats.base import (
     WholeSamples,
     label_column,
 )
-from frostline.datasets.formats.labels import LABEL_FIELDS, called, column_said, labelled, no_class, said_by
-from frostline.datasets.formats.tables import plain
+from frostline.datasets.formats.labels import (
+    LABEL_FIELDS,
+    column_labels,
+    encode_labels,
+    find_name,
+    label_text,
+    no_class,
+)
+from frostline.datasets.formats.tables import plain_column
 from frostline.datasets.manifest import (
     DatasetStatistics,
     JoinedRows,
     Manifest,
     as_chosen,
     formats_of,
-    kept_of,
-    numbered,
     quantiles_of,
+    rows_at,
+    select_part,
     within,
 )
 from frostline.ordering import Chosen, Labels, RowIndices, count_labels, split_at_random, split_by_class, split_by_group
 
 __all__ = (
     "Selection",
-    "labelled_by",
     "parse_expression",
+    "relabel",
     "values_of",
 )
 
@@ -145,7 +152,7 @@ class _Reader:
         value, kind = _constant(node), self._type(name)
         if name == "label" and isinstance(value, str):
             if value not in self._classes:
-                raise SettingError(f"there is no class {value!r}{nearest(value, self._classes)}")
+                raise SettingError(f"there is no class {value!r}{suggest_names(value, self._classes)}")
             return self._classes.index(value)
         if pa.types.is_temporal(kind):
             return _moment(name, value, kind)
@@ -156,7 +163,7 @@ class _Reader:
     def _type(self, name: str) -> pa.DataType:
         if name not in self._schema.names:
             known = ", ".join(self._schema.names)
-            raise SettingError(f"there is no column {name!r}, only {known}{nearest(name, self._schema.names)}")
+            raise SettingError(f"there is no column {name!r}, only {known}{suggest_names(name, self._schema.names)}")
         return self._schema.field(name).type
 
 
@@ -226,10 +233,10 @@ def _select_rows(
         found = _evaluated(piece, expression)
         mask[done : done + len(found)] = found
         done += len(found)
-    return kept_of(rows, mask)
+    return rows_at(rows, mask)
 
 
-def labelled_by(manifest: Manifest, label: str, url: str) -> Manifest:
+def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
     """A manifest with labels by one of its columns; its splits stay those of the listing.
 
     Args:
@@ -242,14 +249,16 @@ def labelled_by(manifest: Manifest, label: str, url: str) -> Manifest:
         DataError: its values are no labels.
     """
     known = manifest.columns.table.column_names
-    name = called(known[len(COLUMNS) :], (label, f"meta_{label}"))
+    name = find_name(known[len(COLUMNS) :], (label, f"meta_{label}"))
     if name is None:
         if label in LABEL_FIELDS and len(manifest.classes):
             return manifest
-        raise SettingError(f"{url} has no column {label!r} of labels, only {', '.join(known)}{nearest(label, known)}")
+        raise SettingError(
+            f"{url} has no column {label!r} of labels, only {', '.join(known)}{suggest_names(label, known)}"
+        )
     column = manifest.columns.table[name]
     try:
-        said = labelled(column_said(plain(column), said_by))
+        said = encode_labels(column_labels(plain_column(column), label_text))
     except DataError as error:
         raise DataError(f"the column {name!r} of {url} says no labels: {error}") from error
     columns = manifest.columns.with_labels(label_column(said.labels))
@@ -372,11 +381,11 @@ class Selection:
         if len(rows) != len(self.manifest.samples):
             count = len(self.manifest.samples)
             raise SettingError(f"a mask has one value for each of the {count} samples, not {len(rows)}")
-        return self.numbered(rows.view(np.uint8), 1)
+        return self.select_part(rows.view(np.uint8), 1)
 
-    def numbered(self, parts: npt.NDArray[np.uint8], number: int) -> SelectedRows:
+    def select_part(self, parts: npt.NDArray[np.uint8], number: int) -> SelectedRows:
         """Those of the rows whose part has that number, of a division that has a value for each of them."""
-        return numbered(self.rows, parts, number)
+        return select_part(self.rows, parts, number)
 
     def within(self, chosen: Chosen) -> SelectedRows:
         """Those of the rows that a choice has too, in the order that they have here."""
@@ -386,7 +395,7 @@ class Selection:
         """Those of the rows for which a condition holds; see ``Dataset.select``."""
         return _select_rows(self.whole.columns, self.rows, chosen, self.whole.classes)
 
-    def joined(self, others: Iterable["Selection"]) -> SelectedRows:
+    def concatenate(self, others: Iterable["Selection"]) -> SelectedRows:
         """The rows, and after them those of other selections from the same manifest."""
         parts = (self, *others)
         return JoinedRows([part.chosen if part.rows is None else part.rows for part in parts])
@@ -419,7 +428,7 @@ class Selection:
         """Which of a column's values each row has, by its number; and the values."""
         return _groups_of(self.whole.columns, self.rows, column)
 
-    def divided(self, shares: Sequence[float], seed: int, *, by: str | None, balanced: bool) -> npt.NDArray[np.uint8]:
+    def divide(self, shares: Sequence[float], seed: int, *, by: str | None, balanced: bool) -> npt.NDArray[np.uint8]:
         """Which part each row belongs to; see ``Dataset.split``."""
         if by is not None:
             return split_by_group(self.groups(by)[0], shares, seed)

@@ -64,9 +64,9 @@ __all__ = (
     "ManifestSource",
     "NodeListing",
     "canonical_url",
-    "checked",
+    "check_manifest_file",
     "missing_parts",
-    "opened",
+    "open_manifest",
     "splits_of",
 )
 
@@ -86,7 +86,7 @@ _MAX_COMPARED = 1 << 24
 _SAID = ("digest", "classes", "reading", "splits", "left_out", "is_turned")
 
 
-def checked(path: Path, head: ManifestHead) -> None:
+def check_manifest_file(path: Path, head: ManifestHead) -> None:
     """Do nothing if the file holds what its node says of it, and nothing that harms whoever uses it.
 
     Memory is that of some ten thousand rows, of one page of the file, and of the ids.
@@ -106,7 +106,7 @@ def checked(path: Path, head: ManifestHead) -> None:
         raise Refused(f"the node sent a manifest that cannot be read: {str(error)[:200]!a}") from error
 
 
-def opened(path: Path, head: ManifestHead, cache: Path, url: str) -> StoredManifest | None:
+def open_manifest(path: Path, head: ManifestHead, cache: Path, url: str) -> StoredManifest | None:
     """A manifest that was checked; None where it is not there any more.
 
     Args:
@@ -354,11 +354,11 @@ class NodeListing:
         if not head.is_known:
             with self._new_file(path) as part:
                 _receive(exchange, head, part)
-                checked(part, head)
+                check_manifest_file(part, head)
         splits = bytes(_exactly(exchange, len(head.splits) * head.bitmap_bytes))
         if hashlib.sha256(splits).hexdigest() != head.splits_sha256:
             raise Refused("the splits that the node sent are not those that it announced")
-        kept = opened(path, head, self.cache, self.data)
+        kept = open_manifest(path, head, self.cache, self.data)
         if kept is None or len(kept.columns) != head.samples or kept.about.get("digest") != head.digest:
             path.unlink(missing_ok=True)
             raise Unavailable(f"the manifest that was kept in {path} is damaged or gone: it is fetched again next time")
@@ -559,7 +559,7 @@ class ManifestSource:
             observe=observe,
         )
 
-    def named(self, manifest: Manifest) -> NamedSplits:
+    def named_splits(self, manifest: Manifest) -> NamedSplits:
         """The splits that were saved of a manifest of this data."""
         store = None if self.near else open_store(self.url)
         size = len(manifest.samples)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.core.errors import DataError, SettingError, nearest
+from frostline.core.errors import DataError, SettingError, suggest_names
 from frostline.datasets.formats.base import TARGET_COLUMNS, ManifestColumns, SelectedRows
 from frostline.datasets.formats.labels import LABEL_FIELDS, OTHER_LABELS, TAKEN, no_class
 from frostline.datasets.selection import values_of
@@ -34,7 +34,7 @@ __all__ = (
     "TargetValues",
     "check_classes",
     "checked_targets",
-    "listed",
+    "list_values",
     "specs_of",
 )
 
@@ -166,7 +166,8 @@ def _column_called(name: str, names: Sequence[str], url: str) -> str:
     found = next((known for known in (*likely, name) if known in names), None)
     if found is None:
         raise SettingError(
-            f"{url} has no column {name!r} for targets, only {', '.join(names)}{nearest(name, names)}; lists of more "
+            f"{url} has no column {name!r} for targets, only {', '.join(names)}{suggest_names(name, names)}; "
+            f"lists of more "
             "than 256 values are in no manifest: bring them with Dataset.with_columns"
         )
     return found
@@ -230,7 +231,7 @@ def _multi_label(declared: MultiLabel, spec: TargetSpec, values: pa.ChunkedArray
             f"the column {spec.name!r} holds no lists of classes, by their names or by whole numbers from 0"
         )
     unique = values.unique() if spec.is_json else values
-    found = {label for value in unique.to_pylist() for label in listed(spec, value)}
+    found = {label for value in unique.to_pylist() for label in list_values(spec, value)}
     if declared.classes:
         classes, count = declared.classes, len(declared.classes)
     elif spec.kind == TEXTS:
@@ -249,7 +250,7 @@ def _multi_label(declared: MultiLabel, spec: TargetSpec, values: pa.ChunkedArray
     )
 
 
-def listed(spec: TargetSpec, value: Any) -> list[Any]:
+def list_values(spec: TargetSpec, value: Any) -> list[Any]:
     """The list that a sample's value is; none where the sample has no value.
 
     Raises:
@@ -363,7 +364,7 @@ def _values(spec: TargetSpec, column: pa.Array) -> TargetValue:
     values: list[Any] = column.to_pylist()
     if spec.kind == TEXT:
         return values
-    lists = [listed(spec, value) for value in values]
+    lists = [list_values(spec, value) for value in values]
     if spec.kind == TEXTS:
         return lists
     if spec.kind == MULTI_LABEL:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from frostline.core import REFERENCE, Cut, Graph, Levels
-from frostline.core.errors import EngineUnsupported, nearest
+from frostline.core.errors import EngineUnsupported, suggest_names
 from frostline.engines.machine import is_installed
 from frostline.engines.onnx import OnnxEngine, providers
 from frostline.engines.openvino import OpenVinoEngine
@@ -17,7 +17,7 @@ from frostline.engines.recipe import EngineRecipe
 from frostline.engines.torch import COMPILER, TorchCompiled, TorchEngine, TorchVariant, has_compiler
 from frostline.profiles import PRECISIONS
 
-__all__ = ("OFFERS", "Offer", "absence", "build", "offered")
+__all__ = ("OFFERS", "Offer", "absence", "build", "offer_of")
 
 
 _16_BITS = (torch.bfloat16, torch.float16)
@@ -75,7 +75,7 @@ class _Entry:
     holds_16_bits: bool = True
 
 
-def offered(name: str) -> Offer:
+def offer_of(name: str) -> Offer:
     """The offer that an engine is of.
 
     Args:
@@ -176,7 +176,7 @@ def _entry(name: str) -> _Entry:
     found = next((entry for entry in _ENTRIES if entry.offer.name == offer_name(name)), None)
     if found is None:
         names = [entry.offer.name for entry in _ENTRIES]
-        raise EngineUnsupported(f"there is no engine {name!r}{nearest(name, names)}")
+        raise EngineUnsupported(f"there is no engine {name!r}{suggest_names(name, names)}")
     return found
 
 

@@ -15,16 +15,16 @@ __all__ = (
     "FLOAT32_ERROR",
     "Choice",
     "Prospect",
+    "accuracy_refusal",
     "choose",
-    "compared",
-    "inexact",
-    "interpolated",
+    "comparison_prospect",
+    "interpolate_seconds",
     "is_prompt",
     "may_use",
-    "not_worth",
+    "missing_ability",
     "prospects",
     "too_coarse",
-    "unequipped",
+    "trial_refusal",
 )
 
 
@@ -92,7 +92,7 @@ def choose(trials: Sequence[Trial], accuracy: str | float) -> Choice:
     return Choice(engine=fastest, trials=tuple(judged))
 
 
-def interpolated(reference_s: Sequence[float], measured: Mapping[int, float]) -> tuple[float, ...]:
+def interpolate_seconds(reference_s: Sequence[float], measured: Mapping[int, float]) -> tuple[float, ...]:
     """Seconds of an engine at every cut, from those at some: between them they lie as the reference's do.
 
     Args:
@@ -122,13 +122,13 @@ def _refusals(trials: Sequence[Trial], accuracy: str | float) -> dict[str, str]:
     """Why engines may not be used, by name; the first reason of each."""
     found: dict[str, str] = {}
     for trial in trials:
-        why = trial.why_not if trial.samples_per_s is None else inexact(trial, accuracy)
+        why = trial.why_not if trial.samples_per_s is None else accuracy_refusal(trial, accuracy)
         if why is not None and trial.engine != REFERENCE:
             found.setdefault(trial.engine, why)
     return found
 
 
-def inexact(one: Trial, accuracy: str | float) -> str | None:
+def accuracy_refusal(one: Trial, accuracy: str | float) -> str | None:
     """Why a job may not use an engine that ran, by its precision and its error; None where it may.
 
     Args:
@@ -265,7 +265,7 @@ def prospects(offers: Collection[str], abilities: Collection[str], *, here: bool
     return sorted(found, key=lambda item: (-item.speed_up, item.ready_s))
 
 
-def unequipped(engine: str, abilities: Collection[str]) -> str | None:
+def missing_ability(engine: str, abilities: Collection[str]) -> str | None:
     """Why what computes is no good for an engine; None where it is, or there is nothing to be said.
 
     Args:
@@ -289,7 +289,7 @@ def too_coarse(precision: str, accuracy: str | float) -> str | None:
     return f"was not tried: to round to {precision} alone costs more than the {accuracy:.2g} that accuracy allows"
 
 
-def compared(engine: str, speed_up: float, *, here: bool) -> Prospect:
+def comparison_prospect(engine: str, speed_up: float, *, here: bool) -> Prospect:
     """An engine whose speed is known, and of which it is to be seen how exact it is on other samples.
 
     Args:
@@ -309,7 +309,7 @@ def is_prompt(engine: str) -> bool:
     return _PRIORS[engine].ready_s <= _PROMPT_S
 
 
-def not_worth(
+def trial_refusal(
     one: Prospect, *, reference_s: float, best_s: float, samples: int | None, spent_s: float = 0.0
 ) -> str | None:
     """Why an engine is not worth a trial; None where it is.

@@ -8,10 +8,10 @@ import numpy.typing as npt
 
 from frostline.core import EXACT, Cut, FeatureBatch
 from frostline.profiles import CodecCost
-from frostline.wire.codecs import offered
+from frostline.wire.codecs import offered_codecs
 from frostline.wire.packing import pack, unpack
 
-__all__ = ("codec_costs", "codecs_at", "worth_packing")
+__all__ = ("codec_costs", "codecs_at", "cuts_worth_packing")
 
 # A codec makes activations up to ten times smaller (8 bits without the zeros behind a ReLU, compressed; see
 # ``wire.codecs``), and those that it makes so small take the most time. A cut that ships more than four times what
@@ -19,7 +19,7 @@ __all__ = ("codec_costs", "codecs_at", "worth_packing")
 _TIMES = 4
 
 
-def worth_packing(cuts: Sequence[Cut], encoded_bytes: float) -> tuple[Cut, ...]:
+def cuts_worth_packing(cuts: Sequence[Cut], encoded_bytes: float) -> tuple[Cut, ...]:
     """The cuts that may ship little enough to matter once they are packed.
 
     Args:
@@ -33,7 +33,7 @@ def worth_packing(cuts: Sequence[Cut], encoded_bytes: float) -> tuple[Cut, ...]:
 
 def codecs_at(cut: Cut, codecs: Iterable[str]) -> tuple[str, ...]:
     """Those of some codecs that may be worth it at a cut; never ``exact``, which costs nothing."""
-    sensible = offered("int8", is_relu=cut.is_relu, dtypes=cut.dtypes)
+    sensible = offered_codecs("int8", is_relu=cut.is_relu, dtypes=cut.dtypes)
     return tuple(codec for codec in codecs if codec in sensible and codec != EXACT)
 
 

@@ -26,8 +26,8 @@ import torch
 
 from frostline.core import Cut, Graph, GraphNode, Ref, Token
 from frostline.core.errors import UnsafeArtifact
-from frostline.core.graph import Argument, Lengths, at_length, buckets, needed_for, references, weightless
-from frostline.engines.machine import computing, settle_kernels
+from frostline.core.graph import Argument, Lengths, at_length, buckets, references, subgraph_for, weightless_values
+from frostline.engines.machine import compute_slot, settle_kernels
 from frostline.engines.protocols import Arrays, Between
 
 __all__ = (
@@ -520,17 +520,17 @@ class Runner:
         """
         values: list[Any] = [*inputs, *leaves, *([None] * len(self._steps))]
         assert len(values) == len(self._slots), "a graph needs all its inputs and leaves"
-        with computing():
+        with compute_slot():
             self._run(values, len(self._steps) if upto is None else upto.after + 1, observe, between)
-        return tuple(build(values) for build in self._outputs) if upto is None else self.crossing(upto, values)
+        return tuple(build(values) for build in self._outputs) if upto is None else self.crossing_values(upto, values)
 
     def run_traced(self, inputs: Sequence[Any], leaves: Sequence[Any], *, upto: Cut) -> tuple[Any, ...]:
         """As ``run``, for who traces it and so has the process alone already (see ``engines.machine``)."""
         values: list[Any] = [*inputs, *leaves, *([None] * len(self._steps))]
         self._run(values, upto.after + 1, None)
-        return self.crossing(upto, values)
+        return self.crossing_values(upto, values)
 
-    def crossing(self, cut: Cut, values: Sequence[Any]) -> tuple[Any, ...]:
+    def crossing_values(self, cut: Cut, values: Sequence[Any]) -> tuple[Any, ...]:
         """What crosses one of the cuts, out of the values of a run that stands there (see ``observe``)."""
         return tuple(values[slot] for slot in self._crossing[cut.number])
 
@@ -665,7 +665,7 @@ class LengthRunner:
         self._graph, self._cuts, self._leaves, self._lengths = graph, cuts, leaves, lengths
         self._device, self._resolve = torch.device(device), resolve_op
         named = zip(graph.leaves, leaves, strict=True)
-        self._light = weightless(
+        self._light = weightless_values(
             graph, (name for (name, _), leaf in named if leaf.is_floating_point() and leaf.numel() > 1)
         )
         self._buckets = buckets(lengths.max_length)
@@ -711,7 +711,7 @@ class LengthRunner:
         """Values that no weight enters, at the whole length."""
         if not names:
             return ()
-        part = Runner(needed_for(self._graph, names), device=self._device, resolve_op=self._resolve)
+        part = Runner(subgraph_for(self._graph, names), device=self._device, resolve_op=self._resolve)
         return part.run([batch], self._leaves, between=between)
 
     def _runs(self, batch: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:

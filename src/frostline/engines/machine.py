@@ -41,26 +41,26 @@ __all__ = (
     "FUNCTIONS",
     "abilities",
     "can_measure",
-    "computing",
+    "compute_slot",
     "end_at_once",
     "free_bytes",
     "free_device_bytes",
     "give_back_freed",
     "hardware_name",
     "host_digest",
-    "imported",
+    "import_now",
     "is_accelerator",
     "is_installed",
     "keep_freed_memory",
     "keeps_freed_memory",
     "limit_memory",
     "look_anew",
+    "pause_compute",
     "peak_bytes",
     "quick_dtypes",
     "resident_bytes",
-    "resting",
     "settle_kernels",
-    "tracing",
+    "trace_slot",
     "version_of",
     "versions",
 )
@@ -224,7 +224,7 @@ def _distributions() -> Mapping[str, list[str]]:
     return packages_distributions()
 
 
-def imported(package: str) -> ModuleType:
+def import_now(package: str) -> ModuleType:
     """A package or module, imported now.
 
     OpenVINO and its companions report every import over the network if they find ``openvino_telemetry``, which comes
@@ -242,7 +242,7 @@ _traces = 0
 
 
 @contextmanager
-def computing() -> Iterator[None]:
+def compute_slot() -> Iterator[None]:
     """Run a network; waits while somebody traces. Not to be nested."""
     _enter()
     try:
@@ -252,8 +252,8 @@ def computing() -> Iterator[None]:
 
 
 @contextmanager
-def resting() -> Iterator[None]:
-    """Within ``computing``, between two operations: let others trace, or run another network in this thread."""
+def pause_compute() -> Iterator[None]:
+    """Within ``compute_slot``, between two operations: let others trace, or run another network in this thread."""
     _leave()
     try:
         yield
@@ -276,7 +276,7 @@ def _leave() -> None:
 
 
 @contextmanager
-def tracing() -> Iterator[None]:
+def trace_slot() -> Iterator[None]:
     """Trace a network; waits for what runs and for other traces, and holds back runs that would begin."""
     global _traces  # noqa: PLW0603 (as above)
     with _CHANGED:

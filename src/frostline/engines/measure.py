@@ -36,17 +36,17 @@ __all__ = (
     "BROKEN",
     "ROWS",
     "CutMemory",
+    "GemmPeak",
     "GraphLimits",
-    "Multiplying",
     "Operations",
     "Step",
-    "computed",
     "count_operations",
     "count_operations_and_peaks",
     "cut_seconds",
     "cut_values",
     "dry_run",
     "dry_step",
+    "kernel_operations",
     "node_operations",
     "peaks",
     "tensors_in",
@@ -211,7 +211,7 @@ class _Trail:
     def _check(self, index: int, values: Sequence[Any]) -> None:
         if index in self._standing:
             cut = self._standing[index]
-            for place, made in enumerate(self._runner.crossing(cut, values)):
+            for place, made in enumerate(self._runner.crossing_values(cut, values)):
                 _check_declared(cut, place, made, self._rows)
 
     def _hold(self, value: Any) -> None:
@@ -355,7 +355,7 @@ _POOL, _BICUBIC, _UPSAMPLE = 64, 1024, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Multiplying:
+class GemmPeak:
     """What a device multiplies at its full speed.
 
     Attributes:
@@ -367,7 +367,7 @@ class Multiplying:
     quick_dtypes: tuple[str, ...] = ("float32",)
 
 
-def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any, speed: Multiplying) -> int:
+def kernel_operations(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any, speed: GemmPeak) -> int:
     """What a kernel computes, in additions and multiplications of 32-bit floats.
 
     Args:
@@ -388,7 +388,7 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: An
     return 0
 
 
-def _factor(name: str, tensors: Sequence[torch.Tensor], args: Sequence[Any], speed: Multiplying) -> int:
+def _factor(name: str, tensors: Sequence[torch.Tensor], args: Sequence[Any], speed: GemmPeak) -> int:
     is_convolution = name.startswith("convolution")
     thin = _thinness(tensors[1], args) if is_convolution else 1
     dtype = tensors[0].dtype
@@ -532,7 +532,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
         self._graph = graph
         self._first = first
         self._limits = limits
-        self._speed = Multiplying(cores=limits.cores, quick_dtypes=tuple(limits.quick_dtypes))
+        self._speed = GemmPeak(cores=limits.cores, quick_dtypes=tuple(limits.quick_dtypes))
         self._now = 0
         self._values = 0
         self._after = [Operations(total=0, heaviest=0)]
@@ -583,13 +583,13 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
             )
 
 
-def _operations(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any, speed: Multiplying) -> int:
+def _operations(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any, speed: GemmPeak) -> int:
     """Multiplications and additions, and what moving the bytes that are read and written costs."""
     if func.is_view:
         return 0
     moved = tensors_in([*args, *kwargs.values(), made])
     moved_bytes = sum(tensor.numel() * max(_MIN_BYTES, tensor.itemsize) for tensor in moved)
-    return computed(func, args, kwargs, made, speed) + _BYTE * moved_bytes
+    return kernel_operations(func, args, kwargs, made, speed) + _BYTE * moved_bytes
 
 
 def cut_seconds(
@@ -656,7 +656,7 @@ def cut_values(
     def observe(index: int, values: Sequence[Any]) -> None:
         # Copied at once: the next operation may work in place.
         for cut in standing.get(index, ()):
-            found[cut.number] = tuple(_copied(tensor) for tensor in runner.crossing(cut, values))
+            found[cut.number] = tuple(_copied(tensor) for tensor in runner.crossing_values(cut, values))
 
     batch = input_tensors(inputs, device)
     with torch.inference_mode():

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core.errors import EngineUnsupported
-from frostline.engines.machine import imported, tracing, versions
+from frostline.engines.machine import import_now, trace_slot, versions
 from frostline.engines.protocols import Arrays
-from frostline.engines.recipe import Converted, EngineRecipe, kept
-from frostline.engines.torch import UNCONVERTED, converting, exported
+from frostline.engines.recipe import Converted, EngineRecipe, converted_files
+from frostline.engines.torch import UNCONVERTED, conversion, export_prefix
 
 __all__ = ("OnnxEngine", "providers")
 
@@ -26,7 +26,7 @@ _PROVIDERS = {
 
 def providers() -> tuple[str, ...]:
     """What the installed ONNX Runtime was built to run on."""
-    return tuple(imported("onnxruntime").get_available_providers())
+    return tuple(import_now("onnxruntime").get_available_providers())
 
 
 class OnnxEngine(Converted):
@@ -64,12 +64,12 @@ class OnnxEngine(Converted):
 
 def _converted(order: EngineRecipe) -> AbstractContextManager[Path]:
     name = order.file_name(versions("onnx", "onnxscript", "torch"))
-    return kept(order.folder, name, lambda place: _convert(order, place))
+    return converted_files(order.folder, name, lambda place: _convert(order, place))
 
 
 def _narrowed(order: EngineRecipe) -> AbstractContextManager[Path]:
     name = order.narrowed_name(versions("onnx", "onnxruntime", "onnxscript", "torch"))
-    return kept(order.folder, name, lambda place: _narrow(order, place))
+    return converted_files(order.folder, name, lambda place: _narrow(order, place))
 
 
 def _input(place: int) -> str:
@@ -78,21 +78,21 @@ def _input(place: int) -> str:
 
 
 def _convert(order: EngineRecipe, place: Path) -> None:
-    with tracing(), converting("ONNX"):
+    with trace_slot(), conversion("ONNX"):
         import torch.onnx
 
         names = [_input(place) for place in range(len(order.graph.inputs))]
-        program = torch.onnx.export(exported(order), dynamo=True, input_names=names, verbose=False)
+        program = torch.onnx.export(export_prefix(order), dynamo=True, input_names=names, verbose=False)
         assert program is not None
         program.save(place / _FILE)
 
 
 def _narrow(order: EngineRecipe, place: Path) -> None:
     """Weights and activations of 8 bits, after training, by their ranges on real pixels."""
-    quantization = imported("onnxruntime.quantization")
-    shapes = imported("onnxruntime.quantization.shape_inference")
+    quantization = import_now("onnxruntime.quantization")
+    shapes = import_now("onnxruntime.quantization.shape_inference")
     reader = _reader(quantization.CalibrationDataReader, order)
-    with _converted(order) as whole, converting("ONNX Runtime's quantization"):
+    with _converted(order) as whole, conversion("ONNX Runtime's quantization"):
         # Folds BatchNorm into convolutions, which are narrowed as one.
         shapes.quant_pre_process(whole / _FILE, place / _FILE, skip_symbolic_shape=True)
         quantization.quantize_static(
@@ -120,7 +120,7 @@ def _reader(base: type, order: EngineRecipe) -> Any:
 
 
 def _session(order: EngineRecipe, place: Path, variant: str) -> Any:
-    runtime = imported("onnxruntime")
+    runtime = import_now("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = order.threads
     options.inter_op_num_threads = 1

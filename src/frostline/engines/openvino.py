@@ -20,10 +20,10 @@ from frostline.core import Ref, Token
 from frostline.core.errors import EngineUnsupported, UnsafeArtifact
 from frostline.core.graph import Argument
 from frostline.engines.graph_runner import ALLOWED, resolve, resolve_symbolic, token_value
-from frostline.engines.machine import imported, tracing, versions
+from frostline.engines.machine import import_now, trace_slot, versions
 from frostline.engines.protocols import Arrays
-from frostline.engines.recipe import Converted, EngineRecipe, kept
-from frostline.engines.torch import UNCONVERTED, converting, exported, refuse_lookups
+from frostline.engines.recipe import Converted, EngineRecipe, converted_files
+from frostline.engines.torch import UNCONVERTED, conversion, export_prefix, refuse_lookups
 
 __all__ = (
     "OpenVinoEngine",
@@ -46,8 +46,8 @@ def convert(order: EngineRecipe) -> Any:
         UnsafeArtifact: The graph names what is not allowed.
         RuntimeError: OpenVINO has no rule for an operator; other errors of converters may be raised too.
     """
-    ov = imported("openvino")
-    decoder = imported("openvino.frontend.pytorch.fx_decoder").TorchFXPythonDecoder
+    ov = import_now("openvino")
+    decoder = import_now("openvino.frontend.pytorch.fx_decoder").TorchFXPythonDecoder
     shapes, kinds = [[-1, *shape] for shape, _ in order.taken], [f"torch.{kind}" for _, kind in order.taken]
     model = ov.convert_model(decoder(_traced(order), input_shapes=shapes, input_types=kinds))
     model.reshape({place: ov.PartialShape(shape) for place, shape in enumerate(shapes)})
@@ -318,23 +318,23 @@ def warm() -> None:
 
 def _converted(order: EngineRecipe) -> AbstractContextManager[Path]:
     name = order.file_name(versions("openvino", "torch"))
-    return kept(order.folder, name, lambda place: _convert(order, place))
+    return converted_files(order.folder, name, lambda place: _convert(order, place))
 
 
 def _narrowed(order: EngineRecipe) -> AbstractContextManager[Path]:
     name = order.narrowed_name(versions("openvino", "nncf", "torch"))
-    return kept(order.folder, name, lambda place: _narrow(order, place))
+    return converted_files(order.folder, name, lambda place: _narrow(order, place))
 
 
 def _convert(order: EngineRecipe, place: Path) -> None:
-    ov = imported("openvino")
+    ov = import_now("openvino")
     refuse_lookups(order)
     try:
         with _converting():
             model = convert(order)
     except EngineUnsupported:  # it has no rule for an operator as it is: then in more and smaller ones
-        with tracing(), _converting():
-            model = ov.convert_model(exported(order))
+        with trace_slot(), _converting():
+            model = ov.convert_model(export_prefix(order))
             shapes = [ov.PartialShape([-1, *shape]) for shape, _ in order.taken]
             model.reshape(dict(enumerate(shapes)))
     with _converting():
@@ -343,12 +343,12 @@ def _convert(order: EngineRecipe, place: Path) -> None:
 
 @contextmanager
 def _converting() -> Iterator[None]:
-    """As ``converting``, with the exceptions of OpenVINO's own."""
-    frontend = imported("openvino.frontend")
+    """As ``conversion``, with the exceptions of OpenVINO's own."""
+    frontend = import_now("openvino.frontend")
     own = ("GeneralFailure", "InitializationFailure", "NotImplementedFailure", "OpConversionFailure")
     failures = tuple(getattr(frontend, name) for name in (*own, "OpValidationFailure"))
     try:
-        with converting("OpenVINO"):
+        with conversion("OpenVINO"):
             yield
     except failures as error:
         raise EngineUnsupported(f"OpenVINO cannot take this network: {str(error).strip()[-300:]}") from error
@@ -356,10 +356,10 @@ def _converting() -> Iterator[None]:
 
 def _narrow(order: EngineRecipe, place: Path) -> None:
     """Weights and activations of 8 bits, after training, by their ranges on real pixels."""
-    core, ov, nncf = _core(), imported("openvino"), imported("nncf")
-    ranges = imported("nncf.quantization.range_estimator")
+    core, ov, nncf = _core(), import_now("openvino"), import_now("nncf")
+    ranges = import_now("nncf.quantization.range_estimator")
     pixels = order.pixels()
-    with _converted(order) as whole, converting("NNCF"):
+    with _converted(order) as whole, conversion("NNCF"):
         narrow = nncf.quantize(
             core.read_model(whole / _FILE),
             nncf.Dataset([pixels[row : row + 1] for row in range(len(pixels))]),
@@ -382,7 +382,7 @@ def _core() -> Any:
     Each plugin gives the thread that loads it another stack for signals and, when it goes, puts the one before back,
     which may be gone by then where several come and go: the next signal would end the process.
     """
-    core = imported("openvino").Core()
+    core = import_now("openvino").Core()
     core.get_property("CPU", "FULL_DEVICE_NAME")
     return core
 

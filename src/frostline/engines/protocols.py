@@ -18,17 +18,17 @@ __all__ = (
     "MARK",
     "Arrays",
     "Between",
-    "Dividing",
     "Engine",
     "Footprint",
+    "PipelinedEngine",
     "Pixels",
-    "Queueing",
+    "PreemptibleEngine",
     "RunningBatch",
-    "calibrating",
     "calibration_of",
+    "calibration_pixels",
+    "evaluation_name",
+    "evaluation_pixels",
     "identity",
-    "judged_on",
-    "judging",
     "levels_of",
     "offer_name",
 )
@@ -92,7 +92,7 @@ class RunningBatch(Protocol):
 
 
 @runtime_checkable
-class Queueing(Protocol):
+class PipelinedEngine(Protocol):
     """An engine to which a batch may be given while it runs another: its threads go from one to the other."""
 
     def begin(self, inputs: Arrays, cut: int) -> RunningBatch | None:
@@ -100,7 +100,7 @@ class Queueing(Protocol):
 
 
 @runtime_checkable
-class Dividing(Protocol):
+class PreemptibleEngine(Protocol):
     """An engine whose runs can be interrupted between two operations."""
 
     def run_divided(self, inputs: Arrays, cut: int, between: Between) -> tuple[npt.NDArray[np.generic], ...]:
@@ -118,24 +118,24 @@ Pixels = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 _PARTS = re.compile(rf"([^{_LEVELS_MARK}{MARK}]*)(?:\{_LEVELS_MARK}([^{MARK}]*))?(?:{MARK}(.*))?")
 
 
-def calibrating(pixels: Pixels) -> Pixels:
+def calibration_pixels(pixels: Pixels) -> Pixels:
     """Those of a trial's samples that engines are calibrated on: two of three; the others judge them."""
     return np.delete(pixels, np.s_[1::3], axis=0)
 
 
-def judging(pixels: Pixels) -> Pixels:
+def evaluation_pixels(pixels: Pixels) -> Pixels:
     """Those of a trial's samples on which errors are measured, of engines that are calibrated too."""
     return pixels[1::3]
 
 
-def judged_on(pixels: Pixels, levels: Levels | None = None) -> str:
+def evaluation_name(pixels: Pixels, levels: Levels | None = None) -> str:
     """Names the samples on which errors are measured: an error says little of other samples.
 
     Args:
         pixels: all samples of the trial.
         levels: meaning of pixels that are as they are kept; None where they are as the network takes them.
     """
-    return _digest(judging(pixels), levels)
+    return _digest(evaluation_pixels(pixels), levels)
 
 
 def identity(
@@ -157,7 +157,7 @@ def identity(
     front = "" if levels is None or not takes_pixels else f"{_LEVELS_MARK}{levels.digest}"
     if precision != "int8":
         return name + front
-    return f"{name}{front}{MARK}{_digest(calibrating(pixels), levels)}"
+    return f"{name}{front}{MARK}{_digest(calibration_pixels(pixels), levels)}"
 
 
 def offer_name(engine: str) -> str:

@@ -26,7 +26,7 @@ __all__ = (
     "Converted",
     "EngineRecipe",
     "clear_unfinished",
-    "kept",
+    "converted_files",
 )
 
 
@@ -152,7 +152,7 @@ _NEW = ".new-"
 
 
 @contextmanager
-def kept(folder: Path | None, name: str, make: Callable[[Path], None]) -> Iterator[Path]:
+def converted_files(folder: Path | None, name: str, make: Callable[[Path], None]) -> Iterator[Path]:
     """A folder of converted files: that of the last time, or a new one that ``make`` fills.
 
     Args:

@@ -34,10 +34,10 @@ from frostline.engines.graph_runner import (
     resolve_allowed,
     resolve_symbolic,
 )
-from frostline.engines.machine import tracing, versions
+from frostline.engines.machine import trace_slot, versions
 from frostline.engines.measure import CutMemory, cut_seconds, cut_values, dry_run
 from frostline.engines.protocols import Arrays, Between, Footprint, offer_name
-from frostline.engines.recipe import Converted, EngineRecipe, kept
+from frostline.engines.recipe import Converted, EngineRecipe, converted_files
 
 __all__ = (
     "COMPILER",
@@ -47,8 +47,8 @@ __all__ = (
     "TorchCompiled",
     "TorchEngine",
     "TorchVariant",
-    "converting",
-    "exported",
+    "conversion",
+    "export_prefix",
     "has_compiler",
     "refuse_lookups",
 )
@@ -272,10 +272,10 @@ class LevelsModule(torch.nn.Module):
         return lines.view(pixels.shape).permute(0, 3, 1, 2)
 
 
-def exported(order: EngineRecipe, *, dtype: torch.dtype | None = None) -> ExportedProgram:
+def export_prefix(order: EngineRecipe, *, dtype: torch.dtype | None = None) -> ExportedProgram:
     """The prefix up to its cut as torch.export gives it, for any batch.
 
-    Call it only within ``engines.machine.tracing``.
+    Call it only within ``engines.machine.trace_slot``.
 
     Args:
         order: order to export, after its footprint was taken, which is how a graph is checked.
@@ -307,7 +307,7 @@ def refuse_lookups(order: EngineRecipe) -> None:
 
 
 @contextmanager
-def converting(engine: str) -> Iterator[None]:
+def conversion(engine: str) -> Iterator[None]:
     """Convert a network for an engine: what it warns of, logs and prints is left out, and what it raises translated.
 
     Args:
@@ -486,7 +486,7 @@ class TorchCompiled(Converted):
         self._device = torch.device(order.device)
         made_by = f"{order.threads}-threads-{versions('torch')}"
         files = f"{offer_name(name)}-{order.file_name(made_by)}"
-        with kept(order.folder, files, lambda place: _compile(order, dtype, place)) as place:
+        with converted_files(order.folder, files, lambda place: _compile(order, dtype, place)) as place:
             self._call = _loaded(place)
 
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
@@ -514,13 +514,13 @@ def _compile(order: EngineRecipe, dtype: torch.dtype | None, place: Path) -> Non
         "max_autotune": torch.device(order.device).type == "cuda",
         "cpp.threads": order.threads,  # which stands in the kernels
     }
-    with tracing(), converting("torch's compiler"), torch.no_grad():
-        program = exported(order, dtype=dtype)
+    with trace_slot(), conversion("torch's compiler"), torch.no_grad():
+        program = export_prefix(order, dtype=dtype)
         aoti_compile_and_package(program, package_path=str(place / _FILE), inductor_configs=settings)
 
 
 def _loaded(place: Path) -> Any:
     from torch._inductor import aoti_load_package
 
-    with converting("torch's compiler"):
+    with conversion("torch's compiler"):
         return aoti_load_package(str(place / _FILE))

@@ -13,10 +13,10 @@ import torch
 
 from frostline.core import Cut, Graph, Levels
 from frostline.core.errors import EngineUnsupported, UnsafeArtifact
-from frostline.core.nouns import widened
-from frostline.engines.catalog import build, offered
+from frostline.core.nouns import widen_bfloat16
+from frostline.engines.catalog import build, offer_of
 from frostline.engines.machine import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
-from frostline.engines.protocols import Engine, Footprint, Pixels, calibrating, judging, levels_of
+from frostline.engines.protocols import Engine, Footprint, Pixels, calibration_pixels, evaluation_pixels, levels_of
 from frostline.profiles import Trial
 from frostline.wire.codecs import relative_error
 
@@ -76,9 +76,9 @@ class Subject:
         """The samples as an engine takes them."""
         if self.levels is None or levels_of(name):
             return self.pixels
-        return self.levels.applied(self.pixels.astype(np.uint8, copy=False))
+        return self.levels.apply(self.pixels.astype(np.uint8, copy=False))
 
-    def made(self, name: str, cut: int, threads: int, pixels: Pixels | None = None) -> Engine:
+    def make_engine(self, name: str, cut: int, threads: int, pixels: Pixels | None = None) -> Engine:
         """An engine that is ready to run up to a cut; calibrated on some of these samples if it was not before."""
         return build(
             name,
@@ -90,7 +90,7 @@ class Subject:
             max_rows=max(self.rows),
             threads=threads,
             levels=self.levels,
-            calibration=None if pixels is None else calibrating(pixels),
+            calibration=None if pixels is None else calibration_pixels(pixels),
             folder=self.folder / f"cut-{cut}",
             checked=self.footprints.get(cut),
         )
@@ -159,7 +159,7 @@ def try_briefly(
     pixels = subject.inputs(name)
     before = resident_bytes() if can_measure() else 0
     try:
-        engine = subject.made(name, cut, trial.threads, pixels)
+        engine = subject.make_engine(name, cut, trial.threads, pixels)
         tick = time.perf_counter if alone else _clock(subject.device, trial.threads)
         brief = partial(_brief, engine, pixels, trial, reference, tick)
         trial = alone(brief) if alone else brief()
@@ -177,7 +177,7 @@ def try_briefly(
 
 
 def _brief(engine: Engine, pixels: Pixels, trial: Trial, reference: Arrays, clock: Callable[[], float]) -> Trial:
-    error = _error(features(engine, judging(pixels), trial.cut), reference)
+    error = _error(features(engine, evaluation_pixels(pixels), trial.cut), reference)
     if not np.isfinite(error):
         return replace(trial, why_not=_NOT_FINITE)
     # Of the fewest rows, which take little longer a sample than a whole batch.
@@ -197,8 +197,8 @@ def compare_engine(subject: Subject, name: str, cut: int, reference: Arrays) -> 
     """
     trial, pixels = _empty(name, cut), subject.inputs(name)
     try:
-        engine = subject.made(name, cut, subject.threads[0])  # on what its name says it was calibrated on
-        error = _error(features(engine, judging(pixels), cut), reference)
+        engine = subject.make_engine(name, cut, subject.threads[0])  # on what its name says it was calibrated on
+        error = _error(features(engine, evaluation_pixels(pixels), cut), reference)
     except (EngineUnsupported, UnsafeArtifact) as unfit:
         return replace(trial, why_not=str(unfit))
     return replace(trial, error=error) if np.isfinite(error) else replace(trial, why_not=_NOT_FINITE)
@@ -212,7 +212,7 @@ def features(engine: Engine, pixels: Pixels, cut: int) -> Arrays:
 
 
 def _empty(name: str, cut: int) -> Trial:
-    return Trial(engine=name, precision=offered(name).precision, cut=cut)
+    return Trial(engine=name, precision=offer_of(name).precision, cut=cut)
 
 
 def _tried(subject: Subject, trial: Trial, reference: Arrays | None, clock: Callable[[], float] | None) -> Trial:
@@ -232,10 +232,10 @@ def _judged(
     for threads in subject.threads:
         if found and _is_enough(found):
             break
-        engine = subject.made(trial.engine, trial.cut, threads, pixels)
+        engine = subject.make_engine(trial.engine, trial.cut, threads, pixels)
         tick = clock or _clock(subject.device, threads)
         if not found and reference is not None:
-            error = _error(features(engine, judging(pixels), trial.cut), reference)
+            error = _error(features(engine, evaluation_pixels(pixels), trial.cut), reference)
         sizes = (_best(found).rows,) if found else subject.rows
         for rows in sizes:
             if not found or not _is_enough(found):
@@ -278,7 +278,7 @@ def _weighed(subject: Subject, pixels: Pixels, trial: Trial) -> Trial:
     give_back_freed()
     is_seen = torch.device(subject.device).type == "cpu" and can_measure()
     before = resident_bytes() if is_seen else 0
-    engine = subject.made(trial.engine, trial.cut, trial.threads)
+    engine = subject.make_engine(trial.engine, trial.cut, trial.threads)
     if not is_seen:
         said = engine.footprint(trial.cut)
         return replace(
@@ -317,9 +317,12 @@ def _peak(engine: Engine, pixels: Pixels, cut: int, rows: int) -> int:
 
 
 def _error(tensors: Arrays, reference: Arrays) -> float:
-    if any(not np.isfinite(tensor).all() for tensor in map(widened, tensors) if tensor.dtype.kind == "f"):
+    if any(not np.isfinite(tensor).all() for tensor in map(widen_bfloat16, tensors) if tensor.dtype.kind == "f"):
         return float("inf")
-    return max(relative_error(widened(ours), widened(theirs)) for ours, theirs in zip(reference, tensors, strict=True))
+    return max(
+        relative_error(widen_bfloat16(ours), widen_bfloat16(theirs))
+        for ours, theirs in zip(reference, tensors, strict=True)
+    )
 
 
 def _timed(trial: Trial, runs: npt.NDArray[np.float64]) -> _Timed:

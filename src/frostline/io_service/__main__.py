@@ -10,7 +10,7 @@ from frostline.core.errors import UserError
 from frostline.engines.machine import end_at_once
 from frostline.io_service.handler import Upstream
 from frostline.io_service.service import IoService
-from frostline.io_service.start import listening_at
+from frostline.io_service.start import listen_at
 
 __all__ = ("main",)
 
@@ -23,8 +23,8 @@ def main(argument: str) -> int:
     wanted = json.loads(argument)
     try:
         with (
-            _upstream(wanted["upstream"]).opened() as upstream,
-            listening_at(wanted["url"]) as listening,
+            _upstream(wanted["upstream"]).connect() as upstream,
+            listen_at(wanted["url"]) as listening,
             IoService(upstream, IoSettings(**wanted["settings"]), listening),
         ):
             _say({"url": wanted["url"]})

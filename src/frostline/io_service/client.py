@@ -34,7 +34,16 @@ from frostline.transport import Cancellation, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest, error_from_json
 from frostline.wire.shared_memory import BACK, CLOSED, PROTOCOL, RECORD, BrokenFrame, Frame, read_block, receive, send
 
-__all__ = ("SCHEME", "IoResponse", "IoTransport", "ServiceSocket", "Sockets", "refusal", "socket_address", "translated")
+__all__ = (
+    "SCHEME",
+    "IoResponse",
+    "IoTransport",
+    "ServiceSocket",
+    "Sockets",
+    "refusal",
+    "socket_address",
+    "translate_errors",
+)
 
 
 SCHEME = "unix:"
@@ -59,7 +68,7 @@ def socket_address(url: str) -> str:
 
 
 @contextmanager
-def translated(url: str) -> Iterator[None]:
+def translate_errors(url: str) -> Iterator[None]:
     """The one place where failures of sockets become errors of Frostline."""
     try:
         yield
@@ -236,7 +245,7 @@ class Sockets:
         with self._lock:
             self._close()
 
-    def forked(self) -> None:
+    def reset_after_fork(self) -> None:
         """This process is a child of the one that connected: using its sockets would mix up both sides' answers."""
         self._lock = threading.Lock()
         self.exchanges = weakref.WeakSet()
@@ -310,7 +319,7 @@ class IoTransport:
     def reports_requests(self) -> bool:
         """See ``ReportsRequests``; the service says so in its welcome. One that is not there reports nothing."""
         try:
-            with translated(self.url):
+            with translate_errors(self.url):
                 return self._sockets.link().welcome.get("reports") is True
         except FrostlineError:
             return False
@@ -354,10 +363,10 @@ class IoTransport:
         """Close the connections. Calling it again does nothing."""
         self._sockets.drop()
 
-    def forked(self) -> None:
+    def reset_after_fork(self) -> None:
         """This process is a child of the one that used it: what is connected is the parent's."""
         self._lock = threading.Lock()
-        self._sockets.forked()
+        self._sockets.reset_after_fork()
 
     def count(self, *, seen: tuple[ServiceSocket, dict[str, Any]] | None = None, **more: float) -> None:
         """Add to the statistics; ``seen`` is what a link told last of the service's own."""
@@ -372,7 +381,7 @@ class IoTransport:
             self._totals = _added(self._totals, more)
 
     @contextmanager
-    def counted(self, *, requests: int = 0) -> Iterator[None]:
+    def count_requests(self, *, requests: int = 0) -> Iterator[None]:
         """Count requests, and the failure where there is one, and the seconds until it has ended."""
         started = time.perf_counter()
         failures = 0
@@ -402,7 +411,7 @@ class IoTransport:
         cancellation: Cancellation | None = None,
     ) -> dict[str, Any]:
         exchange, cancellation = _Exchange(self._sockets), cancellation or Cancellation()
-        with self.counted(requests=1), cancellation.ends(exchange.break_off):
+        with self.count_requests(requests=1), cancellation.ends(exchange.break_off):
             try:
                 exchange.send(says, body, silence_s=silence_s)
                 frame = exchange.receive()
@@ -488,7 +497,7 @@ class _Exchange:
 
     def send(self, says: dict[str, Any], body: bytes = b"", *, silence_s: float | None = None) -> None:
         """Send a request."""
-        with translated(self._sockets.url):
+        with translate_errors(self._sockets.url):
             link = self._link = self._sockets.link()
             if len(body) > link.max_bytes:
                 raise OverBudget(
@@ -507,7 +516,7 @@ class _Exchange:
     def receive(self) -> Frame:
         """The next frame of the answer; the last one is its end, or an error."""
         assert self._socket is not None
-        with translated(self._sockets.url):
+        with translate_errors(self._sockets.url):
             frame = receive(self._socket, takes_descriptor=True)
             if frame is None:
                 raise BrokenFrame("it closed the connection")
@@ -586,7 +595,7 @@ _ALL: weakref.WeakSet[IoTransport] = weakref.WeakSet()
 
 def _forked() -> None:
     for transport in list(_ALL):
-        transport.forked()
+        transport.reset_after_fork()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -25,7 +25,7 @@ import numpy as np
 
 from frostline.cache.keys import row_keys
 from frostline.client.http import HttpTransport
-from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, balanced
+from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, connect_balanced
 from frostline.core import EXACT, REFERENCE, FeatureBatch
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import EngineNotReady, FrostlineError, Overloaded, SettingError
@@ -44,7 +44,7 @@ __all__ = (
     "Upstream",
     "hang_up",
     "peer_of",
-    "shared",
+    "share_parts",
     "watched_process",
 )
 
@@ -88,7 +88,7 @@ class Upstream:
             )
 
     @contextmanager
-    def opened(self) -> Iterator[Transport]:
+    def connect(self) -> Iterator[Transport]:
         """The way there, closed at the end.
 
         Raises:
@@ -100,7 +100,7 @@ class Upstream:
             return
         probing = LoaderSettings(deadline_s=PROBE_S)
         if len(self.near) > 1 or NodeList.is_one(self.near[0]):
-            several = balanced(
+            several = connect_balanced(
                 self.near,
                 make=HttpTransport,
                 probe=partial(HttpTransport, settings=probing),
@@ -127,7 +127,7 @@ class Upstream:
 _MAX_PARTS = 512  # of one call; Linux takes 1,024
 
 
-def shared(parts: Sequence[memoryview]) -> int:
+def share_parts(parts: Sequence[memoryview]) -> int:
     """A descriptor of memory that holds these parts one after the other and never changes; the caller closes it.
 
     Raises:
@@ -205,7 +205,7 @@ class Session:
         with self._lock:
             return sum(self._lent.values())
 
-    def opened(self, one: socket.socket, abandon: Callable[[], None]) -> None:
+    def add_connection(self, one: socket.socket, abandon: Callable[[], None]) -> None:
         """A connection of it works; ``abandon`` ends that.
 
         Raises:
@@ -216,7 +216,7 @@ class Session:
                 raise ClientDisconnected
             self._open[one] = abandon
 
-    def closed(self, one: socket.socket) -> None:
+    def drop_connection(self, one: socket.socket) -> None:
         """The connection is idle again, or gone."""
         with self._lock:
             self._open.pop(one, None)
@@ -239,7 +239,7 @@ class Session:
         if nbytes:
             self._give_back(nbytes)
 
-    def told(self, record: bytes) -> None:
+    def take_message(self, record: bytes) -> None:
         """It says that it has done with a block, or that it closed an answer of which it got so many."""
         answer, kind, number = RECORD.unpack(record)
         if kind == BACK:
@@ -287,7 +287,7 @@ class Records:
         whole = len(data) - len(data) % RECORD.size
         self._left = data[whole:]
         for start in range(0, whole, RECORD.size):
-            self._session.told(data[start : start + RECORD.size])
+            self._session.take_message(data[start : start + RECORD.size])
 
 
 def hang_up(one: socket.socket) -> None:
@@ -407,7 +407,7 @@ class RequestHandler:
         scope = _scope_of(self.request)
         keys = _request_keys(self.request, scope)
         self._rows = [None] * len(keys)
-        with self.room.taken(self.job, self.request, scope, self._is_gone.is_set) as ticket:
+        with self.room.reserve(self.job, self.request, scope, self._is_gone.is_set) as ticket:
             self._check_gone()
             self._ticket = ticket
             while self._cursor < len(keys):
@@ -465,7 +465,7 @@ class RequestHandler:
         try:
             for batch in fetching.begin(self.upstream.features(request)):
                 rows = list(_rows_of(batch, places))
-                self.row_cache.arrived(flight, [(keys[place], row) for place, row in rows], batch.nbytes)
+                self.row_cache.take_rows(flight, [(keys[place], row) for place, row in rows], batch.nbytes)
                 self.room.learn(scope, batch)
                 for place, row in rows:
                     self._rows[place] = row

@@ -149,7 +149,7 @@ class RowCache:
                 other.others += 1
             return found
 
-    def arrived(self, flight: RowFetch, rows: Sequence[tuple[Key | None, Row]], nbytes: int) -> None:
+    def take_rows(self, flight: RowFetch, rows: Sequence[tuple[Key | None, Row]], nbytes: int) -> None:
         """Rows of one batch came; keep finite ones as far as there is room, and hand all to whoever waits."""
         named = [(key, row) for key, row in rows if key is not None]
         batch = next((row.batch for _, row in named), None)
@@ -312,7 +312,7 @@ class InFlightBudget:
         self._waiting[job].append(self._next)
         return self._next
 
-    def granted(self) -> list[int]:
+    def take_granted(self) -> list[int]:
         """The requests that may be made now and could not before."""
         found = list(self._grants())
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
@@ -411,7 +411,7 @@ class ByteLimiter:
             self._grant()
 
     @contextmanager
-    def taken(self, job: str, request: FeatureRequest, scope: bytes, is_over: Callable[[], bool]) -> Iterator[int]:
+    def reserve(self, job: str, request: FeatureRequest, scope: bytes, is_over: Callable[[], bool]) -> Iterator[int]:
         """Wait for room for an answer, unless it is over; yields the ticket under which its blocks are lent."""
         with self._changed:
             ticket = self._budget.ask(job, self._expected(request, scope))
@@ -467,7 +467,7 @@ class ByteLimiter:
             return self._budget.peak_bytes
 
     def _grant(self) -> None:
-        granted = self._budget.granted()
+        granted = self._budget.take_granted()
         if granted:
             self._granted.update(granted)
             self._changed.notify_all()

@@ -26,7 +26,7 @@ from frostline.io_service.handler import (
     Session,
     hang_up,
     peer_of,
-    shared,
+    share_parts,
     watched_process,
 )
 from frostline.io_service.rows import ByteLimiter, JobBytes, RowCache
@@ -74,16 +74,16 @@ class Poller:
         self._woken.close()
         self._epoll.close()
 
-    def forked(self) -> None:
+    def reset_after_fork(self) -> None:
         """This process is a child of the one that watches: close what it holds, and leave alone what that one sees."""
         for handle in (self._epoll, self._woken, self._wakes):
             handle.close()
 
-    def readable(self, descriptor: int, call: Callable[[], None]) -> None:
+    def call_when_readable(self, descriptor: int, call: Callable[[], None]) -> None:
         """Call whenever there is something to read, or an end."""
         self._register(descriptor, select.EPOLLIN | _GONE, call, is_once=False)
 
-    def gone(self, descriptor: int, call: Callable[[], None]) -> None:
+    def call_when_gone(self, descriptor: int, call: Callable[[], None]) -> None:
         """Call once, when the peer of a socket has gone."""
         self._register(descriptor, _GONE, call, is_once=True)
 
@@ -152,7 +152,7 @@ class Sender:
             Overloaded: The service has no memory for the rows.
         """
         block = delivered.block
-        descriptor = shared(block.parts)
+        descriptor = share_parts(block.parts)
         try:
             self._lend(delivered.ticket, block.nbytes)
             says = {"kind": "block", "block": self._block, "read_bytes": delivered.read_bytes, **block.says}
@@ -228,7 +228,7 @@ class IoService:
     def __enter__(self) -> "IoService":
         self._listening.setblocking(False)
         self._poller.start()
-        self._poller.readable(self._listening.fileno(), self._accept)
+        self._poller.call_when_readable(self._listening.fileno(), self._accept)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -259,11 +259,11 @@ class IoService:
         """Bytes of the rows that are kept."""
         return self._row_cache.statistics().bytes
 
-    def forked(self) -> None:
+    def reset_after_fork(self) -> None:
         """This process is a child of the one that serves: let go of connections, which end with that one alone."""
         for connection in (self._listening, *self._connections):
             connection.close()
-        self._poller.forked()
+        self._poller.reset_after_fork()
 
     def statistics(self) -> dict[str, Any]:
         """Where it stands, as plain values."""
@@ -353,9 +353,9 @@ class IoService:
             }
             send(one, {"kind": "welcome", **welcome, **self._transfers()})
             one.setblocking(False)
-            self._poller.readable(one.fileno(), told.read)
+            self._poller.call_when_readable(one.fileno(), told.read)
             if process is not None:
-                self._poller.readable(process, ended.set)
+                self._poller.call_when_readable(process, ended.set)
             ended.wait()
         finally:
             self._poller.forget(one.fileno())
@@ -373,7 +373,7 @@ class IoService:
         if session is None:
             raise NodeUnreachable("the I/O service does not know this session any more")
         while True:
-            session.opened(one, _nothing)
+            session.add_connection(one, _nothing)
             one.settimeout(None)
             frame = _received(one, self._settings.memory_bytes)
             if frame is None:
@@ -384,7 +384,7 @@ class IoService:
             except FrostlineError as error:
                 _refuse(one, error, **self._transfers())
             finally:
-                session.closed(one)
+                session.drop_connection(one)
 
     def _answer(self, one: socket.socket, session: Session, frame: Frame) -> None:
         says, kind = frame.says, frame.says.get("kind")
@@ -448,8 +448,8 @@ class IoService:
             with suppress(RuntimeError):  # the service ends, and abandons everything itself
                 self._tidy.submit(abandon)
 
-        session.opened(one, abandon)
-        self._poller.gone(one.fileno(), gone)
+        session.add_connection(one, abandon)
+        self._poller.call_when_gone(one.fileno(), gone)
         try:
             yield
         finally:

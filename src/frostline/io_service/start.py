@@ -37,23 +37,23 @@ __all__ = (
     "IoCollector",
     "IoProcess",
     "controlled_service",
-    "listening_at",
-    "serving_metrics",
+    "listen_at",
+    "serve_metrics",
     "start_io",
-    "unnamed",
+    "unnamed_address",
 )
 
 
 _BACKLOG = 256
 
 
-def unnamed() -> str:
+def unnamed_address() -> str:
     """An address that nobody has and that leaves no file behind, whatever becomes of the service."""
     return f"unix:@frostline-{secrets.token_hex(16)}"
 
 
 @contextmanager
-def listening_at(url: str) -> Iterator[socket.socket]:
+def listen_at(url: str) -> Iterator[socket.socket]:
     """Listen at an address; where it is a file, that is gone afterwards.
 
     A file that a service left which was killed is taken over.
@@ -125,7 +125,7 @@ class IoProcess:
     """
 
     def __init__(self, upstream: Upstream, settings: IoSettings, url: str | None = None) -> None:
-        self.url = url or unnamed()
+        self.url = url or unnamed_address()
         self._wanted: dict[str, Any] = {"url": self.url, "upstream": asdict(upstream), "settings": asdict(settings)}
         self._child: Subprocess | None = None
 
@@ -149,7 +149,7 @@ class IoProcess:
         """
         self.stop()
         child = Subprocess(STARTED["I/O service"], json.dumps(self._wanted), "the I/O service")
-        child.ready()
+        child.wait_ready()
         self._child = child
 
     def stop(self) -> None:
@@ -250,7 +250,7 @@ class IoCollector(Collector):
 
 
 @contextmanager
-def serving_metrics(address: str, statistics: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+def serve_metrics(address: str, statistics: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
     """Serve the metrics over HTTP meanwhile.
 
     Args:

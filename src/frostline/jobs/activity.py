@@ -15,7 +15,7 @@ from frostline.control.messages import (
     MAX_BLOCKS,
     MAX_NAME,
     MAX_SENTENCE,
-    Hindrance,
+    Bottleneck,
     JobActivity,
     PlanOutline,
     RecentRates,
@@ -42,9 +42,9 @@ __all__ = (
     "ActivityMeter",
     "PassProgress",
     "control_address",
-    "followed",
     "outline_of",
     "saved_bytes",
+    "start_follower",
 )
 
 
@@ -155,7 +155,7 @@ class ActivityMeter:
         self._sample_bytes: float | None = None
         self._diagnoses: _Diagnoses | None = None
         self._drawn: tuple[Mapping[Route, float], PlanOutline] | None = None
-        self._said: tuple[float, PlanOutline | None, Hindrance | None] = (-math.inf, None, None)
+        self._said: tuple[float, PlanOutline | None, Bottleneck | None] = (-math.inf, None, None)
 
     def __call__(self) -> JobActivity:
         """What it says now; what holds it back and its plan where they changed, and every few seconds."""
@@ -208,7 +208,7 @@ class ActivityMeter:
             self._drawn = shares, outline_of(self._cuts, self._bytes_of_sample(), shares)
         return self._drawn[1]
 
-    def _now_and_then(self, now_s: float, samples: int) -> tuple[PlanOutline | None, Hindrance | None]:
+    def _now_and_then(self, now_s: float, samples: int) -> tuple[PlanOutline | None, Bottleneck | None]:
         said_s, said_plan, said_hindrance = self._said
         if not samples:
             return None, None
@@ -229,10 +229,10 @@ class _Diagnoses:
         self._thread: threading.Thread | None = None
         self._asked_s = -math.inf
         self._asked_samples = -1
-        self._found: Hindrance | None = None
+        self._found: Bottleneck | None = None
         self._is_closed = False
 
-    def latest(self, now_s: float, samples: int) -> Hindrance | None:
+    def latest(self, now_s: float, samples: int) -> Bottleneck | None:
         """What was found last. Another look begins where samples were taken since, and the last one is over."""
         is_over = self._thread is None or not self._thread.is_alive()
         has_nothing = self._found is None or self._found.held_back_by == NOTHING_YET
@@ -257,7 +257,7 @@ class _Diagnoses:
 
     def _look(self) -> None:
         found = self._diagnose()
-        self._found = Hindrance(
+        self._found = Bottleneck(
             held_back_by=_printable(found.held_back_by, MAX_NAME),
             says=_printable(found.says, MAX_SENTENCE),
             gain=found.gain if math.isfinite(found.gain) else 1.0,
@@ -274,7 +274,7 @@ def _printable(text: str, longest: int) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text[:longest])
 
 
-def followed(
+def start_follower(
     settings: LoaderSettings,
     tuner: Tuner,
     transport: Transport,

@@ -9,11 +9,11 @@ from frostline.core import EXACT, Route
 from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError
 from frostline.core.events import Event, MeasurementFailed, PhaseStarted, SetupWarning
-from frostline.jobs.context import JobContext, asked_of, computed_in_all, keeps_features, shares_cores
+from frostline.jobs.context import JobContext, keeps_features, measurement_key, shares_cores, total_samples
 from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring, Stage
 from frostline.jobs.router import BothSides
 from frostline.loaders.fetch import EngineChoice, NodeEngine
-from frostline.planning import Plan, Situation, fixed, make_plan
+from frostline.planning import Plan, Situation, make_plan, plan_at_cut
 from frostline.planning.replanning import is_worth_measuring, is_worth_trying
 from frostline.transport import Cancellation
 
@@ -85,13 +85,13 @@ def begin(
         context.asking.observe(PhaseStarted(name=_MEASURING if context.accuracy == EXACT else _TRYING))
         situation = network.situate(context, nodes, lacking, refused)
         engine.choice = EngineChoice.of(situation.store)
-        plan = make_plan(situation, policy) if context.cut is None else fixed(situation, context.cut, codec)
+        plan = make_plan(situation, policy) if context.cut is None else plan_at_cut(situation, context.cut, codec)
         return Beginning(engine=engine, situation=situation, plan=plan)
     # With it come the engines, for which a plain loader has no use.
     from frostline.jobs.both_sides import dealer_of
 
     health = context.asking(context.transport.health)
-    kept = MeasurementCache(cache_folder() / "measurements", asked_of(context, health, len(nodes)))
+    kept = MeasurementCache(cache_folder() / "measurements", measurement_key(context, health, len(nodes)))
     both_sides = dealer_of(context, health, len(nodes))
     found = kept.get()
     planned = _planned(context, found, both_sides)
@@ -105,8 +105,8 @@ def begin(
         return Beginning(engine=engine, refused=refused)
     tries = found is None and context.accuracy != EXACT
     stages = ([_engine(context, network, kept)] if tries else []) + ([later] if later else [])
-    measuring = Measuring(samples=computed_in_all(context), stages=stages) if stages else None
-    if measuring is not None and tries and computed_in_all(context) >= _MIN_TO_TRY:
+    measuring = Measuring(samples=total_samples(context), stages=stages) if stages else None
+    if measuring is not None and tries and total_samples(context) >= _MIN_TO_TRY:
         found = _soon(context, measuring)
     if found is not None:
         engine.choice = found.choice
@@ -136,7 +136,7 @@ def _at_once(
     """Begin at the trainer, while the frozen part is on its way to the node and the node tries an engine."""
     from frostline.jobs.both_sides import TrainerEngine, can_be_tried
 
-    line, samples = Route(context.cuts[-1].number), computed_in_all(context)
+    line, samples = Route(context.cuts[-1].number), total_samples(context)
     tries = found is None and context.accuracy != EXACT and samples >= _MIN_TO_TRY
     if found is not None:
         engine.choice = found.choice

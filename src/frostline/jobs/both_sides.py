@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from frostline.batching import ROWS, padded
+from frostline.batching import ROWS, pad_rows
 from frostline.core import REFERENCE, Route
 from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError
@@ -25,7 +25,7 @@ from frostline.engines.choice import Choice, is_prompt
 from frostline.engines.machine import host_digest, keeps_freed_memory, names_processor
 from frostline.engines.protocols import Engine, Footprint
 from frostline.engines.torch import TorchEngine
-from frostline.jobs.context import JobContext, computed_in_all, has_engines, judges_of
+from frostline.jobs.context import JobContext, has_engines, judges_of, total_samples
 from frostline.jobs.partition import TorchLocalPrefix
 from frostline.jobs.router import BothSides
 from frostline.loaders.local_stage import decode
@@ -70,7 +70,7 @@ def dealer_of(context: JobContext, health: Health, nodes: int) -> BothSides | No
         if route.cut or seen.transfer_bytes < _TELLING_BYTES or not encoded_bytes:
             return math.inf
         link = _LINK_SHARE * seen.transfer_bytes / seen.transfer_s
-        features = ways.observed(Route(line.number)) * line.bytes_per_sample
+        features = ways.observed_speed(Route(line.number)) * line.bytes_per_sample
         return max(link - features, _MIN_SHARE * link) / encoded_bytes
 
     ways = ShortestWait(
@@ -151,7 +151,7 @@ class TrainerEngine:
         return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
     def _run(self, engine: Engine, pixels: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], ...]:
-        rows = padded(len(pixels))
+        rows = pad_rows(len(pixels))
         batch = np.zeros((rows, *pixels.shape[1:]), pixels.dtype) if rows != len(pixels) else pixels
         batch[: len(pixels)] = pixels
         return tuple(tensor[: len(pixels)] for tensor in engine.run(batch, self._cut))
@@ -175,12 +175,12 @@ class TrainerEngine:
                 context.accuracy,
                 reference,
                 max_s=_TRIAL_S if context.settings.trial_s is None else context.settings.trial_s,
-                samples=computed_in_all(context) // 2,  # the node has the others
+                samples=total_samples(context) // 2,  # the node has the others
             )
             if choice.engine == REFERENCE:
                 return None
             trial = next(trial for trial in choice.trials if trial.engine == choice.engine)
-            return trials.made(digest, self._prefix, trial, None, reference.footprint(self._cut), context.device)
+            return trials.make_engine(digest, self._prefix, trial, None, reference.footprint(self._cut), context.device)
 
 
 def _trials(context: JobContext) -> Trials:
@@ -211,7 +211,7 @@ class _Eager:
 
     def __init__(self, prefix: Prefix, rows: int) -> None:
         self._cuts = prefix.cuts
-        self._engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, max_rows=padded(rows))
+        self._engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, max_rows=pad_rows(rows))
 
     def seconds(self, cut: int) -> float:
         """See ``Reference``."""
@@ -226,7 +226,7 @@ class _Eager:
         """See ``Reference``."""
         return self._engine.footprint(cut)
 
-    def alone(self, call: Callable[[], T]) -> T:
+    def run_exclusive(self, call: Callable[[], T]) -> T:
         """See ``Reference``."""
         return call()
 

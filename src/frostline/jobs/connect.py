@@ -8,7 +8,7 @@ from functools import partial
 
 from frostline.client.balanced import BalancedTransport
 from frostline.client.http import HttpTransport
-from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, balanced
+from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, connect_balanced
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import EngineNotReady, SettingError
 from frostline.core.events import Event, NodeBack, NodeJoined, NodeLeft, NodeLost, Observer, SetupWarning
@@ -53,7 +53,7 @@ def reach(
     """
     probing = replace(settings, deadline_s=min(PROBE_S, settings.deadline_s))
     if len(nodes) > 1 or any(map(NodeList.is_one, nodes)):
-        several = balanced(
+        several = connect_balanced(
             nodes,
             make=partial(_way, settings=settings),
             probe=partial(_way, settings=probing),

@@ -17,7 +17,7 @@ from frostline.jobs.loader_factory import keeps_all
 from frostline.loaders.fetch import RetryPolicy, Shipment
 from frostline.preprocess import Preprocess
 from frostline.transport import Transport
-from frostline.wire.codecs import offered
+from frostline.wire.codecs import offered_codecs
 from frostline.wire.messages import FeatureRequest, Health
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
@@ -25,16 +25,16 @@ if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
 
 __all__ = (
     "JobContext",
-    "asked_of",
-    "computed_in_all",
     "has_engines",
     "is_alike",
     "judges_of",
     "keeps_features",
+    "measurement_key",
     "request_of",
     "shares_cores",
     "some_of",
-    "tried",
+    "total_samples",
+    "trial_request",
 )
 
 # Samples that the node measures on: one device batch of real ones keeps it within a second or two.
@@ -84,7 +84,7 @@ class JobContext:
     @property
     def codecs(self) -> tuple[str, ...]:
         """Every codec that some cut may use."""
-        found = [offered(self.accuracy, is_relu=cut.is_relu, dtypes=cut.dtypes) for cut in self.cuts[1:]]
+        found = [offered_codecs(self.accuracy, is_relu=cut.is_relu, dtypes=cut.dtypes) for cut in self.cuts[1:]]
         return tuple(dict.fromkeys(codec for codecs in found for codec in codecs))
 
     @property
@@ -93,7 +93,7 @@ class JobContext:
         return View(seed=0, epoch=0) if self.preprocess.is_random else None
 
 
-def tried(context: JobContext) -> FeatureRequest:
+def trial_request(context: JobContext) -> FeatureRequest:
     """What the node is to measure, and to try engines on: the same for all jobs on the same data.
 
     So engines that are calibrated are calibrated alike on every node and in every job.
@@ -150,12 +150,12 @@ def keeps_features(context: JobContext) -> bool:
     return keeps_all(context.cuts[-1].bytes_per_sample * len(context.data), context.preprocess, context.settings)
 
 
-def computed_in_all(context: JobContext) -> int:
+def total_samples(context: JobContext) -> int:
     """Samples that the frozen layers run on in the whole job, as far as it is known when it is made."""
     return len(context.data) * (1 if keeps_features(context) else context.epochs)
 
 
-def asked_of(context: JobContext, health: Health, nodes: int) -> dict[str, Any]:
+def measurement_key(context: JobContext, health: Health, nodes: int) -> dict[str, Any]:
     """What a measurement of a job depends on, as plain values: network, data, both machines, and what is allowed."""
     return {
         "prefix": None if context.shipment is None else context.shipment.digest,

@@ -26,7 +26,7 @@ from frostline.models.cuts import DTYPE_BYTES
 from frostline.models.head import PortableHead, head_from_json, head_to_json
 from frostline.preprocess import Preprocess
 from frostline.transport import BesideTraining, TrainsBeside
-from frostline.wire.messages import error_from_json, known_only
+from frostline.wire.messages import error_from_json, refuse_unknown_fields
 from frostline.wire.recipes import Recipe, event_from_json
 
 __all__ = (
@@ -161,7 +161,7 @@ def read_assignment(body: bytes) -> Assignment:
 def _read(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Assignment:
     if about["format"] != _FORMAT:
         raise UnsafeArtifact(f"this training is of format {about['format']}; this node reads format {_FORMAT}")
-    known_only(about, _ABOUT, "a training")
+    refuse_unknown_fields(about, _ABOUT, "a training")
     return Assignment(
         data=text(about["data"]),
         reading=text(about["reading"]),

@@ -15,14 +15,14 @@ from frostline.loaders.local_stage import LocalStage
 from frostline.loaders.row_source import RowSource
 from frostline.loaders.torch_loader import Loader
 from frostline.ordering import Order
-from frostline.prefetch import Deal
+from frostline.prefetch import NextRequest
 from frostline.preprocess import Preprocess
 from frostline.transport import Transport
 
-__all__ = ("Remote",)
+__all__ = ("InStoreLoaders",)
 
 
-class Remote:
+class InStoreLoaders:
     """Loaders over what crosses the frost line, made from an assignment instead of a network.
 
     Args:
@@ -74,7 +74,7 @@ class Remote:
         """The training batches of an epoch, in the seeded order."""
         return self._loader(self._assignment.train, self._assignment.preprocess, epoch, shuffle=True)
 
-    def held_out(self, epoch: int) -> Loader:
+    def validation_batches(self, epoch: int) -> Loader:
         """The batches to score after an epoch."""
         return self._loader(self._assignment.held_out, self._assignment.plain_preprocess, epoch, shuffle=False)
 
@@ -86,7 +86,7 @@ class Remote:
             fetch=lambda some, route: fetcher.fetch(some, route, view),
             dealer=self._dealer,
             cache=self._cache_policy.cache(preprocess, view),
-            unreadable=self._collector.unreadable,
+            unreadable=self._collector.unreadable_ids,
             settings=self._settings,
             observe=self._collector,
         )
@@ -116,14 +116,14 @@ class Remote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Straight:
-    """A ``Dealer`` with one way."""
+    """A ``RequestSource`` with one way."""
 
     route: Route
     rows: int
     bytes_per_sample: int
 
-    def deal(self, left: int) -> Deal:
-        return Deal(route=self.route, rows=min(self.rows, left), bytes_per_sample=self.bytes_per_sample)
+    def deal(self, left: int) -> NextRequest:
+        return NextRequest(route=self.route, rows=min(self.rows, left), bytes_per_sample=self.bytes_per_sample)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from frostline.core.errors import NetworkChanged, SettingError, add_hints
 from frostline.core.events import SetupWarning
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import steps_left_of
-from frostline.jobs.activity import ActivityMeter, PassProgress, followed
+from frostline.jobs.activity import ActivityMeter, PassProgress, start_follower
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
 from frostline.jobs.measuring import Measuring
 from frostline.jobs.router import PlanFollower, Router
@@ -28,7 +28,7 @@ from frostline.loaders.arguments import EpochOptions, checked_options, shows_opt
 from frostline.loaders.epoch import Epochs
 from frostline.loaders.epoch_loader import ArrayLoader
 from frostline.loaders.fetch import EngineChoice, Fetcher
-from frostline.loaders.sample_map import RestOfTransform, TravellingFunction, declared_targets, with_targets
+from frostline.loaders.sample_map import PicklableFunction, RestOfTransform, declared_targets, with_targets
 from frostline.planning import Plan, Situation
 from frostline.planning.replanning import Diagnosis, diagnose
 from frostline.preprocess import Preprocess
@@ -121,19 +121,19 @@ class Job(JobTable):
         self._worker_setup, self._cuts = parts.worker_setup, tuple(parts.cuts)
         self.frost_line, self.fallback = self._cuts[-1], parts.fallback
         self._watch = None if parts.watch is None or self._head is None else parts.watch(self._head)
-        self._cache_policy.become(parts.scope)
+        self._cache_policy.switch_scope(parts.scope)
         settings, fetcher, router, data = self._settings, parts.fetcher, parts.router, self._data
         tuner = tuner_of(settings, fetcher, router, data)
         activity = ActivityMeter(self._progress, self._collector, fetcher.transport, router, self._cuts, data)
         nodes = parts.worker_setup.nodes
-        follower, self._unfollow = followed(
+        follower, self._unfollow = start_follower(
             settings, tuner, fetcher.transport, router, self._cache_policy, nodes, activity, _nothing
         )
         self._close = partial(_close_both, self._unfollow, self._close_rest)
         self._usage = UsageMeter(
             fetcher.transport,
             self._collector,
-            self._cache_policy.rejected,
+            self._cache_policy.rejected_rows,
             follower,
             has_own_process=self._near is not None,
         )
@@ -378,11 +378,11 @@ class Job(JobTable):
             KeyboardInterrupt: Ctrl-C; what was learned by then has come back.
         """
         from frostline.jobs.in_store import Assignment, train_beside
-        from frostline.models.head import portable
+        from frostline.models.head import make_portable
 
         self._require_unchanged()
-        data = self._maker.own(train)
-        held = None if held_out is None else self._maker.own(held_out)
+        data = self._maker.job_data(train)
+        held = None if held_out is None else self._maker.job_data(held_out)
         shipment, transport = self._fetcher.shipment, self._fetcher.transport
         if shipment is None or not isinstance(transport, TrainsBeside):
             raise SettingError(
@@ -401,7 +401,7 @@ class Job(JobTable):
             inputs=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
             preprocess=self._fetcher.preprocess,
             plain_preprocess=steps_left_of(plain_preprocess, data) if plain_preprocess else self._fetcher.preprocess,
-            head=portable(self.head),
+            head=make_portable(self.head),
             recipe=recipe,
             views=self._settings.views,
             max_skipped=self._settings.max_skipped(len(self._data)),
@@ -500,7 +500,7 @@ class Job(JobTable):
         if self._transform is not None and not options.get("encoded") and options.get("preprocess") is None:
             options |= self._transformed(self._transform, options)
         if options.get("map") is not None:
-            options["map"] = TravellingFunction(function=options["map"])
+            options["map"] = PicklableFunction(function=options["map"])
         make = partial(self._unguarded, batch_size, options)
         if self._watch is None:
             return make()
@@ -525,7 +525,7 @@ class Job(JobTable):
 
     def _unguarded(self, batch_size: int, options: Mapping[str, Any]) -> ArrayLoader:
         arrays = self._maker.arrays(batch_size, **options)
-        return arrays.made_by(JobLoaderSpec.of(self._worker_setup, self._router.fixed_shares, batch_size, options))
+        return arrays.set_maker(JobLoaderSpec.of(self._worker_setup, self._router.fixed_shares, batch_size, options))
 
     def _require_unchanged(self) -> Callable[[], None]:
         if self._watch is None:
@@ -549,7 +549,7 @@ class _PassGuard:
 
     def make(self) -> ArrayLoader:
         """See ``PassGuard``."""
-        return self.unguarded().guarded_by(self)
+        return self.unguarded().set_guard(self)
 
 
 def _nothing() -> None:

@@ -21,11 +21,11 @@ from frostline.core.events import Event
 from frostline.core.nouns import array_dtype
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import steps_left_of
-from frostline.datasets.formats.labels import scored_among, trained_among
+from frostline.datasets.formats.labels import scoring_splits, training_split
 from frostline.datasets.manifest import rows_of_ids
 from frostline.jobs.router import Router
 from frostline.jobs.statistics import StatisticsCollector
-from frostline.loaders.arguments import GivenWeights, Mixture, Ranks, order_of, replayed
+from frostline.loaders.arguments import GivenWeights, Mixture, Ranks, make_replay, order_of
 from frostline.loaders.batches import memory_for
 from frostline.loaders.epoch_loader import ArrayLoader, Change
 from frostline.loaders.fetch import Fetcher, FetchRows, NodeEngine
@@ -35,8 +35,8 @@ from frostline.loaders.sample_map import (
     ENCODED,
     EncodedDealer,
     MaskedDealer,
+    PicklableFunction,
     SampleMap,
-    TravellingFunction,
     declared_targets,
     fetch_encoded,
     fetch_of,
@@ -45,7 +45,7 @@ from frostline.loaders.sample_map import (
     with_targets,
 )
 from frostline.ordering import BlockOrder, BlockShuffle, RecordedOrder
-from frostline.prefetch import Dealer, OwnedRequests, RowOwners, Tuner
+from frostline.prefetch import OwnedRequests, RequestSource, RowOwners, Tuner
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import MASK_DTYPE
 from frostline.transport import OwnsBlocks, Transport
@@ -179,12 +179,12 @@ class CachePolicy:
         self._names = None if store is None else RowNames(samples)
         self._caches: dict[bytes, TieredCache] = {}
 
-    def become(self, scope: Scope) -> None:
+    def switch_scope(self, scope: Scope) -> None:
         """Keep features of another frozen part from now on; of the one before, what is on disk stays."""
         if scope.digest != self._scope.digest:
             self._scope, self._caches = scope, {}
 
-    def rejected(self) -> int:
+    def rejected_rows(self) -> int:
         """The number of rows that no cache of the job had room for."""
         return sum(cache.rejected for cache in self._caches.values())
 
@@ -275,15 +275,15 @@ class LoaderFactory:
         last: str = "keep",
         ranks: Ranks | None = None,
         change: Change | None = None,
-        map: TravellingFunction | None = None,
+        map: PicklableFunction | None = None,
         targets: bool | None = None,
         encoded: bool = False,
         record: bool = False,
         replay: RecordedOrder | None = None,
     ) -> ArrayLoader:
         """A loader of one epoch; see ``EpochOptions`` for what arguments mean, ``Job.loader`` for what is refused."""
-        blend, data = (data, data.joined()) if isinstance(data, Mixture) else (None, data)
-        data = self.own(data)
+        blend, data = (data, data.concatenate()) if isinstance(data, Mixture) else (None, data)
+        data = self.job_data(data)
         fetcher = self.fetcher
         if preprocess is not None:
             fetcher = replace(fetcher, preprocess=steps_left_of(preprocess, data))
@@ -329,7 +329,7 @@ class LoaderFactory:
         return ArrayLoader(
             source,
             data,
-            order=order if replay is None else replayed(data, order, replay),
+            order=order if replay is None else make_replay(data, order, replay),
             batch_size=batch_size,
             last=last,
             ranks=ranks,
@@ -337,7 +337,7 @@ class LoaderFactory:
             record=record,
         )
 
-    def own(self, data: Dataset | None) -> Dataset:
+    def job_data(self, data: Dataset | None) -> Dataset:
         """A part of the job's data; all of it where none is named.
 
         Raises:
@@ -359,14 +359,14 @@ class LoaderFactory:
         """Where the rows of an epoch come from."""
         view = self.cache_policy.view(fetcher.preprocess, seed, epoch)
         decodes = _decodes(fetcher, self.router)
-        dealer: Dealer = UndecodedDealer(self.router) if decodes else self.router
+        dealer: RequestSource = UndecodedDealer(self.router) if decodes else self.router
         fetch = self._paced(partial(fetch_of, view=view, has_targets=has_targets, decodes=not decodes))
         return RowSource(
             fetch=fetch(fetcher),
             fetch_from=fetch_from(fetcher, fetch),
             dealer=MaskedDealer(dealer, mask_bytes(fetcher.preprocess)) if has_targets else dealer,
             cache=self.cache_policy.cache(fetcher.preprocess, view, has_targets=has_targets),
-            unreadable=self.collector.unreadable,
+            unreadable=self.collector.unreadable_ids,
             settings=self.settings,
             observe=self.observe,
             catch_up=self.collector.tell,
@@ -382,7 +382,7 @@ class LoaderFactory:
     def _paced(self, make: Callable[[Fetcher], FetchRows]) -> Callable[[Fetcher], FetchRows]:
         """The same requests; where there is a control plane, each goes when it may."""
         follower = self.follower
-        return make if follower is None else lambda fetcher: make(replace(fetcher, pace=follower.paced))
+        return make if follower is None else lambda fetcher: make(replace(fetcher, pace=follower.pace))
 
     def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> RowSource:
         """The same, of samples that nobody decodes; they are of any length, so none is kept."""
@@ -444,7 +444,7 @@ def mixed_splits(data: Dataset) -> str | None:
     """
     if data.selection.rows is not None:
         return None
-    trained, scored = trained_among(data.splits_brought), scored_among(data.splits_brought)
+    trained, scored = training_split(data.splits_brought), scoring_splits(data.splits_brought)
     if trained is None or not scored:
         return None
     return (

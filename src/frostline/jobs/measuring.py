@@ -129,13 +129,13 @@ class Measuring:
         self._told.append(event)
 
     def begin(self, *, wait_s: float) -> Measurements | MeasurementFailed | None:
-        """Begin the first stage now, and give what it finds if that comes soon; the rest is told later, by ``found``.
+        """Begin the first stage now, and give what it finds if that comes soon; ``take_result`` tells the rest later.
 
         Args:
             wait_s: The longest to wait.
         """
         self._start(self._stages.popleft()).join(wait_s)
-        return self.found()
+        return self.take_result()
 
     def observe(self, event: Event) -> None:
         """Take an event of the job's loop, and begin where it is time."""
@@ -154,7 +154,7 @@ class Measuring:
             case _:
                 pass
 
-    def found(self) -> Measurements | MeasurementFailed | None:
+    def take_result(self) -> Measurements | MeasurementFailed | None:
         """What was found since this was asked last; None where nothing was."""
         found, self._found = self._found, None
         if found is None:
@@ -172,7 +172,7 @@ class Measuring:
         """
         self.observe(event)
         told = [self._told.popleft() for _ in range(len(self._told))]
-        found = self.found()
+        found = self.take_result()
         if not isinstance(found, Measurements):
             return told if found is None else [*told, found]
         return told + _follow(found, fetcher, router)
@@ -220,6 +220,6 @@ def _follow(found: Measurements, fetcher: Fetcher, router: Router) -> list[Event
             )
         )
     if found.situation is not None:
-        replanned = router.measured(found.situation, make_plan(found.situation))
+        replanned = router.begin_plan(found.situation, make_plan(found.situation))
         changes += [] if replanned is None else [replanned]
     return changes

@@ -25,14 +25,14 @@ from frostline.datasets.dataset import steps_left_of
 from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
-from frostline.jobs.context import JobContext, has_engines, judges_of, tried
+from frostline.jobs.context import JobContext, has_engines, judges_of, trial_request
 from frostline.jobs.job import Job, JobParts
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, finite_check
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.workers import WorkerSetup
 from frostline.loaders.arguments import shows_options
-from frostline.loaders.fetch import Fetcher, RetryPolicy, joined
+from frostline.loaders.fetch import Fetcher, RetryPolicy, join_batches
 from frostline.loaders.forked_workers import serve_forked
 from frostline.loaders.local_stage import LocalStage
 from frostline.models.cuts import input_cuts
@@ -136,7 +136,7 @@ def offload(
     settings, node = settings or LoaderSettings(), node or NodeSettings()
     offered_precisions(accuracy)  # refuses what makes no sense before anything is done
     _check_policy(policy, cut, codec)
-    data = data.refreshed()
+    data = data.refresh()
     if preprocess is not None and transform is not None:
         raise SettingError("preprocess and transform say the same thing: give one of them")
     preprocess, left = _prepared(preprocess, transform or data.transform, has_model=model is not None, observe=observe)
@@ -162,7 +162,7 @@ def offload(
             asking=asking,
             cuts=input_cuts([preprocess.sample]) if network is None else network.parts.cuts,
             prefix=None if network is None else network.parts.prefix,
-            shipment=None if network is None else network.packed(),
+            shipment=None if network is None else network.pack(),
             device="cpu" if network is None else network.device,
             settings=settings,
             accuracy=accuracy,
@@ -216,7 +216,7 @@ def _asked_ahead(
     )
     pool = ThreadPoolExecutor(1, "frostline-ahead")
     stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-    return pool.submit(lambda: joined(asking(lambda: list(transport.features(request)))))
+    return pool.submit(lambda: join_batches(asking(lambda: list(transport.features(request)))))
 
 
 def _left_out(lacking: set[str], observe: Observer, url: str, engine: str, why: EngineNotReady) -> None:
@@ -316,7 +316,7 @@ def _parts_anew(
         context,
         cuts=network.parts.cuts,
         prefix=network.parts.prefix,
-        shipment=network.packed(),
+        shipment=network.pack(),
         device=network.device,
     )
     made = parts(context, network)
@@ -355,7 +355,7 @@ def _parts(
             shipment=context.shipment,
             device=context.device,
             engine=fetcher.engine,
-            tried=tried(context),
+            tried=trial_request(context),
         ),
         router=router,
         measuring=begun.measuring,
@@ -478,10 +478,10 @@ def _fetcher(
             check=check,
         ),
         engine=begun.engine,
-        arrived=(router.arrived, collector.arrived),
-        done=router.done,
-        dropped=router.dropped,
-        tried=tried(context),
+        arrived=(router.take_batch, collector.take_batch),
+        done=router.finish_rows,
+        dropped=router.drop_rows,
+        tried=trial_request(context),
         closed=closed,
     )
 

@@ -14,16 +14,16 @@ from frostline.core import Cut, Graph
 from frostline.core.errors import NothingFrozen, OverBudget
 from frostline.core.events import PhaseStarted, SetupWarning
 from frostline.engines.graph_runner import LengthRunner, Runner, as_array, as_tensor, leaf_values
-from frostline.jobs.context import JobContext, request_of, some_of, tried
+from frostline.jobs.context import JobContext, request_of, some_of, trial_request
 from frostline.jobs.measuring import Measurements
-from frostline.jobs.profiling import agreed, situate
+from frostline.jobs.profiling import agree_on_engine, situate
 from frostline.loaders.fetch import EngineChoice, Shipment
 from frostline.loaders.local_stage import LocalPrefix
 from frostline.models.artifact import Prefix, digest_of, read_prefix, write_prefix
 from frostline.models.changes import FrozenWatch
-from frostline.models.cutting import CutNetwork, cut_network, shortened, uncut
+from frostline.models.cutting import CutNetwork, cut_network, shorten_prefix, uncut_network
 from frostline.models.graph import after
-from frostline.models.modules import FeaturesGuard, not_averaged, unwrapped
+from frostline.models.modules import FeaturesGuard, not_averaged, unwrap
 from frostline.models.tracing import takes_parts, takes_rows
 from frostline.planning import Situation
 from frostline.preprocess import Preprocess
@@ -138,9 +138,9 @@ class PartitionedModel:
         """
         parameter = next(model.parameters(), None)
         device = "cpu" if parameter is None else str(parameter.device)
-        not_whole, own = not_averaged(model), unwrapped(model)
+        not_whole, own = not_averaged(model), unwrap(model)
         if preprocess.places:
-            model = takes_parts(unwrapped(model), preprocess.places)
+            model = takes_parts(unwrap(model), preprocess.places)
         elif preprocess.tokens is not None:
             model = takes_rows(model, preprocess.tokens.names)
         try:
@@ -149,12 +149,12 @@ class PartitionedModel:
             if not may_be_trained_whole:
                 raise
             why = str(error).partition(";")[0]
-            parts = uncut(unwrapped(model), (preprocess.sample,), f"{why}: the whole network runs here")
+            parts = uncut_network(unwrap(model), (preprocess.sample,), f"{why}: the whole network runs here")
         if preprocess.tokens is not None and not preprocess.places and parts.prefix is not None and may_shorten:
-            prefix = shortened(model, parts.prefix, preprocess.tokenizer, frozen_in_eval=frozen_in_eval)
+            prefix = shorten_prefix(model, parts.prefix, preprocess.tokenizer, frozen_in_eval=frozen_in_eval)
             parts = replace(parts, prefix=prefix)
         guard = partial(FeaturesGuard.on, own, parts.cuts[-1].shapes, preprocess.shape)
-        watch = partial(FrozenWatch, unwrapped(model), parts.part, minds_modes=not frozen_in_eval, guard=guard)
+        watch = partial(FrozenWatch, unwrap(model), parts.part, minds_modes=not frozen_in_eval, guard=guard)
         return cls(parts=parts, device=device, watch=watch, not_averaged=not_whole, tokenizer=preprocess.tokenizer)
 
     @property
@@ -182,7 +182,7 @@ class PartitionedModel:
         others = rest_of(self.parts.prefix, self.device)
         return lambda cut: whole if cut.number <= 1 else others(cut)
 
-    def packed(self) -> Shipment | None:
+    def pack(self) -> Shipment | None:
         """The frozen part as it is to travel; None where there is none."""
         if self.parts.prefix is None:
             return None
@@ -218,7 +218,7 @@ class PartitionedModel:
         situation = situate(context, refused)
         if len(nodes) > 1 or (context.cut or 0) > 1:
             line = context.cuts[-1].number
-            store = agreed(context, situation.store, min(context.cut or line, line))
+            store = agree_on_engine(context, situation.store, min(context.cut or line, line))
             return replace(situation, store=store, nodes=max(1, len(nodes) - len(lacking)))
         return situation
 
@@ -256,7 +256,7 @@ class PartitionedModel:
         """
         trial_s = context.settings.trial_s
         wanted = ProfileRequest(
-            features=replace(tried(context), cut=context.cuts[-1].number),
+            features=replace(trial_request(context), cut=context.cuts[-1].number),
             accuracy=context.accuracy,
             only_here=True,
             only_engine=True,

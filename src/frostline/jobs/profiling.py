@@ -23,11 +23,19 @@ from frostline.core.config import cache_folder
 from frostline.core.errors import OverBudget, SettingError
 from frostline.core.files import make_private_folder, with_schema, without_schema
 from frostline.core.system import __version__, usable_cores, usable_memory_bytes
-from frostline.engines.codec_costs import codec_costs, worth_packing
+from frostline.engines.codec_costs import codec_costs, cuts_worth_packing
 from frostline.engines.machine import free_device_bytes, hardware_name, host_digest
 from frostline.engines.torch import TorchEngine
-from frostline.jobs.context import JobContext, computed_in_all, is_alike, keeps_features, request_of, some_of, tried
-from frostline.loaders.fetch import joined
+from frostline.jobs.context import (
+    JobContext,
+    is_alike,
+    keeps_features,
+    request_of,
+    some_of,
+    total_samples,
+    trial_request,
+)
+from frostline.loaders.fetch import join_batches
 from frostline.loaders.local_stage import decode
 from frostline.models.artifact import Prefix
 from frostline.planning import Link, Situation
@@ -43,7 +51,7 @@ __all__ = (
     "ProfileCache",
     "ProfileKey",
     "TrainerProfiler",
-    "agreed",
+    "agree_on_engine",
     "measure_link",
     "situate",
 )
@@ -174,7 +182,7 @@ def measure_link(transport: Transport, request: FeatureRequest) -> LinkSample:
     if transfer_s > 0:
         bytes_per_s = (after.transfer_bytes - before.transfer_bytes) / transfer_s
     link = Link(bytes_per_s=max(1.0, bytes_per_s), round_trip_s=min(round_trips))
-    return LinkSample(link=link, encoded=joined(batches or [FeatureBatch(ids=np.zeros(0, np.int64))]))
+    return LinkSample(link=link, encoded=join_batches(batches or [FeatureBatch(ids=np.zeros(0, np.int64))]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -234,7 +242,7 @@ class TrainerProfiler:
     def _network(self, pixels: npt.NDArray[np.generic]) -> MeasuredPrefix:
         if self.prefix is None:
             return MeasuredPrefix(cuts=(), codecs=())
-        packed = worth_packing(self.prefix.cuts, self.encoded_bytes) if self.codecs else ()
+        packed = cuts_worth_packing(self.prefix.cuts, self.encoded_bytes) if self.codecs else ()
         key = ProfileKey(
             prefix=self.digest,
             hardware=hardware_name(self.device),
@@ -356,7 +364,7 @@ def _trainer_memory_bytes(context: JobContext) -> int:
     return usable_memory_bytes() if found is None else found
 
 
-def agreed(context: JobContext, store: Profile, cut: int) -> Profile:
+def agree_on_engine(context: JobContext, store: Profile, cut: int) -> Profile:
     """Have the engine that one node chose made ready at all, and know its error where it is furthest off.
 
     Args:
@@ -370,7 +378,7 @@ def agreed(context: JobContext, store: Profile, cut: int) -> Profile:
     """
     if store.engine == REFERENCE or cut < 2:
         return store
-    request = replace(tried(context), engine=store.engine, cut=cut)
+    request = replace(trial_request(context), engine=store.engine, cut=cut)
     wanted = ProfileRequest(features=request, accuracy=context.accuracy)
     found = context.asking(lambda: context.transport.profile(wanted))
     worst = max((trial.error for trial in found.trials), default=0.0)
@@ -383,7 +391,7 @@ def agreed(context: JobContext, store: Profile, cut: int) -> Profile:
 
 def _profile_node(context: JobContext) -> tuple[Profile | None, str | None]:
     """The node's own measurement, or why it will not run the network in its memory: encoded samples always go."""
-    request, only_here = tried(context), 1 < (context.cut or 0) <= context.cuts[-1].number
+    request, only_here = trial_request(context), 1 < (context.cut or 0) <= context.cuts[-1].number
     if only_here and context.cut is not None:  # engines are tried for some seconds at each cut that a plan may want
         request = replace(request, cut=context.cut)
     trial_s = context.settings.trial_s
@@ -393,7 +401,7 @@ def _profile_node(context: JobContext) -> tuple[Profile | None, str | None]:
         accuracy=context.accuracy,
         only_here=only_here,
         trial_s=trial_s,
-        samples_left=computed_in_all(context) if trial_s is None else None,
+        samples_left=total_samples(context) if trial_s is None else None,
     )
     try:
         return context.asking(lambda: context.transport.profile(wanted)), None

@@ -24,13 +24,13 @@ from frostline.planning.replanning import (
     Observed,
     Rates,
     as_measured,
-    better,
+    find_better,
     is_news,
     learn,
     mixture_in_words,
     probe,
 )
-from frostline.prefetch import Deal, ShortestWait, WeightedRoutes
+from frostline.prefetch import NextRequest, ShortestWait, WeightedRoutes
 from frostline.transport import Transport, TransportStatistics
 
 __all__ = ("BothSides", "Clocks", "PlanFollower", "Router")
@@ -57,7 +57,7 @@ class Clocks:
 
 
 class BothSides:
-    """A ``Dealer`` of samples to both sides of a job, each where it is expected to be done first. Safe for threads.
+    """A ``RequestSource`` of samples to both sides of a job, each where it should be done first. Safe for threads.
 
     Args:
         ways: deals them; used through this alone.
@@ -90,8 +90,8 @@ class BothSides:
         with self._lock:
             return self._ways.shares
 
-    def deal(self, left: int) -> Deal:
-        """See ``Dealer``."""
+    def deal(self, left: int) -> NextRequest:
+        """See ``RequestSource``."""
         with self._lock:
             return self._ways.deal(left)
 
@@ -114,19 +114,19 @@ class BothSides:
         with self._lock:
             self._ways.begin_again(route)
 
-    def done(self, route: Route, rows: int) -> None:
+    def finish_rows(self, route: Route, rows: int) -> None:
         """See ``ShortestWait``."""
         with self._lock:
-            self._ways.done(route, rows)
+            self._ways.finish_rows(route, rows)
 
-    def dropped(self, route: Route, rows: int) -> None:
+    def drop_rows(self, route: Route, rows: int) -> None:
         """See ``ShortestWait``."""
         with self._lock:
-            self._ways.dropped(route, rows)
+            self._ways.drop_rows(route, rows)
 
 
 class Router:
-    """A ``Dealer`` that follows what is measured. Safe for several threads.
+    """A ``RequestSource`` that follows what is measured. Safe for several threads.
 
     Args:
         cuts: cuts of the job, by number.
@@ -214,24 +214,24 @@ class Router:
                 return self._mixer.shares
         return dict(self._shares)
 
-    def done(self, route: Route, rows: int) -> None:
+    def finish_rows(self, route: Route, rows: int) -> None:
         """Rows of a way are where the loop can have them."""
         with self._lock:
             if isinstance(self._mixer, BothSides):
-                self._mixer.done(route, rows)
+                self._mixer.finish_rows(route, rows)
 
-    def dropped(self, route: Route, rows: int) -> None:
+    def drop_rows(self, route: Route, rows: int) -> None:
         """Rows of a way come no more."""
         with self._lock:
             if isinstance(self._mixer, BothSides):
-                self._mixer.dropped(route, rows)
+                self._mixer.drop_rows(route, rows)
 
     def count_on(self, allowed_bytes_per_s: Callable[[], float]) -> None:
         """Plan with the bytes a second that this says from now on, where the link gives more."""
         self._allowed_bytes_per_s = allowed_bytes_per_s
 
-    def deal(self, left: int) -> Deal:
-        """See ``Dealer``."""
+    def deal(self, left: int) -> NextRequest:
+        """See ``RequestSource``."""
         with self._lock:
             return self._mixer.deal(left)
 
@@ -253,7 +253,7 @@ class Router:
             self._shares = dict(shares)
             self._deal_by_shares()
 
-    def measured(self, situation: Situation, plan: Plan) -> Replanned | None:
+    def begin_plan(self, situation: Situation, plan: Plan) -> Replanned | None:
         """Deal by a plan from now on that is made from the first measurement of a job that has begun without one.
 
         Shares that somebody gave meanwhile, and that are to stay, do.
@@ -270,7 +270,7 @@ class Router:
             shares = _shares(plan)
             return None if self._are_given or shares == self._shares else self._changed(shares, plan.reason)
 
-    def arrived(self, route: Route, batch: FeatureBatch) -> None:
+    def take_batch(self, route: Route, batch: FeatureBatch) -> None:
         """A batch arrived, as it came."""
         with self._lock:
             self._since.rows[route] += len(batch)
@@ -317,7 +317,7 @@ class Router:
         change = None
         if self._rates.is_settled and is_news(self._judged, self._rates):
             self._judged = self._rates
-            change = better(self._situation, self._shares)
+            change = find_better(self._situation, self._shares)
         if change is None:
             self._probe()
             return None

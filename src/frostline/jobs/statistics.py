@@ -142,7 +142,7 @@ class UseTeller:
         if isinstance(event, EpochFinished):
             self.tell()
 
-    def arrived(self, _: Route, __: FeatureBatch) -> None:
+    def take_batch(self, _: Route, __: FeatureBatch) -> None:
         """Tell it, unless that was done a moment ago."""
         if self._clock() - self._told_at_s >= _TOLD_EVERY_S:
             self.tell()
@@ -363,7 +363,7 @@ class StatisticsCollector:
             if self._shared is not None:
                 self._shared.close()
 
-    def arrived(self, route: Route, batch: FeatureBatch) -> None:
+    def take_batch(self, route: Route, batch: FeatureBatch) -> None:
         """Count a batch as it came."""
         with self._lock:
             self._routed[route] += len(batch)
@@ -390,7 +390,7 @@ class StatisticsCollector:
         self._first_nonfinite = self._first_nonfinite or found.first
         self._untold.append(replace(found, total=self._sums["nonfinite"]))
 
-    def unreadable(self) -> npt.NDArray[np.int64]:
+    def unreadable_ids(self) -> npt.NDArray[np.int64]:
         """Ids of the samples that turned out to be unreadable."""
         with self._lock:
             self._hear()

@@ -24,7 +24,7 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.events import Event, NodeLost, Observer, RowsNotFinite
 from frostline.core.system import usable_cores
 from frostline.datasets import Dataset
-from frostline.jobs.activity import ActivityMeter, PassProgress, followed
+from frostline.jobs.activity import ActivityMeter, PassProgress, start_follower
 from frostline.jobs.connect import reach
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, finite_check, tuner_of
 from frostline.jobs.router import Clocks, Router
@@ -131,7 +131,7 @@ class WorkerSetup:
             shipment=self.shipment,
             local_stage=self._local_stage(collector),
             engine=self.engine,
-            arrived=(router.arrived, collector.arrived, teller.arrived),
+            arrived=(router.take_batch, collector.take_batch, teller.take_batch),
             tried=self.tried,
         )
         store = None
@@ -140,7 +140,7 @@ class WorkerSetup:
         cache_policy = CachePolicy(self.scope, self.data.samples, settings, store)
         tuner = tuner_of(settings, fetcher, router, self.data)
         activity = ActivityMeter(progress, collector, transport, router, self.cuts, self.data)
-        follower, close = followed(settings, tuner, transport, router, cache_policy, nodes, activity, _nothing)
+        follower, close = start_follower(settings, tuner, transport, router, cache_policy, nodes, activity, _nothing)
         stack.callback(close)
         return LoaderFactory(
             data=self.data,
@@ -287,7 +287,7 @@ class RowReader:
         for batch in factory.arrays(self.batch_size, data=data, ranks=ALONE, targets=targets):
             yield widened_batch(batch)
 
-    def done(self, rows: npt.NDArray[np.int64], wire_bytes: int) -> RowsDone:
+    def rows_done(self, rows: npt.NDArray[np.int64], wire_bytes: int) -> RowsDone:
         """What reading some rows took, in the process that read them.
 
         Args:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import SampleTable, View
-from frostline.core.config import check_type, checked
+from frostline.core.config import check_arguments, check_type
 from frostline.core.errors import OrderMismatch, SettingError, Unavailable
 from frostline.datasets import Dataset
 from frostline.loaders.sample_map import SampleFunction
@@ -54,8 +54,8 @@ __all__ = (
     "Ranks",
     "check_epochs",
     "checked_options",
+    "make_replay",
     "order_of",
-    "replayed",
     "shows_options",
 )
 
@@ -109,7 +109,7 @@ def order_of(
     return Weighted(weights=_weights(data, weights), size=size, seed=seed, epoch=epoch)
 
 
-def replayed(data: Dataset, order: EpochOrder, recorded: RecordedOrder) -> Replay:
+def make_replay(data: Dataset, order: EpochOrder, recorded: RecordedOrder) -> Replay:
     """What happened, once more.
 
     Raises:
@@ -155,13 +155,13 @@ class Mixture:
             raise SettingError("a blend has at least one part")
         self.order(shuffle=False, seed=0, epoch=0)  # refuses what makes no sense
 
-    def joined(self) -> Dataset:
+    def concatenate(self) -> Dataset:
         """The samples of all parts, one after the other.
 
         Raises:
             SettingError: the parts belong to several data sets.
         """
-        return self.parts[0].joined(*self.parts[1:])
+        return self.parts[0].concatenate(*self.parts[1:])
 
     def order(self, *, shuffle: bool, seed: int, epoch: int) -> MixtureOrder:
         """In which these samples come."""
@@ -364,7 +364,7 @@ class EpochOptions(TypedDict, total=False):
         targets: give ``batch.targets``: those that the data set declares, else the samples' masks; by default where
             there are any.
         record: keep in which order samples are handed out, which differs from the epoch's where
-            ``LoaderSettings.slack`` allows it; ``Loader.recorded`` gives it. Not for several ranks.
+            ``LoaderSettings.slack`` allows it; ``Loader.recorded_order`` gives it. Not for several ranks.
         replay: hand the samples out as they were then. All else must be as it was.
     """
 
@@ -411,7 +411,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SettingError: something is of another type, or ``drop_last`` and ``last`` say different things.
     """
-    found = checked(options, _OPTIONS)
+    found = check_arguments(options, _OPTIONS)
     if found.pop("drop_last", False) and found.setdefault("last", "drop") != "drop":
         raise SettingError(f"drop_last=True is last='drop', and last={found['last']!r} was given too: give one of them")
     return found

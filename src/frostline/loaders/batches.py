@@ -401,7 +401,7 @@ class CachedRows:
         decoder = DeliveryDecoder(self._source.decode, self._segments.samples_at, tell)
         with prefetcher_of(self._source, window, tell) as self._reading:
             if not self._is_interrupted:
-                yield from map(decoder.decoded, self._reading)
+                yield from map(decoder.decode_rows, self._reading)
 
 
 class BatchBuilder:
@@ -449,7 +449,7 @@ class BatchBuilder:
             deliveries: rows that were asked for, decoded and in order; None where nothing may be handed out now.
         """
         finisher = self._source.finisher
-        with closing(self._planner), nullcontext() if finisher is None else finisher.started() as finish:
+        with closing(self._planner), nullcontext() if finisher is None else finisher.start() as finish:
             for found in self._filled(deliveries):
                 yield None if found is None else self._finished(found, finish)
 
@@ -526,7 +526,7 @@ class BatchBuilder:
             return self._shard.after(self._shard.step_of(self._given - 1) + 1)
         if self._source.settings.slack == 0:
             return self._shard.start + int(places[-1]) + 1
-        waiting = self._assembler.pending(_PLACES)
+        waiting = self._assembler.pending_rows(_PLACES)
         first = self._passed if waiting is None else min(self._passed, int(waiting.astype(np.int64).min()))
         return self._shard.start + first
 

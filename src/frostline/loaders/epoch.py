@@ -100,10 +100,10 @@ class EpochStream:
             yield Arrivals()
             return
         with prefetcher_of(self.source, window, self.source.observe) as prefetcher:
-            yield Arrivals.of(prefetcher, prefetcher.taken())
+            yield Arrivals.of(prefetcher, prefetcher.take_ready())
 
     @contextmanager
-    def decoding(self, arrivals: Arrivals) -> Iterator[Arrivals]:
+    def decode(self, arrivals: Arrivals) -> Iterator[Arrivals]:
         """The same decoded, as ``batches`` takes them."""
         arrivals = arrivals.in_order(self._planner.owned)
         if self.source.decode is None:
@@ -112,7 +112,7 @@ class EpochStream:
         row_bytes = sum(math.prod(tensor.shape) * array_dtype(tensor.dtype).itemsize for tensor in self.source.tensors)
         rows = max(1, _PIECE_BYTES // max(1, row_bytes))
         decoder = DeliveryDecoder(self.source.decode, self._planner.segments.samples_at, arrivals.happened.put)
-        with DecodePool(decoder.decoded, threads=len(usable_cores()), rows=rows) as decoding:
+        with DecodePool(decoder.decode_rows, threads=len(usable_cores()), rows=rows) as decoding:
             yield replace(arrivals, deliveries=decoding.deliveries(arrivals.deliveries), decoding=decoding)
 
     def batches(self, assembler: BatchAssembler, arrivals: Arrivals) -> Generator[FilledBatch | None]:
@@ -294,7 +294,7 @@ class EpochSource(Protocol):
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Let the next pass go on from there."""
 
-    def recorded(self) -> RecordedOrder:
+    def recorded_order(self) -> RecordedOrder:
         """In which order its samples were handed out."""
 
 
@@ -362,9 +362,9 @@ class Epochs(Generic[L]):
         """How far the epoch is that is under way; see ``ArrayLoader.state_dict``."""
         return self._now.state_dict() if self._loaded is None else self._loaded.to_json()
 
-    def recorded(self) -> RecordedOrder:
-        """In which order the samples of the epoch under way were handed out; see ``ArrayLoader.recorded``."""
-        return self._now.recorded()
+    def recorded_order(self) -> RecordedOrder:
+        """In which order the samples of the epoch under way were handed out; see ``ArrayLoader.recorded_order``."""
+        return self._now.recorded_order()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on from there, with that epoch; with the one after it where it was over.

@@ -227,7 +227,7 @@ class ArrayLoader:
         last: rule for samples that fill no batch; see ``ordering.Shard``.
         ranks: ranks that share the epoch.
         change: made to each batch, by seed and epoch; None leaves it as it is.
-        record: keep in which order the samples of a pass were handed out, 8 bytes each; see ``recorded``.
+        record: keep in which order the samples of a pass were handed out, 8 bytes each; see ``recorded_order``.
 
     Raises:
         SettingError: a figure that makes no sense; or several ranks are to be recorded.
@@ -356,7 +356,7 @@ class ArrayLoader:
         found._made_by, found._guard, found._generation = self._made_by, self._guard, self._generation
         return found
 
-    def guarded_by(self, guard: PassGuard) -> Self:
+    def set_guard(self, guard: PassGuard) -> Self:
         """Say what stops its passes where the job's network changes, and makes it anew with the job."""
         self._guard, self._generation = guard, guard.generation
         return self
@@ -385,7 +385,7 @@ class ArrayLoader:
         self._generation = self._guard.generation
         self._source = self._sources(self._order.epoch)
 
-    def made_by(self, maker: LoaderSpec) -> Self:
+    def set_maker(self, maker: LoaderSpec) -> Self:
         """Say how it was made, so that other processes can make it too."""
         self._made_by = maker
         return self
@@ -493,7 +493,7 @@ class ArrayLoader:
             )
         self.begin_at(_begin_of(state, self._ranks.workers, self._at_once))
 
-    def recorded(self) -> RecordedOrder:
+    def recorded_order(self) -> RecordedOrder:
         """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.
 
         Raises:
@@ -518,7 +518,7 @@ class ArrayLoader:
             steps += shard.step_of(begin.given - 1) + 1
         progress = Progress(order.state.position, order.state.ahead)
         if steps:
-            progress.give(np.zeros(0, np.int64), int(order.original(np.array([shard.after(steps)]))[0]))
+            progress.give(np.zeros(0, np.int64), int(order.original_positions(np.array([shard.after(steps)]))[0]))
         return progress
 
     def _shard(self, order: Resumed, begin: PassStart) -> Shard:
@@ -573,9 +573,9 @@ class ArrayLoader:
                 rows, cached = len(batch.ids), found.kept
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
                 observe(BatchDelivered(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
-                given = order.original(order.start + found.places)
+                given = order.original_positions(order.start + found.places)
                 handed.batches += 1
-                handed.progress.give(given, int(order.original(np.array([found.position]))[0]))
+                handed.progress.give(given, int(order.original_positions(np.array([found.position]))[0]))
                 if self._record:
                     handed.positions.append(given)
                 yield batch if self._change is None else self._change(batch, self.view)
@@ -590,7 +590,7 @@ class ArrayLoader:
         drop_last = self._last == "drop" and not self._ranks.are_several
         memory = self._source.memory
         assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last, memory=memory)
-        with asking as arrived, epoch.decoding(arrived) as arrivals:
+        with asking as arrived, epoch.decode(arrived) as arrivals:
             steps, maximum = epoch.batches(assembler, arrivals), self._source.max_finished_bytes
             with BatchFiller(steps, arrivals, self._source.observe, epoch.interrupt, maximum) as filling:
                 yield from filling

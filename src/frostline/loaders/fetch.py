@@ -37,7 +37,7 @@ __all__ = (
     "fetch_asked",
     "fetch_each",
     "jitter",
-    "joined",
+    "join_batches",
 )
 
 
@@ -264,7 +264,7 @@ class RowStream:
                 parts.append(self._next())
             except StopIteration:
                 break
-        batch = parts[0] if len(parts) == 1 else joined(parts)
+        batch = parts[0] if len(parts) == 1 else join_batches(parts)
         if wanted > 1 and len(batch) + len(batch.skipped) >= self._left:
             self._received()
         return side.finish(
@@ -319,7 +319,7 @@ class RowStream:
         return next(self._batches)
 
 
-def joined(parts: Sequence[FeatureBatch]) -> FeatureBatch:
+def join_batches(parts: Sequence[FeatureBatch]) -> FeatureBatch:
     """Batches of one answer as one."""
     tensors = zip(*(part.tensors for part in parts), strict=True)
     return FeatureBatch(

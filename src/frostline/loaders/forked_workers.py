@@ -94,10 +94,10 @@ class ForkedWorkers:
                 with suppress(OSError, SettingError):
                     self._url = self._service.enter_context(self._serving())
 
-    def forked(self) -> None:
+    def reset_after_fork(self) -> None:
         """This process was forked from the one that serves, whose connections end with that one alone."""
         if self._io is not None:
-            self._io.forked()
+            self._io.reset_after_fork()
 
     def close(self) -> None:
         """End the service, in the process that has it. Calling it again does nothing."""
@@ -113,11 +113,11 @@ class ForkedWorkers:
     @contextmanager
     def _serving(self) -> Iterator[str]:
         from frostline.io_service.service import IoService
-        from frostline.io_service.start import listening_at, unnamed
+        from frostline.io_service.start import listen_at, unnamed_address
 
-        url = unnamed()
+        url = unnamed_address()
         with (
-            listening_at(url) as listening,
+            listen_at(url) as listening,
             IoService(self._transport, self._settings, listening, _FORKING) as self._io,
         ):
             yield url
@@ -140,7 +140,7 @@ def _before() -> None:
 def _after_in_child() -> None:
     _FORKING.release()
     for workers in list(_ALL):
-        workers.forked()
+        workers.reset_after_fork()
 
 
 os.register_at_fork(before=_before, after_in_parent=_FORKING.release, after_in_child=_after_in_child)

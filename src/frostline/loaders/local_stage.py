@@ -17,7 +17,7 @@ from frostline.core.errors import NotFinite, SampleError
 from frostline.core.events import Observer, SampleSkipped
 from frostline.core.nouns import array_dtype, finite_rows, is_finite
 from frostline.core.system import in_background, usable_cores
-from frostline.prefetch import Deal, Dealer
+from frostline.prefetch import NextRequest, RequestSource
 from frostline.prefetch.requests import Delivery, Memory, Slabs
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import decode_into
@@ -55,11 +55,11 @@ class UndecodedDealer:
         dealer: says which way the next samples take.
     """
 
-    def __init__(self, dealer: Dealer) -> None:
+    def __init__(self, dealer: RequestSource) -> None:
         self._dealer = dealer
 
-    def deal(self, left: int) -> Deal:
-        """See ``Dealer``."""
+    def deal(self, left: int) -> NextRequest:
+        """See ``RequestSource``."""
         deal = self._dealer.deal(left)
         return deal if deal.route.cut else replace(deal, bytes_per_sample=0)
 
@@ -91,7 +91,7 @@ class DeliveryDecoder:
         self._samples_at = samples_at
         self._tell = tell
 
-    def decoded(self, delivery: Delivery) -> Delivery:
+    def decode_rows(self, delivery: Delivery) -> Delivery:
         """The same rows without any that are encoded; those that cannot be decoded are told.
 
         Args:

@@ -17,7 +17,7 @@ from frostline.loaders.row_source import BlockPrefetch, RowSource
 from frostline.ordering import EpochOrder, Resumed, Shard
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.owned_requests import PlanRequests
-from frostline.prefetch.requests import Dealer, PlannedRequest, RampLengths, RampUp, plan_requests
+from frostline.prefetch.requests import PlannedRequest, RampLengths, RampUp, RequestSource, plan_requests
 from frostline.prefetch.window import Window
 from frostline.stores.readahead import BlockReads
 
@@ -160,7 +160,7 @@ class RequestPlanner:
     def _segment(self, start: int, stop: int) -> Segment:
         rows = self._order.at(self._shard.positions(start, stop))
         ids, cache = self._samples.ids_at(rows), self._source.cache
-        held = CachedIn.nowhere(len(ids)) if cache is None else cache.find(ids)
+        held = CachedIn.empty(len(ids)) if cache is None else cache.find(ids)
         return Segment(start=start, rows=rows, ids=ids, held=held)
 
     def _blocks_ahead(self) -> BlockPrefetch | None:
@@ -185,7 +185,7 @@ def requests_for(
     samples: SampleTable,
     segment: Segment,
     places: _Ints,
-    dealer: Dealer,
+    dealer: RequestSource,
     plan: PlanRequests = plan_requests,
 ) -> Iterator[PlannedRequest]:
     """Requests for the readable samples at some places, counted from the segment's first one."""

@@ -24,19 +24,19 @@ import numpy.typing as npt
 from frostline.cache import TieredCache
 from frostline.core import SampleTable, TensorSpec
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import SettingError, nearest
+from frostline.core.errors import SettingError, suggest_names
 from frostline.core.events import Observer
-from frostline.core.nouns import widened
+from frostline.core.nouns import widen_bfloat16
 from frostline.core.system import in_background, usable_cores
 from frostline.datasets import Dataset
 from frostline.datasets.targets import TargetColumns, TargetValues
 from frostline.loaders.fetch import FetchRows
 from frostline.loaders.local_stage import Decode
-from frostline.loaders.sample_map import Sample, SampleMap, joined_targets, stacked
+from frostline.loaders.sample_map import Sample, SampleMap, join_targets, stack_values
 from frostline.ordering import BlockOrder, Resumed, Shard
 from frostline.prefetch.driver import Tuner
 from frostline.prefetch.owned_requests import OwnedRequests
-from frostline.prefetch.requests import Dealer, Memory
+from frostline.prefetch.requests import Memory, RequestSource
 from frostline.stores.protocols import Place
 from frostline.stores.readahead import BlockReads
 from frostline.transport import ReadsBlocks, Transport
@@ -176,7 +176,7 @@ class BlockPrefetch:
         """The samples of the next group that are this process's, and that it will ask for."""
         start = self._stop
         positions = self._shard.positions(start, min(start + self._blocks.blocks.group, len(self._shard)))
-        groups = self._blocks.groups_at(self._order.original(positions))
+        groups = self._blocks.groups_at(self._order.original_positions(positions))
         others = np.flatnonzero(groups != groups[0])
         rows = self._order.at(positions[: others[0]] if len(others) else positions)
         self._stop += len(rows)
@@ -265,7 +265,7 @@ class Unpackable:
                 return getattr(self, _FIELDS[name])
             if name in _PIXELS:
                 return self._pixels(name)
-            raise AttributeError(f"a batch has no {name!r}{'' if name[:1] == '_' else nearest(name, _HELD)}")
+            raise AttributeError(f"a batch has no {name!r}{'' if name[:1] == '_' else suggest_names(name, _HELD)}")
 
 
 _HELD = ("features", "labels", "ids", "mixed", "targets", "images")
@@ -303,7 +303,10 @@ class Arrays(Unpackable):
 def widened_batch(batch: Arrays) -> Arrays:
     """The same batch with features that hold bits of bfloat16 as ``float32``, which has all its values."""
     features = batch.features
-    return replace(batch, features=tuple(map(widened, features)) if isinstance(features, tuple) else widened(features))
+    return replace(
+        batch,
+        features=tuple(map(widen_bfloat16, features)) if isinstance(features, tuple) else widen_bfloat16(features),
+    )
 
 
 THREADS = "frostline-map"
@@ -326,7 +329,7 @@ class BatchFinisher:
     sample_map: SampleMap | None = None
 
     @contextmanager
-    def started(self) -> Iterator[Finish]:
+    def start(self) -> Iterator[Finish]:
         """What finishes batches; samples are mapped by as many threads as there are cores.
 
         It raises ``DataError`` where a target does not have the shape that its column has, and ``SettingError`` where
@@ -357,9 +360,9 @@ def _mapped(arrays: Arrays, sample_map: SampleMap, threads: ThreadPoolExecutor |
     found = [sample for some in each for sample in some]
     return replace(
         arrays,
-        features=stacked("features", [sample.features for sample in found], ids),
+        features=stack_values("features", [sample.features for sample in found], ids),
         labels=np.array([sample.label for sample in found], np.int64),
-        targets=joined_targets([sample.target for sample in found], arrays.targets, ids),
+        targets=join_targets([sample.target for sample in found], arrays.targets, ids),
     )
 
 
@@ -417,7 +420,7 @@ class RowSource:
     """
 
     fetch: FetchRows
-    dealer: Dealer
+    dealer: RequestSource
     cache: TieredCache | None
     unreadable: Callable[[], npt.NDArray[np.int64]]
     settings: LoaderSettings

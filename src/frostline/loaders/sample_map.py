@@ -23,10 +23,10 @@ from frostline.core.errors import SampleError, SettingError
 from frostline.datasets import Dataset
 from frostline.datasets.targets import TargetColumns
 from frostline.loaders.fetch import Fetcher, FetchRows
-from frostline.prefetch import Deal, Dealer
+from frostline.prefetch import NextRequest, RequestSource
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import MASK_DTYPE, MAX_PIXELS, mask_into
-from frostline.preprocess.images import decoded
+from frostline.preprocess.images import decode_image
 from frostline.preprocess.steps import Decode
 from frostline.preprocess.transforms import Declared, Form
 
@@ -36,18 +36,18 @@ __all__ = (
     "EncodedRowStream",
     "Masked",
     "MaskedDealer",
+    "PicklableFunction",
     "RestOfTransform",
     "Sample",
     "SampleFunction",
     "SampleMap",
-    "TravellingFunction",
     "declared_targets",
     "fetch_encoded",
     "fetch_of",
-    "joined_targets",
+    "join_targets",
     "mask_bytes",
     "refuse_encoded",
-    "stacked",
+    "stack_values",
     "with_targets",
 )
 
@@ -126,7 +126,7 @@ class SampleMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TravellingFunction:
+class PicklableFunction:
     """A function that may go to other processes, with a sentence where it cannot.
 
     Attributes:
@@ -198,7 +198,7 @@ class RestOfTransform:
         """What the first function that is left takes."""
         if self.declared.preprocess is None:
             step = Decode(orientation="exif" if self.is_turned else "stored")
-            return decoded(features, step, max_pixels=MAX_PIXELS)
+            return decode_image(features, step, max_pixels=MAX_PIXELS)
         if self.declared.form is Form.IMAGE:
             return Image.fromarray(np.ascontiguousarray(features.transpose(1, 2, 0)).astype(np.uint8))
         import torch
@@ -206,8 +206,8 @@ class RestOfTransform:
         return torch.from_numpy(features.astype(np.uint8) if self.declared.form is Form.PIXELS else features)
 
 
-def _travelled(function: SampleFunction) -> TravellingFunction:
-    return TravellingFunction(function=function)
+def _travelled(function: SampleFunction) -> PicklableFunction:
+    return PicklableFunction(function=function)
 
 
 def _takes_rng(function: object) -> bool:
@@ -226,7 +226,7 @@ def _takes_rng(function: object) -> bool:
     return len(needed) == 2
 
 
-def stacked(name: str, values: Sequence[Any], ids: Sequence[int]) -> Any:
+def stack_values(name: str, values: Sequence[Any], ids: Sequence[int]) -> Any:
     """Samples' values as one array, ``[batch, ...]``; tuples of them part by part.
 
     Args:
@@ -238,7 +238,7 @@ def stacked(name: str, values: Sequence[Any], ids: Sequence[int]) -> Any:
         SettingError: shapes or types differ.
     """
     if isinstance(values[0], tuple):
-        return tuple(stacked(name, part, ids) for part in zip(*values, strict=True))
+        return tuple(stack_values(name, part, ids) for part in zip(*values, strict=True))
     if isinstance(values[0], bytes):
         encoded = np.empty(len(values), object)
         encoded[:] = values
@@ -262,7 +262,7 @@ def _as_target(value: Any) -> Any:
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64, copy=False)
 
 
-def joined_targets(targets: Sequence[Any], before: Any, ids: Sequence[int]) -> Any:
+def join_targets(targets: Sequence[Any], before: Any, ids: Sequence[int]) -> Any:
     """The targets of a batch from those of its samples.
 
     Args:
@@ -278,13 +278,13 @@ def joined_targets(targets: Sequence[Any], before: Any, ids: Sequence[int]) -> A
         if any(not isinstance(target, dict) or target.keys() != first.keys() for target in targets):
             raise SettingError("map gave some samples of a batch targets of other names than the others")
         known = before if isinstance(before, dict) else {}
-        return {name: joined_targets([target[name] for target in targets], known.get(name), ids) for name in first}
+        return {name: join_targets([target[name] for target in targets], known.get(name), ids) for name in first}
     if any((target is None) != (first is None) for target in targets):
         raise SettingError("map gave some samples of a batch a target, and others none")
     if first is None:
         return None
     values = [_as_target(target) for target in targets]
-    return values if isinstance(before, list) or isinstance(first, str | list) else stacked("targets", values, ids)
+    return values if isinstance(before, list) or isinstance(first, str | list) else stack_values("targets", values, ids)
 
 
 def with_targets(data: Dataset, declared: TargetColumns | None, targets: bool | None) -> bool:
@@ -342,12 +342,12 @@ class MaskedDealer:
         nbytes: bytes of a mask.
     """
 
-    def __init__(self, dealer: Dealer, nbytes: int) -> None:
+    def __init__(self, dealer: RequestSource, nbytes: int) -> None:
         self._dealer = dealer
         self._nbytes = nbytes
 
-    def deal(self, left: int) -> Deal:
-        """See ``Dealer``."""
+    def deal(self, left: int) -> NextRequest:
+        """See ``RequestSource``."""
         deal = self._dealer.deal(left)
         return replace(deal, bytes_per_sample=deal.bytes_per_sample + self._nbytes) if deal.bytes_per_sample else deal
 
@@ -470,11 +470,11 @@ class EncodedDealer:
         dealer: says how many are asked for together.
     """
 
-    def __init__(self, dealer: Dealer) -> None:
+    def __init__(self, dealer: RequestSource) -> None:
         self._dealer = dealer
 
-    def deal(self, left: int) -> Deal:
-        """See ``Dealer``."""
+    def deal(self, left: int) -> NextRequest:
+        """See ``RequestSource``."""
         return replace(self._dealer.deal(left), route=Route(0), bytes_per_sample=0)
 
 

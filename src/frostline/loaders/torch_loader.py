@@ -507,14 +507,14 @@ class Loader(Skippable, IterableDataset[Batch]):
         self.arrays.load_state_dict(state)
         self._elsewhere.begin()
 
-    def recorded(self) -> RecordedOrder:
-        """See ``ArrayLoader.recorded``.
+    def recorded_order(self) -> RecordedOrder:
+        """See ``ArrayLoader.recorded_order``.
 
         Raises:
             SettingError: as there; or workers make the latest pass.
         """
         self._require_here("recorded order")
-        return self.arrays.recorded()
+        return self.arrays.recorded_order()
 
     def _require_here(self, what: str) -> None:
         if self._elsewhere:

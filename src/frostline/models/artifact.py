@@ -54,8 +54,8 @@ __all__ = (
     "dense_bytes",
     "digest_of",
     "file_bytes",
-    "flat",
-    "flattened",
+    "flatten_tensor",
+    "flatten_tensors",
     "graph_from_json",
     "graph_to_json",
     "header_of",
@@ -66,7 +66,7 @@ __all__ = (
     "named_pieces",
     "read_outline",
     "read_prefix",
-    "restored",
+    "restore_tensors",
     "save_prefix",
     "text",
     "tokenizer_of",
@@ -113,16 +113,18 @@ def _header_bytes(body: bytes | memoryview) -> int:
     return length
 
 
-def flattened(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, list[int]]]:
+def flatten_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, list[int]]]:
     """Tensors as they are written, and the order of the dimensions of those that do not lie in their own.
 
     A channels-last weight is written in the order of its memory, since kernels go by it.
     """
-    dense = {name: flat(tensor).detach().cpu().contiguous().clone() for name, tensor in sorted(tensors.items())}
+    dense = {
+        name: flatten_tensor(tensor).detach().cpu().contiguous().clone() for name, tensor in sorted(tensors.items())
+    }
     return dense, _orders_of(tensors)
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
+def flatten_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor with its dimensions in the order of its memory."""
     return tensor.permute(_memory_order(tensor))
 
@@ -133,8 +135,8 @@ def _orders_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
     return {name: order for name, order in orders.items() if order != sorted(order)}
 
 
-def restored(tensors: Mapping[str, torch.Tensor], orders: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The inverse of ``flattened``.
+def restore_tensors(tensors: Mapping[str, torch.Tensor], orders: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The inverse of ``flatten_tensors``.
 
     Raises:
         UnsafeArtifact: An order is none.
@@ -372,7 +374,7 @@ def write_prefix(prefix: Prefix) -> bytes:
     strange = sorted({node.op for node in prefix.graph.nodes} - ALLOWED)
     if strange:
         raise ModelError(f"the frozen part uses {', '.join(strange)}, which a node does not run; freeze less of it")
-    tensors, _ = flattened(prefix.tensors)
+    tensors, _ = flatten_tensors(prefix.tensors)
     if prefix.tokenizer:
         tensors[_TOKENIZER] = torch.frombuffer(bytearray(prefix.tokenizer), dtype=torch.uint8)
     about = json.dumps(_to_json(prefix), sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -388,7 +390,7 @@ def save_prefix(prefix: Prefix, file: IO[bytes]) -> None:
     header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(_to_json(prefix), allow_nan=False)}}
     start = 0
     for name, tensor in prefix.tensors.items():
-        kind = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(flat(tensor).shape)}
+        kind = {"dtype": _SAFETENSORS[tensor.dtype], "shape": list(flatten_tensor(tensor).shape)}
         header[name] = {**kind, "data_offsets": [start, start + tensor.nbytes]}
         start += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -420,7 +422,7 @@ def dense_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _dense(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    return flat(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return flatten_tensor(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def read_prefix(body: bytes | memoryview) -> Prefix:
@@ -503,7 +505,7 @@ def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
     if any(cut.after >= other.after for cut, other in pairwise(cuts)):
         raise UnsafeArtifact("the cuts of a prefix stand in order, one behind a node at most")
     lengths = _lengths_from_json(value["lengths"], graph, cuts) if "lengths" in value else None
-    tensors = restored(tensors, value["orders"])
+    tensors = restore_tensors(tensors, value["orders"])
     return Prefix(graph=graph, cuts=cuts, tensors=tensors, tokenizer=tokenizer, lengths=lengths)
 
 

@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 
 from frostline.core import Cut, Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.graph import Argument
-from frostline.models.graph import MOVING, Flow, frozen_reach, packet_of, reads, replaced, substitute
+from frostline.models.graph import MOVING, Flow, frozen_reach, packet_of, reads, replace_values, substitute
 
 __all__ = (
     "DTYPE_BYTES",
     "Frontier",
-    "ended_apart",
+    "contiguous_copies",
     "enumerate_cuts",
     "input_cuts",
     "is_put_back",
-    "narrowest",
+    "narrowest_frontier",
     "origin",
     "per_sample",
-    "straightened",
-    "transposed",
+    "split_encoder_outputs",
+    "transposed_values",
 )
 
 
@@ -102,7 +102,7 @@ def _frontiers(
     return _with_one_as_asked(kept, [frontier for frontier in legal if frontier.after in asked])
 
 
-def narrowest(
+def narrowest_frontier(
     graph: Graph, inputs: Sequence[TensorSpec], may_cross: Callable[[GraphNode], bool], *, among: range
 ) -> Frontier | None:
     """The place that the fewest tensors cross, of equals the last; None where more than 32 cross every one.
@@ -255,7 +255,7 @@ _BACK = "__back"
 _TURNED, _LAID = "__turned", "__laid"
 
 
-def transposed(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int, asked: int) -> frozenset[str]:
+def transposed_values(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int, asked: int) -> frozenset[str]:
     """Names of the values that stand at a frontier but lie in memory in another order than that of their dimensions.
 
     Args:
@@ -269,7 +269,7 @@ def transposed(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int, asked:
     return frozenset(value.name for value in values if value.order != tuple(range(len(value.order or ()))))
 
 
-def straightened(graph: Graph, names: Collection[str]) -> Graph:
+def contiguous_copies(graph: Graph, names: Collection[str]) -> Graph:
     """The graph with two values behind each of the named ones: one that is contiguous, and one put back.
 
     The first may cross a cut; whoever read the value reads the second, which has the same shape and strides. Both are
@@ -283,7 +283,7 @@ def straightened(graph: Graph, names: Collection[str]) -> Graph:
         if node.name in names:
             nodes.extend(_there_and_back(nodes[-1]))
             back[node.name] = Ref(nodes[-1].name)
-    return replace(graph, nodes=tuple(nodes), outputs=tuple(replaced(output, back) for output in graph.outputs))
+    return replace(graph, nodes=tuple(nodes), outputs=tuple(replace_values(output, back) for output in graph.outputs))
 
 
 def origin(graph: Graph, node: GraphNode) -> GraphNode:
@@ -294,7 +294,7 @@ def origin(graph: Graph, node: GraphNode) -> GraphNode:
 
 
 def is_put_back(node: GraphNode) -> bool:
-    """Whether the node only puts back what crosses; see ``straightened``."""
+    """Whether the node only puts back what crosses; see ``contiguous_copies``."""
     return node.name.endswith((_BACK, _TURNED, _LAID))
 
 
@@ -413,7 +413,9 @@ def _place(node: GraphNode, names: dict[str, int]) -> str:
     return name if names[name] == 1 else f"{name}#{names[name]}"
 
 
-def ended_apart(graph: Graph, inputs: Sequence[TensorSpec], changing: Collection[str]) -> tuple[Graph, frozenset[str]]:
+def split_encoder_outputs(
+    graph: Graph, inputs: Sequence[TensorSpec], changing: Collection[str]
+) -> tuple[Graph, frozenset[str]]:
     """The graph with what is frozen behind each encoder's own narrowest place moved behind all that is before one.
 
     With it the names of what was moved.
@@ -467,6 +469,6 @@ def _behind(
     first = next(
         place for place, node in enumerate(alone.nodes) if node.name in encoder and not weights.isdisjoint(reads(node))
     )
-    place = narrowest(alone, inputs, _crosses_permuted, among=range(first, frozen_reach(alone, changing) + 1))
+    place = narrowest_frontier(alone, inputs, _crosses_permuted, among=range(first, frozen_reach(alone, changing) + 1))
     if place is not None:
         yield from (node.name for node in alone.nodes[place.after + 1 :] if node.name in encoder)

@@ -18,7 +18,7 @@ from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec
 from frostline.core.errors import ModelError, NothingFrozen, NotTraceable
 from frostline.core.graph import Argument, Lengths, at_length, bucket_of, buckets, stretches
 from frostline.engines.graph_runner import LengthRunner, Runner, leaf_values
-from frostline.engines.machine import computing
+from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import DTYPE_BYTES, input_cuts
@@ -38,21 +38,21 @@ from frostline.models.modules import (
     all_in_eval,
     input_specs,
     modes,
-    random,
+    random_batch,
     record,
-    unwrapped,
+    unwrap,
     zeros,
 )
 from frostline.models.skipping import Unsteady
 from frostline.models.trace_cache import trace
-from frostline.models.tracing import UNFIT, device_of, fed, kept_buffers, kept_draws, whole
+from frostline.models.tracing import UNFIT, cast_inputs, device_of, kept_buffers, kept_draws, run_whole
 
 __all__ = (
     "ChainedModule",
     "CutNetwork",
     "cut_network",
-    "shortened",
-    "uncut",
+    "shorten_prefix",
+    "uncut_network",
 )
 
 
@@ -146,13 +146,13 @@ class _Chain(nn.Module):
 def _recorded(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[ModuleCall, list[torch.Tensor]]:
     """One run in eval mode and the batch it was on: random numbers, or zeros where the network minds those."""
     device = device_of(model)
-    batches = [random(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device)]
+    batches = [random_batch(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device)]
     batches.append(zeros(inputs, _RECORDED_ROWS, device))
-    batches = [fed(model, batch) for batch in batches]
+    batches = [cast_inputs(model, batch) for batch in batches]
     why = ""
     for batch in batches:
         try:
-            with modes(model, all_in_eval(model)), computing():
+            with modes(model, all_in_eval(model)), compute_slot():
                 return record(model, batch), batch
         except UNFIT as error:
             why = _first_line(error)
@@ -271,7 +271,7 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         FrozenInTrainMode: A frozen layer is in train mode, where it would behave differently.
         ModelError: The inputs are of a kind that cannot be carried.
     """
-    specs, model = input_specs(inputs), unwrapped(model)
+    specs, model = input_specs(inputs), unwrap(model)
     _refuse_without_values(model)
     with _ONE_AT_A_TIME, kept_draws():
         flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
@@ -301,7 +301,7 @@ def _cut(
         return _untraced(model, specs, flags, str(error), frozen_in_eval=frozen_in_eval)
     part = find_frozen(model, traced, specs)
     if isinstance(part, str):
-        return uncut(model, specs, f"{part}: the whole network runs here; {_ANOTHER}")
+        return uncut_network(model, specs, f"{part}: the whole network runs here; {_ANOTHER}")
     if not frozen_in_eval:
         refuse_train_mode(model, part.prefix.graph, specs)
     mixed = f"{part.mixing[-1].why}: the frozen layers from there on run here, as in your loop" if part.mixing else ""
@@ -360,7 +360,7 @@ def _untraced(
         )
     found = _cut_at_a_boundary(model, specs, flags)
     if isinstance(found, str):
-        return uncut(model, specs, f"{why}, and {found}: the whole network runs here; {_mend(why)}")
+        return uncut_network(model, specs, f"{why}, and {found}: the whole network runs here; {_mend(why)}")
     part, head, path = found
     if not frozen_in_eval:
         refuse_train_mode(model, part.prefix.graph, specs)
@@ -375,7 +375,7 @@ def _mend(why: str) -> str:
     return next((mend for cause, mend in _MENDS.items() if cause in why), _ANOTHER)
 
 
-def uncut(model: nn.Module, specs: Sequence[TensorSpec], reason: str) -> CutNetwork:
+def uncut_network(model: nn.Module, specs: Sequence[TensorSpec], reason: str) -> CutNetwork:
     """The network as it is: its inputs are delivered, and all of it is the head."""
     return CutNetwork(cuts=input_cuts(specs), prefix=None, head=WholeHead(model), fallback=reason)
 
@@ -386,7 +386,7 @@ _TRIED = 64  # tokens of the longest text that is tried: enough for several buck
 _SLICED = 4  # arguments of a slice: the tensor, its dimension, from where and up to where
 
 
-def shortened(model: nn.Module, prefix: Prefix, tokenizer: bytes, *, frozen_in_eval: bool) -> Prefix:
+def shorten_prefix(model: nn.Module, prefix: Prefix, tokenizer: bytes, *, frozen_in_eval: bool) -> Prefix:
     """The frozen part, with its lengths where it may run on fewer tokens; as it was where texts have to be padded.
 
     It is traced once more, at the fewest tokens. Both traces may differ in numbers that grow with the tokens alone, and
@@ -501,8 +501,8 @@ def _holds(model: nn.Module, prefix: Prefix, texts: torch.Tensor) -> bool:
     if not bucketed.takes(last.number):
         return False
     with torch.no_grad(), modes(model, all_in_eval(model)), kept_buffers(model):
-        padded = whole(model, [texts])
-        bare = [whole(model, [row[None, :, : int(row[1].sum())]])[0] for row in texts]
+        padded = run_whole(model, [texts])
+        bare = [run_whole(model, [row[None, :, : int(row[1].sum())]])[0] for row in texts]
         if not all(_is_close(own, other) for own, other in zip(bare, padded, strict=True)):
             return False
         full = Runner(graph, cuts=cuts, device=texts.device).run([texts], leaves, upto=cuts[-1])

@@ -9,17 +9,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from frostline.core.config import check_type
-from frostline.core.errors import ModelError, UnknownLayer, add_hints, nearest
-from frostline.models.modules import AnyInputs, all_in_eval, input_specs, modes, resolved_path, unwrapped, zeros
-from frostline.models.tracing import fed
+from frostline.core.errors import ModelError, UnknownLayer, add_hints, suggest_names
+from frostline.models.modules import AnyInputs, all_in_eval, input_specs, modes, resolved_path, unwrap, zeros
+from frostline.models.tracing import cast_inputs
 
 __all__ = (
-    "asked_line",
     "before_the_line",
     "classifier_of",
     "freeze",
     "frozen_modules",
     "layer_of",
+    "requested_line",
     "unfreeze",
     "used_parameters",
 )
@@ -61,7 +61,7 @@ def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3,
     paths: list[Any] = list(until) if isinstance(until, list | tuple) else [until]
     for path in paths:
         check_type("until", path, str)
-    inner, paths = unwrapped(model), [resolved_path(model, path) for path in paths]
+    inner, paths = unwrap(model), [resolved_path(model, path) for path in paths]
     if len(paths) == 1:
         _freeze(inner, paths[0], input_shape)
     else:
@@ -154,7 +154,7 @@ def unfreeze(model: nn.Module, layers: Sequence[str], *, input_shape: AnyInputs 
         UnknownLayer: There is no such module.
         ModelError: The network does not run on a sample of that shape.
     """
-    inner = unwrapped(model)
+    inner = unwrap(model)
     parameters = [parameter for layer in layers for parameter in layer_of(model, layer).parameters()]
     added = [parameter for parameter in dict.fromkeys(parameters) if not parameter.requires_grad]
     for parameter in added:
@@ -171,14 +171,16 @@ def layer_of(model: nn.Module, path: str) -> nn.Module:
     Raises:
         UnknownLayer: There is no such module.
     """
-    modules: dict[str, nn.Module] = dict(unwrapped(model).named_modules())
+    modules: dict[str, nn.Module] = dict(unwrap(model).named_modules())
     found = modules.get(resolved_path(model, path)) if path else None
     if found is None:
-        raise UnknownLayer(f"the network has no layer {path!r}{nearest(path, [name for name in modules if name])}")
+        raise UnknownLayer(
+            f"the network has no layer {path!r}{suggest_names(path, [name for name in modules if name])}"
+        )
     return found
 
 
-def asked_line(model: nn.Module) -> str | None:
+def requested_line(model: nn.Module) -> str | None:
     """The module up to which ``freeze`` was asked to freeze the network; None where it named none."""
     until = getattr(model, _ASKED, None)
     return until if any(path == until for path, _ in model.named_modules() if path) else None
@@ -208,7 +210,7 @@ def before_the_line(model: nn.Module, used: list[tuple[str, nn.Parameter | None]
     """
     trained = (place for place, (_, parameter) in enumerate(used) if parameter is not None and parameter.requires_grad)
     frozen = used[: next(trained, len(used))]
-    asked = asked_line(model)
+    asked = requested_line(model)
     line = max(
         (place for place, (path, parameter) in enumerate(frozen) if parameter is not None or path == asked), default=-1
     )
@@ -247,7 +249,7 @@ def _run_on_zeros(model: nn.Module, inputs: AnyInputs) -> None:
     device = torch.device("cpu") if parameter is None else parameter.device
     try:
         with modes(model, all_in_eval(model)):
-            sample = fed(model, zeros(specs, 1, device))
+            sample = cast_inputs(model, zeros(specs, 1, device))
             if isinstance(inputs, Mapping):
                 model(**dict(zip(inputs, sample, strict=True)))
             else:
@@ -270,7 +272,9 @@ def _up_to(model: nn.Module, until: str, used: list[tuple[str, nn.Parameter | No
         idle = [parameter for parameter in model.get_submodule(until).parameters() if id(parameter) not in known]
         return [*idle, *(parameter for _, parameter in used[: ends[-1]] if parameter is not None)]
     if until != _ALL_BUT_THE_CLASSIFIER:
-        raise UnknownLayer(f"the network has no layer {until!r}{nearest(until, [*paths, _ALL_BUT_THE_CLASSIFIER])}")
+        raise UnknownLayer(
+            f"the network has no layer {until!r}{suggest_names(until, [*paths, _ALL_BUT_THE_CLASSIFIER])}"
+        )
     kept = {id(parameter) for parameter in classifier_of(model, used)[1].parameters()}
     return [parameter for parameter in model.parameters() if id(parameter) not in kept]
 

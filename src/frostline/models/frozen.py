@@ -18,8 +18,15 @@ from frostline.core.errors import FrozenInTrainMode, ModelError, NothingFrozen, 
 from frostline.engines.graph_runner import ALLOWED, Runner, leaf_values
 from frostline.engines.measure import node_operations
 from frostline.models.artifact import Prefix
-from frostline.models.cuts import DTYPE_BYTES, ended_apart, enumerate_cuts, is_put_back, straightened, transposed
-from frostline.models.freezing import asked_line, before_the_line, frozen_modules, used_parameters
+from frostline.models.cuts import (
+    DTYPE_BYTES,
+    contiguous_copies,
+    enumerate_cuts,
+    is_put_back,
+    split_encoder_outputs,
+    transposed_values,
+)
+from frostline.models.freezing import before_the_line, frozen_modules, requested_line, used_parameters
 from frostline.models.graph import (
     Flow,
     before,
@@ -30,19 +37,19 @@ from frostline.models.graph import (
     reads,
     sources_of_change,
 )
-from frostline.models.modules import modes, random
+from frostline.models.modules import modes, random_batch
 from frostline.models.row_check import MixedRows, differs, mixed_rows
-from frostline.models.tracing import UNFIT, Trace, device_of, has_several_parts, observed, whole
+from frostline.models.tracing import UNFIT, Trace, device_of, has_several_parts, observe_run, run_whole
 
 __all__ = (
     "FrozenPart",
     "FrozenRest",
     "find_frozen",
-    "folded",
+    "fold_constants",
     "frozen_rest",
     "minds_its_mode",
     "named_tensors",
-    "ordered",
+    "order_graph",
     "refuse_train_mode",
     "training_flags",
 )
@@ -69,7 +76,7 @@ def _foldable(graph: Graph, strange: Collection[str], changing: Collection[str])
     }
 
 
-def folded(
+def fold_constants(
     graph: Graph, known: Mapping[str, Sequence[str]], tensors: Callable[[Graph], Mapping[str, torch.Tensor]]
 ) -> tuple[Graph, dict[str, torch.Tensor]]:
     """The graph with constants in the places of these values, and the constants by their names in its leaves.
@@ -262,13 +269,13 @@ def _frozen_upto(
     several: bool,
 ) -> FrozenPart | str:
     """The same; with ``several`` as many tensors may cross at its end as at a layer that the user named."""
-    graph, changing, trainable = ordered(model, traced.graph, inputs, mixing)
+    graph, changing, trainable = order_graph(model, traced.graph, inputs, mixing)
     strange = {node.name: node.op for node in graph.nodes if node.op not in ALLOWED or _reads_other_bits(node)}
     known = _foldable(graph, strange, changing)
     strange = {name: op for name, op in strange.items() if name not in known}
     asked = _asked_end(model, graph, frozen_reach(graph, changing), several=several)
-    turned = transposed(graph, inputs, reach=frozen_reach(graph, changing), asked=asked)
-    graph = straightened(graph, turned)
+    turned = transposed_values(graph, inputs, reach=frozen_reach(graph, changing), asked=asked)
+    graph = contiguous_copies(graph, turned)
     if not _computes(graph, frozen_reach(graph, changing)):
         if mixing:
             return mixing[-1].why
@@ -280,7 +287,7 @@ def _frozen_upto(
         if not (mixing or stopped_by or _has_layers(graph, reach)):
             raise NothingFrozen(_why_nothing(model, graph, trainable, reach))
         return mixing[-1].why if mixing else _why_no_cut(stopped_by)
-    frozen, constants = folded(before(graph, cuts[-1]), known, partial(named_tensors, model, traced))
+    frozen, constants = fold_constants(before(graph, cuts[-1]), known, partial(named_tensors, model, traced))
     frozen = guard_inputs(frozen)
     tensors = named_tensors(model, replace(traced, constants={**traced.constants, **constants}), frozen)
     renumbered = _renumbered(cuts, graph, frozen)
@@ -414,7 +421,7 @@ def _why_behind(graph: Graph, reach: int, named: Mapping[str, nn.Parameter]) -> 
     return f"{first.module or 'the network'} before them changes from run to run"
 
 
-def ordered(
+def order_graph(
     model: nn.Module, graph: Graph, inputs: Sequence[TensorSpec], mixing: Sequence[MixedRows] = ()
 ) -> tuple[Graph, frozenset[str], set[str]]:
     """A traced graph pruned and with its frozen layers first, the nodes that change, and the leaves that are trained.
@@ -433,7 +440,7 @@ def ordered(
     changing = sources_of_change(graph, trainable) | {mixed.node for mixed in mixing}
     graph = frozen_first(graph, changing)
     if has_several_parts(model):
-        graph, late = ended_apart(graph, inputs, changing)
+        graph, late = split_encoder_outputs(graph, inputs, changing)
         changing |= late
     return graph, changing, trainable
 
@@ -508,11 +515,11 @@ def _given_by_frozen(model: nn.Module, training: Collection[str], inputs: Sequen
         given.extend(leaf.detach().clone() for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
 
     device = device_of(model)
-    batch = random(inputs, _ROWS, torch.Generator().manual_seed(0), device)
+    batch = random_batch(inputs, _ROWS, torch.Generator().manual_seed(0), device)
 
     def run() -> list[torch.Tensor]:
         with torch.no_grad():
-            whole(model, batch)
+            run_whole(model, batch)
         drawn = torch.tensor(np.random.get_state(legacy=False)["state"]["pos"])
         states = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
         return [*given, drawn, torch.get_rng_state(), *states]
@@ -521,7 +528,7 @@ def _given_by_frozen(model: nn.Module, training: Collection[str], inputs: Sequen
     hooks = [module.register_forward_hook(ended) for _, module in frozen_modules(model)]
     try:
         with modes(model, flags):
-            return observed(model, run, 0, gradients=False)
+            return observe_run(model, run, 0, gradients=False)
     finally:
         for hook in hooks:
             hook.remove()
@@ -618,7 +625,7 @@ def _why_moved(model: nn.Module, graph: Graph, line: Cut, changing: Collection[s
     else:
         where = first.module or "the network"
         why = f"{where} changes from run to run, as in train mode; put it into eval mode, or pass frozen_in_eval=True"
-    return f"the frost line is at {line.name}, not behind {asked_line(model)} as asked: {why}"
+    return f"the frost line is at {line.name}, not behind {requested_line(model)} as asked: {why}"
 
 
 def _asked_end(model: nn.Module, graph: Graph, reach: int = -1, *, several: bool = False) -> int:
@@ -632,7 +639,7 @@ def _asked_end(model: nn.Module, graph: Graph, reach: int = -1, *, several: bool
         reach: index of the last node that is frozen; -1 where only a layer that was asked for counts.
         several: it is the last frozen layer where none was asked for.
     """
-    asked, data = asked_line(model), Flow(graph).data
+    asked, data = requested_line(model), Flow(graph).data
     if asked is None and (several or has_several_parts(model)):
         weights = {name for name, _ in graph.leaves}
         before = [node.name in data and not weights.isdisjoint(reads(node)) for node in graph.nodes[: reach + 1]]

@@ -20,11 +20,11 @@ __all__ = (
     "frozen_reach",
     "guard_inputs",
     "is_random",
-    "moved",
+    "map_cut",
     "packet_of",
     "prune",
     "reads",
-    "replaced",
+    "replace_values",
     "sources_of_change",
     "substitute",
     "uses_batch_statistics",
@@ -168,7 +168,7 @@ class Flow:
         starts = -1 if own & set(self.graph.inputs) else first
         return range(starts, max(self.last_use.get(name, starts) for name in own))
 
-    def needed(self) -> frozenset[str]:
+    def needed_names(self) -> frozenset[str]:
         """Names of the nodes that the outputs, or a change of a leaf, depend on."""
         wanted = set(self.depends[-1])
         leaves = {name for name, _ in self.graph.leaves}
@@ -181,7 +181,7 @@ class Flow:
 def prune(graph: Graph) -> Graph:
     """The graph without idle dropout, and without what neither its outputs nor a change of a leaf depend on."""
     graph = _without_idle_dropout(graph)
-    wanted = Flow(graph).needed()
+    wanted = Flow(graph).needed_names()
     nodes = tuple(node for node in graph.nodes if node.name in wanted)
     read = {name for node in nodes for name in reads(node)}
     read.update(name for output in graph.outputs for name in references(output))
@@ -194,26 +194,26 @@ def _without_idle_dropout(graph: Graph) -> Graph:
     if not idle:
         return graph
     nodes = tuple(substitute(node, idle) for node in graph.nodes if node.name not in idle)
-    return replace(graph, nodes=nodes, outputs=tuple(replaced(output, idle) for output in graph.outputs))
+    return replace(graph, nodes=nodes, outputs=tuple(replace_values(output, idle) for output in graph.outputs))
 
 
 def substitute(node: GraphNode, values: Mapping[str, Argument]) -> GraphNode:
     """The node, reading other values in place of the named ones."""
-    kwargs = tuple((name, replaced(value, values)) for name, value in node.kwargs)
-    memory = replaced(Ref(node.storage), values)
+    kwargs = tuple((name, replace_values(value, values)) for name, value in node.kwargs)
+    memory = replace_values(Ref(node.storage), values)
     return replace(
         node,
-        args=tuple(replaced(arg, values) for arg in node.args),
+        args=tuple(replace_values(arg, values) for arg in node.args),
         kwargs=kwargs,
         storage=memory.name if isinstance(memory, Ref) else "",
     )
 
 
-def replaced(argument: Argument, values: Mapping[str, Argument]) -> Argument:
+def replace_values(argument: Argument, values: Mapping[str, Argument]) -> Argument:
     """The argument, with other values in place of the named ones."""
     while isinstance(argument, Ref) and argument.name in values:
         argument = values[argument.name]
-    return tuple(replaced(item, values) for item in argument) if isinstance(argument, tuple) else argument
+    return tuple(replace_values(item, values) for item in argument) if isinstance(argument, tuple) else argument
 
 
 def reads(node: GraphNode) -> list[str]:
@@ -389,7 +389,7 @@ def _with_sizes(part: Graph, whole: Graph, batch_of: str) -> Graph:
         name: Ref(made[size][-1].name) if size.per_sample else size.fixed for name, size in sizes.items()
     }
     nodes = tuple(substitute(node, values) for node in part.nodes)
-    outputs = tuple(replaced(output, values) for output in part.outputs)
+    outputs = tuple(replace_values(output, values) for output in part.outputs)
     return replace(part, nodes=(*(node for some in made.values() for node in some), *nodes), outputs=outputs)
 
 
@@ -405,7 +405,7 @@ def _size_nodes(size: Dim, batch_of: str) -> Iterator[GraphNode]:
         yield GraphNode(name=f"{name}__2", op="operator.add", args=(Ref(last), size.fixed), size=size)
 
 
-def moved(cut: Cut, graph: Graph, other: Graph) -> Cut | None:
+def map_cut(cut: Cut, graph: Graph, other: Graph) -> Cut | None:
     """A cut of one trace as it stands in another of the same network, with those of its tensors that are made there.
 
     What only one mode computes, such as an auxiliary output in train mode, is not there in the other.
@@ -438,7 +438,7 @@ def guard_inputs(graph: Graph) -> Graph:
     clones = tuple(GraphNode(name=copy, op="aten.clone.default", args=(Ref(name),)) for name, copy in copies.items())
     instead = {name: Ref(copy) for name, copy in copies.items()}
     nodes = tuple(substitute(node, instead) for node in graph.nodes)
-    outputs = tuple(replaced(output, instead) for output in graph.outputs)
+    outputs = tuple(replace_values(output, instead) for output in graph.outputs)
     return replace(graph, nodes=clones + nodes, outputs=outputs)
 
 

@@ -17,12 +17,12 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 from frostline.core import Graph, TensorSpec
 from frostline.core.errors import ModelError, NotTraceable, UnsafeArtifact
 from frostline.engines.graph_runner import ALLOWED, Runner, leaf_values, resolve_allowed
-from frostline.engines.machine import computing
-from frostline.models.artifact import flattened, graph_from_json, graph_to_json, integer, restored, text
-from frostline.models.cuts import straightened
+from frostline.engines.machine import compute_slot
+from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
+from frostline.models.cuts import contiguous_copies
 from frostline.models.freezing import frozen_modules
-from frostline.models.frozen import FrozenPart, ordered
-from frostline.models.graph import after, before, guard_inputs, moved
+from frostline.models.frozen import FrozenPart, order_graph
+from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
     all_in_eval,
     has_same_parameters,
@@ -32,27 +32,37 @@ from frostline.models.modules import (
     modes,
     module_at,
     plain_copy,
-    random,
+    random_batch,
     with_modules,
     with_parameters,
 )
-from frostline.models.skipping import SkipPlan, plan_of, run_behind, still_makes, written_by
+from frostline.models.skipping import SkipPlan, makes_same_features, plan_of, run_behind, written_activations
 from frostline.models.trace_cache import trace
-from frostline.models.tracing import UNFIT, Trace, are_close, device_of, fed, kept_buffers, kept_draws, observed, whole
+from frostline.models.tracing import (
+    UNFIT,
+    Trace,
+    are_close,
+    cast_inputs,
+    device_of,
+    kept_buffers,
+    kept_draws,
+    observe_run,
+    run_whole,
+)
 
 __all__ = (
     "Head",
     "HeadGraph",
     "Mode",
     "PortableHead",
+    "PortedHead",
     "SkippingHead",
     "TracedHead",
-    "TravelledHead",
     "WholeHead",
     "equals_whole",
     "head_from_json",
     "head_to_json",
-    "portable",
+    "make_portable",
     "skipping_head",
     "tensor_paths",
 )
@@ -130,7 +140,7 @@ class Head(nn.Module, ABC):
 
     def _run_as_it_is(self, tensors: list[torch.Tensor]) -> Any:
         """What ``_run`` gives with the modules and the tensors that are the head's now."""
-        with with_modules(self._model[0], self.replaced()), with_parameters(self._model[0], self):
+        with with_modules(self._model[0], self.replaced_modules()), with_parameters(self._model[0], self):
             return self._run(tensors)
 
     def train(self, mode: bool = True) -> Self:
@@ -148,7 +158,7 @@ class Head(nn.Module, ABC):
             module.training = own
         return self
 
-    def replaced(self) -> dict[str, nn.Module]:
+    def replaced_modules(self) -> dict[str, nn.Module]:
         """Modules that somebody has put into the head in place of its own, by path; outermost ones alone.
 
         Raises:
@@ -199,8 +209,8 @@ class WholeHead(Head):
             )
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
-        with computing():
-            return self._model[0](*fed(self._model[0], tensors))
+        with compute_slot():
+            return self._model[0](*cast_inputs(self._model[0], tensors))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -284,7 +294,7 @@ class TracedHead(Head):
         return self._graphs[kind]
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
-        if replaced := self.replaced():
+        if replaced := self.replaced_modules():
             raise ModelError(
                 f"module {next(iter(replaced))!r} of the head was replaced, and this head is a traced graph, which has "
                 "none: replace it in your network, and call job.refreeze()"
@@ -296,13 +306,13 @@ class TracedHead(Head):
         flags = {**part.traced.training, **{path: module.training for path, module in self._modules_run.items()}}
         with torch.enable_grad():  # as the part was traced: elsewhere transformers asks other things of sizes
             traced = trace(model, self._inputs, training=flags)
-        graph = straightened(ordered(model, traced.graph, self._inputs, part.mixing)[0], part.turned)
-        cut = moved(part.frost_line, part.traced.graph, graph)
+        graph = contiguous_copies(order_graph(model, traced.graph, self._inputs, part.mixing)[0], part.turned)
+        cut = map_cut(part.frost_line, part.traced.graph, graph)
         if cut is None:
             raise NotTraceable(_OTHERWISE)
         places = tuple(part.frost_line.tensors.index(name) for name in cut.tensors)
         device, frozen, rest = device_of(model), guard_inputs(before(graph, cut)), after(graph, cut)
-        batch = random(self._inputs, _ROWS, torch.Generator().manual_seed(0), device)
+        batch = random_batch(self._inputs, _ROWS, torch.Generator().manual_seed(0), device)
         with torch.no_grad():
             made = Runner(frozen, device=device).run(batch, [leaf() for leaf in _leaves(model, traced, frozen)])
             meant = _features(part, batch, device)
@@ -395,14 +405,16 @@ class SkippingHead(Head):
         """Whether the network still makes what the frozen part makes, in the modes in which it is trained."""
         model = self._model[0]
         device = device_of(model)
-        batch = random(self._inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
+        batch = random_batch(self._inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
         try:
             with kept_draws(), modes(model, self._flags), torch.no_grad(), kept_buffers(model):
-                return still_makes(model, self._plan, fed(model, batch), _features(self._part, batch, device))
+                return makes_same_features(
+                    model, self._plan, cast_inputs(model, batch), _features(self._part, batch, device)
+                )
         except UNFIT:
             return False
 
-    def traced(self) -> TracedHead | None:
+    def traced_head(self) -> TracedHead | None:
         """The same head as a graph; None where the network was not traced."""
         return TracedHead(self._model[0], self._part, self._inputs) if self._is_traced else None
 
@@ -437,16 +449,16 @@ def skipping_head(
         Unsteady: The frozen part is another one in each run.
     """
     device = device_of(model)
-    batch = random(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
+    batch = random_batch(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
     try:
         with modes(model, flags), torch.no_grad(), kept_buffers(model):
             features = _features(part, batch, device)
-            plan = plan_of(model, inputs, fed(model, batch), features)
+            plan = plan_of(model, inputs, cast_inputs(model, batch), features)
         if plan is None:
             return None
         for training in (flags, all_in_eval(model)):
             with modes(model, training), kept_buffers(model):
-                written = written_by(model, plan, inputs, features)
+                written = written_activations(model, plan, inputs, features)
             plan = replace(plan, written=plan.written | written)
     except UNFIT:
         return None
@@ -547,15 +559,15 @@ def equals_whole(
     """
     device = device_of(model)
     for seed in range(1, batches + 1):
-        batch = random(inputs, _ROWS, torch.Generator().manual_seed(seed), device)
+        batch = random_batch(inputs, _ROWS, torch.Generator().manual_seed(seed), device)
         for training in (flags, all_in_eval(model)):
             try:
                 with modes(model, training):
-                    ours = observed(model, partial(head, _features(part, batch, device)), seed)
+                    ours = observe_run(model, partial(head, _features(part, batch, device)), seed)
                 with modes(model, training):
                     if not isinstance(head, SkippingHead):  # a trace does not know what the network counts
-                        observed(model, partial(whole, model, batch), seed)
-                    theirs = observed(model, partial(whole, model, batch), seed)
+                        observe_run(model, partial(run_whole, model, batch), seed)
+                    theirs = observe_run(model, partial(run_whole, model, batch), seed)
             except UNFIT:
                 return False
             if not are_close(ours, theirs):
@@ -601,13 +613,13 @@ class PortableHead:
         return tuple(name for name in self.tensors if _changes(name))
 
 
-def portable(head: nn.Module) -> PortableHead:
+def make_portable(head: nn.Module) -> PortableHead:
     """A head as data, which shares the network's tensors.
 
     Raises:
         ModelError: It cannot travel; the sentence says why, and what to do instead.
     """
-    traced = head.traced() if isinstance(head, SkippingHead) else head
+    traced = head.traced_head() if isinstance(head, SkippingHead) else head
     if not isinstance(traced, TracedHead):
         kind = "its own code runs" if isinstance(head, Head) else "it is no head of a job"
         raise ModelError(
@@ -633,7 +645,7 @@ def portable(head: nn.Module) -> PortableHead:
 
 def head_to_json(head: PortableHead) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """A head as plain values, and its tensors as they are written."""
-    tensors, orders = flattened(head.tensors)
+    tensors, orders = flatten_tensors(head.tensors)
     modes = {"training": head.training, "evaluation": head.evaluation}
     described = {
         name: {"graph": graph_to_json(mode.graph), "places": list(mode.places)} for name, mode in modes.items()
@@ -647,7 +659,7 @@ def head_from_json(value: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     Raises:
         UnsafeArtifact: The values name or declare something that is not allowed.
     """
-    turned = restored(tensors, value["orders"])
+    turned = restore_tensors(tensors, value["orders"])
     trained = tuple(text(name) for name in value["trained"])
     if not all(turned[name].is_floating_point() for name in trained):
         raise UnsafeArtifact("only floats can be trained")
@@ -659,7 +671,7 @@ def head_from_json(value: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     )
 
 
-class TravelledHead:
+class PortedHead:
     """A head that trains away from its network; bit for bit what the network's own would do.
 
     Args:

@@ -39,11 +39,11 @@ __all__ = (
     "module_at",
     "not_averaged",
     "plain_copy",
-    "random",
-    "reads_told",
+    "random_batch",
     "record",
     "resolved_path",
-    "unwrapped",
+    "unwrap",
+    "watch_reads",
     "with_modules",
     "with_parameters",
     "zeros",
@@ -53,7 +53,7 @@ __all__ = (
 _INNER = ("_orig_mod", "module")
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """The network inside ``torch.compile``, ``DataParallel`` and ``DistributedDataParallel``, or the network itself.
 
     These say where and how a network runs, not what it computes: a job runs the frozen part by its own engines, and the
@@ -167,7 +167,7 @@ _OWN = frozenset(vars(nn.Module()))
 
 
 @contextmanager
-def reads_told(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -> Iterator[None]:
+def watch_reads(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -> Iterator[None]:
     """Have it told which plain attributes of the modules are read meanwhile; those of every module are left out.
 
     Plain are numbers, texts, and small lists, dicts, sets and tuples of them, of which copies are told.
@@ -412,7 +412,7 @@ def zeros(inputs: Sequence[TensorSpec], rows: int, device: torch.device | str = 
     return [torch.zeros((rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=device) for spec in inputs]
 
 
-def random(
+def random_batch(
     inputs: Sequence[TensorSpec], rows: int, generator: torch.Generator, device: torch.device | str = "cpu"
 ) -> list[torch.Tensor]:
     """A batch of normal numbers, and of zeros and ones where the dtype is no floating one."""

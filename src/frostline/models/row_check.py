@@ -25,7 +25,7 @@ from frostline.engines.protocols import Arrays
 from frostline.models.artifact import Prefix, file_bytes, graph_to_json
 from frostline.models.graph import packet_of, reads
 
-__all__ = ("MixedRows", "differs", "is_mixing", "made_rows", "mixed_rows")
+__all__ = ("MixedRows", "differs", "is_mixing", "make_rows", "mixed_rows")
 
 _FORMAT = 1
 _MADE = 10
@@ -63,7 +63,7 @@ def _batch(rows: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
     return [some[list(_RUNS[number])].contiguous() for some in rows]
 
 
-def made_rows(
+def make_rows(
     graph: Graph, inputs: Sequence[TensorSpec], *, numbers: str = "bits", scale: float = 1.0
 ) -> list[torch.Tensor]:
     """Ten rows for each input: normal numbers, and small ones where the type is no floating one.
@@ -168,7 +168,7 @@ def _first_run(
     """
     why, found = "", None
     for numbers, scale in _ATTEMPTS:
-        rows = made_rows(graph, inputs, numbers=numbers, scale=scale)
+        rows = make_rows(graph, inputs, numbers=numbers, scale=scale)
         try:
             found = rows, run(rows, 0)
         except _FAILING as error:

@@ -17,18 +17,18 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 
 from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
-from frostline.engines.machine import computing
+from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
-from frostline.models.modules import plain_copy, reads_told
-from frostline.models.tracing import fed_specs
+from frostline.models.modules import plain_copy, watch_reads
+from frostline.models.tracing import cast_specs
 
 __all__ = (
     "SkipPlan",
     "Unsteady",
+    "makes_same_features",
     "plan_of",
     "run_behind",
-    "still_makes",
-    "written_by",
+    "written_activations",
 )
 
 
@@ -473,7 +473,7 @@ def _run_on(
     return _recorded(model, run, [run.given(place, tensor.clone()) for place, tensor in enumerate(batch)])
 
 
-def still_makes(
+def makes_same_features(
     model: nn.Module, plan: SkipPlan, batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]
 ) -> bool:
     """Whether a network makes these features at the frost line; see ``plan_of``."""
@@ -518,7 +518,7 @@ def _reads_again(
     def read(module: nn.Module, name: str, value: Any) -> None:
         first.setdefault((id(module), name), (module, value))
 
-    with reads_told(model, read):
+    with watch_reads(model, read):
         _run_on(model, batch, placed)
     if places:
         raise Unsteady(_OTHER)
@@ -578,7 +578,7 @@ def _is_close(one: torch.Tensor, other: torch.Tensor, error: float) -> bool:
 def _recorded(model: nn.Module, run: _Run, inputs: Sequence[torch.Tensor]) -> list[_Call]:
     recorder = _Recorder(run)
     modules = {path: module for path, module in model.named_modules() if path}
-    with torch.no_grad(), computing(), _forwards(modules, recorder.forward), suppress(_Reached):
+    with torch.no_grad(), compute_slot(), _forwards(modules, recorder.forward), suppress(_Reached):
         model(*inputs)
     return recorder.calls
 
@@ -600,7 +600,7 @@ def _calls_on(
     run = _Run(features[0].device, rows, placed)
     if last.operation < 0:
         return []
-    shapes = fed_specs(model, inputs)
+    shapes = cast_specs(model, inputs)
     return _recorded(model, run, [run.given(place, _meta(spec, rows)) for place, spec in enumerate(shapes)])
 
 
@@ -740,8 +740,8 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
     run = _Run(features[0].device, rows, _placing(plan, features), last=max(-1, plan.placements[-1].operation))
     skipper = _Skipper(run, plan, features)
     modules = {path: model.get_submodule(path) for path in skipper.paths}
-    with computing(), _forwards(modules, skipper.forward):
-        given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(fed_specs(model, inputs))]
+    with compute_slot(), _forwards(modules, skipper.forward):
+        given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(cast_specs(model, inputs))]
         versions = _versions(features)
         output = model(*given)
     if any(isinstance(leaf, _Absent) for leaf in tree_leaves(output)):
@@ -754,7 +754,7 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
     return output
 
 
-def written_by(
+def written_activations(
     model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], features: Sequence[torch.Tensor]
 ) -> frozenset[int]:
     """Numbers of the activations into which a network writes, by one run in the modes that it is in."""

@@ -30,7 +30,7 @@ from frostline.core.config import cache_folder
 from frostline.core.errors import NotTraceable, SettingError, UnsafeArtifact
 from frostline.core.files import FileCache, with_schema, without_schema
 from frostline.core.system import __version__, collector_rests
-from frostline.models.artifact import BROKEN, flattened, graph_from_json, graph_to_json, metadata, restored
+from frostline.models.artifact import BROKEN, flatten_tensors, graph_from_json, graph_to_json, metadata, restore_tensors
 from frostline.models.modules import is_guard
 from frostline.models.tracing import Trace, agrees, draws_elsewhere
 
@@ -254,7 +254,7 @@ class TraceCache:
     def put(self, key: str, trace: Trace) -> None:
         """Keep it. A trace that cannot be said as data is not kept."""
         try:
-            tensors, orders = flattened(trace.constants)
+            tensors, orders = flatten_tensors(trace.constants)
             about = json.dumps(with_schema({"orders": orders, **_to_json(trace)}, _FORMAT), allow_nan=False)
             body = save_tensors(tensors, metadata={_KEY: about})
         except (*BROKEN, NotImplementedError):
@@ -277,7 +277,7 @@ def _from_json(value: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Tr
     nodes = tuple(_with_result(node, result) for node, result in results)
     return Trace(
         graph=Graph(inputs=graph.inputs, leaves=graph.leaves, nodes=nodes, outputs=graph.outputs),
-        constants=restored(tensors, value["orders"]),
+        constants=restore_tensors(tensors, value["orders"]),
         structure=treespec_loads(value["structure"]),
         training=value["training"],
     )

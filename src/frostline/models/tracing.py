@@ -39,10 +39,10 @@ from frostline.core import Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.errors import ModelError, NotTraceable
 from frostline.core.graph import Argument
 from frostline.engines.graph_runner import Runner
-from frostline.engines.machine import computing, tracing
-from frostline.models.graph import replaced, substitute
-from frostline.models.modules import modes, random, zeros
-from frostline.preprocess.steps import InputPlace, unpacked
+from frostline.engines.machine import compute_slot, trace_slot
+from frostline.models.graph import replace_values, substitute
+from frostline.models.modules import modes, random_batch, zeros
+from frostline.preprocess.steps import InputPlace, unpack_inputs
 
 __all__ = (
     "UNFIT",
@@ -50,18 +50,18 @@ __all__ = (
     "agrees",
     "are_close",
     "are_same",
+    "cast_inputs",
+    "cast_specs",
     "device_of",
     "draws_elsewhere",
     "export",
-    "fed",
-    "fed_specs",
     "has_several_parts",
     "kept_buffers",
     "kept_draws",
-    "observed",
+    "observe_run",
+    "run_whole",
     "takes_parts",
     "takes_rows",
-    "whole",
 )
 
 
@@ -160,7 +160,7 @@ _PREPARED = "float32"
 _CAST = "__cast"
 
 
-def fed(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def cast_inputs(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors as the network takes them: those of float32 in the precision of its weights.
 
     Args:
@@ -171,25 +171,25 @@ def fed(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.to(own) if tensor.dtype == torch.float32 else tensor for tensor in batch]
 
 
-def fed_specs(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+def cast_specs(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """The specifications of the same tensors."""
     own = str(_own(model)).removeprefix("torch.")
     return tuple(replace(spec, dtype=own) if spec.dtype == _PREPARED else spec for spec in inputs)
 
 
 def _with_casts(model: nn.Module, graph: Graph, inputs: Sequence[TensorSpec]) -> Graph:
-    """A network's graph, traced on what ``fed`` gives, as one that takes the inputs as they are prepared.
+    """A network's graph, traced on what ``cast_inputs`` gives, as one that takes the inputs as they are prepared.
 
     Args:
         model: network that was traced.
         graph: graph of the network.
         inputs: specifications of the inputs as they are prepared.
     """
-    changed = zip(graph.inputs, inputs, fed_specs(model, inputs), strict=True)
+    changed = zip(graph.inputs, inputs, cast_specs(model, inputs), strict=True)
     casts = [_cast(name, taken) for name, spec, taken in changed if spec != taken]
     values = {node.name.removesuffix(_CAST): Ref(node.name) for node in casts}
     nodes = (*casts, *(substitute(node, values) for node in graph.nodes))
-    return replace(graph, nodes=nodes, outputs=tuple(replaced(output, values) for output in graph.outputs))
+    return replace(graph, nodes=nodes, outputs=tuple(replace_values(output, values) for output in graph.outputs))
 
 
 def _own(model: nn.Module) -> torch.dtype:
@@ -270,9 +270,9 @@ def export(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[
     Raises:
         NotTraceable: torch.export does not follow it, or it holds what a graph cannot say.
     """
-    example = tuple(fed(model, zeros(inputs, _EXAMPLE_BATCH, device_of(model))))
+    example = tuple(cast_inputs(model, zeros(inputs, _EXAMPLE_BATCH, device_of(model))))
     try:
-        with tracing(), modes(model, training), _quiet():
+        with trace_slot(), modes(model, training), _quiet():
             program = torch.export.export(
                 model, example, strict=False, dynamic_shapes=_open_batches(model, len(example))
             )
@@ -498,7 +498,7 @@ def takes_parts(model: M, places: Sequence[InputPlace]) -> M:
     kind = type(model)
 
     def forward(self: nn.Module, rows: torch.Tensor) -> Any:
-        output = kind.forward(self, **unpacked(places, rows))
+        output = kind.forward(self, **unpack_inputs(places, rows))
         return output if type(output) in (tuple, list, dict) else _first_tensor(output)
 
     said = ", ".join(f"{place.name} {place.spec.dtype}{list(place.spec.shape)}@{place.start}" for place in places)
@@ -558,12 +558,12 @@ def agrees(model: nn.Module, traced: Trace, inputs: Sequence[TensorSpec]) -> boo
     Both run in the modes of the trace, with the same random numbers. The network is left as it was.
     """
     device = device_of(model)
-    batch = random(inputs, _ROWS, torch.Generator().manual_seed(_SEED), device)
+    batch = random_batch(inputs, _ROWS, torch.Generator().manual_seed(_SEED), device)
     try:
         with modes(model, traced.training):
             leaves = [_tensor_of(model, traced, path) for _, path in traced.graph.leaves]
             run = partial(Runner(traced.graph, device=device).run, [tensor.clone() for tensor in batch], leaves)
-            return are_same(observed(model, run, _SEED, gradients=False), _run_whole(model, batch))
+            return are_same(observe_run(model, run, _SEED, gradients=False), _run_whole(model, batch))
     except UNFIT:
         return False
 
@@ -579,7 +579,7 @@ def draws_elsewhere(model: nn.Module, inputs: Sequence[TensorSpec], training: Ma
         inputs: specifications of its inputs.
         training: for each module path whether it is in train mode.
     """
-    batch = random(inputs, _ROWS, torch.Generator().manual_seed(_SEED), device_of(model))
+    batch = random_batch(inputs, _ROWS, torch.Generator().manual_seed(_SEED), device_of(model))
     states = np.random.get_state(), getstate()
     try:
         with modes(model, training), torch.no_grad(), kept_buffers(model):
@@ -595,20 +595,20 @@ def draws_elsewhere(model: nn.Module, inputs: Sequence[TensorSpec], training: Ma
 def _drawn(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[Any]:
     with torch.random.fork_rng(), kept_buffers(model):
         torch.manual_seed(_SEED)
-        return list(tree_leaves(whole(model, batch)))
+        return list(tree_leaves(run_whole(model, batch)))
 
 
 def _run_whole(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[Any]:
-    return observed(model, partial(whole, model, batch), _SEED, gradients=False)
+    return observe_run(model, partial(run_whole, model, batch), _SEED, gradients=False)
 
 
-def whole(model: nn.Module, batch: Sequence[torch.Tensor]) -> Any:
+def run_whole(model: nn.Module, batch: Sequence[torch.Tensor]) -> Any:
     """What the network returns for a batch, which stays as it is."""
-    with computing():
-        return model(*fed(model, [tensor.clone() for tensor in batch]))
+    with compute_slot():
+        return model(*cast_inputs(model, [tensor.clone() for tensor in batch]))
 
 
-def observed(model: nn.Module, run: Callable[[], Any], seed: int, *, gradients: bool = True) -> list[Any]:
+def observe_run(model: nn.Module, run: Callable[[], Any], seed: int, *, gradients: bool = True) -> list[Any]:
     """The leaves of what a run returns, its gradients, and the buffers that it leaves; they are put back.
 
     Args:

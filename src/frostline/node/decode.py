@@ -186,7 +186,7 @@ class ReadWatch:
         self._reason = ""
 
     @contextmanager
-    def reading(self, object: str) -> Iterator[None]:
+    def watch_read(self, object: str) -> Iterator[None]:
         """While an object is read."""
         mark = [object]
         began = self._clock()
@@ -195,7 +195,7 @@ class ReadWatch:
         try:
             yield
         except FrostlineError as error:
-            self.failed(object, error)
+            self.note_failure(object, error)
             raise
         else:
             self._lost_in_a_row = 0
@@ -207,7 +207,7 @@ class ReadWatch:
                 usual_s = took_s if self._usual_s is None else self._usual_s
                 self._usual_s = usual_s + _WEIGHT * (took_s - usual_s)
 
-    def failed(self, object: str, error: FrostlineError) -> None:
+    def note_failure(self, object: str, error: FrostlineError) -> None:
         """A read failed; said in the log, with how many since the line before."""
         with self._lock:
             now = self._failed_at = self._clock()
@@ -281,7 +281,7 @@ class StoredSamples:
             here = self._here
             self._store.expect([self._place(row) for row in rows if here is None or not here.has(row)])
 
-    def encoded(self, row: int) -> Buffer | Skipped:
+    def read_encoded(self, row: int) -> Buffer | Skipped:
         """The sample as it is stored; the caller has reserved memory for its declared length."""
         try:
             return self._read(row)
@@ -292,13 +292,13 @@ class StoredSamples:
         """Whether the object is known to have the version that the request names."""
         return bool(self._samples.versions) and row not in self._unknown
 
-    def skipped(self, row: int, reason: str) -> Skipped:
+    def record_skip(self, row: int, reason: str) -> Skipped:
         """A record of a skipped sample, with the reason."""
         return Skipped(id=int(self._samples.ids[row]), object=self._samples.objects[row], reason=reason)
 
     def _lost(self, row: int, error: ObjectNotFound | SampleError) -> Skipped:
         # An object that was listed and is gone has changed too.
-        return replace(self.skipped(row, str(error)), changed=isinstance(error, ObjectNotFound))
+        return replace(self.record_skip(row, str(error)), changed=isinstance(error, ObjectNotFound))
 
     def _read(self, row: int) -> Buffer:
         started = time.perf_counter()
@@ -309,7 +309,7 @@ class StoredSamples:
         if self._reads is None:
             data, version = self._from_store(row)
         else:
-            with self._reads.reading(self._samples.objects[row]):
+            with self._reads.watch_read(self._samples.objects[row]):
                 data, version = self._from_store(row)
         self._counters.add(read_s=time.perf_counter() - started, bytes_read=len(data))
         if self._here is not None:
@@ -437,12 +437,12 @@ class SampleReader(StoredSamples):
     def _read_all(self, rows: Sequence[int]) -> list[Buffer | Skipped]:
         started, found = time.perf_counter(), list[Buffer | Skipped]()
         reads = self._decoding.reads
-        with reads.reading(self._samples.objects[rows[0]]):
+        with reads.watch_read(self._samples.objects[rows[0]]):
             for row in rows:
                 try:
                     found.append(self._from_store(row)[0])
                 except (ObjectNotFound, SampleError) as error:
-                    reads.failed(self._samples.objects[row], error)
+                    reads.note_failure(self._samples.objects[row], error)
                     found.append(self._lost(row, error))
         nbytes = sum(len(buffer) for buffer in found if not isinstance(buffer, Skipped))
         self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=nbytes)

@@ -31,8 +31,8 @@ from frostline.batching import (
     combined_speed,
     first_to_finish,
 )
-from frostline.engines.machine import resting
-from frostline.engines.protocols import Between, Dividing, Engine, Queueing, RunningBatch
+from frostline.engines.machine import pause_compute
+from frostline.engines.protocols import Between, Engine, PipelinedEngine, PreemptibleEngine, RunningBatch
 from frostline.node.memory import Cancelled, CancelScope, LockedFairShares, Pool, PoolStatistics, Reservation
 from frostline.node.pipeline import Slab
 from frostline.node.statistics import Counters
@@ -123,7 +123,7 @@ class QueuedRows:
         """The number of rows that still have to run."""
         return self.rows - self.ran
 
-    def waiting(self, number: int) -> QueuedRequest:
+    def queued_request(self, number: int) -> QueuedRequest:
         """The entry as the batching rule sees it."""
         work = self.work
         return QueuedRequest(
@@ -163,7 +163,7 @@ class QueuedRows:
 
     def pay(self, device_s: float) -> None:
         """Charge device seconds to the tenant and to the prefix."""
-        self.account.used(device_s)
+        self.account.charge_device(device_s)
         self.served(device_s / self.account.settings.weight)
 
     def begin_again(self) -> None:
@@ -199,7 +199,7 @@ class ExclusiveCall:
     left: int = 1
     _made: Any = field(default=None, init=False)
 
-    def waiting(self, number: int) -> QueuedRequest:
+    def queued_request(self, number: int) -> QueuedRequest:
         """The call as the batching rule sees it."""
         return QueuedRequest(number=number, tenant=self.account.name, kind=self.future, rows=1, run_rows=1)
 
@@ -210,7 +210,7 @@ class ExclusiveCall:
 
     def pay(self, device_s: float) -> None:
         """Charge device seconds to the tenant."""
-        self.account.used(device_s)
+        self.account.charge_device(device_s)
 
     def finish(self) -> None:
         """Resolve the future with the result."""
@@ -315,7 +315,7 @@ class Device:
     def _make_way(self, run: "_Run") -> None:
         """Run the waiting work of tenants that are due before the rest of this run."""
         while (other := self._before(run)) is not None:
-            with resting():
+            with pause_compute():
                 with _FailureReporter(self, other):
                     other.begin(self.memory)
                 if not other.has_failed:
@@ -333,7 +333,7 @@ class Device:
                 if isinstance(entry, QueuedRows) or entry.nbytes is not None
             }
             waiting = [
-                entry.waiting(number)
+                entry.queued_request(number)
                 for number, entry in free.items()
                 if not (entry.account.name in mine or _is_unwanted(entry))
                 and self._fair_shares.tag(entry.account.name) < tag
@@ -390,7 +390,7 @@ class Device:
         while True:
             free = {number: entry for number, entry in self._queue.items() if entry not in running}
             dropped += self._drop([number for number, entry in free.items() if _is_unwanted(entry)])
-            waiting = [entry.waiting(number) for number, entry in free.items() if number in self._queue]
+            waiting = [entry.queued_request(number) for number, entry in free.items() if number in self._queue]
             if not waiting:
                 return None
             turn = self._rule.next(waiting, self._tag(before))
@@ -441,7 +441,7 @@ class Device:
                 self._drop([part.number])
             entry.finish()
 
-    def failed(self, run: "_Run", error: BaseException) -> None:
+    def report_failure(self, run: "_Run", error: BaseException) -> None:
         """Report an error to a single entry; if there are several, let each run alone, as only one may be broken."""
         run.has_failed = True
         if len(run.entries) == 1:
@@ -550,7 +550,7 @@ class _Run:
             )
             self._slab = slab[: self.turn.rows]
             engine = self.work.engine
-            self._begun = engine.begin(self._slab, self.work.cut) if isinstance(engine, Queueing) else None
+            self._begun = engine.begin(self._slab, self.work.cut) if isinstance(engine, PipelinedEngine) else None
             failing.pop_all()
 
     def drain(self) -> None:
@@ -570,7 +570,9 @@ class _Run:
 
     def _computed(self, slab: Slab, between: Between) -> Sequence[npt.NDArray[np.generic]]:
         engine, cut = self.work.engine, self.work.cut
-        return engine.run_divided(slab, cut, between) if isinstance(engine, Dividing) else engine.run(slab, cut)
+        return (
+            engine.run_divided(slab, cut, between) if isinstance(engine, PreemptibleEngine) else engine.run(slab, cut)
+        )
 
     def take(self, outputs: Outputs) -> None:
         at = 0
@@ -594,7 +596,7 @@ class _FailureReporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if error is not None:
-            self._device.failed(self._run, error)
+            self._device.report_failure(self._run, error)
         return error is not None
 
 
@@ -707,13 +709,13 @@ class Devices:
                 raise next(iter(failures.values()))
             batch.begin_again()
 
-    def alone(
+    def run_exclusive(
         self, number: int, call: Callable[[], T], account: Account, scope: CancelScope, *, nbytes: int | None = None
     ) -> T:
-        """Run a call that has one device to itself, and return its result; see ``all_alone``."""
-        return self.all_alone({number: call}, account, scope, nbytes=nbytes)[number]
+        """Run a call that has one device to itself, and return its result; see ``run_on_each``."""
+        return self.run_on_each({number: call}, account, scope, nbytes=nbytes)[number]
 
-    def all_alone(
+    def run_on_each(
         self, calls: Mapping[int, Callable[[], T]], account: Account, scope: CancelScope, *, nbytes: int | None = None
     ) -> dict[int, T]:
         """Run a call on each of some devices at the same time; a device whose call fails is taken out.
@@ -744,7 +746,7 @@ class Devices:
         self._take_out(failures)
         return {number: entry.future.result() for number, entry in entries.items() if number not in failures}
 
-    def measured(self, seconds: Mapping[int, float]) -> None:
+    def record_seconds(self, seconds: Mapping[int, float]) -> None:
         """Take what the same work took on each device, by its number; see ``speed``."""
         with self._lock:
             for number, member in enumerate(self._members):

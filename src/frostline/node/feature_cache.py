@@ -81,7 +81,7 @@ class CachedFeatures:
         self._keys = row_keys(samples)
         self._counters = counters
 
-    def known(self) -> npt.NDArray[np.bool_]:
+    def cached_rows(self) -> npt.NDArray[np.bool_]:
         """The rows of the request that are cached, as a mask; a row may still be gone or damaged when it is read."""
         known = np.zeros(len(self._keys), np.bool_)
         if self._store is not None:

@@ -22,11 +22,11 @@ from frostline.core.system import in_background
 __all__ = (
     "CancelScope",
     "Cancelled",
-    "Lane",
     "LockedFairShares",
     "Pool",
     "PoolStatistics",
     "Readers",
+    "RequestMemory",
     "Reservation",
     "Shares",
     "cells_bytes",
@@ -124,12 +124,12 @@ class Reservation:
 
     def shrink(self, nbytes: int) -> None:
         """Keep only ``nbytes`` of it."""
-        with self._pool.changing() as budget:
+        with self._pool.lock_budget() as budget:
             budget.shrink(self._number, nbytes)
 
     def release(self) -> None:
         """Release it. Calling it again does nothing."""
-        with self._pool.changing() as budget:
+        with self._pool.lock_budget() as budget:
             budget.release(self._number)
 
     def __enter__(self) -> Self:
@@ -219,7 +219,7 @@ class Pool:
                 condition.notify()
 
     @contextmanager
-    def changing(self) -> Iterator[MemoryBudget]:
+    def lock_budget(self) -> Iterator[MemoryBudget]:
         """The budget, locked for a change; threads whose reservation was granted by it continue afterwards."""
         with self._lock:
             yield self._budget
@@ -242,7 +242,7 @@ class Pool:
                 condition.notify()
 
 
-class Lane:
+class RequestMemory:
     """One request's access to a pool: it reserves in the name of its tenant.
 
     Args:

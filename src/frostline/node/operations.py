@@ -25,7 +25,7 @@ from frostline.core.errors import (
     UnknownTraining,
 )
 from frostline.core.system import STARTED
-from frostline.datasets.formats.base import Widespread
+from frostline.datasets.formats.base import ExternalReferences
 from frostline.datasets.formats.known import format_named
 from frostline.node.pipeline import Stores
 from frostline.node.process import BoundedProcess
@@ -425,7 +425,7 @@ class Listings:
             Unavailable: if the node is stopping.
         """
         account.check_may("list")
-        url, folders = self._stores.listed(request.data, account.settings.roots)
+        url, folders = self._stores.resolve_data(request.data, account.settings.roots)
         _check(url, request)
         with self._lock:
             if self._is_closed:
@@ -490,7 +490,7 @@ def _check(url: str, request: ListingRequest) -> None:
         format = None if request.format is None else format_named(request.format)
     except SettingError as error:
         raise BadRequest(str(error)) from error
-    if format is not None and isinstance(format, Widespread):
+    if format is not None and isinstance(format, ExternalReferences):
         raise Forbidden(
             f"a node does not list data of the format {URLS}, which may lead to other hosts: list it with your own "
             "credentials (--list-locally; in Python Dataset without near=)"

@@ -22,7 +22,7 @@ from frostline.engines.protocols import Arrays, Footprint, levels_of
 from frostline.node.decode import SampleReader
 from frostline.node.device import HEADROOM, Device, Devices, QueuedRows, RowWork
 from frostline.node.feature_cache import CachedFeatures, Found
-from frostline.node.memory import CancelScope, Lane, Reservation
+from frostline.node.memory import CancelScope, RequestMemory, Reservation
 from frostline.node.pipeline import Made, PendingBatch, Slab
 from frostline.node.prefixes import Resident
 from frostline.node.statistics import Counters
@@ -131,20 +131,22 @@ class PrefixRun:
         The other devices measure the same at the same time, so that it is known how fast all are together.
         """
         calls = {number: partial(self._measure, number, slab, repeats) for number in self._devices.in_service()}
-        found = self._devices.all_alone(calls, self._account, self._scope)
-        self._devices.measured({number: float(np.median(each[:, -1])) for number, each in found.items()})
+        found = self._devices.run_on_each(calls, self._account, self._scope)
+        self._devices.record_seconds({number: float(np.median(each[:, -1])) for number, each in found.items()})
         return found[min(found)]
 
     def values(self, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
         """Compute the tensors at some cuts for up to eight samples; see ``TorchEngine.cut_values``."""
         number = self._devices.in_service()[0]
-        return self._devices.alone(number, partial(self._values, number, slab, cuts), self._account, self._scope)
+        return self._devices.run_exclusive(
+            number, partial(self._values, number, slab, cuts), self._account, self._scope
+        )
 
     def _crossing_values(self, inputs: Arrays) -> Sequence[npt.NDArray[np.generic]]:
         number = self._devices.in_service()[0]
         between = self._devices.device(number).between
         call = partial(self._resident.references[number].cut_values, [self._cut], inputs, between)
-        made = self._devices.alone(number, call, self._account, self._scope, nbytes=self._bytes(ROWS))
+        made = self._devices.run_exclusive(number, call, self._account, self._scope, nbytes=self._bytes(ROWS))
         return made[self._cut.number]
 
     def reference_footprint(self, cut: int) -> Footprint:
@@ -157,9 +159,9 @@ class PrefixRun:
             RowWork(engine=engine, cut=self._cut.number, run_rows=run_rows) for engine in self._resident.engines
         )
 
-    def alone(self, call: Callable[[], T]) -> T:
+    def run_exclusive(self, call: Callable[[], T]) -> T:
         """Run a call that has the first device to itself, and return its result."""
-        return self._devices.alone(self._devices.in_service()[0], call, self._account, self._scope)
+        return self._devices.run_exclusive(self._devices.in_service()[0], call, self._account, self._scope)
 
     def _measure(self, number: int, slab: Slab, repeats: int) -> npt.NDArray[np.float64]:
         device, reference = self._devices.device(number), self._resident.references[number]
@@ -232,7 +234,7 @@ class EncodedOutput:
         max_rows: maximum rows of a batch.
     """
 
-    def __init__(self, samples: Samples, reader: SampleReader, memory: Lane, max_rows: int) -> None:
+    def __init__(self, samples: Samples, reader: SampleReader, memory: RequestMemory, max_rows: int) -> None:
         self._samples = samples
         self._reader = reader
         self._max_rows = max_rows
@@ -270,8 +272,8 @@ class EncodedOutput:
     def _sample(self, row: int) -> Made:
         if self._takes[row] > self._room:
             size = readable_bytes(self._takes[row] // 2)
-            return self._reader.skipped(row, f"too large for the node: {size}; start it with more --memory")
-        return self._reader.encoded(row)
+            return self._reader.record_skip(row, f"too large for the node: {size}; start it with more --memory")
+        return self._reader.read_encoded(row)
 
     def finish(self, work: PendingBatch, made: Sequence[Made]) -> FeatureBatch:
         """Put the samples that could be read into a batch."""
@@ -305,7 +307,7 @@ class Decoded:
         samples: Samples,
         reader: SampleReader,
         sample: TensorSpec,
-        memory: Lane,
+        memory: RequestMemory,
         packing: Packing,
         *,
         max_rows: int,
@@ -345,7 +347,7 @@ class Decoded:
 
     def stretches(self) -> Sequence[range]:
         """Divide the rows into batches with one run of computing each; cached rows are added while there is room."""
-        needs_work = [True] * len(self._samples) if self._kept is None else (~self._kept.known()).tolist()
+        needs_work = [True] * len(self._samples) if self._kept is None else (~self._kept.cached_rows()).tolist()
         return stretches_of_work(needs_work, run_rows=self._rows, max_rows=self._max_rows)
 
     @property
@@ -444,13 +446,13 @@ class Decoded:
     def _row_bytes(self) -> int:
         return self._made_bytes + self._sent_bytes
 
-    def _limits(self, memory: Lane, fewest: int) -> list[Limit]:
+    def _limits(self, memory: RequestMemory, fewest: int) -> list[Limit]:
         # A part of the memory, or what the minimum rows need if that is more.
         room = max(memory.total_bytes // _PART, min(memory.total_bytes, self._bytes(fewest)))
         batches = Limit(room_bytes=room, fixed_bytes=self._fixed_bytes, bytes_per_row=self._row_bytes)
         return [batches] if self._run is None else [batches, self._run.limit]
 
-    def _refuse(self, memory: Lane, fewest: int) -> None:
+    def _refuse(self, memory: RequestMemory, fewest: int) -> None:
         if self._run is not None:
             self._run.check(fewest)
         raise OverBudget(

@@ -24,13 +24,13 @@ from cachetools import LRUCache
 from frostline.batching import readable_bytes
 from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, FeatureBatch, Samples, Skipped
 from frostline.core.errors import BadRequest, OverBudget, SettingError
-from frostline.core.nouns import widened
+from frostline.core.nouns import widen_bfloat16
 from frostline.datasets.formats.parquet import CELLS_BYTES, CellCache
 from frostline.datasets.formats.urls import UrlReader
 from frostline.datasets.reading import check_object, open_samples
 from frostline.engines.protocols import levels_of
 from frostline.node.feature_cache import Found
-from frostline.node.memory import Cancelled, CancelScope, Lane, Pool, Reservation
+from frostline.node.memory import Cancelled, CancelScope, Pool, RequestMemory, Reservation
 from frostline.node.prefixes import Resident
 from frostline.preprocess import Preprocess, Tokenize
 from frostline.preprocess.apply import decode_into, pixels_needed, scratch_bytes
@@ -57,7 +57,7 @@ __all__ = (
     "batches",
     "checked_preprocess",
     "embedding_inputs",
-    "gathered",
+    "gather_embeddings",
     "max_numbers",
     "read_ahead",
 )
@@ -113,7 +113,7 @@ class RequestOutput(Protocol):
 
 
 def batches(
-    output: RequestOutput, memory: Lane, readers: Executor, scope: CancelScope
+    output: RequestOutput, memory: RequestMemory, readers: Executor, scope: CancelScope
 ) -> Generator[FeatureBatch, None, None]:
     """Yield the batches of the answer. The memory of a batch stays reserved until the next one is asked for.
 
@@ -316,11 +316,11 @@ class Stores:
         """The canonical URLs of the roots."""
         return self._roots
 
-    def allowed(self, roots: tuple[str, ...] | None) -> tuple[str, ...]:
+    def allowed_roots(self, roots: tuple[str, ...] | None) -> tuple[str, ...]:
         """The canonical URLs of the roots that a tenant may read; None means all roots of the node."""
         return self._roots if roots is None else tuple(normalise_url(root) for root in roots)
 
-    def unreadable(self) -> str:
+    def unreadable_reason(self) -> str:
         """Why a folder that is served cannot be listed; empty where all can. It may wait for a disk that hangs."""
         for root in self._roots:
             if not root.startswith("file:"):
@@ -373,7 +373,7 @@ class Stores:
                 store.check(name)
         return store
 
-    def listed(self, data: str, allowed: tuple[str, ...] | None = None) -> tuple[str, tuple[str, ...] | None]:
+    def resolve_data(self, data: str, allowed: tuple[str, ...] | None = None) -> tuple[str, tuple[str, ...] | None]:
         """The canonical URL of a data set's root, and the folders in which links may lead; None means anywhere.
 
         Args:
@@ -392,7 +392,7 @@ class Stores:
             url = normalise_url(data)
         except SettingError as error:
             raise BadRequest(f"data: {error}") from error
-        roots = self.allowed(allowed)
+        roots = self.allowed_roots(allowed)
         if "://" not in data or not self._is_open(url, roots):
             served = ", ".join(roots) or "no roots that you may read"
             raise BadRequest(f"this node does not serve {data[:200]}; it serves {served}")
@@ -413,7 +413,7 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
     Raises:
         BadRequest: if they are not valid; the message names the field.
     """
-    request.checked()
+    request.check()
     _check_samples(request.samples, request.reading)
     preprocess = Preprocess.from_json(request.preprocess)
     if request.cut > 0 and preprocess.is_random and request.view is None:
@@ -608,7 +608,7 @@ def _tokens(preprocess: Preprocess, texts: Sequence[bytes], memory: Pool, is_aba
     return count
 
 
-def gathered(batches: Iterable[FeatureBatch]) -> npt.NDArray[np.float32]:
+def gather_embeddings(batches: Iterable[FeatureBatch]) -> npt.NDArray[np.float32]:
     """The embeddings ``float32[n, numbers]`` of an answer, in the order of the inputs.
 
     Raises:
@@ -618,7 +618,7 @@ def gathered(batches: Iterable[FeatureBatch]) -> npt.NDArray[np.float32]:
     for batch in batches:
         for skipped in batch.skipped:
             raise BadRequest(f"input[{skipped.id}]: {skipped.reason}")
-        rows.append(np.array(widened(batch.tensors[0]), np.float32).reshape(len(batch), -1))
+        rows.append(np.array(widen_bfloat16(batch.tensors[0]), np.float32).reshape(len(batch), -1))
     found = np.concatenate(rows)
     if not np.isfinite(found).all():
         row = int(np.flatnonzero(~np.isfinite(found).all(axis=1))[0])

@@ -22,8 +22,8 @@ from cachetools import LRUCache
 from frostline.batching import readable_bytes
 from frostline.core import REFERENCE, Cut, Levels
 from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownPrefix, UnsafeArtifact
-from frostline.engines.protocols import Arrays, Engine, Footprint, Queueing, RunningBatch
-from frostline.node.memory import Cancelled, CancelScope, Lane
+from frostline.engines.protocols import Arrays, Engine, Footprint, PipelinedEngine, RunningBatch
+from frostline.node.memory import Cancelled, CancelScope, RequestMemory
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Account, Admission
 from frostline.node.torch_bridge import TorchBridge
@@ -268,7 +268,7 @@ class Prefixes:
         self._weights.wake()
 
     @contextmanager
-    def used(
+    def pin(
         self,
         digest: str,
         engine: str = REFERENCE,
@@ -303,12 +303,12 @@ class Prefixes:
                 stack.close()
                 number = self._make(digest, engine, cut, asker, levels)
                 stack.enter_context(self._using(digest, user))
-                held = stack.enter_context(self._weights.using((digest, engine, number), user))
+                held = stack.enter_context(self._weights.pin((digest, engine, number), user))
             yield held
 
     @contextmanager
     def _using(self, digest: str, user: str | None) -> Iterator[Resident]:
-        with self._weights.using(prefix_key(digest), user) as held:
+        with self._weights.pin(prefix_key(digest), user) as held:
             if held is None:
                 raise UnknownPrefix(f"this node does not hold the prefix {digest[:12]}: upload it and ask again")
             yield held
@@ -323,7 +323,7 @@ class Prefixes:
         key = (digest, engine, number)
         if key in self._weights:
             return number
-        trial = self._bridge.trials.ready(digest, engine, number)
+        trial = self._bridge.trials.find_ready(digest, engine, number)
         if trial is None:
             raise EngineNotReady(
                 f"{engine} is not ready for cut {number} of the prefix {digest[:12]}: request a profile that names "
@@ -335,7 +335,7 @@ class Prefixes:
         if room is not None:
             with room, self._making, self._using(digest, asker.name) as reference:
                 checked = reference.reference.footprint(number)
-                make = partial(self._bridge.trials.made, digest, reference.prefix, trial, levels, checked)
+                make = partial(self._bridge.trials.make_engine, digest, reference.prefix, trial, levels, checked)
                 made = tuple(_Measured(engine=engine, trial=trial) for engine in self._bridge.for_each_device(make))
                 room.resize(trial.weight_bytes)
                 rows = min(trial.rows, self._max_rows)
@@ -355,7 +355,7 @@ class Prefixes:
             references=references,
             engines=engines,
             rows=rows,
-            served=partial(self._weights.served, digest),
+            served=partial(self._weights.charge_prefix, digest),
             check_rows=None if self._rows is None else partial(self._rows.check, digest, prefix),
         )
 
@@ -383,7 +383,7 @@ class _Measured:
         return self.engine.run(inputs, cut)
 
     def begin(self, inputs: Arrays, cut: int) -> RunningBatch | None:
-        return self.engine.begin(inputs, cut) if isinstance(self.engine, Queueing) else None
+        return self.engine.begin(inputs, cut) if isinstance(self.engine, PipelinedEngine) else None
 
 
 # A growing buffer may be an eighth larger than its content.
@@ -409,7 +409,9 @@ class Upload:
         admission: admission of the request, which ends with the upload.
     """
 
-    def __init__(self, prefixes: Prefixes, digest: str, memory: Lane, length: int, admission: Admission) -> None:
+    def __init__(
+        self, prefixes: Prefixes, digest: str, memory: RequestMemory, length: int, admission: Admission
+    ) -> None:
         self._account = admission.account
         self._prefixes = prefixes
         self._digest = digest
@@ -500,7 +502,9 @@ class PieceUpload(Upload):
     The digest of the whole file is checked as for any upload, so that nobody gets what they could not have sent.
     """
 
-    def __init__(self, prefixes: Prefixes, digest: str, memory: Lane, length: int, admission: Admission) -> None:
+    def __init__(
+        self, prefixes: Prefixes, digest: str, memory: RequestMemory, length: int, admission: Admission
+    ) -> None:
         super().__init__(prefixes, digest, memory, length, admission)
         self._preamble = bytearray()
         self._pieces: tuple[Piece, ...] | None = None

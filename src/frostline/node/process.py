@@ -84,7 +84,7 @@ class Subprocess:
         """The last lines that it wrote to stderr."""
         return b"".join(self._lines).decode(errors="replace").strip()
 
-    def ready(self) -> dict[str, str]:
+    def wait_ready(self) -> dict[str, str]:
         """Wait for the line that it writes once it listens; a child that fails to do so is stopped.
 
         Raises:
@@ -258,7 +258,7 @@ class NodeProcess:
 
     def _start(self) -> None:
         child, self._launched = self._launched or self._new(), None
-        said = child.ready()
+        said = child.wait_ready()
         self._child = child
         self._url = said["url"]
         self._wanted["port"] = urlsplit(self._url).port

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
-from frostline.batching import ROWS, batch_size, padded
+from frostline.batching import ROWS, batch_size, pad_rows
 from frostline.core import EXACT, REFERENCE, Cut
 from frostline.core.config import NodeSettings
 from frostline.core.nouns import array_dtype
 from frostline.core.system import usable_cores
-from frostline.engines.choice import Choice, interpolated
-from frostline.engines.codec_costs import codec_costs, codecs_at, worth_packing
+from frostline.engines.choice import Choice, interpolate_seconds
+from frostline.engines.codec_costs import codec_costs, codecs_at, cuts_worth_packing
 from frostline.engines.machine import hardware_name, host_digest
 from frostline.engines.protocols import Footprint, Pixels, levels_of
 from frostline.node.decode import SampleReader
@@ -49,9 +49,9 @@ __all__ = (
     "Networks",
     "PrefixMeasurement",
     "Profiler",
+    "costs_under_engine",
     "cut_costs",
     "load",
-    "under_engine",
 )
 
 
@@ -97,7 +97,7 @@ class NetworkProfile:
     seconds: npt.NDArray[np.float64]
     codecs: Mapping[Pair, CodecCost] = field(default_factory=dict)
 
-    def sped_up(self, speed: float) -> "NetworkProfile":
+    def speed_up(self, speed: float) -> "NetworkProfile":
         """The cost on several devices that are together so many times as fast."""
         return replace(self, seconds=self.seconds / speed)
 
@@ -124,9 +124,9 @@ class MeasuredReference:
         """See ``trial_processes.Reference``."""
         return self._run.reference_footprint(cut)
 
-    def alone(self, call: Callable[[], T]) -> T:
+    def run_exclusive(self, call: Callable[[], T]) -> T:
         """See ``trial_processes.Reference``."""
-        return self._run.alone(call)
+        return self._run.run_exclusive(call)
 
     def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """See ``trial_processes.Reference``; all runs have one size, since a sample's last bits may depend on it."""
@@ -184,7 +184,7 @@ class PrefixMeasurement:
         self._known = known
         self._missing: dict[int, list[str]] = {}
         have = {} if known is None else known.codecs
-        fitting = [cut for cut in worth_packing(cuts, encoded_bytes) if _group_bytes([cut]) <= room_bytes]
+        fitting = [cut for cut in cuts_worth_packing(cuts, encoded_bytes) if _group_bytes([cut]) <= room_bytes]
         for cut in fitting:
             missing = [codec for codec in codecs_at(cut, codecs) if (cut.number, codec) not in have]
             if missing:
@@ -253,12 +253,12 @@ def cut_costs(loaded: Loaded, network: NetworkProfile | None, resident: Resident
     return [_encoded(*rest), *costs]
 
 
-def sped_up_choice(choice: Choice, speed: float) -> Choice:
+def speed_up_choice(choice: Choice, speed: float) -> Choice:
     """A choice whose trials cost what they do on several devices that are together so many times as fast."""
     return replace(choice, trials=tuple(replace(trial, seconds=trial.seconds / speed) for trial in choice.trials))
 
 
-def under_engine(
+def costs_under_engine(
     costs: Sequence[CutCost], network: NetworkProfile, cuts: Sequence[Cut], decode_s: float, choice: Choice
 ) -> Sequence[CutCost]:
     """The same costs if another engine than the reference runs the prefix.
@@ -277,7 +277,7 @@ def under_engine(
     trials = {trial.cut: trial for trial in choice.trials if trial.engine == choice.engine}
     reference_s = np.median(network.seconds, axis=0).tolist()
     last = max(trials)
-    seconds = interpolated(reference_s[:last], {cut - 1: trial.seconds for cut, trial in trials.items()})
+    seconds = interpolate_seconds(reference_s[:last], {cut - 1: trial.seconds for cut, trial in trials.items()})
     changed = list(costs)
     for cut, to_here_s in list(zip(cuts[:last], seconds, strict=True))[1:]:
         trial = trials[min(number for number in trials if number >= cut.number)]
@@ -371,9 +371,9 @@ class Profiler:
     def profile(self, wanted: ProfileRequest, account: Account, scope: CancelScope, held: ExitStack) -> Profile:
         """See ``Node.profile``; its memory is released when ``held`` is closed."""
         request, counters = wanted.features, Counters()
-        preprocess = self._opener.equipped(request, checked_preprocess(request), account, held)
+        preprocess = self._opener.load_tokenizer(request, checked_preprocess(request), account, held)
         reader = self._opener.reader(request, preprocess, account, counters, scope, held, is_measured=True)
-        resident = self._opener.resident(request, preprocess, account, held)
+        resident = self._opener.open_prefix(request, preprocess, account, held)
         run = (
             PrefixRun(resident, len(resident.prefix.cuts), self._resources.devices, scope, account)
             if resident
@@ -382,9 +382,9 @@ class Profiler:
         if wanted.only_engine:
             return self._engine(wanted, preprocess, resident, reader, account, scope, held)
         rows = self._profiled_rows(request, run)
-        shape = (padded(rows), *preprocess.shape)
+        shape = (pad_rows(rows), *preprocess.shape)
         # The node's hardware and reference engine never change, so they are not part of the key.
-        key = (request.prefix, padded(rows), preprocess.digest)
+        key = (request.prefix, pad_rows(rows), preprocess.digest)
         lane, nbytes = self._resources.lane(account), 2 * np.dtype(preprocess.dtype).itemsize * math.prod(shape)
         measurement = (
             self._measurement(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
@@ -405,7 +405,7 @@ class Profiler:
             self._networks.put(key, network)
         codecs = [] if network is None else [codec for codec in network.codecs.values() if codec.codec in wanted.codecs]
         speed = self._resources.devices.speed
-        shared = None if network is None else network.sped_up(speed)
+        shared = None if network is None else network.speed_up(speed)
         costs = cut_costs(loaded, shared, resident)
         if network is None or shared is None or resident is None or run is None:
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
@@ -418,10 +418,12 @@ class Profiler:
         pixels: Pixels = np.zeros(tried, kind)
         kept = load(reader, pixels, len(pixels), readers, scope, counters)
         requester = self._requester(request, account, scope)
-        choice = self._bridge.trials.wanted(wanted, resident.prefix, pixels, reference, requester, preprocess.levels)
+        choice = self._bridge.trials.choose_engine(
+            wanted, resident.prefix, pixels, reference, requester, preprocess.levels
+        )
         if choice.engine != REFERENCE:
             decode_s = (kept if levels_of(choice.engine) else loaded).decode_s
-            costs = under_engine(costs, shared, resident.prefix.cuts, decode_s, sped_up_choice(choice, speed))
+            costs = costs_under_engine(costs, shared, resident.prefix.cuts, decode_s, speed_up_choice(choice, speed))
         return self._profile_of(loaded, costs, codecs, choice)
 
     def _engine(
@@ -453,7 +455,7 @@ class Profiler:
             held.enter_context(lane.reserve(pixels.nbytes, scope.is_cancelled))
             load(reader, pixels, len(pixels), self._resources.readers.lane(account.name), scope, Counters())
             requester = self._requester(wanted.features, account, scope)
-            choice = self._bridge.trials.wanted(
+            choice = self._bridge.trials.choose_engine(
                 wanted, resident.prefix, pixels, reference, requester, preprocess.levels
             )
         return self._profile_of(_NOTHING, (), (), choice)
@@ -465,7 +467,7 @@ class Profiler:
             name=account.name,
             check=account.check_trials,
             is_abandoned=scope.is_cancelled,
-            spent=partial(self._resources.tried, account),
+            spent=partial(self._resources.charge_trial, account),
             room_bytes=room_bytes,
         )
 

@@ -21,7 +21,7 @@ from frostline.engines.machine import free_device_bytes, is_accelerator
 from frostline.node.decode import NodeTier, ReadWatch, SampleReader, SharedDecoder
 from frostline.node.device import Device, Devices
 from frostline.node.feature_cache import shared_bytes
-from frostline.node.memory import CancelScope, Lane, LockedFairShares, Pool, Readers, Reservation, Shares
+from frostline.node.memory import CancelScope, LockedFairShares, Pool, Readers, RequestMemory, Reservation, Shares
 from frostline.node.pipeline import Stores, read_ahead
 from frostline.node.prefixes import Prefixes, Resident
 from frostline.node.statistics import Counters, TenantStatistics
@@ -108,7 +108,7 @@ class Resources:
         self.waiters = _readers(settings.read_threads, settings)
         self.gate = Gate(settings.max_requests, self.pools["messages"], self._work, self.tenants.accounts)
 
-    def lane(self, account: Account, device_s: Callable[[], float] = float) -> Lane:
+    def lane(self, account: Account, device_s: Callable[[], float] = float) -> RequestMemory:
         """A request's access to the memory for work.
 
         Args:
@@ -116,13 +116,13 @@ class Resources:
             device_s: returns the expected device seconds of its next batch; 0 if it needs no device.
         """
         total_bytes = self._work.total_bytes
-        return Lane(self._work, lambda: account.claim(device_s(), total_bytes), account.settings.work_bytes)
+        return RequestMemory(self._work, lambda: account.claim(device_s(), total_bytes), account.settings.work_bytes)
 
     def weight_memory(self) -> "WeightMemory[T]":
         """Make the memory for weights, ordered by the tenants' fair shares; a node needs one."""
         return WeightMemory(self.pools["weights"], self._memory_shares, self.counters)
 
-    def charged(
+    def charge_rows(
         self, made: Generator[FeatureBatch, None, None], account: Account, counters: Counters
     ) -> Generator[FeatureBatch, None, None]:
         """Yield batches that never run on the device, and charge their tenant for the threads that they used.
@@ -146,12 +146,12 @@ class Resources:
                 yield batch
                 del batch  # so that its memory is freed with the next step
 
-    def tried(self, account: Account, trial_s: float) -> None:
+    def charge_trial(self, account: Account, trial_s: float) -> None:
         """Charge a tenant for trials of engines, which use all threads of the node, as device seconds."""
-        account.tried(trial_s)
+        account.charge_trial(trial_s)
         self._fair_shares.owe(account.name, trial_s)
 
-    def trained(self, account: Account, processor_s: float) -> None:
+    def charge_training(self, account: Account, processor_s: float) -> None:
         """Charge a tenant for a head that is trained beside the node.
 
         Args:
@@ -159,7 +159,7 @@ class Resources:
             processor_s: core seconds; they are divided by the node's compute threads.
         """
         train_s = processor_s / self._compute_threads
-        account.trained(train_s)
+        account.charge_training(train_s)
         self._fair_shares.charge(account.name, train_s)
 
     def change_tenant(self, asker: Account, name: str, body: object) -> TenantSettings:
@@ -177,7 +177,7 @@ class Resources:
         """
         check_may_change(self.tenants, asker)
         with self._changing:
-            account = self.tenants.named(name)
+            account = self.tenants.account(name)
             before, after = account.settings, changed_settings(account.settings, body)
             if before != after:
                 account.change(after)
@@ -339,7 +339,7 @@ class RequestOpener:
         lane = self._waiters.lane(account.name)
         return self._blocks.open(store, reading, lane, max_bytes, partial(self._tier.has, data))
 
-    def equipped(
+    def load_tokenizer(
         self, request: FeatureRequest, preprocess: Preprocess, account: Account, held: ExitStack
     ) -> Preprocess:
         """The preprocessing with what it needs: the tokenizer for texts, which came with the request's prefix.
@@ -347,7 +347,7 @@ class RequestOpener:
         Raises:
             BadRequest: if the request names no prefix, or one with another tokenizer.
             OverBudget: if this node cannot tokenize, or decode sounds.
-            Refused: see ``Prefixes.used``.
+            Refused: see ``Prefixes.pin``.
         """
         if (
             any(isinstance(part.steps[0], DecodeAudio) for part in preprocess.parts)
@@ -361,7 +361,7 @@ class RequestOpener:
             raise BadRequest("prefix: texts are tokenized with the tokenizer that came with a prefix; name it")
         if not has_tokenizers():
             raise OverBudget("this node has no package tokenizers, which texts need: pip install 'frostline[text]'")
-        resident = held.enter_context(self.prefixes.used(request.prefix, asker=account))
+        resident = held.enter_context(self.prefixes.pin(request.prefix, asker=account))
         try:
             equipped = preprocess.with_tokenizer(resident.prefix.tokenizer)
             opened_tokenizer(equipped.tokenizer)
@@ -405,7 +405,7 @@ class RequestOpener:
             ahead = read_ahead(store, request, places, self._ahead, queue, second, scope, held)
         return SampleReader(ahead, samples, preprocess, request.view, decoding, scope.is_cancelled, here)
 
-    def resident(
+    def open_prefix(
         self,
         request: FeatureRequest,
         preprocess: Preprocess,
@@ -417,11 +417,11 @@ class RequestOpener:
 
         Raises:
             BadRequest: if the shape of the preprocessed samples is not the input shape of the prefix.
-            Refused: see ``Prefixes.used``.
+            Refused: see ``Prefixes.pin``.
         """
         if request.prefix is None:
             return None
-        used = self.prefixes.used(request.prefix, engine, request.cut, account, preprocess.levels)
+        used = self.prefixes.pin(request.prefix, engine, request.cut, account, preprocess.levels)
         resident = held.enter_context(used)
         if preprocess.sample != resident.prefix.inputs[0]:
             raise BadRequest(

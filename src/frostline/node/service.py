@@ -154,8 +154,10 @@ class DirectReads:
 
     def _read(self, reader: StoredSamples, row: int, length: int) -> "bytes | memoryview | Skipped":
         if length > self._max_bytes:
-            return reader.skipped(row, f"too large for the node: {readable_bytes(length)}; start it with more --memory")
-        return reader.encoded(row)
+            return reader.record_skip(
+                row, f"too large for the node: {readable_bytes(length)}; start it with more --memory"
+            )
+        return reader.read_encoded(row)
 
 
 class FolderStream:
@@ -237,7 +239,7 @@ class Node:
         self._cache = NodeCache(settings, roots)
         self._opener = RequestOpener(settings, self._stores, self._prefixes, self._resources)
         self._profiler = Profiler(settings, self._opener, self._resources, self._bridge)
-        self.trainings = Trainings(settings, self._prefixes.used, self._resources.trained)
+        self.trainings = Trainings(settings, self._prefixes.pin, self._resources.charge_training)
         self.listings = Listings(settings, self._stores)
         self._answers: set[BatchStream] = set()
         self._lock = threading.Lock()
@@ -257,7 +259,7 @@ class Node:
             host=host_digest(),
             hardware=hardware_name(self._settings.device),
             memory_bytes=self._settings.memory_bytes,
-            roots=self._stores.allowed(None if asker is None else asker.settings.roots),
+            roots=self._stores.allowed_roots(None if asker is None else asker.settings.roots),
             cores=usable_cores(),
             trouble=self.trouble(),
         )
@@ -278,7 +280,7 @@ class Node:
             return trouble
         if self._resources.gate.is_full:
             return "as many requests are under way as may be"
-        return self._stores.unreadable()
+        return self._stores.unreadable_reason()
 
     def drain(self) -> None:
         """Take no more requests, and say so; those under way go on."""
@@ -306,7 +308,7 @@ class Node:
                 raise SettingError(f"{path} names no tenant: end the node where nobody is to use it")
             self._resources.renew_tenants(settings)
             self._settings = settings
-            self.audit.changed("tenants renewed", tenants=[tenant.name for tenant in settings.tenants])
+            self.audit.write_change("tenants renewed", tenants=[tenant.name for tenant in settings.tenants])
             self.on_renewal(settings)
 
         self._tenants_file = FollowedFile(path, read)
@@ -338,7 +340,7 @@ class Node:
     def change_tenant(self, asker: Account, name: str, body: object) -> TenantSettings:
         """See ``Resources.change_tenant``."""
         after = self._resources.change_tenant(asker, name, body)
-        self.audit.changed("change", by=asker.name, tenant=name, after=tenant_to_json(after))
+        self.audit.write_change("change", by=asker.name, tenant=name, after=tenant_to_json(after))
         return after
 
     def holds_prefix(self, digest: str) -> bool:
@@ -439,7 +441,7 @@ class Node:
             OverBudget: if the answer would be too large.
         """
         admission.account.check_may("compute", wanted.model)
-        with self._prefixes.used(wanted.model, asker=admission.account) as resident:
+        with self._prefixes.pin(wanted.model, asker=admission.account) as resident:
             most, scope = max_numbers(self._settings.memory_bytes), self.cancel_scope()
             inputs = embedding_inputs(wanted, resident, most, self._pools["decode"], scope.is_cancelled)
         return self.features(inputs.request, admission, sent=inputs.sent), inputs
@@ -533,13 +535,13 @@ class Node:
         held: ExitStack,
         sent: Versioned | None,
     ) -> RequestOutput:
-        preprocess = self._opener.equipped(request, preprocess, account, held)
+        preprocess = self._opener.load_tokenizer(request, preprocess, account, held)
         reader = self._opener.reader(request, preprocess, account, counters, scope, held, sent=sent)
         lane = self._resources.lane(account)
         if request.cut == 0:
             return EncodedOutput(request.samples, reader, lane, _ENCODED_ROWS)
         is_run = request.cut > 1
-        resident = self._opener.resident(request, preprocess, account, held, request.engine) if is_run else None
+        resident = self._opener.open_prefix(request, preprocess, account, held, request.engine) if is_run else None
         run = PrefixRun(resident, request.cut, self._resources.devices, scope, account) if resident else None
         packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=counters)
         maximum = self._settings.device_batch if resident is None else resident.rows
@@ -565,7 +567,7 @@ class Node:
         if isinstance(output, Decoded) and output.has_run:
             lane = self._resources.lane(account, lambda: output.device_s)
             return batches(output, lane, self._resources.readers.lane(account.name), scope)
-        return self._resources.charged(
+        return self._resources.charge_rows(
             batches(output, self._resources.lane(account), self._resources.readers.lane(account.name), scope),
             account,
             counters,

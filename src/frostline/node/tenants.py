@@ -167,12 +167,12 @@ class Account:
             return self._settings.weight_bytes
         return math.inf if self._is_alone else _MAX_WEIGHTS * room_bytes
 
-    def used(self, device_s: float) -> None:
+    def charge_device(self, device_s: float) -> None:
         """Charge it for device seconds."""
         self.counters.add(compute_s=device_s)
         self._spend(device_s)
 
-    def tried(self, trial_s: float) -> None:
+    def charge_trial(self, trial_s: float) -> None:
         """Charge it for seconds of engine trials."""
         self.counters.add(trial_s=trial_s)
         with self._lock:
@@ -191,7 +191,7 @@ class Account:
         if wait_s > 0:
             self._refuse("has used up its time for trials of engines for now (accuracy 'exact' needs none)", wait_s)
 
-    def trained(self, train_s: float) -> None:
+    def charge_training(self, train_s: float) -> None:
         """Charge it for training a head, in device seconds."""
         self.counters.add(train_s=train_s)
         self._spend(train_s)
@@ -312,7 +312,7 @@ class Tenants:
         """The tenants' weights, by name."""
         return {account.name: account.settings.weight for account in self.accounts}
 
-    def named(self, name: str) -> Account:
+    def account(self, name: str) -> Account:
         """The account of a tenant.
 
         Raises:

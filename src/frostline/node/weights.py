@@ -300,7 +300,7 @@ class WaitQueue:
         waiter.threads -= 1
         waiter.seen_at = now
 
-    def used(self, key: Key, tenant: str) -> None:
+    def drop_slot(self, key: Key, tenant: str) -> None:
         """Drop a tenant's place, because it has used the weights."""
         waiter = self._waiters.get((key, tenant))
         if waiter is not None and not waiter.threads:
@@ -386,7 +386,7 @@ class WeightMemory(Generic[T]):
         return maximum - held.counted_bytes if held is not None and held.owner == asker.name else maximum
 
     @contextmanager
-    def using(self, key: Key, user: str | None) -> Iterator[T | None]:
+    def pin(self, key: Key, user: str | None) -> Iterator[T | None]:
         """Keep the weights under a key resident while the context lasts, and yield them; None if there are none.
 
         Args:
@@ -410,12 +410,12 @@ class WeightMemory(Generic[T]):
                 with self._changed:
                     held.leave(user, self._clock())
                     if user is not None:
-                        self._queue.used(key, user)
+                        self._queue.drop_slot(key, user)
                     if held.asked_at is not None and not held.users:
                         self._drop(key)
                     self._changed.notify_all()
 
-    def served(self, digest: str, device_s: float) -> None:
+    def charge_prefix(self, digest: str, device_s: float) -> None:
         """Count device seconds of a prefix, divided by the weight of the tenant that used them."""
         with self._changed:
             held = self._held.get(prefix_key(digest))
@@ -509,14 +509,14 @@ class WeightMemory(Generic[T]):
             )
             room.counted_bytes = 0  # the resident weights count from now on
 
-    def ended(self, key: Key) -> None:
+    def end_reservation(self, key: Key) -> None:
         """Remove the reservation of a key; its weights are resident now, or will not be made."""
         with self._changed:
             del self._rooms[key]
             self._changed.notify_all()
 
     def _check(self, nbytes: int, counted_bytes: int, asker: Account) -> None:
-        with self._memory.changing() as budget:
+        with self._memory.lock_budget() as budget:
             budget.check(nbytes)
         maximum = asker.max_weight_bytes(self._memory.total_bytes)
         if counted_bytes > maximum:
@@ -656,4 +656,4 @@ class WeightReservation(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._memory.close()
-        self._weights.ended(self._key)
+        self._weights.end_reservation(self._key)

@@ -229,9 +229,9 @@ class Resumed:
     def at(self, positions: _Rows) -> _Rows:
         """See ``EpochOrder.at``."""
         check_inside(positions, len(self))
-        return self.order.at(self.original(positions))
+        return self.order.at(self.original_positions(positions))
 
-    def original(self, positions: _Rows) -> _Rows:
+    def original_positions(self, positions: _Rows) -> _Rows:
         """``int64[n]``: where in ``order`` stands what stands here at each position, up to the length itself."""
         ahead = np.array(self.state.ahead, np.int64)
         found = positions.astype(np.int64)

@@ -49,12 +49,12 @@ __all__ = (
     "bounds",
     "engines",
     "explain",
-    "fixed",
+    "explain_mixture",
+    "explain_single",
     "make_plan",
-    "mixed",
-    "named",
+    "name_candidate",
     "optimum",
-    "single",
+    "plan_at_cut",
     "table",
 )
 
@@ -72,7 +72,7 @@ class Plan(ShownInNotebooks):
     """The chosen mixture and all that was not chosen.
 
     Attributes:
-        policy: ``best``, the name of a published rule, or ``fixed`` where the user named the cut.
+        policy: ``best``, the name of a published rule, or ``plan_at_cut`` where the user named the cut.
         mixture: the ways in use, the largest share first; shares sum to 1.
         samples_per_s: predicted, steady state, while features come from the store; infinite where nothing costs
             anything.
@@ -356,25 +356,26 @@ def table(plan: Plan, *, every: bool = False) -> TextTable:
     return TextTable(columns=_COLUMNS, rows=rows, candidates=tuple(shown))
 
 
-def named(one: Candidate) -> str:
+def name_candidate(one: Candidate) -> str:
     """A candidate in a sentence: ``cut 9 (layer4)``, ``cut 9 (layer4, sparse+zstd)``."""
     codec = "" if one.codec == EXACT else f", {one.codec}"
     return f"cut {one.cut} ({one.name}{codec})"
 
 
-def single(best: Candidate, *, near: int, noise: float, encoded: Candidate, min_bytes: float) -> str:
+def explain_single(best: Candidate, *, near: int, noise: float, encoded: Candidate, min_bytes: float) -> str:
     """Why one way was taken for all samples."""
     among = "is the fastest"
     if near > 1:
         among = f"ships the fewest bytes of the {near} ways within {_percent(noise)} of the fastest"
     if near > 1 and best.wire_bytes_per_sample > min_bytes:
         among = f"has the fastest codec on one machine, of the {near} ways within {_percent(noise)} of the fastest"
-    return f"{named(best)} {among}: {in_bytes(best.wire_bytes_per_sample)} a sample{_beside_encoded(best, encoded)}"
+    size = in_bytes(best.wire_bytes_per_sample)
+    return f"{name_candidate(best)} {among}: {size} a sample{_beside_encoded(best, encoded)}"
 
 
-def mixed(ways: Sequence[tuple[Candidate, float]], *, gain: float) -> str:
+def explain_mixture(ways: Sequence[tuple[Candidate, float]], *, gain: float) -> str:
     """Why several ways are mixed, where together they are faster by ``gain`` than the fastest one alone."""
-    parts = [f"{_percent(share)} of the samples at {named(candidate)}" for candidate, share in ways]
+    parts = [f"{_percent(share)} of the samples at {name_candidate(candidate)}" for candidate, share in ways]
     wire_bytes = sum(share * candidate.wire_bytes_per_sample for candidate, share in ways)
     return (
         f"{', '.join(parts[:-1])} and {parts[-1]} are together {_percent(gain)} faster than any one way for all: "
@@ -497,7 +498,7 @@ def make_plan(situation: Situation, policy: str = BEST, *, noise: float = NOISE)
     return _by_rule(situation, policy)
 
 
-def fixed(situation: Situation, cut: int, codec: str | None = None) -> Plan:
+def plan_at_cut(situation: Situation, cut: int, codec: str | None = None) -> Plan:
     """Take the cut that the user named, with the named codec, or with the one that ``best`` would take there.
 
     Raises:
@@ -517,7 +518,7 @@ def fixed(situation: Situation, cut: int, codec: str | None = None) -> Plan:
         raise _refusal(here[0].candidate)
     fastest = max(option.candidate.samples_per_s for option in possible)
     chosen = _near(possible, fastest, NOISE, same_host=situation.same_host)[0]
-    return _alone(situation, "fixed", found, chosen, f"{named(chosen.candidate)} was asked for")
+    return _alone(situation, "fixed", found, chosen, f"{name_candidate(chosen.candidate)} was asked for")
 
 
 def _best(situation: Situation, noise: float) -> Plan:
@@ -533,11 +534,15 @@ def _best(situation: Situation, noise: float) -> Plan:
     if near:
         mix = _Mix.of([(near[0], 1.0)])
         fewest = min(option.candidate.wire_bytes_per_sample for option in near)
-        why = single(near[0].candidate, near=len(near), noise=noise, encoded=found[0].candidate, min_bytes=fewest)
+        why = explain_single(
+            near[0].candidate, near=len(near), noise=noise, encoded=found[0].candidate, min_bytes=fewest
+        )
     else:
         mix = _Mix.of(_used(possible, exact.shares.tolist(), minimum=_MIN_SHARE if noise else 0.0))
         fastest = max(option.candidate.samples_per_s for option in possible)
-        why = mixed([(option.candidate, share) for option, share in mix.ways], gain=mix.samples_per_s / fastest - 1)
+        why = explain_mixture(
+            [(option.candidate, share) for option, share in mix.ways], gain=mix.samples_per_s / fastest - 1
+        )
     prices = dict(zip(names, exact.prices.tolist(), strict=True))
     judged = _judged(found, mix, lambda item: against(item, mix.samples_per_s, mix.wire_bytes_per_sample, noise=noise))
     plan = _plan(situation, BEST, mix, prices, why, judged)
@@ -561,10 +566,11 @@ def _by_rule(situation: Situation, policy: str) -> Plan:
     possible = _possible(exact)
     number = RULES[policy]([option.candidate for option in possible], situation)
     chosen = next(option for option in exact if option.candidate.cut == number)
-    why = f"the rule {policy} takes {named(chosen.candidate)}"
+    why = f"the rule {policy} takes {name_candidate(chosen.candidate)}"
     if not chosen.candidate.is_possible:
         instead = possible[0]
-        why = f"{why}, which cannot be used ({chosen.candidate.rejected}), so it is {named(instead.candidate)} instead"
+        taken = name_candidate(instead.candidate)
+        why = f"{why}, which cannot be used ({chosen.candidate.rejected}), so it is {taken} instead"
         chosen = instead
     elif policy == ALL_IN_STORE:
         chosen = in_store(situation)
@@ -690,4 +696,4 @@ def _judged(found: Sequence[Option], mix: _Mix, why_not: Callable[[Candidate], s
 
 
 def _refusal(one: Candidate) -> SettingError:
-    return SettingError(f"{named(one)} cannot be used: {one.rejected}")
+    return SettingError(f"{name_candidate(one)} cannot be used: {one.rejected}")

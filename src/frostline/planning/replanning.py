@@ -44,8 +44,8 @@ __all__ = (
     "Replan",
     "Usage",
     "as_measured",
-    "better",
     "diagnose",
+    "find_better",
     "is_news",
     "is_worth_measuring",
     "is_worth_trying",
@@ -510,7 +510,9 @@ def learn(profiled: Situation, rates: Rates, seen: Observed) -> Rates:
     tally = rates.tally + seen
     if profiled.same_host or tally.seconds < _TALLY_S or tally.count < _TALLY_ROWS:
         return replace(rates, tally=tally)
-    work = busy(replace(profiled, head_s=0.0), {route: rows / tally.count for route, rows in tally.rows.items()})
+    work = resource_seconds(
+        replace(profiled, head_s=0.0), {route: rows / tally.count for route, rows in tally.rows.items()}
+    )
     head_s = _beside_s(profiled, work, tally) / tally.count
     return replace(rates, head_s=head_s, store_speed=_store_speed(rates, work, tally), tally=Observed())
 
@@ -536,14 +538,14 @@ def as_measured(profiled: Situation, rates: Rates) -> Situation:
     return found if profiled.same_host else replace(found, head_s=rates.head_s)
 
 
-def busy(situation: Situation, shares: Mapping[Route, float]) -> dict[str, float]:
+def resource_seconds(situation: Situation, shares: Mapping[Route, float]) -> dict[str, float]:
     """Seconds a sample that a mixture takes of each resource."""
     found = {option.candidate.route: option.seconds for option in options(situation)}
     names = next(iter(found.values()))
     return {name: sum(share * found[route][name] for route, share in shares.items()) for name in names}
 
 
-def better(situation: Situation, shares: Mapping[Route, float]) -> Replan | None:
+def find_better(situation: Situation, shares: Mapping[Route, float]) -> Replan | None:
     """The best plan, where it gains more over the present mixture than noise would.
 
     Args:
@@ -551,7 +553,7 @@ def better(situation: Situation, shares: Mapping[Route, float]) -> Replan | None
         shares: shares of the samples, by way, now.
     """
     plan = make_plan(situation)
-    seconds = busy(situation, shares)
+    seconds = resource_seconds(situation, shares)
     limit = max(seconds, key=lambda name: seconds[name])
     if seconds[limit] <= 0:
         return None
@@ -581,7 +583,7 @@ def probe(
     if math.isinf(rate) or (is_settled and silent_s < SILENCE_S):
         return None
     fast = vary(situation, bandwidth=math.inf)
-    if better(fast, shares) is None:
+    if find_better(fast, shares) is None:
         return None
     sizes = {option.candidate.route: option.candidate.wire_bytes_per_sample for option in options(situation)}
     route = max((route.route for route in make_plan(fast).mixture), key=lambda item: sizes[item])

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from frostline.core import EXACT, FLOAT32, LOSSY, Cut
-from frostline.core.errors import SettingError, nearest
+from frostline.core.errors import SettingError, suggest_names
 from frostline.profiles import Profile
 
 __all__ = ("ACCURACIES", "Link", "Situation")
@@ -138,7 +138,7 @@ def _check_accuracy(accuracy: str | float) -> None:
             known = ", ".join(ACCURACIES)
             raise SettingError(
                 f"accuracy is one of {known} or a relative error such as 0.01, not {accuracy!r}"
-                f"{nearest(accuracy, ACCURACIES)}"
+                f"{suggest_names(accuracy, ACCURACIES)}"
             )
     elif not 0 <= accuracy < math.inf:
         raise SettingError(f"accuracy as a relative error must be at least 0 and finite, not {accuracy}")

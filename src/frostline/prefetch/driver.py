@@ -78,7 +78,7 @@ class Tuner:
             if self._window is window:
                 self._window = None
 
-    def took(self, window: Window, seconds: float) -> None:
+    def record_request(self, window: Window, seconds: float) -> None:
         """A request was answered whole after so long."""
         with self._lock:
             if self._window is window:
@@ -160,7 +160,7 @@ Fetch = Callable[[Ask], Iterator[FeatureBatch]]
 class Prefetcher:
     """An iterator over the window's deliveries; use it as a context manager, in one thread.
 
-    Or ``listen``, and take what may be handed out on the threads on which rows arrive: ``taken``.
+    Or ``listen``, and take what may be handed out on the threads on which rows arrive: ``take_ready``.
 
     Requests go out from the moment it is entered, and go on while the consumer computes. Nothing polls: threads
     wait for an arrival, or until the time that the window names. An attempt that the window gives up is closed.
@@ -260,7 +260,7 @@ class Prefetcher:
         """Have a function called on the thread on which rows arrived, each time; None calls none."""
         self._listener = listener
 
-    def taken(self) -> Iterator[Delivery | None]:
+    def take_ready(self) -> Iterator[Delivery | None]:
         """What may be handed out, to its end; None where nothing may be now. Waits for nothing; for any thread."""
         while (delivery := self.take()) is not None or not self.is_done:
             yield delivery
@@ -376,11 +376,11 @@ class Prefetcher:
             payload_bytes = self._receive(ask)
         except (Unavailable, StoreUnavailable) as reason:
             with self._lock:
-                left = self._go_on(self._window.failed(ask, reason, self._clock()))
+                left = self._go_on(self._window.fail(ask, reason, self._clock()))
         else:
             with self._lock:
                 now = self._clock()
-                happened: Event | None = self._window.finished(ask, now)
+                happened: Event | None = self._window.finish(ask, now)
                 if happened is None and ask.number not in self._given_up:
                     self._took(ask, now - started)
                     happened = RequestFinished(
@@ -393,7 +393,7 @@ class Prefetcher:
 
     def _took(self, ask: Ask, seconds: float) -> None:
         if self._tuner is not None and ask.attempt == 1:
-            self._tuner.took(self._window, seconds)
+            self._tuner.record_request(self._window, seconds)
 
     def _go_on(self, happened: Event | None) -> list[Iterator[FeatureBatch]]:
         """Ask for what may be asked for now.
@@ -403,7 +403,7 @@ class Prefetcher:
         """
         if happened is not None:
             self.happened.put(happened)
-        given_up = self._window.given_up()
+        given_up = self._window.take_abandoned()
         self._given_up.update(given_up)
         self._ask()
         return [self._answers[number] for number in given_up if number in self._answers]
@@ -419,7 +419,7 @@ class Prefetcher:
             while not self._is_over(ask) and (batch := next(answer, None)) is not None:
                 payload_bytes += batch.nbytes
                 with self._lock:
-                    self._window.arrived(ask, batch)
+                    self._window.take_rows(ask, batch)
                 if (listener := self._listener) is None:
                     self.happened.put(None)
                 else:
@@ -432,7 +432,7 @@ class Prefetcher:
 
     def _received(self, ask: Ask) -> None:
         with self._lock:
-            self._window.received(ask)
+            self._window.mark_received(ask)
             self._ask()
 
     def _is_over(self, ask: Ask) -> bool:

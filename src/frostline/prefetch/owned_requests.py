@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import FeatureBatch, SampleTable, Skipped
-from frostline.prefetch.requests import Dealer, Delivery, PlannedRequest
+from frostline.prefetch.requests import Delivery, PlannedRequest, RequestSource
 
 __all__ = ("OwnedRequests", "PlanRequests", "RowOwners", "in_pieces")
 
 _Ints = npt.NDArray[np.int64]
 
-PlanRequests = Callable[[SampleTable, _Ints, _Ints, Dealer], Iterator[PlannedRequest]]
+PlanRequests = Callable[[SampleTable, _Ints, _Ints, RequestSource], Iterator[PlannedRequest]]
 """Divides what an epoch must ask for into requests; see ``prefetch.requests.plan_requests``."""
 
 # A sample waits for others of its node while at most so many requests of samples for each node come after it. Chance
@@ -83,7 +83,9 @@ class OwnedRequests:
         """How many nodes own samples at present."""
         return len(self._owners().nodes)
 
-    def plan(self, table: SampleTable, rows: _Ints, positions: _Ints, dealer: Dealer) -> Iterator[PlannedRequest]:
+    def plan(
+        self, table: SampleTable, rows: _Ints, positions: _Ints, dealer: RequestSource
+    ) -> Iterator[PlannedRequest]:
         """Divide what an epoch must ask for; see ``prefetch.requests.plan_requests``."""
         whole = self._whole_rows(rows)
         waiting, stop = np.zeros(0, np.int64), 0
@@ -162,7 +164,7 @@ def _missing(pieces: Sequence[_Ints], waiting: _Ints, stop: int) -> list[int]:
 
 
 def _dealt(
-    table: SampleTable, rows: _Ints, positions: _Ints, dealer: Dealer, piece: _Ints
+    table: SampleTable, rows: _Ints, positions: _Ints, dealer: RequestSource, piece: _Ints
 ) -> Iterator[tuple[PlannedRequest, _Ints]]:
     """The requests for the samples of one owner, each with the places that are left after it."""
     while len(piece):

@@ -24,14 +24,14 @@ __all__ = (
     "BatchAssembler",
     "Column",
     "Columns",
-    "Deal",
-    "Dealer",
     "Delivery",
     "Gathered",
     "Memory",
+    "NextRequest",
     "PlannedRequest",
     "RampLengths",
     "RampUp",
+    "RequestSource",
     "RowRange",
     "ShortestWait",
     "Slabs",
@@ -116,7 +116,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deal:
+class NextRequest:
     """What the next request is.
 
     Attributes:
@@ -130,15 +130,15 @@ class Deal:
     bytes_per_sample: int
 
 
-class Dealer(Protocol):
+class RequestSource(Protocol):
     """Says which way the next samples take. It is asked when the window has room, and not before."""
 
-    def deal(self, left: int) -> Deal:
+    def deal(self, left: int) -> NextRequest:
         """The next request, of one sample to ``left``; whoever asks makes it."""
 
 
 def plan_requests(
-    table: SampleTable, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], dealer: Dealer
+    table: SampleTable, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], dealer: RequestSource
 ) -> Iterator[PlannedRequest]:
     """Divide what an epoch must ask for into requests. Lazy: a request is made when the window has room for it.
 
@@ -198,7 +198,7 @@ class RampLengths:
 
 
 class RampUp:
-    """Another dealer's requests, the first of them short; a ``Dealer`` for one window, and not for several threads.
+    """Another source's requests, the first of them short; a ``RequestSource`` for one window, not for several threads.
 
     A request is answered when its last sample is there. Nothing new goes out before, so that whole ones leave a link
     and a processor without work while the first of them are read; a batch, too, has to wait for more than its samples.
@@ -208,13 +208,13 @@ class RampUp:
         lengths: most samples in each request.
     """
 
-    def __init__(self, dealer: Dealer, lengths: RampLengths) -> None:
+    def __init__(self, dealer: RequestSource, lengths: RampLengths) -> None:
         self._dealer = dealer
         self._lengths = lengths
         self._dealt = 0
 
-    def deal(self, left: int) -> Deal:
-        """See ``Dealer``."""
+    def deal(self, left: int) -> NextRequest:
+        """See ``RequestSource``."""
         maximum = self._lengths.at(self._dealt)
         self._dealt += 1
         # After the beginning the dealer alone says how many.
@@ -258,8 +258,8 @@ class WeightedRoutes:
         """Let the next request be this one, whatever the shares: its samples are wanted anyway."""
         self._probe = (route, rows)
 
-    def deal(self, left: int) -> Deal:
-        """See ``Dealer``."""
+    def deal(self, left: int) -> NextRequest:
+        """See ``RequestSource``."""
         route, rows = self._probe or (self._max_owed(left), self._samples_per_request)
         rows = min(rows, left)
         self._dealt += rows
@@ -268,7 +268,7 @@ class WeightedRoutes:
                 self._owed[way] += share * rows
             self._owed[route] -= rows
         self._probe = None
-        return Deal(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
+        return NextRequest(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
 
     def _max_owed(self, left: int) -> Route:
         rows = min(self._samples_per_request, left)
@@ -359,7 +359,7 @@ class ShortestWait:
         """By all ways together, as far as is known."""
         return sum(min(way.observed or 0.0, self._bound(route)) for route, way in self._ways.items())
 
-    def observed(self, route: Route) -> float:
+    def observed_speed(self, route: Route) -> float:
         """Rows a second of a way while it had something to do; 0 as long as it did nothing."""
         return self._ways[route].observed or 0.0
 
@@ -394,8 +394,8 @@ class ShortestWait:
         if way is not None:
             way.rows, way.busy_s, way.since = 0.0, 0.0, self._clock()
 
-    def deal(self, left: int) -> Deal:
-        """See ``Dealer``."""
+    def deal(self, left: int) -> NextRequest:
+        """See ``RequestSource``."""
         # What waits for one way while another is closed cannot be dealt to that when it opens.
         maximum = min(_FEW, self._samples_per_request) if self._closed else self._samples_per_request
         now, rows = self._clock(), min(maximum, left)
@@ -409,9 +409,9 @@ class ShortestWait:
         way.waiting += rows
         way.bounded_until = max(now, way.bounded_until) + rows / self._bound(route)
         self._dealt[route] += rows
-        return Deal(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
+        return NextRequest(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
 
-    def done(self, route: Route, rows: int) -> None:
+    def finish_rows(self, route: Route, rows: int) -> None:
         """Rows of a way are where the loop can have them."""
         way, now = self._ways.get(route), self._clock()
         if way is None:
@@ -422,7 +422,7 @@ class ShortestWait:
         way.rows, way.busy_s = way.rows * fading, way.busy_s * fading
         way.waiting, way.since = max(0, way.waiting - rows), now
 
-    def dropped(self, route: Route, rows: int) -> None:
+    def drop_rows(self, route: Route, rows: int) -> None:
         """Rows of a way come no more, as of a pass that was left."""
         way = self._ways.get(route)
         if way is not None:
@@ -651,7 +651,7 @@ class BatchAssembler:
             if self._filled == self._batch_size:
                 yield self._give_away()
 
-    def pending(self, column: int) -> npt.NDArray[np.generic] | None:
+    def pending_rows(self, column: int) -> npt.NDArray[np.generic] | None:
         """One column of the rows that wait for their batch to be full, in its own memory; None where none do."""
         return self._slabs[column][: self._filled] if self._filled else None
 

@@ -103,7 +103,7 @@ class InFlight:
         self.attempts[number] = self.rows_arrived
         return self.request.samples.take(np.arange(self.rows_arrived, len(self.request)))
 
-    def arrived(self, number: int, batch: FeatureBatch) -> int:
+    def take_rows(self, number: int, batch: FeatureBatch) -> int:
         """Take rows that an attempt brought; those that another attempt brought before are left.
 
         Returns:
@@ -396,12 +396,12 @@ class Window:
             times += [late for flight in awaited if (late := self._late_at(flight)) is not None]
         return min(times, default=None)
 
-    def given_up(self) -> tuple[int, ...]:
+    def take_abandoned(self) -> tuple[int, ...]:
         """Numbers of the attempts that nobody waits for any more, named once: another attempt brought their rows."""
         numbers, self._given_up = tuple(self._given_up), []
         return numbers
 
-    def arrived(self, ask: Ask, batch: FeatureBatch) -> None:
+    def take_rows(self, ask: Ask, batch: FeatureBatch) -> None:
         """Take the next rows of an answer. Rows of an attempt that was given up are counted and left.
 
         Raises:
@@ -416,11 +416,11 @@ class Window:
             return
         one = flight.opened
         before = one.expected_bytes, one.bytes_arrived
-        self._rows_late += one.arrived(ask.number, batch)
+        self._rows_late += one.take_rows(ask.number, batch)
         self._expected_bytes += one.expected_bytes - before[0]
         self._ready_bytes += one.bytes_arrived - before[1]
 
-    def received(self, ask: Ask) -> None:
+    def mark_received(self, ask: Ask) -> None:
         """The answer is here whole; its rows arrive when they were computed."""
         flight = self._flights.get(ask.number)
         if flight is not None and ask.number not in self._computing:
@@ -428,26 +428,26 @@ class Window:
             self._rows_computing[ask.route] += flight.rows
             self._rows_under_way -= flight.rows
 
-    def finished(self, ask: Ask, now: float) -> RequestRetried | None:
+    def finish(self, ask: Ask, now: float) -> RequestRetried | None:
         """The answer ended. One that ended before its last row counts as failed.
 
         Raises:
-            NodeUnreachable: as ``failed`` does.
+            NodeUnreachable: as ``fail`` does.
         """
         flight = self._flights.get(ask.number)
         if flight is None:
             return None
         if flight.opened.missing:
-            return self.failed(ask, NodeUnreachable("the answer ended before its last row"), now)
+            return self.fail(ask, NodeUnreachable("the answer ended before its last row"), now)
         self._rows_allowed = min(self._rows_allowed + flight.rows, self._max_rows)
         self._end(ask.number)
-        self._hedge_timer.took(ask.route, flight.rows, now - flight.since)
+        self._hedge_timer.record(ask.route, flight.rows, now - flight.since)
         for number in tuple(flight.opened.attempts):
             self._end(number)
             self._given_up.append(number)
         return None
 
-    def failed(self, ask: Ask, reason: Unavailable | StoreUnavailable, now: float) -> RequestRetried | None:
+    def fail(self, ask: Ask, reason: Unavailable | StoreUnavailable, now: float) -> RequestRetried | None:
         """The request broke. What arrived stays; the rest is asked for again later.
 
         Returns:
@@ -522,7 +522,7 @@ class Window:
         if not late:
             return None
         first = min(late, key=lambda flight: flight.opened.place(0)).opened
-        self._hedge_timer.hedged(first.request.route)
+        self._hedge_timer.count_hedge(first.request.route)
         self._hedges += 1
         return first
 

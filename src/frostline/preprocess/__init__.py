@@ -23,7 +23,7 @@ from frostline.preprocess.steps import (
     Stored,
     Tokenize,
 )
-from frostline.preprocess.tokens import TextTokenizer, content_digest, fitted
+from frostline.preprocess.tokens import TextTokenizer, content_digest, fit_length
 from frostline.preprocess.transforms import from_transform
 
 __all__ = (
@@ -142,7 +142,7 @@ def text(
             ``tokenizers`` package is not installed, or another argument makes no sense.
     """
     step = Tokenize("0" * 64, max_length, names)
-    content = fitted(tokenizer, step.max_length)
+    content = fit_length(tokenizer, step.max_length)
     return Preprocess(steps=(Tokenize(content_digest(content), max_length, step.names),), tokenizer=content)
 
 
@@ -150,7 +150,7 @@ def named_inputs(**parts: Preprocess) -> Preprocess:
     """What networks with several inputs expect, such as CLIP: each input made of a part of the sample of its own.
 
     The data set says which column holds which part: ``Dataset(url, column={"pixel_values": "image", ...})``. A sample
-    travels as one array of 64-bit numbers, which its method ``unpacked`` takes apart where no network does.
+    travels as one array of 64-bit numbers, which its method ``unpack`` takes apart where no network does.
 
     Args:
         **parts: preprocessing of each part, by the argument of the network's ``forward`` that takes it; a text by the

@@ -30,11 +30,11 @@ from frostline.preprocess.images import (
     JITTER_DRAWS,
     check_array,
     check_size,
-    decoded,
+    decode_image,
     decoded_classes,
     is_array,
     is_jpeg2000,
-    jittered,
+    jitter_colours,
     numbers_into,
     size_of,
 )
@@ -58,7 +58,7 @@ from frostline.preprocess.steps import (
     Step,
     Stored,
     Tokenize,
-    unframed,
+    unframe_parts,
 )
 from frostline.preprocess.tokens import text_bytes, tokens_into
 
@@ -85,7 +85,7 @@ __all__ = (
     "scaled_mask",
     "scratch_bytes",
     "steps_left",
-    "unpacked",
+    "unpack_record",
 )
 
 
@@ -128,10 +128,10 @@ class Applied:
         steps = tuple(takewhile(lambda step: not isinstance(step, RandomStep), preprocess.steps[:-1]))
         return cls(steps=steps, dtype=dtype, decoder=decoder_name())
 
-    def oriented(self, *, is_turned: bool) -> Self:
+    def orient(self, *, is_turned: bool) -> Self:
         """The same for data whose own reader turns images as their EXIF data says, or does not."""
         count = len(self.steps)
-        return replace(self, steps=self.whole.oriented(is_turned=is_turned).steps[:count])
+        return replace(self, steps=self.whole.orient(is_turned=is_turned).steps[:count])
 
     @property
     def whole(self) -> Preprocess:
@@ -163,7 +163,7 @@ class Applied:
         Raises:
             SettingError: It does not start with them; the message names them.
         """
-        declared = declared.oriented(is_turned=self.whole.is_turned)
+        declared = declared.orient(is_turned=self.whole.is_turned)
         if declared.steps[0] == self.stored:
             return declared
         count = len(self.steps)
@@ -216,7 +216,7 @@ def steps_left(declared: Preprocess, applied: Applied | None, *, is_turned: bool
         SettingError: the ready format was made with other steps.
     """
     if applied is None:
-        return declared.oriented(is_turned=is_turned)
+        return declared.orient(is_turned=is_turned)
     return applied.rest(declared)
 
 
@@ -243,7 +243,7 @@ def pack_into(record: memoryview, pixels: npt.NDArray[np.uint8] | npt.NDArray[np
     record[-_CHECK_BYTES:] = crc32(data).to_bytes(_CHECK_BYTES, "little")
 
 
-def unpacked(stored: Stored, record: bytes | memoryview) -> npt.NDArray[np.uint8] | npt.NDArray[np.float16]:
+def unpack_record(stored: Stored, record: bytes | memoryview) -> npt.NDArray[np.uint8] | npt.NDArray[np.float16]:
     """The pixels of a record: ``uint8[H, W, C]``, or ``float16[C, H, W]`` where no step is left. A view of it.
 
     Raises:
@@ -316,7 +316,7 @@ def decode_into(
             decode = partial(decode_into, id=id, view=view, max_pixels=max_pixels)
             _inputs_into(inputs, preprocess, encoded, out, decode)
         case Stored() as stored if levels is None:
-            np.copyto(out, unpacked(stored, encoded))
+            np.copyto(out, unpack_record(stored, encoded))
         case _:
             assert levels is not None
             levels.into(_pixels(preprocess, encoded, draws(preprocess, id, view), max_pixels), out)
@@ -427,7 +427,7 @@ def _inputs_into(
 ) -> None:
     """Decode the parts of a sample one after the other, each into its place."""
     starts = {place.name: place.start for place in preprocess.places}
-    parts = zip(inputs.names, preprocess.parts, unframed(record, len(inputs.names)), strict=True)
+    parts = zip(inputs.names, preprocess.parts, unframe_parts(record, len(inputs.names)), strict=True)
     for name, part, encoded in parts:
         try:
             decode(part, encoded, InputPlace(name=name, spec=part.sample, start=starts[name]).within(out))
@@ -438,7 +438,7 @@ def _inputs_into(
 def _pixels_of_parts(preprocess: Preprocess, record: bytes | memoryview) -> int:
     """As many as the part needs that needs most, since they are decoded in turn."""
     try:
-        parts = unframed(record, len(preprocess.parts))
+        parts = unframe_parts(record, len(preprocess.parts))
     except SampleError:
         return 0
     return max(map(pixels_needed, preprocess.parts, parts))
@@ -458,9 +458,9 @@ def _pixels(
         enough = _enough(preprocess)
         first = preprocess.steps[0]
         assert isinstance(first, Decode)
-        image = decoded(encoded, first, max_pixels=max_pixels, enough=enough)
+        image = decode_image(encoded, first, max_pixels=max_pixels, enough=enough)
     else:
-        pixels = unpacked(stored, encoded).astype(np.uint8, copy=False)
+        pixels = unpack_record(stored, encoded).astype(np.uint8, copy=False)
         if not between:
             return pixels
         image = Image.fromarray(pixels if CHANNELS[stored.mode] > 1 else pixels[:, :, 0])
@@ -494,7 +494,7 @@ def _applied(step: Step, image: Image.Image, draw: "Callable[[], float]", max_pi
         case RandomHorizontalFlip():
             return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw() < step.p else image
         case ColorJitter():
-            return jittered(step, image, draw)
+            return jitter_colours(step, image, draw)
         case _:
             raise AssertionError(f"{step} stands between Decode and Normalize")
 
@@ -732,4 +732,4 @@ def check_readable(encoded: bytes | memoryview) -> None:
         check_sound(encoded)
     else:
         # Of values that a job scales, any scale finds what is broken.
-        decoded(encoded, Decode(value_range=(0, 1)), max_pixels=MAX_PIXELS)
+        decode_image(encoded, Decode(value_range=(0, 1)), max_pixels=MAX_PIXELS)

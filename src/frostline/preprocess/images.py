@@ -44,13 +44,13 @@ __all__ = (
     "check_array",
     "check_size",
     "classes_of",
-    "decoded",
+    "decode_image",
     "decoded_classes",
     "has_orientation",
     "header_of",
     "is_array",
     "is_jpeg2000",
-    "jittered",
+    "jitter_colours",
     "numbers_into",
     "pixels_of",
     "size_of",
@@ -263,7 +263,7 @@ _DEEP_MODES = {"I", "F", "I;16", "I;16B", "I;16L", "I;16N"}
 _ROWS_AT_ONCE = 64
 
 
-def decoded(
+def decode_image(
     encoded: bytes | memoryview, step: Decode, *, max_pixels: int, enough: Callable[[Size], Size] | None = None
 ) -> Image.Image:
     """The pixels of an image.
@@ -336,7 +336,7 @@ def decoded_classes(
 
     Args:
         encoded: the mask as stored: an image of one channel, of up to 32 bits, or an array of whole numbers.
-        max_pixels: see ``decoded``.
+        max_pixels: see ``decode_image``.
         is_turned: turn it as its EXIF data says.
 
     Raises:
@@ -484,7 +484,7 @@ _ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color
 _HUE = 3
 
 
-def jittered(step: ColorJitter, image: Image.Image, draw: Callable[[], float]) -> Image.Image:
+def jitter_colours(step: ColorJitter, image: Image.Image, draw: Callable[[], float]) -> Image.Image:
     """The image in other colours.
 
     Seven numbers are drawn whatever the amounts are, so that an amount of 0 changes no other draw: three for the

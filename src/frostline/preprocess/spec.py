@@ -33,8 +33,8 @@ from frostline.preprocess.steps import (
     Step,
     Stored,
     Tokenize,
-    laid_out,
-    unpacked,
+    place_inputs,
+    unpack_inputs,
 )
 from frostline.preprocess.tokens import checked_content, tokenizers_name
 
@@ -157,7 +157,7 @@ class Preprocess:
         if not isinstance(self.steps[0], NamedInputs):
             return ()
         named = zip(self.steps[0].names, self.parts, strict=True)
-        return laid_out(pair for name, part in named for pair in _arguments(name, part).items())
+        return place_inputs(pair for name, part in named for pair in _arguments(name, part).items())
 
     @property
     def are_images(self) -> bool:
@@ -189,7 +189,7 @@ class Preprocess:
         first = self.steps[0]
         return isinstance(first, Decode) and first.orientation == "exif"
 
-    def oriented(self, *, is_turned: bool) -> "Preprocess":
+    def orient(self, *, is_turned: bool) -> "Preprocess":
         """The same for data whose own reader turns images as their EXIF data says, or does not.
 
         A step that says itself which it is stays as it is.
@@ -246,13 +246,13 @@ class Preprocess:
             raise SettingError("there is no tokenizer with the SHA-256 that the preprocessing names")
         return replace(self, tokenizer=content)
 
-    def unpacked(self, rows: Any) -> dict[str, Any]:
-        """A batch's inputs by the names of the network's arguments: ``model(**inputs.unpacked(batch.features))``.
+    def unpack(self, rows: Any) -> dict[str, Any]:
+        """A batch's inputs by the names of the network's arguments: ``model(**inputs.unpack(batch.features))``.
 
         Args:
             rows: samples that have several parts, ``int64[n, ...]``: an array of NumPy, or a tensor of torch.
         """
-        return unpacked(self.places, rows)
+        return unpack_inputs(self.places, rows)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""

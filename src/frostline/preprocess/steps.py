@@ -40,12 +40,12 @@ __all__ = (
     "Step",
     "Stored",
     "Tokenize",
-    "framed",
+    "frame_parts",
     "is_argument",
-    "laid_out",
+    "place_inputs",
     "record_bytes",
-    "unframed",
-    "unpacked",
+    "unframe_parts",
+    "unpack_inputs",
 )
 
 
@@ -131,7 +131,7 @@ class InputPlace:
         return numbers[: math.prod(self.spec.shape)].reshape(self.spec.shape)
 
 
-def laid_out(inputs: Iterable[tuple[str, TensorSpec]]) -> tuple[InputPlace, ...]:
+def place_inputs(inputs: Iterable[tuple[str, TensorSpec]]) -> tuple[InputPlace, ...]:
     """Where inputs lie one behind the other."""
     places: list[InputPlace] = []
     for name, spec in inputs:
@@ -139,8 +139,8 @@ def laid_out(inputs: Iterable[tuple[str, TensorSpec]]) -> tuple[InputPlace, ...]
     return tuple(places)
 
 
-def unpacked(places: Iterable[InputPlace], rows: Any) -> dict[str, Any]:
-    """The inputs of a batch; see ``Preprocess.unpacked``."""
+def unpack_inputs(places: Iterable[InputPlace], rows: Any) -> dict[str, Any]:
+    """The inputs of a batch; see ``Preprocess.unpack``."""
     kinds = import_module(type(rows).__module__.partition(".")[0])
     return {place.name: place.of(rows, getattr(kinds, place.spec.dtype)) for place in places}
 
@@ -150,12 +150,12 @@ def record_bytes(parts: int) -> int:
     return parts * _LENGTH.itemsize
 
 
-def framed(parts: Sequence[bytes | memoryview]) -> bytes:
+def frame_parts(parts: Sequence[bytes | memoryview]) -> bytes:
     """One record of the encoded parts of a sample: their lengths as 32-bit numbers, then the parts."""
     return b"".join([np.array([len(part) for part in parts], _LENGTH).tobytes(), *parts])
 
 
-def unframed(record: bytes | memoryview, parts: int) -> list[memoryview]:
+def unframe_parts(record: bytes | memoryview, parts: int) -> list[memoryview]:
     """The parts of a record, as views of it.
 
     Raises:

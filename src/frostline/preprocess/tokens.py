@@ -27,7 +27,7 @@ __all__ = (
     "TextTokenizer",
     "checked_content",
     "content_digest",
-    "fitted",
+    "fit_length",
     "has_tokenizers",
     "opened_tokenizer",
     "text_bytes",
@@ -83,7 +83,7 @@ def checked_content(content: bytes, digest: str) -> None:
         raise SettingError("the tokenizer is not the one that the preprocessing names: its SHA-256 is another")
 
 
-def fitted(tokenizer: TextTokenizer, max_length: int) -> bytes:
+def fit_length(tokenizer: TextTokenizer, max_length: int) -> bytes:
     """The JSON of a tokenizer that pads and cuts every text to one length.
 
     Args:
@@ -108,7 +108,7 @@ def tokens_into(tokenizer: bytes, encoded: bytes | memoryview, out: npt.NDArray[
     """Tokenize one text. Safe for threads.
 
     Args:
-        tokenizer: JSON that ``fitted`` made.
+        tokenizer: JSON that ``fit_length`` made.
         encoded: text in UTF-8.
         out: ``int64[2, max_length]``; row 0 takes token ids, row 1 the attention mask.
 
@@ -241,7 +241,7 @@ def text_bytes(tokenizer: bytes, encoded: bytes | memoryview) -> int:
     """An upper bound of the memory that tokenizing a text takes, in bytes.
 
     Args:
-        tokenizer: JSON that ``fitted`` made, of which ``why_unbounded`` says None; empty where nothing is tokenized.
+        tokenizer: JSON that ``fit_length`` made, and ``why_unbounded`` says None of; empty where nothing is tokenized.
         encoded: text in UTF-8.
     """
     if not tokenizer:

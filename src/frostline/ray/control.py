@@ -35,9 +35,9 @@ __all__ = (
     "folder",
     "hosts_with",
     "join",
-    "joined",
+    "ray_session",
     "reach_or_start",
-    "running",
+    "running_address",
     "start",
 )
 
@@ -69,7 +69,7 @@ def folder() -> Path:
     return Path(tempfile.gettempdir()) / f"frostline-ray-{os.geteuid()}"
 
 
-def running() -> str | None:
+def running_address() -> str | None:
     """The address of the Ray that was started here; None where none runs."""
     try:
         found = without_schema(json.loads((folder() / "head.json").read_text()), _FORMAT, folder())
@@ -117,7 +117,7 @@ def start(cpus: int, object_bytes: int) -> str:
 
 def end() -> None:
     """End the Ray that was started here, with all that runs in it; nothing where none runs."""
-    if running() is None:
+    if running_address() is None:
         return
     state = folder() / "head.json"
     pid = int(json.loads(state.read_text())["pid"])
@@ -164,7 +164,7 @@ def _address_of_ray(address: str | None = None) -> str | None:
     if address not in (None, "auto"):
         return address
     named = environment("RAY_").get("RAY_ADDRESS")
-    return named if named not in (None, "auto") else running()
+    return named if named not in (None, "auto") else running_address()
 
 
 def join(address: str | None = None) -> Any:
@@ -196,7 +196,7 @@ def join(address: str | None = None) -> Any:
 
 
 @contextmanager
-def joined() -> Iterator[Any]:
+def ray_session() -> Iterator[Any]:
     """Join Ray as ``join`` does, and give its package; a process that had not joined before leaves it afterwards."""
     before = sys.modules.get("ray")
     had_joined = before is not None and before.is_initialized()
@@ -255,7 +255,7 @@ class Cluster:
         self._ray = ray
         self._namespace = namespace
 
-    def up(
+    def bring_up(
         self, settings: ClusterSettings, timeout_s: float, tell: Callable[[ClusterState], None] | None = None
     ) -> ClusterState:
         """Bring nodes up, or bring those that there are in line one after another; return when they are.
@@ -284,7 +284,7 @@ class Cluster:
             NodeUnreachable: There are no nodes to begin with, or they are not ready in time.
         """
         settings: ClusterSettings = self._asked("settings")
-        return self.up(replace(settings, min_nodes=nodes, max_nodes=nodes), timeout_s)
+        return self.bring_up(replace(settings, min_nodes=nodes, max_nodes=nodes), timeout_s)
 
     def state(self) -> ClusterState:
         """How the nodes are.
@@ -295,7 +295,7 @@ class Cluster:
         found: ClusterState = self._asked("state")
         return found
 
-    def down(self) -> int:
+    def bring_down(self) -> int:
         """End all nodes; give how many there were."""
         self._end_supervisor()
         actors = node_actors(self._ray, self._namespace)
@@ -357,7 +357,7 @@ def end_own_ray(address: str | None) -> bool:
     Returns:
         Whether it was ended.
     """
-    own = running()
+    own = running_address()
     if own is None or _address_of_ray(address) != own:
         return False
     ray = join(own)

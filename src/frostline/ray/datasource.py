@@ -133,7 +133,7 @@ def _blocks(reader: Any, rows: range, *, targets: bool | None) -> Iterator[Block
     wanted, before = np.array(rows, np.int64), found.received_bytes()
     for batch in found.batches(wanted, targets=targets):
         yield BlockAccessor.batch_to_block(_columns(batch))
-    done = found.done(wanted, before)
+    done = found.rows_done(wanted, before)
     if done.skipped:
         one = done.skipped[0]
         _LOG.warning(

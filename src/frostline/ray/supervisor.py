@@ -224,7 +224,7 @@ class Supervisor:
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name="frostline-supervisor", daemon=True).start()
 
-    def listed(self) -> list[str]:
+    def node_urls(self) -> list[str]:
         """URLs of the nodes that jobs should ask."""
         with self._lock:
             known = sorted((number, node) for number, node in self._known.items() if number not in self._draining)

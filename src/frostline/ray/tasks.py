@@ -23,8 +23,8 @@ from frostline.jobs.workers import RowReader, RowsDone
 
 __all__ = (
     "PartRows",
-    "made_by_ray",
     "parts_by_ray",
+    "ray_runner",
     "results",
     "row_ranges",
 )
@@ -141,11 +141,11 @@ def _part(reader: RowReader, number: int, rows: npt.NDArray[np.int64]) -> PartRo
         number=number,
         ids=np.concatenate([np.zeros(0, np.int64), *(batch.ids for batch in batches)]),
         features=np.concatenate(features) if features else np.zeros(0),
-        done=reader.done(rows, before),
+        done=reader.rows_done(rows, before),
     )
 
 
-def made_by_ray(ray: Any) -> PartRunner:
+def ray_runner(ray: Any) -> PartRunner:
     """Has the parts of a copy made in tasks of Ray, for ``runner=`` of whatever copies.
 
     What is there of a part is a task of its own, whose result Ray keeps. So the one that writes begins with the same

@@ -55,7 +55,7 @@ __all__ = (
     "memory_store",
     "profile_of",
     "s3_settings",
-    "signed",
+    "signing_settings",
 )
 
 
@@ -303,7 +303,7 @@ def profile_of(options: Mapping[str, str], environment: Mapping[str, str]) -> st
     return "default" if is_there and find_spec("botocore") else None
 
 
-def signed(
+def signing_settings(
     profile: str, config: Mapping[str, str], environment: Mapping[str, str]
 ) -> "tuple[dict[str, str], Callable[[], S3Credential]]":
     """The driver's settings with what a profile says of server and region, and what gives its credentials.
@@ -505,7 +505,7 @@ def _s3(root: Root, retries: int, times: dict[str, str]) -> "S3Store":
     profile = None if "anonymous" in options else profile_of(options, said)
     if profile is None:
         return S3Store(root.place, retry_config=_tries(retries), config=config)  # type: ignore[arg-type]
-    config, credentials = signed(profile, config, said)
+    config, credentials = signing_settings(profile, config, said)
     return S3Store(root.place, retry_config=_tries(retries), config=config, credential_provider=credentials)  # type: ignore[arg-type]
 
 
@@ -535,7 +535,7 @@ def _arrow_s3(root: Root, timeout_s: float) -> "FileSystem":
     profile = None if "anonymous" in options else profile_of(options, said)
     keys: dict[str, Any] = {}
     if profile is not None:
-        config, credentials = signed(profile, config, said)
+        config, credentials = signing_settings(profile, config, said)
         given = credentials()
         keys = {"access_key": given["access_key_id"], "secret_key": given["secret_access_key"]}
         keys |= {"session_token": given["token"]} if given["token"] else {}

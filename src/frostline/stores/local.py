@@ -51,7 +51,7 @@ __all__ = (
     "MmapFolder",
     "Objects",
     "SingleFile",
-    "beside",
+    "base_url",
     "error_of_system",
     "etag",
     "is_partial",
@@ -164,7 +164,7 @@ class FolderStore:
             self._make(self._path)
 
     @contextmanager
-    def alone(self, *folders: str) -> Iterator[None]:
+    def lock_for_writing(self, *folders: str) -> Iterator[None]:
         """Be the only writer that asks to be, and remove what killed ones had begun to write in these folders.
 
         Raises:
@@ -643,7 +643,7 @@ class FileOrFolder:
         return self._outside
 
 
-def beside(store: object, url: str) -> str:
+def base_url(store: object, url: str) -> str:
     """The URL of the folder to which names in a store's tables are relative: of a single file, the one it lies in.
 
     Args:

@@ -341,7 +341,7 @@ class Entries(Sequence[Entry]):
         return cls(pa.Table.from_batches(found, _COLUMNS))
 
     @classmethod
-    def gathered(cls, parts: "list[Entries]") -> "Entries":
+    def concatenate(cls, parts: "list[Entries]") -> "Entries":
         """Those of several listings, in the order of their names. The list is emptied: what it held makes room."""
         columns = list(pa.concat_tables([part.table for part in parts] or [_COLUMNS.empty_table()]).columns)
         parts.clear()
@@ -393,11 +393,11 @@ class Entries(Sequence[Entry]):
         parts = [self.table.slice(start, stop - start) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
         return Entries(pa.concat_tables(parts or [_COLUMNS.empty_table()]), is_in_order=self.is_in_order)
 
-    def under(self, start: str) -> "Entries":
+    def filter_prefix(self, start: str) -> "Entries":
         """Those whose names begin so."""
         return self.where(pc.starts_with(self.table["object"], start))
 
-    def matching(self, pattern: str) -> "Entries":
+    def filter_pattern(self, pattern: str) -> "Entries":
         """Those in whose names a regular expression, as RE2 reads them, is found."""
         return self.where(pc.match_substring_regex(self.table["object"], pattern))
 
@@ -405,7 +405,7 @@ class Entries(Sequence[Entry]):
         """Whether one of them has that name."""
         return bool(pc.index(self.table["object"], pa.scalar(name, _COLUMNS.types[0])).as_py() >= 0)
 
-    def named(self, name: str) -> Entry | None:
+    def find(self, name: str) -> Entry | None:
         """The one of that name; None where there is none."""
         place = pc.index(self.table["object"], pa.scalar(name, _COLUMNS.types[0])).as_py()
         return None if place < 0 else self[place]

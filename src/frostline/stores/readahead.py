@@ -228,7 +228,7 @@ class ReadAhead:
             self._tell(read, error)
             return
         if late is not None and begun_at is not None:
-            late.took(read.place.length, begun_at)
+            late.record_read(read.place.length, begun_at)
         self._tell(read, found)
 
     def make_all(self, reads: Sequence[_Read]) -> None:

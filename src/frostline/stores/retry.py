@@ -157,7 +157,7 @@ class Limited(Wrapped):
         self._now = now
         self._wait = wait
         self._lock = threading.Lock()
-        self._bucket = TokenBucket.full(per_s, maximum=maximum, now_s=now())
+        self._bucket = TokenBucket.create(per_s, maximum=maximum, now_s=now())
 
     def _call(self, call: Callable[[], T]) -> T:
         with self._lock:
@@ -248,7 +248,7 @@ class Retrying(Wrapped):
         self._requests_per_s = requests_per_s
         self._bucket: TokenBucket | None = None
         if requests_per_s < math.inf:
-            self._bucket = TokenBucket.full(requests_per_s, maximum=max(1.0, requests_per_s / 10), now_s=now())
+            self._bucket = TokenBucket.create(requests_per_s, maximum=max(1.0, requests_per_s / 10), now_s=now())
 
     def __reduce__(self) -> tuple[Callable[..., "Retrying"], tuple[ObjectStore]]:
         made = partial(type(self), retry_for_s=self._retry_for_s, requests_per_s=self._requests_per_s)
@@ -268,7 +268,7 @@ class Retrying(Wrapped):
             except StoreThrottled as error:
                 now_s, self._has_answered = self._now(), True
                 with self._lock:
-                    self._rate = self._rate.refused(now_s, sent_at_s=sent_at_s, wait_s=error.retry_after_s)
+                    self._rate = self._rate.slow_down(now_s, sent_at_s=sent_at_s, wait_s=error.retry_after_s)
                 if now_s >= give_up_s:
                     raise
             except StoreUnavailable:
@@ -282,7 +282,7 @@ class Retrying(Wrapped):
             else:
                 self._has_answered = True
                 with self._lock:
-                    self._rate = self._rate.succeeded(self._now())
+                    self._rate = self._rate.speed_up(self._now())
                 return answer
 
     def _admitted(self) -> float:
@@ -359,10 +359,10 @@ class HedgedReads:
         self._hedge_timer = HedgeTimer(quantile)
         self._lock = threading.Lock()
 
-    def took(self, nbytes: int, begun_at: float) -> None:
+    def record_read(self, nbytes: int, begun_at: float) -> None:
         """A read that began then has ended well."""
         with self._lock:
-            self._hedge_timer.took(None, nbytes.bit_length(), self.now() - begun_at)
+            self._hedge_timer.record(None, nbytes.bit_length(), self.now() - begun_at)
 
     def wait_s(self, nbytes: int, begun_at: float | None) -> float:
         """How long to wait for a read before asking ``is_late``; it began then, or not yet."""
@@ -378,5 +378,5 @@ class HedgedReads:
             late_after_s = self._hedge_timer.late_after_s(None, nbytes.bit_length())
             is_late = late_after_s is not None and self.now() - begun_at >= late_after_s
             if is_late:
-                self._hedge_timer.hedged(None)
+                self._hedge_timer.count_hedge(None)
         return is_late

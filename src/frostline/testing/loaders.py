@@ -28,7 +28,7 @@ from frostline.testing.small_jobs import (
     SAMPLES,
     STEPS,
     TARGETS,
-    flat,
+    flatten_ids,
     ids_of,
     job_of,
     names,
@@ -103,7 +103,7 @@ class LoaderTests:
         """Let the next pass over a loader that was used go on from what ``save`` gave."""
         loader.load_state_dict(saved)
 
-    def whole(self, loader: Any) -> list[list[int]]:
+    def pass_ids(self, loader: Any) -> list[list[int]]:
         """The ids of each batch of a pass."""
         return [self.ids_of(batch) for batch in loader]
 
@@ -121,26 +121,26 @@ class OrderTests(LoaderTests):
 
     @pytest.mark.parametrize("epoch", [0, 3])
     def test_the_batches_are_those_of_the_reference_order(self, job: Job, epoch: int) -> None:
-        found = self.whole(self.make(job, BATCH, shuffle=True, seed=5, epoch=epoch))
+        found = self.pass_ids(self.make(job, BATCH, shuffle=True, seed=5, epoch=epoch))
         assert found == reference(job, seed=5, epoch=epoch)
 
     def test_each_sample_comes_exactly_once_an_epoch_in_another_order_each(self, job: Job) -> None:
-        epochs = [flat(self.whole(self.make(job, BATCH, shuffle=True, epoch=epoch))) for epoch in range(2)]
+        epochs = [flatten_ids(self.pass_ids(self.make(job, BATCH, shuffle=True, epoch=epoch))) for epoch in range(2)]
         assert [sorted(ids) for ids in epochs] == [sorted(job.data.samples.ids.tolist())] * 2
         assert epochs[0] != epochs[1]
 
     def test_every_pass_over_a_loader_is_its_epoch(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
-        assert self.whole(loader) == self.whole(loader) == reference(job)
+        assert self.pass_ids(loader) == self.pass_ids(loader) == reference(job)
 
     def test_a_dropped_end_is_dropped(self, job: Job) -> None:
-        found = self.whole(self.make(job, BATCH, shuffle=True, last="drop"))
+        found = self.pass_ids(self.make(job, BATCH, shuffle=True, last="drop"))
         assert found == reference(job)[:-1]
 
     @pytest.mark.parametrize("batch_size", [1, SAMPLES, SAMPLES + 1])
     def test_batches_of_one_sample_and_of_all_are_the_same_order(self, job: Job, batch_size: int) -> None:
-        found = self.whole(self.make(job, batch_size, shuffle=True))
-        assert found == split(flat(reference(job)), batch_size)
+        found = self.pass_ids(self.make(job, batch_size, shuffle=True))
+        assert found == split(flatten_ids(reference(job)), batch_size)
 
     @pytest.mark.parametrize(("num_samples", "batch_size"), [(1, BATCH), (BATCH, BATCH)])
     def test_an_epoch_of_one_batch_comes_whole_and_again(self, job: Job, num_samples: int, batch_size: int) -> None:
@@ -148,18 +148,18 @@ class OrderTests(LoaderTests):
         loader = self.make(job, batch_size, **options)
         expected = ids_of(job.arrays(batch_size, **options))
         assert [len(ids) for ids in expected] == [num_samples]
-        assert self.whole(loader) == self.whole(loader) == expected
+        assert self.pass_ids(loader) == self.pass_ids(loader) == expected
 
     def test_an_epoch_without_a_batch_is_empty_each_time(self, job: Job) -> None:
         loader = self.make(job, SAMPLES + 1, shuffle=True, last="drop")
-        assert self.whole(loader) == self.whole(loader) == []
+        assert self.pass_ids(loader) == self.pass_ids(loader) == []
 
     @pytest.mark.parametrize(
         "order", ["in blocks", "drawn by weights", "a mixture", "a padded share of ranks", "replayed"]
     )
     def test_other_orders_come_as_they_do_without_a_framework(self, job: Job, order: str) -> None:
         options = options_of(job, order)
-        assert self.whole(self.make(job, BATCH, **options)) == ids_of(job.arrays(BATCH, **options))
+        assert self.pass_ids(self.make(job, BATCH, **options)) == ids_of(job.arrays(BATCH, **options))
 
 
 class StateTests(LoaderTests):
@@ -168,7 +168,7 @@ class StateTests(LoaderTests):
     def test_from_the_state_after_any_batch_a_run_goes_on_with_the_next(self, job: Job) -> None:
         for stop in self.stops:
             first, saved = self.stop(self.make(job, BATCH, shuffle=True), stop, self.save)
-            rest = self.whole(self.restore(job, BATCH, saved, shuffle=True))
+            rest = self.pass_ids(self.restore(job, BATCH, saved, shuffle=True))
             if stop < STEPS:
                 assert first + rest == reference(job)
             else:
@@ -176,20 +176,20 @@ class StateTests(LoaderTests):
 
     def test_the_state_before_any_pass_is_the_beginning(self, job: Job) -> None:
         saved = self.save(self.make(job, BATCH, shuffle=True))
-        assert self.whole(self.restore(job, BATCH, saved, shuffle=True)) == reference(job)
+        assert self.pass_ids(self.restore(job, BATCH, saved, shuffle=True)) == reference(job)
 
     def test_after_the_state_of_a_pass_that_ended_comes_nothing_or_all_and_then_all(self, job: Job) -> None:
         ended = self.make(job, BATCH, shuffle=True)
-        assert self.whole(ended) == reference(job)
+        assert self.pass_ids(ended) == reference(job)
         loader = self.restore(job, BATCH, self.save(ended), shuffle=True)
-        assert self.whole(loader) in ([], reference(job))
-        assert self.whole(loader) == reference(job)
+        assert self.pass_ids(loader) in ([], reference(job))
+        assert self.pass_ids(loader) == reference(job)
 
     def test_after_the_rest_of_an_epoch_every_pass_is_whole_again(self, job: Job) -> None:
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 2, self.save)
         loader = self.restore(job, BATCH, saved, shuffle=True)
-        assert first + self.whole(loader) == reference(job)
-        assert self.whole(loader) == self.whole(loader) == reference(job)
+        assert first + self.pass_ids(loader) == reference(job)
+        assert self.pass_ids(loader) == self.pass_ids(loader) == reference(job)
 
     def test_a_loader_that_went_further_goes_back_to_a_state(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
@@ -197,7 +197,7 @@ class StateTests(LoaderTests):
         self.stop(loader, 4, self.save)
         for _ in range(2):
             self.go_back(loader, saved)
-            assert first + self.whole(loader) == reference(job)
+            assert first + self.pass_ids(loader) == reference(job)
 
     def test_asking_for_states_changes_nothing_and_they_stay_as_they_were(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
@@ -207,13 +207,13 @@ class StateTests(LoaderTests):
             saved.append([self.save(loader) for _ in range(2)])
         assert found == reference(job)
         for item in saved[1]:
-            assert found[:2] + self.whole(self.restore(job, BATCH, item, shuffle=True)) == found
+            assert found[:2] + self.pass_ids(self.restore(job, BATCH, item, shuffle=True)) == found
 
     def test_a_state_that_is_asked_for_right_after_going_on_counts_from_the_beginning(self, job: Job) -> None:
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
         second, saved = self.stop(self.restore(job, BATCH, saved, shuffle=True), 0, self.save)
         third, saved = self.stop(self.restore(job, BATCH, saved, shuffle=True), 1, self.save)
-        rest = self.whole(self.restore(job, BATCH, saved, shuffle=True))
+        rest = self.pass_ids(self.restore(job, BATCH, saved, shuffle=True))
         assert second == []
         assert first + third + rest == reference(job)
 
@@ -227,13 +227,13 @@ class StateTests(LoaderTests):
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 2, self.save)
         loader = self.restore(job, BATCH, saved, shuffle=True)
         self.stop(loader, 0, lambda _: None)
-        assert first + self.whole(loader) == reference(job)
+        assert first + self.pass_ids(loader) == reference(job)
 
     def test_an_end_that_is_dropped_stays_so_where_a_run_goes_on(self, job: Job) -> None:
         options: dict[str, Any] = {"shuffle": True, "last": "drop"}
         first, saved = self.stop(self.make(job, BATCH, **options), 2, self.save)
         loader = self.restore(job, BATCH, saved, **options)
-        assert first + self.whole(loader) == self.whole(loader) == reference(job)[:-1]
+        assert first + self.pass_ids(loader) == self.pass_ids(loader) == reference(job)[:-1]
 
     def test_states_are_plain_json_that_counts_what_was_handed_out(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
@@ -252,26 +252,28 @@ class StateTests(LoaderTests):
         second = [next(batches).ids.tolist()]
         state = plain.state_dict()
         batches.close()
-        assert first + second + self.whole(self.make(job, BATCH, state, shuffle=True)) == reference(job)
+        assert first + second + self.pass_ids(self.make(job, BATCH, state, shuffle=True)) == reference(job)
 
     def test_a_run_goes_on_with_another_batch_size_and_other_ranks(self, job: Job) -> None:
         first, state = self.stop(self.make(job, BATCH, shuffle=True), 3, self.state_of)
         ranks = [Ranks(rank=rank, world_size=2) for rank in range(2)]
-        rest = [self.whole(self.make(job, 3, state, shuffle=True, ranks=rank)) for rank in ranks]
-        assert sorted(flat(first) + flat(rest[0]) + flat(rest[1])) == sorted(flat(reference(job)))
+        rest = [self.pass_ids(self.make(job, 3, state, shuffle=True, ranks=rank)) for rank in ranks]
+        assert sorted(flatten_ids(first) + flatten_ids(rest[0]) + flatten_ids(rest[1])) == sorted(
+            flatten_ids(reference(job))
+        )
         assert len(rest[0]) == len(rest[1])
 
     def test_a_loader_that_went_on_stops_again(self, job: Job) -> None:
         first, saved = self.stop(self.make(job, BATCH, shuffle=True), 1, self.save)
         second, saved = self.stop(self.restore(job, BATCH, saved, shuffle=True), 2, self.save)
-        third = self.whole(self.restore(job, BATCH, saved, shuffle=True))
+        third = self.pass_ids(self.restore(job, BATCH, saved, shuffle=True))
         assert first + second + third == reference(job)
 
     def test_with_slack_each_sample_comes_once_also_where_a_run_was_stopped(self, tmp_path: Path) -> None:
         with small_job(tmp_path, slack=None) as job:
             first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
-            rest = self.whole(self.restore(job, BATCH, saved, shuffle=True))
-            assert sorted(flat(first + rest)) == sorted(job.data.samples.ids.tolist())
+            rest = self.pass_ids(self.restore(job, BATCH, saved, shuffle=True))
+            assert sorted(flatten_ids(first + rest)) == sorted(job.data.samples.ids.tolist())
 
 
 class BreakTests(LoaderTests):
@@ -281,7 +283,7 @@ class BreakTests(LoaderTests):
     def test_after_a_pass_that_was_left_the_next_one_is_whole(self, job: Job, batches: int) -> None:
         loader = self.make(job, BATCH, shuffle=True)
         self.stop(loader, batches, lambda _: None)
-        assert self.whole(loader) == reference(job)
+        assert self.pass_ids(loader) == reference(job)
 
     def test_of_passes_that_overlap_the_last_one_is_whole_and_has_the_state(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
@@ -298,20 +300,20 @@ class BreakTests(LoaderTests):
         del older, newer
         assert head == reference(job)[: len(head)]
         assert found == reference(job)
-        assert found[:1] + self.whole(self.restore(job, BATCH, saved, shuffle=True)) == reference(job)
+        assert found[:1] + self.pass_ids(self.restore(job, BATCH, saved, shuffle=True)) == reference(job)
 
     def test_a_pass_of_which_nothing_was_taken_leaves_the_next_one_whole(self, job: Job) -> None:
         loader = self.make(job, BATCH, shuffle=True)
         for _ in range(3):
             self.stop(loader, 0, lambda _: None)
-        assert self.whole(loader) == reference(job)
+        assert self.pass_ids(loader) == reference(job)
 
     def test_loaders_of_one_job_do_not_disturb_each_other(self, job: Job) -> None:
         first = self.make(job, BATCH, shuffle=True)
         second = self.make(job, BATCH, shuffle=True, epoch=1)
         passing = iter(first)
         head = [self.ids_of(next(passing))]
-        assert self.whole(second) == reference(job, epoch=1)
+        assert self.pass_ids(second) == reference(job, epoch=1)
         assert head + [self.ids_of(batch) for batch in passing] == reference(job)
 
 
@@ -331,11 +333,11 @@ class StateRefusalTests(LoaderTests):
     def test_a_state_that_does_not_fit_is_refused(self, job: Job, change: dict[str, Any], said: str) -> None:
         state = {**job.arrays(BATCH, shuffle=True).state_dict(), **change}
         with pytest.raises(OrderMismatch, match=said):
-            self.whole(self.make(job, BATCH, state, shuffle=True))
+            self.pass_ids(self.make(job, BATCH, state, shuffle=True))
 
     def test_refuses_an_invalid_state(self, job: Job) -> None:
         with pytest.raises(OrderMismatch, match="no state of a loader"):
-            self.whole(self.make(job, BATCH, {"epoch": 0}, shuffle=True))
+            self.pass_ids(self.make(job, BATCH, {"epoch": 0}, shuffle=True))
 
 
 class TargetTests(LoaderTests):
@@ -368,7 +370,7 @@ class FailureTests(LoaderTests):
     def test_data_that_cannot_be_read_ends_a_pass_with_a_sentence(self, tmp_path: Path) -> None:
         sentence = "samples are unreadable and the job allows"
         with small_job(tmp_path, unreadable=_UNREADABLE) as job, pytest.raises(self.failure, match=sentence):
-            self.whole(self.make(job, BATCH, shuffle=True))
+            self.pass_ids(self.make(job, BATCH, shuffle=True))
 
     def test_a_pass_after_one_that_failed_fails_with_the_same_sentence(self, tmp_path: Path) -> None:
         sentence = "samples are unreadable and the job allows"
@@ -376,14 +378,14 @@ class FailureTests(LoaderTests):
             loader = self.make(job, BATCH, shuffle=True)
             for _ in range(2):
                 with pytest.raises(self.failure, match=sentence):
-                    self.whole(loader)
+                    self.pass_ids(loader)
 
     def test_batches_before_a_failure_are_in_order_and_another_run_goes_on_after_them(self, tmp_path: Path) -> None:
         images, away = tmp_path / "images", tmp_path / "away"
         found: list[list[int]] = []
         with small_job(images) as job:
             expected = reference(job)
-            last = [images / name for name in names(job, flat(expected[3:]))]
+            last = [images / name for name in names(job, flatten_ids(expected[3:]))]
             away.mkdir()
             for path in last:
                 path.rename(away / path.name)
@@ -395,4 +397,4 @@ class FailureTests(LoaderTests):
         for path in last:
             (away / path.name).rename(path)
         with job_of(images) as job:
-            assert found + self.whole(self.make(job, BATCH, saved, shuffle=True)) == expected
+            assert found + self.pass_ids(self.make(job, BATCH, saved, shuffle=True)) == expected

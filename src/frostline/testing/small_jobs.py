@@ -20,7 +20,7 @@ __all__ = (
     "SAMPLES",
     "STEPS",
     "TARGETS",
-    "flat",
+    "flatten_ids",
     "ids_of",
     "job_of",
     "names",
@@ -105,7 +105,7 @@ def options_of(job: Job, order: str) -> dict[str, Any]:
         return {"shuffle": True, "last": "pad", "ranks": Ranks(rank=1, world_size=3)}
     happened = job.arrays(BATCH, shuffle=True, epoch=2, record=True)
     list(happened)
-    return {"shuffle": True, "epoch": 2, "replay": happened.recorded()}
+    return {"shuffle": True, "epoch": 2, "replay": happened.recorded_order()}
 
 
 def ids_of(batches: Iterable[Arrays]) -> list[list[int]]:
@@ -119,6 +119,6 @@ def names(job: Job, ids: list[int]) -> list[str]:
     return [samples.objects[int(row)] for row in np.flatnonzero(np.isin(samples.ids, ids))]
 
 
-def flat(batches: list[list[int]]) -> list[int]:
+def flatten_ids(batches: list[list[int]]) -> list[int]:
     """The ids of all batches, one after the other."""
     return [id_ for batch in batches for id_ in batch]

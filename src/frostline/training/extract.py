@@ -25,7 +25,7 @@ from frostline.core import REFERENCE, Samples, SampleTable, Skipped
 from frostline.core.errors import DataError, ModelError, SettingError, TooManySkipped
 from frostline.core.events import Observer, PhaseStarted, ProgressMade
 from frostline.core.files import with_schema, without_schema
-from frostline.core.nouns import finite_rows, taken, widened
+from frostline.core.nouns import finite_rows, take_texts, widen_bfloat16
 from frostline.datasets import Dataset
 from frostline.datasets.manifest import rows_of_ids
 from frostline.engines.graph_runner import as_array
@@ -33,7 +33,7 @@ from frostline.loaders import Batch
 from frostline.training.feature_files import LANCE, Contents, check_suffix, lance_reader, tensor_column, write_features
 from frostline.training.run_config import atomic_file, make_folder, write_text
 from frostline.training.settings import ExtractSettings
-from frostline.training.setup import Setup, measured_first, set_up
+from frostline.training.setup import Setup, measure_first, set_up
 from frostline.training.start import StartedJob
 
 __all__ = (
@@ -116,7 +116,7 @@ class Parts:
             make_folder(self._folder)
             write_text(about, whole)
 
-    def found(self) -> dict[int, ExtractedPart]:
+    def find_parts(self) -> dict[int, ExtractedPart]:
         """The parts that are there and whole; every byte of them is checked."""
         parts = {number: self._checked(number) for number in range(self._ranges.parts) if self._path(number).is_file()}
         return {number: part for number, part in parts.items() if part is not None}
@@ -188,7 +188,7 @@ class Previous:
         self.features_of = features_of
 
     @classmethod
-    def found(cls, out: Path, identity: Mapping[str, Any]) -> "Previous":
+    def read(cls, out: Path, identity: Mapping[str, Any]) -> "Previous":
         """What lies at ``out``; with no rows where it is missing, damaged, or of another network or engine.
 
         Args:
@@ -374,7 +374,7 @@ def extract(
     check_suffix(settings.out)
     make_folder(settings.out.parent)
     # One engine and one plan for the whole file: a run that is taken up again must find the same.
-    with set_up(measured_first(settings.job), observe, begun=begun) as setup:
+    with set_up(measure_first(settings.job), observe, begun=begun) as setup:
         setup_s = time.perf_counter() - began_at
         work = _Work(settings, setup)
         found = work.parts_found()
@@ -445,7 +445,7 @@ class _Work:
         self._allows_nonfinite = settings.job.loader.allow_nonfinite
         self._line = f"{line.name}, in {line.dtypes[0]}"
         self._max_skipped = settings.job.loader.max_skipped(len(setup.data))
-        self._previous = Previous.found(settings.out, self._identity)
+        self._previous = Previous.read(settings.out, self._identity)
         self.kept = self.wire_bytes = 0
         self.codec_error = 0.0
         identity = {**self._identity, "data": setup.data.digest}
@@ -463,7 +463,7 @@ class _Work:
 
     def parts_found(self) -> dict[int, ExtractedPart]:
         """The parts that an earlier run left; one with rows that are not finite is made anew where none may be."""
-        parts = self.parts.found()
+        parts = self.parts.find_parts()
         return {number: part for number, part in parts.items() if self._allows_nonfinite or not part.nonfinite}
 
     def first_nonfinite(self, done: Mapping[int, ExtractedPart]) -> str:
@@ -473,7 +473,7 @@ class _Work:
         if id is None:
             return ""
         data = self._setup.data
-        name = taken(data.names, rows_of_ids(data.samples.ids, np.array([id], np.int64)))[0]
+        name = take_texts(data.names, rows_of_ids(data.samples.ids, np.array([id], np.int64)))[0]
         return f"the frozen layers gave Inf or NaN for sample {name} (id {id}) at {self._line} by {self.engine}"
 
     def make(self, found: Mapping[int, ExtractedPart], observe: Observer) -> dict[int, ExtractedPart]:
@@ -614,7 +614,7 @@ class _Piece:
 
 def _features(batch: Batch) -> npt.NDArray[Any]:
     assert isinstance(batch.features, torch.Tensor)
-    features: npt.NDArray[Any] = widened(as_array(batch.features))
+    features: npt.NDArray[Any] = widen_bfloat16(as_array(batch.features))
     return features
 
 
@@ -623,7 +623,7 @@ def _table(data: Dataset, rows: npt.NDArray[np.int64], features: npt.NDArray[Any
     return pa.table(
         {
             "id": pa.array(data.samples.ids_at(rows)),
-            "object": pa.array(taken(data.names, rows), pa.string()),
+            "object": pa.array(take_texts(data.names, rows), pa.string()),
             "label": pa.array(labels),
             "class": pa.array([data.classes[label] for label in labels.tolist()], pa.string()),
             "features": tensor_column(features),

@@ -12,18 +12,18 @@ from torch import nn
 from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, WeightsMissing
 from frostline.core.events import Observer, SetupWarning
 from frostline.models.modules import all_in_eval, modes, zeros
-from frostline.models.tracing import fed
+from frostline.models.tracing import cast_inputs
 from frostline.preprocess import Preprocess, named_inputs
 from frostline.preprocess.tokens import TextTokenizer
 from frostline.training.pretrained import (
     TOKENIZER_FILES,
     Built,
-    fetching,
+    guard_fetch,
+    guard_read,
     import_package,
     no_bars,
     pad_id_of,
     processor_of,
-    reading,
     texts_for,
     tokenizer_in,
 )
@@ -181,7 +181,7 @@ def from_hugging_face(
     hf = import_package("transformers", "transformers")
     folder = _folder(name, observe)
     _check_config(name, folder)
-    with _quiet(hf), reading(name, folder):
+    with _quiet(hf), guard_read(name, folder):
         config = hf.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     if parts:
         _check_pair(name, config, parts)
@@ -199,7 +199,7 @@ def from_hugging_face(
     preprocess = named_inputs(**{part: made[part] for part in parts}) if parts else next(iter(made.values()))
     _check_weights(name, folder, pretrained=pretrained)
     maker = getattr(hf, kind)
-    with _quiet(hf), reading(name, folder):
+    with _quiet(hf), guard_read(name, folder):
         model = _loaded(maker, folder, is_whole=kind == _PAIRS) if pretrained else maker.from_config(config)
     source = f"{_WEIGHTS} of {folder}" if pretrained else RANDOM
     return Built(model=_scoring(name, kind, model, preprocess), preprocess=preprocess, weights=source)
@@ -254,7 +254,9 @@ def _scoring(name: str, kind: str, model: Any, preprocess: Preprocess) -> Scores
 
 
 def _pair_scores(name: str, model: nn.Module, preprocess: Preprocess) -> Scores:
-    sample = zip(preprocess.places, fed(model, zeros([place.spec for place in preprocess.places], 1)), strict=True)
+    sample = zip(
+        preprocess.places, cast_inputs(model, zeros([place.spec for place in preprocess.places], 1)), strict=True
+    )
     with modes(model, all_in_eval(model)), torch.no_grad():
         try:
             embeddings = _embeddings(model, {place.name: tensor for place, tensor in sample})
@@ -311,7 +313,7 @@ def _in_hub_cache(name: str, repository: str, observe: Observer) -> Path:
         f"bring {_WEIGHTS}, {_CONFIG} and {_PROCESSOR} (for texts tokenizer.json) of {repository} into a folder and "
         f"write hf:FOLDER; --weights {RANDOM} needs the last two alone, and freezes layers that have learned nothing"
     )
-    with fetching(name, hub.hf_hub_url(repository, _WEIGHTS), remedy, observe), no_bars(hub.utils):
+    with guard_fetch(name, hub.hf_hub_url(repository, _WEIGHTS), remedy, observe), no_bars(hub.utils):
         return Path(hub.snapshot_download(repository, allow_patterns=list(_PATTERNS)))
 
 

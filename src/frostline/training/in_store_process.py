@@ -26,8 +26,8 @@ from frostline.core.events import Event, StepFinished, WaitingForRows
 from frostline.engines.machine import end_at_once
 from frostline.engines.measure import BROKEN, dry_step
 from frostline.jobs.in_store import Assignment, read_assignment
-from frostline.jobs.in_store_batches import Remote
-from frostline.models.head import Mode, TravelledHead
+from frostline.jobs.in_store_batches import InStoreLoaders
+from frostline.models.head import Mode, PortedHead
 from frostline.training.loop import Loop
 from frostline.wire.messages import error_to_json
 from frostline.wire.recipes import event_to_json, line_of
@@ -127,15 +127,15 @@ def _train(orders: _Orders, stop: threading.Event) -> None:
     with os.fdopen(orders.assignment, "rb") as file:
         assignment = read_assignment(file.read())
     check_assignment(assignment, orders.memory_bytes)
-    head = TravelledHead(assignment.head)
+    head = PortedHead(assignment.head)
     settings = _settings(orders.memory_bytes, assignment.views)
     transport = HttpTransport(orders.near, settings)
-    remote = Remote(assignment, transport, settings, _telling(stop))
+    remote = InStoreLoaders(assignment, transport, settings, _telling(stop))
     loop = Loop(
         assignment.recipe,
         head,
         train=remote.train,
-        held_out=remote.held_out if len(assignment.held_out) else None,
+        held_out=remote.validation_batches if len(assignment.held_out) else None,
         keeps_features=remote.keeps_features,
         observe=remote.observe,
     )

@@ -28,8 +28,8 @@ __all__ = (
     "Checkpoint",
     "Checkpointer",
     "Loop",
-    "Thawed",
     "Trainable",
+    "UnfrozenHead",
 )
 
 
@@ -188,7 +188,7 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Thawed:
+class UnfrozenHead:
     """A head that trains more than the one before it.
 
     Attributes:
@@ -246,7 +246,7 @@ class Loop:
         observe: Observer,
         objective: Objective | None = None,
         checkpointer: Checkpointer | None = None,
-        thaw: Callable[[int], Thawed | None] | None = None,
+        thaw: Callable[[int], UnfrozenHead | None] | None = None,
         last_thaw: int = 0,
         in_turn: Callable[[Sequence[Any]], Generator[Batches]] = _one_by_one,
         on_batch: Callable[[int, int, int, Batch], None] = _nothing,
@@ -423,14 +423,14 @@ class Loop:
             seen += len(batch)
         score = Evaluated(epoch=epoch, samples=seen, loss=losses / max(1, seen), scores=tally.scores)
         self._scores.append(score)
-        if self._passes.best(self._losses) in (None, len(self._scores) - 1):
+        if self._passes.best_pass(self._losses) in (None, len(self._scores) - 1):
             self.confusion = tally.confusion
         self._put_aside(score)
         self._observe(score)
 
     def _put_aside(self, score: Evaluated) -> None:
         """Copy the head where it is the best so far, and held-out loss decides."""
-        if self._passes.best(self._losses) == len(self._scores) - 1:
+        if self._passes.best_pass(self._losses) == len(self._scores) - 1:
             self._best = None  # there is room for one copy; until it is made the head itself is the best
             self._best = score, _copied(self._head)
 

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, nearest
+from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, suggest_names
 from frostline.core.events import Event, Observer, WeightsLoaded
 from frostline.models.freezing import classifier_of, used_parameters
 from frostline.models.modules import AnyInputs
@@ -213,11 +213,11 @@ def _from_factory(name: str) -> Built:
     try:
         module = importlib.import_module(path)
     except (ImportError, TypeError, ValueError) as error:
-        hint = nearest(path, FAMILIES)
+        hint = suggest_names(path, FAMILIES)
         raise UnknownModel(f"model {name!r}: module {path!r} cannot be imported ({error}){hint}") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
-        raise UnknownModel(f"module {path!r} has no function {attribute!r}{nearest(attribute, dir(module))}")
+        raise UnknownModel(f"module {path!r} has no function {attribute!r}{suggest_names(attribute, dir(module))}")
     try:
         model = factory()
     except (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:

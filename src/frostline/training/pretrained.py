@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMissing, nearest
+from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMissing, suggest_names
 from frostline.core.events import Observer, PhaseStarted
 from frostline.core.units import in_bytes
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet, text
@@ -31,14 +31,14 @@ from frostline.training.settings import RANDOM
 __all__ = (
     "TOKENIZER_FILES",
     "Built",
-    "fetching",
     "from_timm",
     "from_torchvision",
+    "guard_fetch",
+    "guard_read",
     "import_package",
     "no_bars",
     "pad_id_of",
     "processor_of",
-    "reading",
     "texts_for",
     "tokenizer_in",
 )
@@ -80,7 +80,7 @@ def from_torchvision(name: str, observe: Observer, *, pretrained: bool) -> Built
     wanted = name.partition(":")[2]
     known = models.list_models(module=models)
     if wanted not in known:
-        raise UnknownModel(f"torchvision has no model {wanted!r}{nearest(wanted, known)}")
+        raise UnknownModel(f"torchvision has no model {wanted!r}{suggest_names(wanted, known)}")
     default = getattr(models.get_model_weights(wanted), "DEFAULT", None)
     preprocess = imagenet(224) if default is None else _torchvision_preprocess(default.transforms())
     if not pretrained:
@@ -88,7 +88,7 @@ def from_torchvision(name: str, observe: Observer, *, pretrained: bool) -> Built
     if default is None:
         raise WeightsMissing(f"torchvision publishes no weights of {wanted}: {_OWN}")
     file = _in_torch_cache(name, default.url, observe)
-    with reading(name, file):
+    with guard_read(name, file):
         model = models.get_model(wanted, weights=default, progress=False)
     return Built(model=model, preprocess=preprocess, weights=f"{default} of torchvision, from {file}")
 
@@ -98,7 +98,7 @@ def from_timm(name: str, observe: Observer, *, pretrained: bool) -> Built:
     timm = import_package("timm", "timm")
     wanted = name.partition(":")[2]
     if not timm.is_model(wanted):
-        raise UnknownModel(f"timm has no model {wanted!r}{nearest(wanted, timm.list_models())}")
+        raise UnknownModel(f"timm has no model {wanted!r}{suggest_names(wanted, timm.list_models())}")
     if not pretrained:
         model, weights = timm.create_model(wanted, pretrained=False), RANDOM
     else:
@@ -131,7 +131,7 @@ def _pretrained_timm(timm: Any, name: str, wanted: str, observe: Observer) -> tu
         file, source = _in_hub_cache(name, config, observe), f"{config.hf_hub_id} of the Hugging Face hub"
     else:
         file, source = _in_torch_cache(name, config.url, observe), f"{wanted} of timm"
-    with reading(name, file):
+    with guard_read(name, file):
         # Given as a file, it is read without asking the network whether there is a newer one.
         overlay = {"file": str(file), "custom_load": config.custom_load}
         model = timm.create_model(wanted, pretrained=True, pretrained_cfg_overlay=overlay)
@@ -142,7 +142,7 @@ def _in_torch_cache(name: str, url: str, observe: Observer) -> Path:
     """The path of a file in the cache of torch's hub, which is fetched where it is not there yet."""
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
     if not file.exists():
-        with fetching(name, url, f"put {file.name} into {file.parent}, {_OWN}", observe):
+        with guard_fetch(name, url, f"put {file.name} into {file.parent}, {_OWN}", observe):
             file.parent.mkdir(parents=True, exist_ok=True)
             digest = torch.hub.HASH_REGEX.search(file.name)
             torch.hub.download_url_to_file(url, str(file), digest and digest.group(1), progress=False)
@@ -160,7 +160,7 @@ def _in_hub_cache(name: str, config: Any, observe: Observer) -> Path:
             return Path(found)
     url = hub.hf_hub_url(repository, files[0], revision=revision or None)
     remedy = f"bring {files[0]} of {repository} and give it with --weights FILE, or {_LEARNED_NOTHING}"
-    with fetching(name, url, remedy, observe), no_bars(hub.utils):
+    with guard_fetch(name, url, remedy, observe), no_bars(hub.utils):
         return Path(_first_there(hub, repository, files, revision or None))
 
 
@@ -174,7 +174,7 @@ def _first_there(hub: Any, repository: str, files: Sequence[str], revision: str 
 
 
 @contextmanager
-def fetching(name: str, url: str, remedy: str, observe: Observer) -> Iterator[None]:
+def guard_fetch(name: str, url: str, remedy: str, observe: Observer) -> Iterator[None]:
     """Ask for the head of a file before its body is fetched: libraries wait long for a network that is not there.
 
     Args:
@@ -222,7 +222,7 @@ def no_bars(utils: Any) -> Iterator[None]:
 
 
 @contextmanager
-def reading(name: str, file: Path) -> Iterator[None]:
+def guard_read(name: str, file: Path) -> Iterator[None]:
     """Say what was read, where a library cannot read it.
 
     Args:
@@ -328,7 +328,7 @@ def tokenizer_in(name: str, folder: Path) -> TextTokenizer:
 
 def _read(name: str, folder: Path) -> Any:
     hf = import_package("transformers", "transformers")
-    with reading(f"{name}, its tokenizer,", folder):
+    with guard_read(f"{name}, its tokenizer,", folder):
         found = hf.AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     # Decoders such as GPT-2 are published without one; what stands at its places is masked out.
     if found.pad_token_id is None and found.eos_token is not None:

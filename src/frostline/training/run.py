@@ -22,7 +22,7 @@ from frostline.core import Cut
 from frostline.core.errors import FrostlineError, ModelError, SettingError, Unavailable
 from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWarning, SplitsChosen
 from frostline.datasets import Dataset
-from frostline.datasets.formats.labels import scored_among, trained_among
+from frostline.datasets.formats.labels import scoring_splits, training_split
 from frostline.jobs import Job
 from frostline.jobs.statistics import JobStatistics
 from frostline.loaders import Batch, Loader
@@ -31,7 +31,7 @@ from frostline.models.freezing import layer_of, unfreeze, used_parameters
 from frostline.models.tracing import kept_buffers
 from frostline.planning import ALL_IN_STORE
 from frostline.training.hugging_face import as_saved, config_of
-from frostline.training.loop import Checkpoint, Loop, Thawed
+from frostline.training.loop import Checkpoint, Loop, UnfrozenHead
 from frostline.training.lora import check_thawed, merged_state
 from frostline.training.metrics import file_digest
 from frostline.training.objective import Objective, objective_of
@@ -42,14 +42,14 @@ from frostline.training.run_config import RunConfig, make_folder, write_tensors,
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
 from frostline.training.setup import Setup, set_up
-from frostline.training.start import StartedJob, chosen_of, outputs_of
+from frostline.training.start import StartedJob, chosen_samples, outputs_of
 from frostline.wire.recipes import FEW_EPOCHS
 
 __all__ = (
     "LAYERS",
     "SAMPLES",
-    "Sides",
     "Stages",
+    "TrainValSplit",
     "few_of_a_class",
     "identity_of",
     "in_words",
@@ -109,7 +109,7 @@ class Stages:
         self._is_open = True
         _check(setup, unfreezing)
 
-    def thaw(self, epoch: int) -> Thawed | None:
+    def thaw(self, epoch: int) -> UnfrozenHead | None:
         """Make the job of an epoch, counted from 0, where it is another one than that of the epoch before.
 
         Raises:
@@ -130,14 +130,14 @@ class Stages:
         self._is_open = True
         layers = ", ".join(layer for step in due for layer in step.layers)
         self._observe(LayersUnfrozen(epoch=epoch, layers=layers, frost_line=self.job.frost_line.name))
-        return Thawed(head=self.job.head, added=added)
+        return UnfrozenHead(head=self.job.head, added=added)
 
     @property
     def begun(self) -> int:
         """The number of stages that were begun."""
         return len(self._past) + self._is_open
 
-    def done(self) -> tuple[JobStatistics, tuple[RouteUsage, ...], Mapping[str, float]]:
+    def totals(self) -> tuple[JobStatistics, tuple[RouteUsage, ...], Mapping[str, float]]:
         """What all jobs did: their statistics, the ways of their samples, and the seconds of each part."""
         # Where a stage could not begin, the job before it is closed, and was counted.
         done = [*self._past, _done(self.job)] if self._is_open else self._past
@@ -204,7 +204,7 @@ def _seconds(name: str, parts: Sequence[_Done]) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sides:
+class TrainValSplit:
     """What a run trains on and what it scores.
 
     Attributes:
@@ -230,7 +230,7 @@ class Sides:
         )
 
 
-def sides_of(settings: TrainSettings, setup: Setup) -> Sides:
+def sides_of(settings: TrainSettings, setup: Setup) -> TrainValSplit:
     """The samples to train on and those to score.
 
     Splits that were asked for go first. Where none was, and the data brings splits, the one that is called so is
@@ -243,7 +243,7 @@ def sides_of(settings: TrainSettings, setup: Setup) -> Sides:
             called as one to train on.
     """
     asked, brought = settings.job.split, setup.whole.splits_brought
-    name = asked or trained_among(brought)
+    name = asked or training_split(brought)
     if name is None and len(brought) > 1 and settings.val_split is None:
         raise SettingError(
             f"{setup.data.url} has the splits {', '.join(brought)}, and none that is called train: name the one to "
@@ -251,22 +251,22 @@ def sides_of(settings: TrainSettings, setup: Setup) -> Sides:
         )
     train = setup.data if name == asked else setup.data[str(name)]
     if settings.val_split is not None:
-        held_out = chosen_of(setup.whole, settings.job, settings.val_split)
+        held_out = chosen_samples(setup.whole, settings.job, settings.val_split)
         _check_apart(train, held_out, settings.val_split)
         _check_labels(settings, train, held_out)
-        return Sides(train=train, held_out=held_out, train_split=name, val_split=settings.val_split)
+        return TrainValSplit(train=train, held_out=held_out, train_split=name, val_split=settings.val_split)
     if asked is None and name is not None and settings.val_share is None:
-        for scored in scored_among(brought):
+        for scored in scoring_splits(brought):
             held_out = setup.data[scored]
             if held_out.targets is not None or bool((held_out.samples.labels >= 0).any()):
                 _check_labels(settings, train, held_out)
-                return Sides(train=train, held_out=held_out, train_split=name, val_split=scored)
+                return TrainValSplit(train=train, held_out=held_out, train_split=name, val_split=scored)
     _check_labels(settings, train)
     train, held_out = train.split(settings.held_out_share, settings.job.seed)
-    return Sides(train=train, held_out=held_out, train_split=name)
+    return TrainValSplit(train=train, held_out=held_out, train_split=name)
 
 
-def few_of_a_class(settings: TrainSettings, sides: Sides) -> str:
+def few_of_a_class(settings: TrainSettings, sides: TrainValSplit) -> str:
     """What becomes of classes that are too small to be divided by the share to hold out; empty where none is.
 
     Args:
@@ -378,7 +378,7 @@ def train(
     return report
 
 
-def identity_of(settings: TrainSettings, sides: Sides, job: Job) -> dict[str, str]:
+def identity_of(settings: TrainSettings, sides: TrainValSplit, job: Job) -> dict[str, str]:
     """Digests of what must be the same when a run goes on, by what they are of."""
     digest = file_digest(settings.job.loss)
     return {
@@ -492,7 +492,7 @@ class _Run:
         )
         if resumes:
             RunConfig.read(folder).require(config.identity, folder)
-            self._take_up(*checkpoints.latest())
+            self._take_up(*checkpoints.read_latest())
         else:
             begin_run(folder, config)
         if self._recorder is not None and self._settings.job.policy != ALL_IN_STORE:
@@ -553,7 +553,7 @@ class _Run:
         explained, record = job.explain(), self._record
         epochs = len(record.epoch_losses)
         plan, first_plan = explained.plan, explained.first_plan
-        statistics, ways, seconds = self._stages.done()
+        statistics, ways, seconds = self._stages.totals()
         return Report(
             model=settings.job.model,
             data=self._setup.data.url,

@@ -92,7 +92,7 @@ class CheckpointFolder:
         self._step, self._at = checkpoint.step, self._clock()
         self._took_s = self._at - began
 
-    def latest(self) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    def read_latest(self) -> tuple[Checkpoint | None, tuple[str, ...]]:
         """The newest whole checkpoint, and why each newer one cannot be read; those are set aside, and never removed.
 
         Raises:

@@ -26,7 +26,7 @@ from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, array, audio
 from frostline.preprocess.images import header_of
 from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages, is_sound, seconds_of
-from frostline.preprocess.steps import is_argument, unframed
+from frostline.preprocess.steps import is_argument, unframe_parts
 from frostline.stores.urls import parse_url
 from frostline.training.recipe import LowRank, Unfreezing
 from frostline.wire.node_lists import listed_nodes
@@ -42,8 +42,8 @@ __all__ = (
     "JobSettings",
     "TrainSettings",
     "by_input",
-    "described",
-    "described_parts",
+    "describe_parts",
+    "describe_samples",
     "is_factory",
     "preprocess_of",
 )
@@ -394,7 +394,7 @@ def preprocess_of(samples: str) -> Preprocess | None:
     raise SettingError(f"--samples says {_WORDS}; not {samples!r}")
 
 
-def described(data: Dataset, *, is_column_named: bool = False) -> str:
+def describe_samples(data: Dataset, *, is_column_named: bool = False) -> str:
     """What the samples of a data set are, in words that ``preprocess_of`` takes.
 
     Names that end as sounds do are sounds, as long as the longest of some, and up to 10 seconds. Arrays that are no
@@ -449,7 +449,7 @@ def by_input(said: str | None, option: str) -> dict[str, str]:
     return found
 
 
-def described_parts(data: Dataset, names: Sequence[str], said: str | None, *, looks: bool) -> str:
+def describe_parts(data: Dataset, names: Sequence[str], said: str | None, *, looks: bool) -> str:
     """What the parts of samples are, in words that ``by_input`` takes apart: ``pixel_values=images,input_ids=texts``.
 
     What ``input_ids`` is made of is a text. Arrays and sounds are known by the first sample, and all else is an image.
@@ -484,7 +484,7 @@ def described_parts(data: Dataset, names: Sequence[str], said: str | None, *, lo
 
 def _part_words(data: Dataset, place: int, parts: int) -> str:
     def part(row: int) -> bytes:
-        return bytes(unframed(_read(data, row, None), parts)[place])
+        return bytes(unframe_parts(_read(data, row, None), parts)[place])
 
     first = part(0)
     if is_sound(first):

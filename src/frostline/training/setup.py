@@ -15,7 +15,7 @@ from frostline.training.recipe import LowRank
 from frostline.training.settings import JobSettings, by_input, preprocess_of
 from frostline.training.start import StartedJob, begin, outputs_of
 
-__all__ = ("Setup", "measured_first", "set_up")
+__all__ = ("Setup", "measure_first", "set_up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,7 +130,7 @@ def _freeze(network: Pretrained, settings: JobSettings) -> None:
     check_trained(network.model, settings.until)
 
 
-def measured_first(settings: JobSettings) -> JobSettings:
+def measure_first(settings: JobSettings) -> JobSettings:
     """The same job, measured before it hands out anything."""
     return replace(settings, loader=replace(settings.loader, measure_first=True))
 

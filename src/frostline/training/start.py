@@ -21,9 +21,9 @@ from frostline.datasets.formats.known import part_names
 from frostline.datasets.targets import NUMBER, TargetSpec
 from frostline.node.process import NodeProcess
 from frostline.planning import ALL_IN_STORE
-from frostline.training.settings import IMAGES, JobSettings, by_input, described, described_parts, preprocess_of
+from frostline.training.settings import IMAGES, JobSettings, by_input, describe_parts, describe_samples, preprocess_of
 
-__all__ = ("StartedJob", "begin", "chosen_of", "declared_of", "outputs_of", "samples_of")
+__all__ = ("StartedJob", "begin", "chosen_samples", "outputs_of", "samples_of", "target_declaration")
 
 _MAX_CLASSES = 1 << 20
 _OWN = "job"
@@ -94,13 +94,13 @@ def _listed(settings: JobSettings, observe: Observer, min_classes: int) -> tuple
         label=settings.label,
         relist=settings.relist,
         changed=settings.changed,
-        targets=declared_of(settings),
+        targets=target_declaration(settings),
         near=settings.listed_by,
         # One that stands in the environment is left there: data sets travel to worker processes.
         token=None if settings.loader.token == LoaderSettings().token else settings.loader.token,
         observe=observe,
     )
-    data = chosen_of(whole, settings, settings.split)
+    data = chosen_samples(whole, settings, settings.split)
     if settings.outputs is None and settings.targets is None:
         data.selection.require_classes(min_classes, data.url)
         if min_classes and (settings.split is not None or not whole.splits_brought):  # else that of the sides counts
@@ -140,19 +140,19 @@ def samples_of(data: Dataset, settings: JobSettings) -> str:
     parts = part_names(data.source.format)
     if parts:
         looks = not settings.model.startswith("hf:")
-        return described_parts(data, parts, settings.samples, looks=looks)
+        return describe_parts(data, parts, settings.samples, looks=looks)
     if settings.samples is None:
         takes_texts = settings.tokenizer is not None or settings.max_length is not None
         return (
             IMAGES
             if takes_texts or settings.model.startswith("hf:")
-            else described(data, is_column_named=settings.column is not None)
+            else describe_samples(data, is_column_named=settings.column is not None)
         )
     preprocess_of(settings.samples)  # which refuses what makes no sense before a node is started
     return settings.samples
 
 
-def declared_of(settings: JobSettings) -> str | MultiLabel | Sequence[str] | None:
+def target_declaration(settings: JobSettings) -> str | MultiLabel | Sequence[str] | None:
     """The targets that a job's data set declares; none where it need not say what is learned."""
     if settings.outputs is not None:
         return ()
@@ -197,7 +197,7 @@ def _classes_of(spec: TargetSpec, values: pa.ChunkedArray) -> int:
     raise DataError(f"the column {spec.name!r} holds no whole numbers of classes from 0, as classes are")
 
 
-def chosen_of(whole: Dataset, settings: JobSettings, split: str | None) -> Dataset:
+def chosen_samples(whole: Dataset, settings: JobSettings, split: str | None) -> Dataset:
     """The samples of a split that a job is to use.
 
     Raises:

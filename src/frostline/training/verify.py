@@ -23,13 +23,23 @@ from frostline.training.report.steps import (
     fingerprint,
     sketched_error,
 )
-from frostline.training.run import LAYERS, SAMPLES, Sides, identity_of, loader_of, sides_of
+from frostline.training.run import LAYERS, SAMPLES, TrainValSplit, identity_of, loader_of, sides_of
 from frostline.training.run_config import RunConfig
 from frostline.training.settings import JobSettings, TrainSettings
 from frostline.training.setup import Setup, set_up
 from frostline.training.start import StartedJob
 
-__all__ = ("DIFFERS", "EQUAL", "WITHIN", "Comparison", "Difference", "Verification", "compared", "spread", "verify")
+__all__ = (
+    "DIFFERS",
+    "EQUAL",
+    "WITHIN",
+    "Comparison",
+    "Difference",
+    "Verification",
+    "compare_steps",
+    "spread",
+    "verify",
+)
 
 EQUAL, WITHIN, DIFFERS = "equal", "within", "differs"
 # Names of one kind that are said.
@@ -123,14 +133,14 @@ def verify(
         now, failed = _computed(settings, setup, sides, chosen, observe)
         name_of = _names(sides.train)
         found += [*failed, *_skipped(setup, chosen)]
-    results = [compared(was, now[was.step], name_of, allowed) for was in chosen if was.step in now]
+    results = [compare_steps(was, now[was.step], name_of, allowed) for was in chosen if was.step in now]
     found += [difference for result in results for difference in result.differences]
     if settings.job.loader.cache_folder is not None:
         with _made(settings, observe, begun, keeps=True) as (setup, sides):
             kept, _ = _computed(settings, setup, sides, [now[step] for step in now], observe)
         twice = 2 * largest_error(settings.job.accuracy)
         for number, step in kept.items():
-            found += compared(now[number], step, name_of, twice, "cache").differences
+            found += compare_steps(now[number], step, name_of, twice, "cache").differences
     samples, equal = sum(result.samples for result in results), sum(result.equal for result in results)
     errors = [result.error for result in results]
     return Verification(
@@ -168,7 +178,7 @@ class Comparison:
     differences: tuple[Difference, ...]
 
 
-def compared(
+def compare_steps(
     was: RecordedStep, now: RecordedStep, name_of: Callable[[int], str], allowed: float, part: str = "features"
 ) -> Comparison:
     """Compare a step with what it is now.
@@ -208,7 +218,7 @@ def spread(steps: Sequence[RecordedStep], maximum: int) -> list[RecordedStep]:
 @contextmanager
 def _made(
     settings: TrainSettings, observe: Observer, begun: StartedJob | None, *, keeps: bool
-) -> Iterator[tuple[Setup, Sides]]:
+) -> Iterator[tuple[Setup, TrainValSplit]]:
     """The run's job, and the samples of both its sides; each comes once, so nothing is kept in memory."""
     loader = replace(settings.job.loader, cache_bytes=0)
     job: JobSettings = replace(settings.job, loader=loader if keeps else replace(loader, cache_folder=None))
@@ -219,7 +229,7 @@ def _made(
 
 
 def _causes(
-    settings: TrainSettings, setup: Setup, sides: Sides, identity: Mapping[str, str], record: RecordedSteps
+    settings: TrainSettings, setup: Setup, sides: TrainValSplit, identity: Mapping[str, str], record: RecordedSteps
 ) -> Iterator[Difference]:
     """What of the digests of the whole run is another one now."""
     mine = identity_of(settings, sides, setup.job)
@@ -260,7 +270,7 @@ def _names(data: Dataset) -> Callable[[int], str]:
 
 
 def _computed(
-    settings: TrainSettings, setup: Setup, sides: Sides, chosen: Sequence[RecordedStep], observe: Observer
+    settings: TrainSettings, setup: Setup, sides: TrainValSplit, chosen: Sequence[RecordedStep], observe: Observer
 ) -> tuple[dict[int, RecordedStep], list[Difference]]:
     """The same steps as they are now, by their numbers, and those that there are none of."""
     observe(PhaseStarted(name="computing steps again"))

@@ -19,7 +19,7 @@ from frostline.core.errors import SettingError
 from frostline.core.files import with_schema, without_schema
 from frostline.core.system import __version__
 from frostline.core.units import in_bytes
-from frostline.planning import POLICIES, Plan, Situation, fixed, make_plan, vary
+from frostline.planning import POLICIES, Plan, Situation, make_plan, plan_at_cut, vary
 from frostline.stores.urls import normalise_url
 from frostline.training.run_config import make_folder, write_text
 from frostline.training.settings import RANDOM, JobSettings
@@ -31,11 +31,11 @@ __all__ = (
     "WhatIf",
     "WhatIfPlan",
     "answer",
-    "asked_of",
     "find",
-    "just_measured",
     "keep",
-    "relative",
+    "measurement_key",
+    "recent_situation",
+    "relative_speed",
 )
 
 
@@ -163,7 +163,7 @@ class WhatIfPlan:
         return {**self.plan.to_json(), **more}
 
 
-def relative(plan: Plan, beside: Plan) -> float | None:
+def relative_speed(plan: Plan, beside: Plan) -> float | None:
     """A plan's predicted samples a second over all epochs, as a share of another's; None where one has no bound."""
     if math.isinf(plan.mean_samples_per_s) or math.isinf(beside.mean_samples_per_s):
         return None
@@ -190,7 +190,7 @@ def answer(measured: MeasuredSituation, question: Question) -> WhatIfPlan:
 
 def _plan(situation: Situation, question: Question) -> Plan:
     if question.cut is not None:
-        return fixed(situation, question.cut, question.codec)
+        return plan_at_cut(situation, question.cut, question.codec)
     return make_plan(situation, POLICIES[0] if question.policy == ALL_POLICIES else question.policy)
 
 
@@ -198,20 +198,20 @@ def _in_short(plan: Plan, *, beside: Plan) -> dict[str, Any]:
     """A plan without its candidates, and how fast it is beside another one; None where a rate has no bound."""
     whole = plan.to_json()
     short = {name: whole[name] for name in ("policy", "mixture", "samples_per_s", "bottleneck", "prices", "reason")}
-    return {**short, "relative": relative(plan, beside)}
+    return {**short, "relative": relative_speed(plan, beside)}
 
 
-def just_measured(job: JobSettings, situation: Situation, *, fallback: str | None = None) -> MeasuredSituation:
+def recent_situation(job: JobSettings, situation: Situation, *, fallback: str | None = None) -> MeasuredSituation:
     """A situation that was measured for a job a moment ago.
 
     Raises:
         SettingError: the data's URL is none that Frostline reads.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return MeasuredSituation(asked=asked_of(job), at=now, situation=situation, fallback=fallback)
+    return MeasuredSituation(asked=measurement_key(job), at=now, situation=situation, fallback=fallback)
 
 
-def asked_of(job: JobSettings) -> dict[str, Any]:
+def measurement_key(job: JobSettings) -> dict[str, Any]:
     """What a measurement depends on, as plain values.
 
     No name and no password is among them: neither the data's URL nor the node's may carry any.
@@ -260,7 +260,7 @@ def keep(measured: MeasuredSituation) -> Path:
 
 def find(job: JobSettings) -> MeasuredSituation | None:
     """The latest measurement that answers for a job, or None where this version of Frostline kept none."""
-    asked = asked_of(job)
+    asked = measurement_key(job)
     try:
         place = _place(asked)
         kept = without_schema(json.loads(place.read_text(encoding="utf-8")), _FORMAT, place)

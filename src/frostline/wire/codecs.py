@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import EXACT, FLOAT32, LOSSY
-from frostline.core.errors import SettingError, nearest
+from frostline.core.errors import SettingError, suggest_names
 from frostline.core.nouns import array_dtype
 
 __all__ = (
@@ -21,7 +21,7 @@ __all__ = (
     "Narrow",
     "body_dtype",
     "narrow",
-    "offered",
+    "offered_codecs",
     "offered_precisions",
     "relative_error",
     "scale_count",
@@ -345,7 +345,7 @@ class Codec:
         try:
             return _BY_NAME[name]
         except KeyError:
-            raise SettingError(f"there is no codec {name[:50]!r}{nearest(name[:50], CODECS)}") from None
+            raise SettingError(f"there is no codec {name[:50]!r}{suggest_names(name[:50], CODECS)}") from None
 
     @property
     def name(self) -> str:
@@ -391,7 +391,7 @@ CODECS: tuple[str, ...] = tuple(_BY_NAME)
 """Every codec by its name, ``exact`` first."""
 
 
-def offered(accuracy: str | float, *, is_relu: bool, dtypes: Sequence[str]) -> tuple[str, ...]:
+def offered_codecs(accuracy: str | float, *, is_relu: bool, dtypes: Sequence[str]) -> tuple[str, ...]:
     """The codecs that a cut may use and that may be worth it there.
 
     Those that never are have been left out by measurement (EfficientNet-lite0 with ImageNet weights, photographs):

@@ -296,7 +296,7 @@ class Connection(http.client.HTTPConnection):
             raise http.client.RemoteDisconnected("the node closed the connection")
         return said < _FINAL
 
-    def reading(self, nbytes: int) -> AbstractContextManager[None]:
+    def read_body(self, nbytes: int) -> AbstractContextManager[None]:
         """While a body of so many bytes is read from it."""
         return self._transfers.body(self.sock, nbytes)
 
@@ -353,7 +353,7 @@ class Connections:
             self._in_use.add(used)
             return used
 
-    def new(self) -> Connection:
+    def make_connection(self) -> Connection:
         """A connection that is not connected yet."""
         made = Connection(
             self._url, deadline_s=self._deadline_s, meter=self.meter, transfers=self.transfers, tls=self._tls
@@ -523,7 +523,7 @@ class Exchange:
                     if used.is_broken:
                         raise
                     self._connections.drop_idle()
-            return self._send(self._connections.new(), message)
+            return self._send(self._connections.make_connection(), message)
 
     def require(self, media_type: str) -> None:
         """Make sure that the answer is of a kind.
@@ -601,7 +601,7 @@ class Exchange:
 
     def _reading(self, nbytes: int) -> AbstractContextManager[None]:
         connection = self._connection
-        return nullcontext() if connection is None else connection.reading(nbytes)
+        return nullcontext() if connection is None else connection.read_body(nbytes)
 
     def _send(self, connection: Connection, message: Message) -> int:
         with self._lock:

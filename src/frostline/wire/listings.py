@@ -18,7 +18,7 @@ from frostline.core.errors import (
     UserError,
 )
 from frostline.core.events import Event, PhaseStarted, ProgressMade
-from frostline.wire.messages import error_from_json, error_to_json, known_only
+from frostline.wire.messages import error_from_json, error_to_json, refuse_unknown_fields
 
 __all__ = (
     "MAX_KNOWN",
@@ -75,7 +75,7 @@ class ListingRequest:
         if not isinstance(value, dict):
             raise BadRequest("the request must be an object")
         body = {"format": None, "relist": True, "changed": CHANGED[0], "known": [], **value}
-        known_only(body, cls.__slots__, "a listing")
+        refuse_unknown_fields(body, cls.__slots__, "a listing")
         data, format, known = body.get("data"), body["format"], body["known"]
         if not isinstance(data, str) or not 0 < len(data) <= _MAX_URL or "\0" in data:
             raise BadRequest(f"data must be a URL of up to {_MAX_URL} characters")

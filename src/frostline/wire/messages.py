@@ -43,7 +43,7 @@ from frostline.core.errors import (
     UnknownTraining,
     UnsafeArtifact,
     Untrusted,
-    nearest,
+    suggest_names,
 )
 from frostline.wire.codecs import CODECS, Codec, offered_precisions
 
@@ -66,7 +66,7 @@ __all__ = (
     "error_from_line",
     "error_to_json",
     "fields_of_patch",
-    "known_only",
+    "refuse_unknown_fields",
     "retry_after",
     "status_of",
 )
@@ -138,7 +138,7 @@ class FeatureRequest:
     engine: str = REFERENCE
     reading: str = OBJECTS
 
-    def checked(self) -> Self:
+    def check(self) -> Self:
         """The request itself, if its fields make sense.
 
         Raises:
@@ -183,7 +183,7 @@ class FeatureRequest:
     def from_json(cls, value: object) -> "FeatureRequest":
         """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong or unknown."""
         body = _object(value, "the request")
-        known_only(body, (field.name for field in fields(cls)), "the request")
+        refuse_unknown_fields(body, (field.name for field in fields(cls)), "the request")
         view = body.get("view")
         prefix = body.get("prefix")
         tolerance = body.get("tolerance")
@@ -198,7 +198,7 @@ class FeatureRequest:
             tolerance=None if tolerance is None else _number(tolerance, "tolerance"),
             engine=_text(body.get("engine", REFERENCE), "engine"),
             reading=_text(body.get("reading", OBJECTS), "reading"),
-        ).checked()
+        ).check()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -257,7 +257,7 @@ class ProfileRequest:
         """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong or unknown."""
         body = _object(value, "the request")
         own = {field.name for field in fields(cls)} - {"features"}
-        known_only(body, (*own, *(field.name for field in fields(FeatureRequest))), "the request")
+        refuse_unknown_fields(body, (*own, *(field.name for field in fields(FeatureRequest))), "the request")
         codecs = _list(body.get("codecs", []), "codecs")
         if len(codecs) > len(CODECS):
             raise BadRequest(f"codecs must be a list of up to {len(CODECS)} names")
@@ -356,7 +356,7 @@ def _list(value: object, field: str) -> list[Any]:
     return value
 
 
-def known_only(body: dict[str, Any], known: Iterable[str], what: str) -> None:
+def refuse_unknown_fields(body: dict[str, Any], known: Iterable[str], what: str) -> None:
     """Make sure that somebody's JSON has no field that nobody reads: one that is misspelt would be left out unseen.
 
     Args:
@@ -372,14 +372,14 @@ def known_only(body: dict[str, Any], known: Iterable[str], what: str) -> None:
     if unknown:
         shown = unknown[0][:50]
         there_are = f": there are {', '.join(names)}" if names else ", and no other one"
-        raise BadRequest(f"{what} has no field {shown!r}{nearest(shown, names) or there_are}")
+        raise BadRequest(f"{what} has no field {shown!r}{suggest_names(shown, names) or there_are}")
 
 
 _SAMPLE_COLUMNS = ("ids", "objects", "offsets", "lengths", "versions")
 
 
 def _samples(body: dict[str, Any]) -> Samples:
-    known_only(body, _SAMPLE_COLUMNS, "samples")
+    refuse_unknown_fields(body, _SAMPLE_COLUMNS, "samples")
     columns = {name: _list(body.get(name), f"samples.{name}") for name in ("ids", "objects", "offsets", "lengths")}
     if len({len(column) for column in columns.values()}) != 1:
         raise BadRequest("the columns of samples have different lengths")
@@ -404,7 +404,7 @@ def _version(value: object) -> str:
 
 
 def _view(body: dict[str, Any]) -> View:
-    known_only(body, (field.name for field in fields(View)), "view")
+    refuse_unknown_fields(body, (field.name for field in fields(View)), "view")
     return View(
         seed=_integer(body.get("seed"), "view.seed"),
         epoch=_integer(body.get("epoch"), "view.epoch"),
@@ -448,7 +448,7 @@ class EmbeddingRequest:
         """
         if not isinstance(value, dict):
             raise BadRequest("the request must be an object with 'model' and 'input'")
-        known_only(value, _EMBEDDING_FIELDS, "the request")
+        refuse_unknown_fields(value, _EMBEDDING_FIELDS, "the request")
         model, encoding = value.get("model"), value.get("encoding_format", _ENCODINGS[0])
         preprocess = value.get("preprocess")
         if not isinstance(model, str) or not _DIGEST.fullmatch(model):
@@ -529,7 +529,7 @@ def fields_of_patch(value: object, known: Iterable[str]) -> Patch:
     names = tuple(known)
     if not isinstance(value, dict) or not value:
         raise BadRequest(f"a change is an object with one or more of {', '.join(names)}")
-    known_only(value, names, "a change")
+    refuse_unknown_fields(value, names, "a change")
     for name, found in value.items():
         if not (found is None or _is_number(found) or _is_text(found)):
             raise BadRequest(f"{name} must be null, a finite number within ±2^52, or a short text")

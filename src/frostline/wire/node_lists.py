@@ -70,7 +70,7 @@ def said_by_supervisor(ray: Any, namespace: str) -> dict[str, Any]:
     except ValueError:  # its own sentence has three guesses
         return {"error": "nobody keeps nodes in that namespace"}
     try:
-        return {"nodes": ray.get(supervisor.listed.remote(), timeout=_ASK_S)}
+        return {"nodes": ray.get(supervisor.node_urls.remote(), timeout=_ASK_S)}
     except ray.exceptions.RayError as error:
         return {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
 
@@ -118,7 +118,7 @@ class _Rays:
         self._asking: dict[str, _Asking] = {}
         self._is_forked = False
 
-    def forked(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget what belongs to the process that forked this one: connections do not survive that."""
         self._lock = threading.Lock()
         self._asking = {}
@@ -162,7 +162,7 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 _RAYS = _Rays()
-os.register_at_fork(after_in_child=_RAYS.forked)
+os.register_at_fork(after_in_child=_RAYS.reset_after_fork)
 
 
 _MAX_BYTES = 1 << 20

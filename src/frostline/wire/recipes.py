@@ -25,7 +25,7 @@ from frostline.core.events import (
     StepFinished,
     WaitingForRows,
 )
-from frostline.wire.messages import known_only
+from frostline.wire.messages import refuse_unknown_fields
 
 __all__ = (
     "FEW_EPOCHS",
@@ -92,7 +92,7 @@ class Passes:
     patience: int | None = None
     reason: str = ""
 
-    def best(self, losses: Sequence[float]) -> int | None:
+    def best_pass(self, losses: Sequence[float]) -> int | None:
         """The pass whose head is kept, by the held-out loss after each: the first with the lowest; None for the last.
 
         A loss that is not a number is no low one.
@@ -108,7 +108,7 @@ class Passes:
             losses: after each pass.
             since: pass, counted from 0, from which on patience counts; those before it are made in any case.
         """
-        best = self.best(losses)
+        best = self.best_pass(losses)
         if best is None or self.patience is None:
             return False
         return len(losses) - max(best + 1, since) >= self.patience
@@ -223,7 +223,7 @@ class Recipe:
             BadRequest: A field is missing or makes no sense; the message names it.
         """
         given = value if isinstance(value, dict) else {}
-        known_only(given, (field.name for field in fields(cls)), "the recipe")
+        refuse_unknown_fields(given, (field.name for field in fields(cls)), "the recipe")
         for field in fields(cls):
             one = given.get(field.name, ...)
             if isinstance(one, bool) is not (field.type is bool) or not isinstance(one, _TYPES[field.type]):

@@ -35,7 +35,7 @@ def two_stages():
 
 
 def sentences(state, tenant=None):
-    return [event.sentence for event in state.events.seen_by(tenant)]
+    return [event.sentence for event in state.events.events_for(tenant)]
 
 
 def test_a_weight_is_in_the_next_decision_and_told_with_who_changed_it():
@@ -55,14 +55,14 @@ def test_the_same_change_twice_is_told_once_and_null_goes_back_to_the_file():
     assert sentences(state) == ["ann changed job night of tenant ann: weight from 2 to 5, priority from 0 to 1"]
     state.change_job("ann", "ann", "night", {"weight": None, "priority": None}, 2.0)
     assert state.changes == ControlChanges()
-    assert state.known("ann", "night") == JOBS[0]
+    assert state.find_job("ann", "night") == JOBS[0]
 
 
 def test_a_job_that_only_stages_name_can_be_given_a_deadline():
     state, stages = plane(), two_stages()
     settle(state, stages, 0.0)
     state.change_job("ann", "bob", "day", {"ends_at": "1970-01-01T00:01:40Z", "work_bytes": 75_000}, 5.0)
-    assert state.known("bob", "day").ends_at_s == 100.0
+    assert state.find_job("bob", "day").ends_at_s == 100.0
     mine, due = settle(state, stages, 5.0)
     assert due > 750 > mine
     assert "its end from never to 1970-01-01T00:01:40+00:00" in " ".join(sentences(state, "bob"))
@@ -149,10 +149,10 @@ def test_changes_that_no_longer_fit_the_file_are_refused_and_those_of_gone_tenan
     state = plane()
     state.change_tenant("ann", "bob", {"weight": 4}, 0.0)
     alone = ControlSettings(capacity=FILE.capacity, tenants=TENANTS[:1])
-    assert state.changes.applied(alone).weights == {"ann": 1}
+    assert state.changes.apply(alone).weights == {"ann": 1}
     state.change_job("ann", "ann", "night", {"ends_at": "2030-01-01T00:00:00Z", "work_bytes": 1e9}, 0.0)
     with pytest.raises(SettingError, match="needs the policy deadlines"):
-        state.changes.applied(ControlSettings(capacity=FILE.capacity, tenants=TENANTS, policies=("max_min",)))
+        state.changes.apply(ControlSettings(capacity=FILE.capacity, tenants=TENANTS, policies=("max_min",)))
 
 
 def test_who_may_change_must_see_everybody():

@@ -18,7 +18,7 @@ def report(state, tenant, stage, now_s, demand=EVERYTHING, **said):
 
 
 def kinds(state, tenant=None):
-    return [(event.kind, event.sentence) for event in state.events.seen_by(tenant)]
+    return [(event.kind, event.sentence) for event in state.events.events_for(tenant)]
 
 
 def test_stages_join_end_and_are_lost_and_others_are_told_no_names():
@@ -71,12 +71,12 @@ def test_the_latest_events_of_each_tenant_are_kept_whatever_others_do():
     log.add("joined", "ann", "the only one of ann", 0.0)
     for number in range(MAX_EVENTS + 5):
         log.add("joined", "bob", f"event {number}", 1.0)
-    assert [event.sentence for event in log.seen_by("ann")] == ["the only one of ann"]
-    assert len(log.seen_by("bob")) == len(log.seen_by(None)) == MAX_EVENTS
-    unsaved = log.unsaved()
+    assert [event.sentence for event in log.events_for("ann")] == ["the only one of ann"]
+    assert len(log.events_for("bob")) == len(log.events_for(None)) == MAX_EVENTS
+    unsaved = log.take_unsaved()
     assert [number for number, event in unsaved.items() if event is None] == [2, 3, 4, 5, 6]
-    assert log.unsaved() == {}
+    assert log.take_unsaved() == {}
     again = ControlEventLog(event for event in unsaved.values() if event is not None)
-    assert again.seen_by(None) == log.seen_by(None)
+    assert again.events_for(None) == log.events_for(None)
     again.add("ended", "ann", "a later one", 2.0)
-    assert again.seen_by("ann")[-1].number == MAX_EVENTS + 7
+    assert again.events_for("ann")[-1].number == MAX_EVENTS + 7

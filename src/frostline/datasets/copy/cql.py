@@ -16,17 +16,24 @@ import numpy.typing as npt
 from frostline.core import Samples, Skipped
 from frostline.core.errors import SettingError
 from frostline.core.events import Observer, PhaseStarted, SetupWarning
-from frostline.core.nouns import taken
-from frostline.datasets.copy.layout import Metadata, Scaling, check_side, divided, say_orientation, say_what_is_left
-from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, finished, made_here, whole_parts
-from frostline.datasets.dataset import Dataset, refreshed_here, require_one_part
+from frostline.core.nouns import take_texts
+from frostline.datasets.copy.layout import (
+    Metadata,
+    Scaling,
+    check_side,
+    divide_samples,
+    say_orientation,
+    say_what_is_left,
+)
+from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, finished_future, make_in_process, whole_parts
+from frostline.datasets.dataset import Dataset, refresh_locally, require_one_part
 from frostline.datasets.formats.labels import are_numbers, in_order
-from frostline.datasets.manifest import refusing
+from frostline.datasets.manifest import refusing_observer
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.cql.writer import TableSample, seal_of
 from frostline.stores.open import open_store
 
-__all__ = ("Put", "put_into_table")
+__all__ = ("WriteResult", "put_into_table")
 
 # A part: asked about at once whether they are there, and put again by a task whose process died.
 _ROWS_A_PART = 512
@@ -38,7 +45,7 @@ _SHA256_BYTES, _ORIGIN_BYTES, _SOURCE_BYTES = 32, 16, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Put:
+class WriteResult:
     """The result of writing samples into a table.
 
     Attributes:
@@ -71,8 +78,8 @@ def put_into_table(
     skip_allowance: float = 0.01,
     verify: bool = False,
     observe: Observer,
-    runner: PartRunner = made_here,
-) -> Put:
+    runner: PartRunner = make_in_process,
+) -> WriteResult:
     """Put every sample with its name, label, mask, size and metadata into a table, which is made where it is missing.
 
     A sample's key follows from its name, so none is there twice, however often this is run. A table takes several data
@@ -108,8 +115,8 @@ def put_into_table(
         raise SettingError(f"{store.url} is no table: give cql://user@host/keyspace/table")
     check_side(shorter_side)
     require_one_part(source)
-    source = refreshed_here(source)
-    observe = refusing(source.source.changed, observe)
+    source = refresh_locally(source)
+    observe = refusing_observer(source.source.changed, observe)
     started = time.perf_counter()
     metadata = Metadata(source)
     free = dict(zip(metadata.kinds, store.free_names(tuple(metadata.kinds), has_masks=source.has_targets), strict=True))
@@ -126,7 +133,7 @@ def put_into_table(
     tally = PartTally(len(source), math.ceil(skip_allowance * len(source)), observe)
     parts: list[_PartPut]
     parts, _ = whole_parts(runner, plan, itertools.starmap(CopyPart, enumerate(ranges)), tally)
-    return Put(
+    return WriteResult(
         url=store.url,
         samples=sum(part.samples for part in parts),
         made=sum(part.made for part in parts),
@@ -202,9 +209,9 @@ class _TableWriter:
         self._verify = plan.verify
 
     def look(self, part: CopyPart) -> _Before:
-        names = taken(self._source.names, np.array(part.rows, np.int64))
+        names = take_texts(self._source.names, np.array(part.rows, np.int64))
         seals = self._table.seals(names)
-        return _Before(seals, self._table.damaged(names, seals) if self._verify else ())
+        return _Before(seals, self._table.find_damaged(names, seals) if self._verify else ())
 
     def make(self, part: CopyPart, before: _Before) -> Future[_PartPut]:
         """Rows that lacked samples are all put, also those that another call has put since: with the same bytes."""
@@ -213,7 +220,7 @@ class _TableWriter:
         asked = _Asked.of(self._source, rows, about, self._scaling.side)
         reader = _Reader(asked, before, self._scaling, self._source.url, self._table.url)
         self._table.put_many(reader.missing(), columns=self._columns)
-        return finished(reader.done())
+        return finished_future(reader.done())
 
 
 class _Reader:
@@ -242,7 +249,7 @@ class _Reader:
         rows = range(len(self._asked.names))
         unsure = [row for row in rows if row in self._damaged or not self._asked.is_there(row, self._seals[row])]
         self._there |= set(rows).difference(unsure)
-        for some in divided(self._asked.lengths[unsure], max_bytes=_BYTES_AT_ONCE, max_rows=_ROWS_A_PART):
+        for some in divide_samples(self._asked.lengths[unsure], max_bytes=_BYTES_AT_ONCE, max_rows=_ROWS_A_PART):
             yield from self._read(unsure[some.start : some.stop])
 
     def _read(self, rows: Sequence[int]) -> Iterator[TableSample]:
@@ -296,7 +303,7 @@ class _Asked:
         classes = [source.classes[label] if label >= 0 else None for label in samples.labels.tolist()]
         place, more = _named(source.url), () if side is None else (f"side {side}",)
         origins = [_origin(samples, row, classes[row], (*about[row], *more)) + place for row in range(len(rows))]
-        return cls(samples=samples, names=taken(source.names, rows), classes=classes, origins=origins, about=about)
+        return cls(samples=samples, names=take_texts(source.names, rows), classes=classes, origins=origins, about=about)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:

@@ -33,31 +33,31 @@ from frostline.datasets.dataset import Dataset, reader_of
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, names_a_class, suffix_of
 from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table
-from frostline.datasets.formats.tables import plain, read_back, written_out
+from frostline.datasets.formats.tables import json_values, plain_column, read_back
 from frostline.datasets.formats.webdataset import CLASS_MEMBER, TYPE_MEMBER
 from frostline.datasets.reading import Workers, masks_of
-from frostline.preprocess.apply import MAX_PIXELS, Applied, scaled_mask, unpacked
-from frostline.preprocess.images import decoded, has_orientation, size_of
+from frostline.preprocess.apply import MAX_PIXELS, Applied, scaled_mask, unpack_record
+from frostline.preprocess.images import decode_image, has_orientation, size_of
 from frostline.preprocess.steps import Decode
 from frostline.stores.protocols import Buffer
 
 __all__ = (
     "PACKERS",
+    "CopySample",
     "FolderNames",
-    "Loose",
+    "ImageAndMasks",
     "Metadata",
     "OutputObject",
     "Packer",
-    "Pictures",
     "Scaling",
     "check_side",
-    "divided",
+    "divide_samples",
     "metadata_in",
     "packer_named",
     "picture_of",
     "say_orientation",
     "say_what_is_left",
-    "scaled",
+    "scale_image",
     "suffix_by_content",
 )
 
@@ -102,7 +102,7 @@ class OutputObject(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Loose:
+class CopySample:
     """A sample on its way from one format to another.
 
     Attributes:
@@ -153,7 +153,7 @@ class Packer(Protocol):
         """
 
     def pack(
-        self, part: int, samples: Sequence[Loose], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
+        self, part: int, samples: Sequence[CopySample], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
     ) -> Iterable[OutputObject]:
         """The objects of a part.
 
@@ -187,7 +187,7 @@ class ClassFolderLayout:
     def pack(
         self,
         part: int,  # noqa: ARG002
-        samples: Sequence[Loose],
+        samples: Sequence[CopySample],
         classes: Sequence[str],
         kinds: Mapping[str, pa.DataType],  # noqa: ARG002
     ) -> Iterable[OutputObject]:
@@ -200,7 +200,7 @@ class ClassFolderLayout:
                 raise SettingError(f"{sample.name} has no label, so that it belongs to no folder: use another --format")
             yield OutputObject(self._place(sample, classes[sample.label]), sample.encoded)
 
-    def _pair(self, one: Loose, mask: bytes, folder: str) -> Iterable[OutputObject]:
+    def _pair(self, one: CopySample, mask: bytes, folder: str) -> Iterable[OutputObject]:
         key = f"{folder}/{one.id:016x}" if folder else f"{one.id:016x}"
         if not names_a_class(folder) or folder.startswith("."):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder of images: use another --format")
@@ -209,7 +209,7 @@ class ClassFolderLayout:
         if mask:
             yield OutputObject(beside, mask)
 
-    def _place(self, one: Loose, folder: str) -> str:
+    def _place(self, one: CopySample, folder: str) -> str:
         if "/" in folder or folder.startswith("."):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --format")
         if not one.object:
@@ -232,7 +232,7 @@ class Shards:
         return ()
 
     def pack(
-        self, part: int, samples: Sequence[Loose], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
+        self, part: int, samples: Sequence[CopySample], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
     ) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         file = io.BytesIO()
@@ -271,7 +271,7 @@ class Tables:
         return ()
 
     def pack(
-        self, part: int, samples: Sequence[Loose], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
+        self, part: int, samples: Sequence[CopySample], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
     ) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         images = [{"bytes": sample.encoded, "path": f"{sample.id:016x}{sample.suffix}"} for sample in samples]
@@ -320,7 +320,7 @@ def packer_named(format: str) -> Packer:
     return PACKERS[format]
 
 
-def divided(lengths: npt.NDArray[np.int64], *, max_bytes: int, max_rows: int) -> list[range]:
+def divide_samples(lengths: npt.NDArray[np.int64], *, max_bytes: int, max_rows: int) -> list[range]:
     """Cut samples into parts that follow from their lengths alone; one that is longer than a part stands alone.
 
     Args:
@@ -354,7 +354,7 @@ def _add(tar: tarfile.TarFile, name: str, contents: bytes) -> None:
     tar.addfile(info, io.BytesIO(contents))
 
 
-def _cell(one: Loose) -> dict[str, object] | None:
+def _cell(one: CopySample) -> dict[str, object] | None:
     return {"bytes": one.mask, "path": f"{one.id:016x}{suffix_by_content(one.mask)}"} if one.mask else None
 
 
@@ -504,7 +504,7 @@ class Metadata:
         names = metadata_in(source.columns)
         columns = {name: source.column(name) for name in names}
         self.nested = tuple(name for name in names if pa.types.is_nested(columns[name].type))
-        self._columns = {name: plain(columns[name]) for name in names if name not in self.nested}
+        self._columns = {name: plain_column(columns[name]) for name in names if name not in self.nested}
 
     @property
     def kinds(self) -> Mapping[str, str]:
@@ -540,7 +540,7 @@ def _in_cql(column: pa.ChunkedArray) -> pa.ChunkedArray:
             return column.cast(pa.timestamp("ms", column.type.tz)).cast(_TIME)
     if column.type in _KINDS:
         return column
-    return pa.chunked_array([[None if value is None else str(value) for value in written_out(column)]], pa.string())
+    return pa.chunked_array([[None if value is None else str(value) for value in json_values(column)]], pa.string())
 
 
 def picture_of(applied: Applied, record: bytes | memoryview) -> bytes:
@@ -552,7 +552,7 @@ def picture_of(applied: Applied, record: bytes | memoryview) -> bytes:
     Raises:
         SampleError: the record is damaged, or no pixels give such floats.
     """
-    kept = unpacked(applied.stored, record)
+    kept = unpack_record(applied.stored, record)
     pixels = _levels_of(applied, kept) if kept.dtype == np.float16 else kept.astype(np.uint8, copy=False)
     file = BytesIO()
     Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0]).save(file, "PNG")
@@ -578,7 +578,7 @@ def _levels_of(applied: Applied, kept: npt.NDArray[np.generic]) -> npt.NDArray[n
 _QUALITY = 95
 
 
-def scaled(encoded: bytes | memoryview, shorter_side: int, *, is_turned: bool = False) -> bytes:
+def scale_image(encoded: bytes | memoryview, shorter_side: int, *, is_turned: bool = False) -> bytes:
     """Scale an image so that its shorter side has at most so many pixels.
 
     One that is small enough, and not to be turned, keeps its bytes. Others become JPEG where they were JPEG, and PNG
@@ -592,7 +592,7 @@ def scaled(encoded: bytes | memoryview, shorter_side: int, *, is_turned: bool = 
     is_small = 0 < min(width, height) <= shorter_side
     if is_small and not (is_turned and has_orientation(encoded)):
         return bytes(encoded)
-    image = decoded(encoded, Decode(orientation="exif" if is_turned else "stored"), max_pixels=MAX_PIXELS)
+    image = decode_image(encoded, Decode(orientation="exif" if is_turned else "stored"), max_pixels=MAX_PIXELS)
     share = 1 if is_small else shorter_side / min(image.size)
     size = (round(image.width * share), round(image.height * share))
     file = BytesIO()
@@ -611,7 +611,7 @@ def check_side(side: int | None) -> None:
         raise SettingError(f"--resize must be at least 1, not {side}")
 
 
-class Pictures(NamedTuple):
+class ImageAndMasks(NamedTuple):
     """What was read of a sample.
 
     Attributes:
@@ -644,9 +644,9 @@ class Scaling:
         self._applied = source.manifest.applied
         self._is_turned = source.manifest.is_turned
         self._reader = reader_of(source, maximum=workers)
-        self._workers: Workers[Pictures | Skipped] = Workers(self._reader, workers, stack)
+        self._workers: Workers[ImageAndMasks | Skipped] = Workers(self._reader, workers, stack)
 
-    def read(self, samples: Samples, names: Sequence[str]) -> list[Pictures | Skipped]:
+    def read(self, samples: Samples, names: Sequence[str]) -> list[ImageAndMasks | Skipped]:
         """All of these samples, in their order; of those that cannot be used, or whose masks cannot, why.
 
         Args:
@@ -654,7 +654,7 @@ class Scaling:
             names: by which they are called where they are left out.
         """
         masks = masks_of(samples, self._reader)
-        return self._workers.each(samples, names, partial(self._pictures, samples, names, masks))
+        return self._workers.map(samples, names, partial(self._pictures, samples, names, masks))
 
     def _pictures(
         self,
@@ -663,7 +663,7 @@ class Scaling:
         masks: Mapping[int, Buffer | Skipped],
         row: int,
         data: Buffer | Skipped,
-    ) -> Pictures | Skipped:
+    ) -> ImageAndMasks | Skipped:
         mask = masks.get(row)
         if isinstance(data, Skipped):
             return data
@@ -672,8 +672,8 @@ class Scaling:
         try:
             # Copied, for a view would keep all alive that was read with it.
             image = bytes(data) if self._applied is None else picture_of(self._applied, data)
-            image = image if self.side is None else scaled(image, self.side, is_turned=self._is_turned)
-            return Pictures(image, None if mask is None else self._mask(samples.targets, row, mask))
+            image = image if self.side is None else scale_image(image, self.side, is_turned=self._is_turned)
+            return ImageAndMasks(image, None if mask is None else self._mask(samples.targets, row, mask))
         except SampleError as error:
             return Skipped(id=int(samples.ids[row]), object=names[row], reason=str(error))
 

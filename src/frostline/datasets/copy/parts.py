@@ -22,16 +22,16 @@ from frostline.core import Samples, Skipped
 from frostline.core.errors import DataError, TooManySkipped
 from frostline.core.events import Observer, ProgressMade, SampleSkipped
 from frostline.datasets.copy.layout import (
+    CopySample,
     FolderNames,
-    Loose,
+    ImageAndMasks,
     OutputObject,
-    Pictures,
     Scaling,
     metadata_in,
     packer_named,
 )
 from frostline.datasets.dataset import Dataset
-from frostline.datasets.formats.tables import written_out
+from frostline.datasets.formats.tables import json_values
 from frostline.stores.protocols import ObjectStore
 
 __all__ = (
@@ -43,8 +43,8 @@ __all__ = (
     "PartRunner",
     "PartTally",
     "RepackPlan",
-    "finished",
-    "made_here",
+    "finished_future",
+    "make_in_process",
     "metadata_digest",
     "metadata_values",
     "whole_parts",
@@ -101,7 +101,7 @@ PartRunner = Callable[[CopyPlan, Iterable[CopyPart]], Iterator[tuple[CopyPart, A
 """Has parts made, and gives each with its result once, in any order."""
 
 
-def made_here(plan: CopyPlan, parts: Iterable[CopyPart]) -> Iterator[tuple[CopyPart, Any]]:
+def make_in_process(plan: CopyPlan, parts: Iterable[CopyPart]) -> Iterator[tuple[CopyPart, Any]]:
     """Make parts one after another in this process; one may be written while the next one is read, and no third."""
     with ExitStack() as stack:
         copier = plan.open(stack)
@@ -194,7 +194,7 @@ def whole_parts(
     return [whole[number] for number in sorted(whole)], made
 
 
-def finished(result: Any) -> Future[Any]:
+def finished_future(result: Any) -> Future[Any]:
     """What ``PartCopier.make`` gives where nothing is under way any more."""
     future: Future[Any] = Future()
     future.set_result(result)
@@ -310,7 +310,7 @@ class _PartWriter:
         samples = self._source.samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
         names = self._source.names[rows.start : rows.stop]
         read = self._scaling.read(samples, names)
-        kept = [(row, found) for row, found in enumerate(read) if isinstance(found, Pictures)]
+        kept = [(row, found) for row, found in enumerate(read) if isinstance(found, ImageAndMasks)]
         objects = [""] * len(rows) if self._names is None else self._names.objects(rows.start, rows.stop)
         loose = [self._loose(samples, names, about, objects, row, pictures) for row, pictures in kept]
         kinds = {name: column.type for name, column in self._about.items()}
@@ -323,7 +323,7 @@ class _PartWriter:
             skipped=tuple(found for found in read if isinstance(found, Skipped)),
             about=metadata_digest(about),
         )
-        return finished(copied)
+        return finished_future(copied)
 
     def _loose(
         self,
@@ -332,9 +332,9 @@ class _PartWriter:
         about: dict[str, list[Any]],
         objects: Sequence[str],
         row: int,
-        found: Pictures,
-    ) -> Loose:
-        return Loose(
+        found: ImageAndMasks,
+    ) -> CopySample:
+        return CopySample(
             id=int(samples.ids[row]),
             name=names[row],
             label=int(samples.labels[row]),
@@ -357,8 +357,8 @@ class _PartWriter:
 
 
 def metadata_values(about: Mapping[str, pa.ChunkedArray], rows: range) -> dict[str, list[Any]]:
-    """The values of some rows, by column, as ``tables.written_out`` gives them."""
-    return {name: written_out(column.slice(rows.start, len(rows))) for name, column in about.items()}
+    """The values of some rows, by column, as ``tables.json_values`` gives them."""
+    return {name: json_values(column.slice(rows.start, len(rows))) for name, column in about.items()}
 
 
 def metadata_digest(about: Mapping[str, list[Any]]) -> str:

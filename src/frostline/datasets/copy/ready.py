@@ -22,8 +22,8 @@ from frostline.core import Samples, Skipped
 from frostline.core.errors import DataError, SampleError, SettingError
 from frostline.core.events import Observer, PhaseStarted
 from frostline.datasets.copy.layout import Metadata, say_what_is_left
-from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, made_here, whole_parts
-from frostline.datasets.dataset import Dataset, reader_of, refreshed_here, require_one_part
+from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, make_in_process, whole_parts
+from frostline.datasets.dataset import Dataset, reader_of, refresh_locally, require_one_part
 from frostline.datasets.formats.ready import (
     FOLDERS,
     LAYOUT,
@@ -35,7 +35,7 @@ from frostline.datasets.formats.ready import (
     part_name,
     table_file,
 )
-from frostline.datasets.manifest import refusing
+from frostline.datasets.manifest import refusing_observer
 from frostline.datasets.reading import Workers, masks_of
 from frostline.preprocess import Applied, Preprocess
 from frostline.preprocess.apply import decode_applied, kept_mask, pack_into, record_bytes, steps_left
@@ -114,9 +114,9 @@ class _ReadyWriter:
         source = self._samples.take(np.arange(rows.start, rows.stop, dtype=np.int64))
         names = self._names[rows.start : rows.stop]
         found = masks_of(source, self._reader)
-        outcomes = self._workers.each(source, names, partial(self._record, source, names, rows, contents, found))
+        outcomes = self._workers.map(source, names, partial(self._record, source, names, rows, contents, found))
         masks = [outcome for outcome in outcomes if not isinstance(outcome, Skipped)]
-        part = ReadyPart.made(
+        part = ReadyPart.from_samples(
             self._layout,
             number,
             sha256=hashlib.sha256(contents).hexdigest(),
@@ -222,7 +222,7 @@ def ingest(
     skip_allowance: float = 0.01,
     verify: bool = False,
     observe: Observer,
-    runner: PartRunner = made_here,
+    runner: PartRunner = make_in_process,
 ) -> Ingested:
     """Keep the pixels of a data set's images, as far as they are the same in every epoch.
 
@@ -256,11 +256,11 @@ def ingest(
         StoreError: a store failed; run it again.
     """
     require_one_part(source)
-    source = refreshed_here(source)
-    observe = refusing(source.source.changed, observe)
+    source = refresh_locally(source)
+    observe = refusing_observer(source.source.changed, observe)
     if (kept := source.manifest.applied) is not None:  # its pixels were decoded then
         applied = replace(applied, decoder=kept.decoder)
-    applied = applied.oriented(is_turned=source.manifest.is_turned if kept is None else kept.whole.is_turned)
+    applied = applied.orient(is_turned=source.manifest.is_turned if kept is None else kept.whole.is_turned)
     metadata = Metadata(source)
     layout = Layout.of(
         source.digest,
@@ -315,7 +315,7 @@ def _destination(destination: str | Path, stack: ExitStack) -> ObjectStore:
     store = open_store(str(destination))
     if isinstance(store, FolderStore):
         store.create()
-        stack.enter_context(store.alone(*FOLDERS))
+        stack.enter_context(store.lock_for_writing(*FOLDERS))
     return store
 
 

@@ -25,7 +25,7 @@ from frostline.core.files import with_schema, without_schema
 from frostline.datasets.copy.layout import (
     FolderNames,
     check_side,
-    divided,
+    divide_samples,
     metadata_in,
     packer_named,
     say_orientation,
@@ -38,14 +38,14 @@ from frostline.datasets.copy.parts import (
     PartRunner,
     PartTally,
     RepackPlan,
-    made_here,
+    make_in_process,
     metadata_digest,
     metadata_values,
     whole_parts,
 )
-from frostline.datasets.dataset import Dataset, refreshed_here, require_one_part
+from frostline.datasets.dataset import Dataset, refresh_locally, require_one_part
 from frostline.datasets.formats.labels import SPLIT
-from frostline.datasets.manifest import refusing, rows_of_ids
+from frostline.datasets.manifest import refusing_observer, rows_of_ids
 from frostline.stores.local import FolderStore, is_partial
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry, ObjectStore, is_other_version
@@ -105,7 +105,7 @@ def repack(
     skip_allowance: float = 0.01,
     verify: bool = False,
     observe: Observer,
-    runner: PartRunner = made_here,
+    runner: PartRunner = make_in_process,
 ) -> Repacked:
     """Copy a data set's samples into another format, in the same store or in another.
 
@@ -139,8 +139,8 @@ def repack(
         StoreError: a store failed; run it again.
     """
     require_one_part(source)
-    source = refreshed_here(source)
-    observe = refusing(source.source.changed, observe)
+    source = refresh_locally(source)
+    observe = refusing_observer(source.source.changed, observe)
     if part_bytes < 1 or workers < 1:
         raise SettingError("a part has at least a byte, and there is at least one worker")
     check_side(shorter_side)
@@ -155,7 +155,7 @@ def repack(
         if isinstance(store, FolderStore):
             store.create()
             records = _records_of(store, format)
-            stack.enter_context(records.alone())
+            stack.enter_context(records.lock_for_writing())
         # Pairs of images and masks are told by their names, which are not the source's.
         has_names = format == _FOLDERS and not source.has_targets
         plan = RepackPlan(
@@ -201,7 +201,7 @@ class _Copy:
         self._claim(claim, there)
         self._sweep(there)
         observe(PhaseStarted(name=f"copying to {self._plan.format}"))
-        ranges = divided(self._lengths(), max_bytes=part_bytes, max_rows=_MAX_ROWS)
+        ranges = divide_samples(self._lengths(), max_bytes=part_bytes, max_rows=_MAX_ROWS)
         parts, made = whole_parts(
             runner,
             self._plan,
@@ -212,7 +212,7 @@ class _Copy:
         )
         for packed in packer_named(self._plan.format).beside(self._source.classes, self._present(parts)):
             self._store.write(*packed)
-        if runner is not made_here:  # tasks that were killed may have left something
+        if runner is not make_in_process:  # tasks that were killed may have left something
             self._sweep(self._listed())
         return Repacked(
             url=self._store.url,

@@ -19,20 +19,20 @@ import pyarrow as pa
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets.formats.base import ListedSamples, column_at, digest_of, is_hidden, short_lists
 from frostline.datasets.formats.folders import NO_MASK, Mask, size_at, target_columns
-from frostline.datasets.formats.labels import column_name, joined, labelled, with_splits
+from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import LeftOut
 from frostline.datasets.formats.ranges import ObjectRanges
 from frostline.datasets.formats.tables import (
     LOOKED_AT,
     SAID,
     ColumnRoles,
-    finished,
+    finish_table,
     known_parts,
-    labels_said,
-    left_in,
-    left_of_table,
+    label_texts,
     may_name_classes,
-    plain,
+    omissions_in,
+    omissions_of_table,
+    plain_column,
     roles_in,
     with_names_for_masks,
     with_partitions,
@@ -301,22 +301,22 @@ class ArrowFiles:
         found = sorted(filter(_is_arrow, entries))
         if not found:
             raise EmptyDataset(f"{store.url} holds no Arrow files (such as data-00000-of-00001.arrow)")
-        known = {key: (part, left_in(before, key[0])) for key, part in known_parts(before).items()}
+        known = {key: (part, omissions_in(before, key[0])) for key, part in known_parts(before).items()}
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
             files = list(threads.map(partial(_read, store, known, heads), found))
         names = [entry.object for entry in found]
         tables = with_partitions([file.table for file in files], names)
         said = splits_of_folders(names, (entry.object for entry in entries))
-        table, is_divided = with_splits(joined(tables), names, list(map(len, tables)), said)
+        table, is_divided = with_splits(join_tables(tables), names, list(map(len, tables)), said)
         if not len(table):
             raise EmptyDataset(
                 f"not one row of the {len(files)} Arrow files at {store.url} holds an image; where rows say "
                 "paths alone, write the data again with the images in it, as save_to_disk does by default"
             )
         known_names = {file.classes for file in files if file.classes}
-        labels = labelled(table[SAID], known_names.pop() if len(known_names) == 1 else ())
+        labels = encode_labels(table[SAID], known_names.pop() if len(known_names) == 1 else ())
         return ListedSamples(
-            table=finished(table, labels),
+            table=finish_table(table, labels),
             classes=labels.classes,
             digest=self.digest(entries),
             divided_by_names=is_divided,
@@ -370,7 +370,7 @@ def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Ent
     table = pa.concat_tables(tables, promote_options="permissive")
     kept = set(table["name"].to_pylist())
     lost = [name for number in range(row) if (name := f"{entry.object}/{number}") not in kept]
-    left = left_of_table(entry.object, lost, columns.left)
+    left = omissions_of_table(entry.object, lost, columns.left)
     return _File(table, columns.classes, left, columns.is_turned)
 
 
@@ -414,7 +414,7 @@ def _table(
 
 def _columns(entry: Entry, columns: ColumnRoles, places: CellPositions, beside: pa.Table, row: int) -> pa.Table:
     rows = len(places.offsets)
-    said = labels_said(entry.object, columns, beside) if beside.num_columns else pa.nulls(rows, pa.string())
+    said = label_texts(entry.object, columns, beside) if beside.num_columns else pa.nulls(rows, pa.string())
     lists = short_lists(beside, columns.lists)
     return pa.table(
         {
@@ -424,7 +424,7 @@ def _columns(entry: Entry, columns: ColumnRoles, places: CellPositions, beside: 
             "length": pa.array(places.lengths),
             "etag": pa.array([entry.etag] * rows, pa.string()),
             SAID: said,
-            **{column_name(name): plain(column_at(beside, name)) for name in columns.about},
+            **{column_name(name): plain_column(column_at(beside, name)) for name in columns.about},
             **{column_name(name): column for name, column in lists.items()},
         }
     )

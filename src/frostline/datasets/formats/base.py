@@ -32,6 +32,7 @@ __all__ = (
     "TARGET_COLUMNS",
     "ArrowTexts",
     "ChosenTexts",
+    "ExternalReferences",
     "Format",
     "LabelSummary",
     "ListedSamples",
@@ -39,11 +40,10 @@ __all__ = (
     "PartOfSamples",
     "SelectedRows",
     "WholeSamples",
-    "Widespread",
     "column_at",
     "column_paths",
     "digest_of",
-    "flattened",
+    "flatten_row",
     "holds_binary",
     "in_json",
     "is_hidden",
@@ -168,10 +168,10 @@ class Format(Protocol):
 
 
 @runtime_checkable
-class Widespread(Format, Protocol):
+class ExternalReferences(Format, Protocol):
     """A format whose samples may lie elsewhere than in the place that is listed: their objects are URLs."""
 
-    def found_now(self, urls: Iterable[str]) -> Mapping[str, Entry]:
+    def find_current(self, urls: Iterable[str]) -> Mapping[str, Entry]:
         """What objects elsewhere are now, by their URLs; those that are not there are left out.
 
         Raises:
@@ -762,7 +762,7 @@ def _are_numbers(values: Sequence[Any]) -> bool:
     return all(isinstance(value, int | float) for value in values)
 
 
-def flattened(row: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of JSON whose lists within an object are fields of their own, such as ``objects.bbox``."""
     found = dict(row)
     for name, value in row.items():

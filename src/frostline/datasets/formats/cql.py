@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named, label_column, stable_ids
 from frostline.datasets.formats.folders import NO_MASK, Mask, Size, known_sizes, target_columns
-from frostline.datasets.formats.labels import OTHER_LABELS, column_name, labelled, said_by
+from frostline.datasets.formats.labels import OTHER_LABELS, column_name, encode_labels, label_text
 from frostline.datasets.formats.left_out import ROWS, LeftOut, of_names
 from frostline.preprocess.images import size_of
 from frostline.stores.protocols import LABELS, MASKS, Entry, ObjectStore, Tabular
@@ -57,7 +57,7 @@ class CqlTables:
         rows, left = _samples(store, store.url, label, there, has_masks=bool(masks))
         objects = rows[_OBJECT].to_pylist()
         said = rows[label].to_pylist() if label in rows.schema.names else [None] * len(objects)
-        labels = labelled([said_by(value) for value in said])
+        labels = encode_labels([label_text(value) for value in said])
         measured = _measured(store, [there[name] for name in objects], masks, before)
         table = pa.table(
             [

@@ -43,7 +43,7 @@ __all__ = (
     "MaskPairs",
     "Pair",
     "Size",
-    "filled",
+    "fill_masks",
     "is_image",
     "is_sample",
     "known_sizes",
@@ -145,13 +145,13 @@ class ClassFolderFormat:
 
 def _version_of_table(entries: Sequence[Entry]) -> str:
     """What stands for the table of classes beside class folders in a digest; empty where there is none."""
-    found = Entries.of(entries).named(CLASSES)
+    found = Entries.of(entries).find(CLASSES)
     return "" if found is None else f" {found.size} {found.etag}"
 
 
 def _table_of_classes(store: Readable, entries: Sequence[Entry], folders: Sequence[str]) -> tuple[str, ...]:
     """The classes that ``classes.json`` beside the folders names; empty where it is not there or lacks a folder."""
-    found = Entries.of(entries).named(CLASSES)
+    found = Entries.of(entries).find(CLASSES)
     if found is None or not 0 < found.size <= _TABLE_BYTES:
         return ()
     names = classes_in(bytes(store.read(found.object, 0, found.size)))
@@ -353,7 +353,7 @@ def target_columns(masks: Sequence[Mask], sizes: Sequence[Size]) -> dict[str, pa
     return {field.name: pa.array(values, field.type) for field, values in zip(TARGET_COLUMNS, columns, strict=True)}
 
 
-def filled(table: pa.Table) -> pa.Table:
+def fill_masks(table: pa.Table) -> pa.Table:
     """A table of which some parts had masks: their columns are where they belong, and the others' samples have none."""
     if TARGET_COLUMNS.names[0] not in table.schema.names:
         return table
@@ -466,7 +466,7 @@ class MaskPairs:
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Format.claims``: one pair is enough."""
         # Most listings are of other formats, and may be of millions: one look at each name tells.
-        likely = Entries.of(entries).matching(_LIKELY)
+        likely = Entries.of(entries).filter_pattern(_LIKELY)
         masks = {name for _, place in _placed(likely) if place.is_mask for name in (place.name, place.key)}
         return bool(masks) and any(
             not masks.isdisjoint((place.name, place.key)) for _, place in _placed(entries) if not place.is_mask

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from frostline.core.config import check_type
-from frostline.core.errors import SettingError, nearest
+from frostline.core.errors import SettingError, suggest_names
 from frostline.datasets.formats.arrow import ArrowFiles
 from frostline.datasets.formats.base import Format
 from frostline.datasets.formats.cql import CqlTables
@@ -52,7 +52,7 @@ def format_named(name: str) -> Format:
         return Parquet(columns_in_text(column))
     names = [format.name for format in FORMATS]
     if name not in names:
-        raise SettingError(f"format: there is no {name!r}, only {', '.join(names)}{nearest(name, names)}")
+        raise SettingError(f"format: there is no {name!r}, only {', '.join(names)}{suggest_names(name, names)}")
     return FORMATS[names.index(name)]
 
 

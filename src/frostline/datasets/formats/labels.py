@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core.errors import DataError
-from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, flattened, list_column
+from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, flatten_row, list_column
 
 __all__ = (
     "CLASSES",
@@ -28,26 +28,26 @@ __all__ = (
     "Labelled",
     "are_divided",
     "are_numbers",
-    "called",
+    "class_labels",
+    "class_name",
     "class_table",
     "classes_in",
-    "column_said",
+    "column_labels",
     "columns_of",
     "common_table",
+    "encode_labels",
+    "find_name",
     "folder_splits",
     "in_order",
     "is_split",
-    "joined",
-    "labelled",
-    "name_said",
+    "join_tables",
+    "label_text",
     "no_class",
-    "said_by",
-    "said_in",
-    "said_of",
-    "scored_among",
+    "scoring_splits",
+    "split_names",
     "splits_of",
-    "splits_said",
-    "trained_among",
+    "text_label",
+    "training_split",
     "with_splits",
 )
 
@@ -86,7 +86,7 @@ _NAME = '"'
 _NO_LETTER = re.compile(r"[\W_]+")
 
 
-def called(names: Sequence[str], fields: Sequence[str]) -> str | None:
+def find_name(names: Sequence[str], fields: Sequence[str]) -> str | None:
     """The first of some fields among names, as people match them: ``File Name`` is ``file_name``; None for none."""
     exact = next((field for field in fields if field in names), None)
     if exact is not None:
@@ -115,7 +115,7 @@ class Labelled(NamedTuple):
     are_names: bool = False
 
 
-def labelled(said: pa.ChunkedArray | pa.Array | Sequence[str | None], names: Sequence[str] = ()) -> Labelled:
+def encode_labels(said: pa.ChunkedArray | pa.Array | Sequence[str | None], names: Sequence[str] = ()) -> Labelled:
     """Labels as classes, where they are some; else a column of the numbers or lists that they are, and no classes.
 
     Where every sample that says anything says a whole number, also one such as 1.0, numbers are labels, and their texts
@@ -123,7 +123,7 @@ def labelled(said: pa.ChunkedArray | pa.Array | Sequence[str | None], names: Seq
     numbers stand in the order of their values.
 
     Args:
-        said: labels, as ``said_by`` and ``said_in`` give them; null where a sample has none.
+        said: labels, as ``label_text`` and ``text_label`` give them; null where a sample has none.
         names: names of all classes, by label, where the data has them; they count where every label is one of them.
 
     Raises:
@@ -133,7 +133,7 @@ def labelled(said: pa.ChunkedArray | pa.Array | Sequence[str | None], names: Seq
     found = pc.dictionary_encode(column)
     found = found.unify_dictionaries().combine_chunks() if isinstance(found, pa.ChunkedArray) else found
     distinct: list[str] = found.dictionary.to_pylist() if len(found) else []
-    texts = [name_said(label) for label in distinct]
+    texts = [class_name(label) for label in distinct]
     if names and set(texts) <= set(names):
         return _placed(found, texts, names, are_names=distinct != texts or not are_numbers(names))
     numbers = [label for label in distinct if _ANY_NUMBER.fullmatch(label)]
@@ -243,8 +243,8 @@ def common_table(tables: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], st
     return names, "" if not declared else "all" if len(different) == 1 else "some"
 
 
-def said_by(label: object) -> str | None:
-    """A label of JSON, of a table or of a file of Parquet, as ``labelled`` takes it; None where it says nothing.
+def label_text(label: object) -> str | None:
+    """A label of JSON, of a table or of a file of Parquet, as ``encode_labels`` takes it; None where it says nothing.
 
     A text is a name, also one of digits, and a number is a number.
     """
@@ -267,7 +267,7 @@ def said_by(label: object) -> str | None:
             raise DataError(no_class(str(label)))
 
 
-def said_in(text: str | None) -> str | None:
+def text_label(text: str | None) -> str | None:
     """A label of a file of plain text, in which nothing but the text itself tells a number from a name.
 
     What is written with zeros in front, such as a postal code, is a name.
@@ -277,17 +277,17 @@ def said_in(text: str | None) -> str | None:
     return plain if is_number or _is_list(plain) else _name(plain)
 
 
-def name_said(said: str) -> str:
+def class_name(said: str) -> str:
     """The name of a class that a label says; of a number its text."""
     return str(json.loads(said)) if said.startswith(_NAME) else said
 
 
-def said_of(names: Sequence[str], *, are_names: bool) -> list[str | None]:
-    """What ``labelled`` made classes of, by label."""
+def class_labels(names: Sequence[str], *, are_names: bool) -> list[str | None]:
+    """What ``encode_labels`` made classes of, by label."""
     return [_name(name) if are_names else name for name in names]
 
 
-def column_said(column: pa.ChunkedArray | pa.Array, said: Callable[[Any], str | None]) -> pa.ChunkedArray | pa.Array:
+def column_labels(column: pa.ChunkedArray | pa.Array, said: Callable[[Any], str | None]) -> pa.ChunkedArray | pa.Array:
     """The labels of a column, each different one asked for once."""
     if pa.types.is_integer(column.type):
         return column.cast(pa.string())
@@ -334,7 +334,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
     values becomes texts, and so do lists (``formats.lists``). A field named as one of a sample's own columns gets
     ``meta_`` before its name.
     """
-    rows = [flattened(row) for row in rows]
+    rows = [flatten_row(row) for row in rows]
     count = Counter(name for row in rows for name in row)
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
     lists = {name: list_column([row.get(name) for row in rows]) for name in nested}
@@ -350,7 +350,7 @@ def column_name(field: str) -> str:
     return f"meta_{_text(field)}" if field in TAKEN else _text(field)
 
 
-def joined(tables: Sequence[pa.Table]) -> pa.Table:
+def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
     """Tables below each other; a column missing in one is null there, and one of several types becomes texts."""
     types: dict[str, set[pa.DataType]] = {}
     for table in tables:
@@ -411,12 +411,12 @@ def is_split(name: str) -> bool:
     return name.lower() in (*_TRAINED, *_SCORED)
 
 
-def trained_among(splits: Iterable[str]) -> str | None:
+def training_split(splits: Iterable[str]) -> str | None:
     """The split to train on; None where none is called so."""
     return _first(_TRAINED, splits)
 
 
-def scored_among(splits: Iterable[str]) -> Sequence[str]:
+def scoring_splits(splits: Iterable[str]) -> Sequence[str]:
     """The splits to score, those for validation before those for the last test."""
     return sorted(filter(_is_scored, splits), key=lambda name: _SCORED.index(name.lower()))
 
@@ -424,7 +424,7 @@ def scored_among(splits: Iterable[str]) -> Sequence[str]:
 def are_divided(splits: Iterable[str]) -> bool:
     """Whether there are a split to train on and one to score."""
     names = list(splits)
-    return trained_among(names) is not None and bool(scored_among(names))
+    return training_split(names) is not None and bool(scoring_splits(names))
 
 
 def folder_splits(folders: Iterable[str], pairs: Callable[[], Iterable[tuple[str, str]]]) -> dict[str, str]:
@@ -450,7 +450,7 @@ def folder_splits(folders: Iterable[str], pairs: Callable[[], Iterable[tuple[str
     mixed = {name for name, inner in seconds.items() if "" in inner and len(inner) > 1}
     if len(exact) == len(names):
         bare = names - divided - mixed
-        return exact if divided and not mixed and trained_among(bare) is None else {}
+        return exact if divided and not mixed and training_split(bare) is None else {}
     if exact.keys() <= divided and are_divided(exact.values()):
         return exact
     if len(words) == len(names) == len(set(words.values())) and names <= divided and are_divided(words.values()):
@@ -473,7 +473,7 @@ def splits_of(files: Sequence[str]) -> dict[str, str] | None:
     return found if len(set(found.values())) > 1 else None
 
 
-def splits_said(table: pa.Table, *, divided_by_names: bool = False) -> tuple[str, ...]:
+def split_names(table: pa.Table, *, divided_by_names: bool = False) -> tuple[str, ...]:
     """The splits that a table's column ``split`` names, those to train on first; none where it has other values too.
 
     Args:
@@ -488,7 +488,7 @@ def splits_said(table: pa.Table, *, divided_by_names: bool = False) -> tuple[str
         return ()
     names: list[str] = values.to_pylist()
     trained, others = [name for name in names if name.lower() in _TRAINED], [*filterfalse(is_split, names)]
-    return () if others and not divided_by_names else (*sorted(trained), *scored_among(names), *sorted(others))
+    return () if others and not divided_by_names else (*sorted(trained), *scoring_splits(names), *sorted(others))
 
 
 def with_splits(

@@ -19,14 +19,14 @@ __all__ = (
     "OBJECTS_LEFT",
     "ROWS",
     "LeftOut",
+    "describe_left_out",
     "json_of",
     "log_left_out",
     "objects_left_out",
     "of_names",
     "read_left_out",
-    "said_of_left_out",
-    "summed",
-    "unreadable_of",
+    "split_unreadable",
+    "sum_left_out",
 )
 
 OBJECTS_LEFT, ROWS, KEYS, COLUMNS_LEFT = "object", "row", "key", "column"
@@ -70,7 +70,7 @@ def of_names(what: str, reason: str, names: Sequence[str], object: str = "") -> 
     return (LeftOut(what, reason, len(names), shown, object),) if len(names) else ()
 
 
-def summed(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+def sum_left_out(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
     """What is left out of all objects together, by kind and reason."""
     sums: dict[tuple[str, str], LeftOut] = {}
     for left in found:
@@ -82,12 +82,12 @@ def summed(found: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
     return tuple(sums.values())
 
 
-def said_of_left_out(url: str, found: Sequence[LeftOut]) -> SamplesLeftOut | None:
+def describe_left_out(url: str, found: Sequence[LeftOut]) -> SamplesLeftOut | None:
     """One line about what is left out of a data set; None where nothing is.
 
     Args:
         url: address of the data, for the line.
-        found: parts that are left out, as ``summed`` gives them.
+        found: parts that are left out, as ``sum_left_out`` gives them.
     """
     if not found:
         return None
@@ -119,7 +119,7 @@ def read_left_out(values: Any) -> tuple[LeftOut, ...]:
     return found
 
 
-def unreadable_of(entries: Entries, url: str) -> tuple[Entries, tuple[LeftOut, ...]]:
+def split_unreadable(entries: Entries, url: str) -> tuple[Entries, tuple[LeftOut, ...]]:
     """The entries of a listing that can be read, and what is left out for it cannot be.
 
     Args:

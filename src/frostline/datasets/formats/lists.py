@@ -30,18 +30,18 @@ from frostline.datasets.formats.labels import (
     NO_CLASSES,
     OTHER_LABELS,
     URL_FIELDS,
-    called,
+    column_labels,
     column_name,
-    column_said,
     columns_of,
+    encode_labels,
+    find_name,
     is_split,
-    labelled,
-    said_by,
-    said_in,
+    label_text,
+    text_label,
 )
 from frostline.datasets.formats.left_out import ROWS, LeftOut, of_names
-from frostline.datasets.formats.ranges import is_parquet, opened
-from frostline.datasets.formats.tables import is_label, is_scalar, plain
+from frostline.datasets.formats.ranges import is_parquet, open_parquet
+from frostline.datasets.formats.tables import is_label, is_scalar, plain_column
 from frostline.stores.protocols import Entry, ObjectStore
 
 __all__ = ("AnnotatedFolders", "ListRows", "ObjectFinder", "is_list_of_samples", "is_text_list", "read_list")
@@ -63,7 +63,7 @@ class ListRows(NamedTuple):
 
     Attributes:
         files: URL or name of each, as it is written there.
-        said: labels, as ``labels.labelled`` takes them; None where no column has some.
+        said: labels, as ``labels.encode_labels`` takes them; None where no column has some.
         masks: URL or name of each sample's mask; empty where the list has none.
         about: its other columns.
         left_out: rows that name no sample.
@@ -102,32 +102,32 @@ def read_list(store: ObjectStore, entry: Entry, label: str | None = None) -> Lis
     """
     table, said = _table(store, entry, label)
     names = table.column_names
-    file, mask = called(names, URL_FIELDS), called(names, _MASK_FIELDS)
-    if file is None or plain(table[file]).type not in (pa.string(), pa.int64(), pa.null()):
+    file, mask = find_name(names, URL_FIELDS), find_name(names, _MASK_FIELDS)
+    if file is None or plain_column(table[file]).type not in (pa.string(), pa.int64(), pa.null()):
         raise DataError(
             f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}; its columns are "
             f"{', '.join(names)[:200]}"
         )
-    files = pc.utf8_trim_whitespace(plain(table[file]).cast(pa.string()))
+    files = pc.utf8_trim_whitespace(plain_column(table[file]).cast(pa.string()))
     is_there = pc.not_equal(pc.fill_null(files, ""), "")
     lost = [f"{entry.object}/{row}" for row, there in enumerate(is_there.to_pylist()) if not there]
     table, files = table.filter(is_there), files.filter(is_there)
     about = {
-        column_name(field.name): plain(table[field.name]).combine_chunks()
+        column_name(field.name): plain_column(table[field.name]).combine_chunks()
         for field in table.schema
         if is_scalar(field.type) and field.name not in (file, mask, said)
     }
     return ListRows(
         files=files.to_pylist(),
         said=None if said is None else table[said].combine_chunks(),
-        masks=[] if mask is None else plain(table[mask]).cast(pa.string()).to_pylist(),
+        masks=[] if mask is None else plain_column(table[mask]).cast(pa.string()).to_pylist(),
         about=about,
         left_out=of_names(ROWS, "without a name of a sample", lost, entry.object),
     )
 
 
 def _table(store: ObjectStore, entry: Entry, label: str | None) -> tuple[pa.Table, str | None]:
-    """The columns of a list, and the name of that with labels, which come as ``labels.labelled`` takes them."""
+    """The columns of a list, and the name of that with labels, which come as ``labels.encode_labels`` takes them."""
     if is_parquet(entry):
         return _of_parquet(store, entry, label)
     if entry.size > _LONGEST:
@@ -158,7 +158,7 @@ def _of_csv(entry: Entry, data: bytes, label: str | None) -> tuple[pa.Table, str
     separator = _separator_of(text.lstrip("\r\n").partition("\n")[0])
     head = next(iter(re.split(r"\r\n|\n|\r", text.lstrip("\r\n"))), "")
     names = [name.strip().strip('"') for name in head.split(separator)]
-    fields = (called(names, some) for some in (URL_FIELDS, _MASK_FIELDS))
+    fields = (find_name(names, some) for some in (URL_FIELDS, _MASK_FIELDS))
     label = _label_of(entry, names, label)
     texts = {*filter(None, fields), *([label] if label is not None else [])}
     # Files, masks and labels stay as they are written; other columns get the type that all their values have.
@@ -176,7 +176,7 @@ def _of_csv(entry: Entry, data: bytes, label: str | None) -> tuple[pa.Table, str
         raise DataError(f"{entry.object} is no CSV file with a line of names on top: {words}") from error
     table = table.rename_columns([name.strip() for name in table.column_names])
     _check_names(entry, table.column_names)
-    return _with_said(_without_blanks(table), label, said_in), label
+    return _with_said(_without_blanks(table), label, text_label), label
 
 
 def _without_blanks(table: pa.Table) -> pa.Table:
@@ -199,14 +199,14 @@ def _of_json(entry: Entry, data: bytes, label: str | None) -> tuple[pa.Table, st
         if isinstance(row, dict):
             rows.append(row)
     label = _label_of(entry, list(dict.fromkeys(name for row in rows for name in row)), label)
-    said = [said_by(row.get(label)) if label is not None else None for row in rows]
+    said = [label_text(row.get(label)) if label is not None else None for row in rows]
     found = columns_of([{name: value for name, value in row.items() if name != label} for row in rows])
     table = pa.table({name.removeprefix("meta_"): column for name, column in found.items()})
     return (table if label is None else table.append_column(label, pa.array(said, pa.string()))), label
 
 
 def _of_parquet(store: ObjectStore, entry: Entry, label: str | None) -> tuple[pa.Table, str | None]:
-    with opened(store, entry.object, entry.size) as (parquet, _):
+    with open_parquet(store, entry.object, entry.size) as (parquet, _):
         schema = parquet.schema_arrow
         _check_names(entry, schema.names)
         label = _label_of(entry, schema.names, label)
@@ -219,13 +219,13 @@ def _of_parquet(store: ObjectStore, entry: Entry, label: str | None) -> tuple[pa
         table = table.select([name for name in table.column_names if name not in lists])
         for name, column in lists.items():
             table = table.append_column(name, column)
-        return _with_said(table, label, said_in if label in lists else said_by), label
+        return _with_said(table, label, text_label if label in lists else label_text), label
 
 
 def _label_of(entry: Entry, names: Sequence[str], label: str | None) -> str | None:
     if label is None:
-        return called(names, LABEL_FIELDS)
-    found = called(names, (label,))
+        return find_name(names, LABEL_FIELDS)
+    found = find_name(names, (label,))
     if found is None:
         raise DataError(f"{entry.object} has no column {label!r} of labels; its columns are {', '.join(names)[:200]}")
     return found
@@ -240,7 +240,7 @@ def _check_names(entry: Entry, names: Sequence[str]) -> None:
 def _with_said(table: pa.Table, label: str | None, said: Callable[[Any], str | None]) -> pa.Table:
     if label is None or label not in table.column_names:
         return table
-    return table.set_column(table.schema.get_field_index(label), label, column_said(table[label], said))
+    return table.set_column(table.schema.get_field_index(label), label, column_labels(table[label], said))
 
 
 class ObjectFinder:
@@ -349,7 +349,7 @@ def _annotated(
             new = rows.said.take(pa.array(at, pa.int64()))
             said = new if said is None else pc.coalesce(said, new)
         elif rows.said is not None:
-            texts = column_said(rows.said, lambda label: json.loads(label) if label and label[0] == '"' else label)
+            texts = column_labels(rows.said, lambda label: json.loads(label) if label and label[0] == '"' else label)
             _add(columns, "meta_label", texts.take(pa.array(at, pa.int64())))
     return _with_columns(found, columns, said, tuple(used), tuple(left))
 
@@ -385,7 +385,7 @@ def _with_columns(
     left_out: tuple[LeftOut, ...],
 ) -> ListedSamples:
     table, classes = found.table, found.classes
-    labels = None if said is None else labelled(said)
+    labels = None if said is None else encode_labels(said)
     if labels is not None:
         classes = labels.classes
         table = table.set_column(table.schema.get_field_index("label"), "label", label_column(labels.labels))

@@ -26,10 +26,10 @@ from frostline.core import CELLS, URLS
 from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError
 from frostline.datasets.formats.base import ListedSamples, column_at, column_paths, digest_of, list_columns
 from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, target_columns
-from frostline.datasets.formats.labels import column_name, joined, labelled, with_splits
+from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import ROWS, LeftOut
 from frostline.datasets.formats.lists import ObjectFinder
-from frostline.datasets.formats.ranges import is_parquet, opened
+from frostline.datasets.formats.ranges import is_parquet, open_parquet
 from frostline.datasets.formats.tables import (
     HEADER_BYTES,
     LOOKED_AT,
@@ -37,21 +37,21 @@ from frostline.datasets.formats.tables import (
     SAID,
     ColumnRoles,
     arrays_of,
-    finished,
+    finish_table,
     known_parts,
-    labels_said,
-    left_in,
-    left_of_table,
+    label_texts,
     may_name_classes,
     number_lists,
-    plain,
+    omissions_in,
+    omissions_of_table,
+    plain_column,
     roles_of_parts,
     with_names_for_masks,
     with_partitions,
 )
-from frostline.datasets.formats.urls import located
+from frostline.datasets.formats.urls import locate_images
 from frostline.preprocess.images import size_of
-from frostline.preprocess.steps import MAX_INPUTS, framed, record_bytes
+from frostline.preprocess.steps import MAX_INPUTS, frame_parts, record_bytes
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version, plain_etag
 
 __all__ = (
@@ -122,7 +122,7 @@ class Cell(NamedTuple):
             raise BadRequest(f"samples.objects: {object[:200]!a} names more than {MAX_INPUTS} columns")
         return cls(file, tuple(map(unquote, columns)), int(size), version)
 
-    def alone(self) -> "Iterator[Cell]":
+    def each_column(self) -> "Iterator[Cell]":
         """The place of each column by itself."""
         return (self._replace(columns=(column,)) for column in self.columns)
 
@@ -252,7 +252,7 @@ class CellReader:
             if group == len(file.ends):
                 raise ObjectNotFound(f"{cell.file} has no row {offset}: it has changed")
             row = offset - (file.ends[group - 1] if group else 0)
-            values = [self._column(each, file, group)[row].as_buffer() for each in cell.alone()]
+            values = [self._column(each, file, group)[row].as_buffer() for each in cell.each_column()]
         data = None if any(value is None for value in values) else _record([value.to_pybytes() for value in values])
         if data is None or len(data) != length:
             raise ObjectNotFound(f"row {offset} of {cell.file} has no sample of {length} bytes: it has changed")
@@ -273,7 +273,7 @@ class CellReader:
         with self._lock:
             if (known := self._files.get(key)) is not None:
                 return known
-        with opened(self._store, cell.file, cell.size) as (parquet, source):
+        with open_parquet(self._store, cell.file, cell.size) as (parquet, source):
             metadata = parquet.metadata
         self._check(cell, source.version)
         ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
@@ -283,7 +283,7 @@ class CellReader:
         return file
 
     def _decoded(self, cell: Cell, file: _CellFile, group: int) -> pa.ChunkedArray:
-        with opened(self._store, cell.file, cell.size, file.metadata) as (parquet, source):
+        with open_parquet(self._store, cell.file, cell.size, file.metadata) as (parquet, source):
             table = parquet.read_row_group(group, columns=list(cell.columns), use_threads=False)
         self._check(cell, source.version)
         return leaf(table.column(0))
@@ -323,7 +323,7 @@ def _decoded_bytes(group: pq.RowGroupMetaData, place: int) -> int:
 
 
 def _record(parts: list[bytes]) -> bytes:
-    return parts[0] if len(parts) == 1 else framed(parts)
+    return parts[0] if len(parts) == 1 else frame_parts(parts)
 
 
 def _version(etag: str) -> str:
@@ -384,7 +384,7 @@ class Parquet:
         if not found:
             raise EmptyDataset(f"{store.url} holds no Parquet files (such as train.parquet)")
         parts = {} if before is None or not _holds_all(before) else known_parts(before, _cells_of)
-        known = {key: (part, left_in(before, key[0])) for key, part in parts.items()}
+        known = {key: (part, omissions_in(before, key[0])) for key, part in parts.items()}
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
             files = list(threads.map(partial(_read, store, known, self._column), found))
         are_elsewhere = not any(map(_has_rows, files)) and any(file.elsewhere is not None for file in files)
@@ -393,13 +393,13 @@ class Parquet:
         else:
             files = [_located(file, entry.object, store, entries) for file, entry in zip(files, found, strict=True)]
         tables = with_partitions([file.table for file in files], [entry.object for entry in found])
-        table, is_divided = with_splits(joined(tables), [entry.object for entry in found], list(map(len, tables)))
+        table, is_divided = with_splits(join_tables(tables), [entry.object for entry in found], list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds a sample")
         names = {file.classes for file in files if file.classes}
-        said = labelled(table[SAID], names.pop() if len(names) == 1 else ())
+        said = encode_labels(table[SAID], names.pop() if len(names) == 1 else ())
         return ListedSamples(
-            table=finished(table, said),
+            table=finish_table(table, said),
             classes=said.classes,
             digest=self.digest(entries),
             reading=URLS if are_elsewhere else CELLS,
@@ -447,7 +447,7 @@ def _with_beside(file: _File, object: str, finder: ObjectFinder, by_name: Mappin
     lost = [name for name, length in zip(names, places["length"], strict=True) if length is None]
     columns = tuple(left for left in file.left_out if left.what != ROWS)
     kept = rows.filter(pc.is_valid(rows["length"]))
-    return file._replace(table=kept, left_out=(*left_of_table(object, lost, ()), *columns))
+    return file._replace(table=kept, left_out=(*omissions_of_table(object, lost, ()), *columns))
 
 
 def _has_rows(file: _File) -> bool:
@@ -461,12 +461,12 @@ def _located(file: _File, object: str, store: ObjectStore, entries: Sequence[Ent
     names = set(file.elsewhere["name"].to_pylist())
     lost = [name for name in file.lost if name not in names]
     columns = tuple(left for left in file.left_out if left.what != ROWS)
-    table = located(file.elsewhere, object, store, entries)
-    return file._replace(table=table, left_out=(*left_of_table(object, lost, ()), *columns))
+    table = locate_images(file.elsewhere, object, store, entries)
+    return file._replace(table=table, left_out=(*omissions_of_table(object, lost, ()), *columns))
 
 
 def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> _File:
-    with opened(store, entry.object, entry.size) as (parquet, source):
+    with open_parquet(store, entry.object, entry.size) as (parquet, source):
         columns, paths = roles_of_parts(entry.object, parquet.schema_arrow, column)
         if entry.etag and (entry.object, entry.etag) in known:
             table, left = known[entry.object, entry.etag]
@@ -480,7 +480,7 @@ def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> 
         raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
     lost = np.flatnonzero(table["length"].is_null().to_numpy())
     names = [f"{entry.object}/{row}" for row in lost.tolist()]
-    left = left_of_table(entry.object, names, columns.left)
+    left = omissions_of_table(entry.object, names, columns.left)
     kept = table.filter(pc.is_valid(table["length"]))
     rows = None if elsewhere is None else table
     return _File(kept, columns.classes, left, columns.is_turned, elsewhere, names, rows)
@@ -491,7 +491,7 @@ def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: S
     wanted = [name for name in (*columns.about, columns.label, columns.other) if name is not None]
     beside = parquet.read(columns=wanted, use_threads=False) if wanted else None
     rows = len(lengths)
-    said = pa.nulls(rows, pa.string()) if beside is None else labels_said(entry.object, columns, beside)
+    said = pa.nulls(rows, pa.string()) if beside is None else label_texts(entry.object, columns, beside)
     lists = list_columns(parquet, columns.lists)
     places = pa.array(range(rows), pa.int64())
     return pa.table(
@@ -502,7 +502,7 @@ def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: S
             "length": lengths,
             "etag": pa.array([entry.etag] * rows, pa.string()),
             SAID: said,
-            **({column_name(name): plain(column_at(beside, name)) for name in columns.about} if beside else {}),
+            **({column_name(name): plain_column(column_at(beside, name)) for name in columns.about} if beside else {}),
             **{column_name(name): column for name, column in lists.items()},
             **(_targets(parquet, entry, columns) if columns.mask else {}),
         }

@@ -10,7 +10,7 @@ from frostline.core.errors import DataError
 from frostline.datasets.formats.base import is_hidden
 from frostline.stores.protocols import Entry, Versioned, is_other_version
 
-__all__ = ("ObjectRanges", "RangeFile", "is_parquet", "opened")
+__all__ = ("ObjectRanges", "RangeFile", "is_parquet", "open_parquet")
 
 
 def is_parquet(entry: Entry) -> bool:
@@ -80,7 +80,7 @@ class RangeFile:
 
 
 @contextmanager
-def opened(
+def open_parquet(
     store: Versioned, name: str, size: int, metadata: pq.FileMetaData | None = None
 ) -> Iterator[tuple[pq.ParquetFile, RangeFile]]:
     """A Parquet file to read from, in this thread alone: Arrow's own threads would not survive a fork.

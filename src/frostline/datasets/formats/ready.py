@@ -226,7 +226,7 @@ class ReadyPart:
     masks_sha256: str = ""
 
     @classmethod
-    def made(
+    def from_samples(
         cls,
         layout: Layout,
         number: int,

@@ -30,7 +30,7 @@ from frostline.datasets.formats.base import (
     nested_names,
     stable_ids,
 )
-from frostline.datasets.formats.folders import MASK_FIELDS, filled
+from frostline.datasets.formats.folders import MASK_FIELDS, fill_masks
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
     NO_CLASSES,
@@ -38,11 +38,11 @@ from frostline.datasets.formats.labels import (
     SPLIT,
     URL_FIELDS,
     Labelled,
+    class_labels,
+    column_labels,
     column_name,
-    column_said,
-    said_by,
-    said_in,
-    said_of,
+    label_text,
+    text_label,
 )
 from frostline.datasets.formats.left_out import COLUMNS_LEFT, ROWS, LeftOut, of_names
 from frostline.preprocess.steps import MAX_INPUTS, is_argument
@@ -59,22 +59,22 @@ __all__ = (
     "columns_by_input",
     "columns_in_text",
     "columns_of_schema",
-    "finished",
+    "finish_table",
     "is_label",
     "is_scalar",
+    "json_values",
     "known_parts",
-    "labels_said",
-    "left_in",
-    "left_of_table",
+    "label_texts",
     "may_name_classes",
     "number_lists",
-    "plain",
+    "omissions_in",
+    "omissions_of_table",
+    "plain_column",
     "read_back",
     "roles_in",
     "roles_of_parts",
     "with_names_for_masks",
     "with_partitions",
-    "written_out",
 )
 
 
@@ -85,10 +85,10 @@ Parts = dict[tuple[str, str], pa.Table]
 """Tables of single objects, by name and etag."""
 
 
-def finished(table: pa.Table, said: Labelled) -> pa.Table:
+def finish_table(table: pa.Table, said: Labelled) -> pa.Table:
     """The table of all samples, with ids and labels in the place of what was said; labels of other kinds beside."""
     ids = stable_ids(Names(table["name"]))
-    table = filled(table)
+    table = fill_masks(table)
     about = [name for name in table.schema.names if name not in COLUMNS.names and name != SAID]
     table = table.append_column("id", pa.array(ids)).append_column("label", label_column(said.labels))
     table = table.select([*COLUMNS.names, *about])
@@ -121,9 +121,11 @@ def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa
         for place, value in enumerate(values):
             if name in said[place]:
                 table = made[place]
-                has_none = table[SAID].null_count == len(table) or table[SAID].unique().to_pylist() == [said_in(value)]
+                has_none = table[SAID].null_count == len(table) or table[SAID].unique().to_pylist() == [
+                    text_label(value)
+                ]
                 if name == label and has_none:
-                    made[place] = _with_constant(table, SAID, said_in(value), pa.string())
+                    made[place] = _with_constant(table, SAID, text_label(value), pa.string())
                 else:
                     made[place] = _with_partition(table, column_name(name), value, kind)
     return made
@@ -178,12 +180,12 @@ def known_parts(before: ListedSamples | None, object_of: Callable[[str], str] = 
     return {(object_of(part["object"][0].as_py()), part["etag"][0].as_py()): part for part in parts}
 
 
-def left_in(before: ListedSamples | None, object: str) -> tuple[LeftOut, ...]:
+def omissions_in(before: ListedSamples | None, object: str) -> tuple[LeftOut, ...]:
     """What an earlier listing left out of an object."""
     return () if before is None else tuple(left for left in before.left_out if left.object == object)
 
 
-def left_of_table(object: str, rows: Sequence[str], columns: Sequence[str]) -> tuple[LeftOut, ...]:
+def omissions_of_table(object: str, rows: Sequence[str], columns: Sequence[str]) -> tuple[LeftOut, ...]:
     """What is left out of a file: rows without a sample, and columns whose values are neither samples nor metadata."""
     without = of_names(ROWS, "without a sample", rows, object)
     return (*without, *of_names(COLUMNS_LEFT, "of a type that is no metadata", columns, object))
@@ -192,7 +194,7 @@ def left_of_table(object: str, rows: Sequence[str], columns: Sequence[str]) -> t
 def _said_in(before: ListedSamples) -> pa.Array:
     if OTHER_LABELS in before.table.schema.names:
         return in_json(before.table[OTHER_LABELS])
-    said = said_of(before.classes, are_names=before.has_named_classes)
+    said = class_labels(before.classes, are_names=before.has_named_classes)
     return pa.array(said, pa.string()).take(before.table["label"].combine_chunks())
 
 
@@ -205,7 +207,7 @@ def _as_listed(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields))
 
 
-def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column in one of few types, so that those of several files go together; nothing of its values is lost.
 
     Numbers are of 64 bits, or decimals; times are whole microseconds, or nanoseconds where they are finer; dates are
@@ -244,7 +246,7 @@ def _in_units(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column.cast(made("ns"))
 
 
-def written_out(column: pa.ChunkedArray | pa.Array) -> list[Any]:
+def json_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     """The values of a column as JSON has them: dates, times and decimals as texts, durations in their units."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_duration(kind):
@@ -255,7 +257,7 @@ def written_out(column: pa.ChunkedArray | pa.Array) -> list[Any]:
 
 
 def read_back(values: pa.Array | Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """The inverse of ``written_out``.
+    """The inverse of ``json_values``.
 
     Raises:
         ArrowException: a value is none of that type.
@@ -623,7 +625,7 @@ def _is_name(value: bytes) -> bool:
 _NO_CLASS = -1
 
 
-def labels_said(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.ChunkedArray | pa.Array:
+def label_texts(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.ChunkedArray | pa.Array:
     """What samples say of themselves: names of classes where numbers stand for them, null where nothing.
 
     Args:
@@ -636,10 +638,10 @@ def labels_said(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.Chunk
     """
     if columns.label is None:
         other = None if columns.other is None else beside[columns.other]
-        return pa.nulls(len(beside), pa.string()) if other is None else column_said(other, said_by)
+        return pa.nulls(len(beside), pa.string()) if other is None else column_labels(other, label_text)
     values = _without_nan(beside[columns.label])
     if not columns.classes or not _are_whole(values):
-        return column_said(values, said_by)
+        return column_labels(values, label_text)
     numbers = values.cast(pa.int64())
     greatest = pc.max(numbers).as_py()
     if greatest is not None and greatest >= len(columns.classes):
@@ -648,7 +650,7 @@ def labels_said(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.Chunk
     if minimum is not None and minimum < _NO_CLASS:
         return numbers.cast(pa.string())
     numbers = pc.if_else(pc.greater_equal(numbers, 0), numbers, pa.scalar(None, pa.int64()))
-    names = said_of(columns.classes, are_names=True)
+    names = class_labels(columns.classes, are_names=True)
     return pa.chunked_array([pa.array(names, pa.string()).take(numbers.combine_chunks())])
 
 

@@ -29,13 +29,13 @@ from frostline.datasets.formats.folders import (
     target_columns,
 )
 from frostline.datasets.formats.labels import (
-    joined,
-    labelled,
+    encode_labels,
+    join_tables,
     with_splits,
 )
 from frostline.datasets.formats.lists import ListRows, ObjectFinder, is_list_of_samples, is_text_list, read_list
-from frostline.datasets.formats.tables import SAID, finished
-from frostline.stores.local import beside
+from frostline.datasets.formats.tables import SAID, finish_table
+from frostline.stores.local import base_url
 from frostline.stores.open import open_store
 from frostline.stores.protocols import (
     NO_LIMITS,
@@ -52,7 +52,7 @@ from frostline.stores.urls import is_within, normalise_url, object_url, parse_ur
 __all__ = (
     "UrlLists",
     "UrlReader",
-    "located",
+    "locate_images",
     "places_in",
 )
 
@@ -247,8 +247,8 @@ class UrlLists:
         """See ``Format.digest``."""
         return digest_of(_RULE, (entry for entry in entries if is_list_of_samples(entry) or is_sample(entry.object)))
 
-    def found_now(self, urls: Iterable[str]) -> Mapping[str, Entry]:
-        """See ``Widespread.found_now``."""
+    def find_current(self, urls: Iterable[str]) -> Mapping[str, Entry]:
+        """See ``ExternalReferences.find_current``."""
         return _entries_of(urls)
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
@@ -259,11 +259,11 @@ class UrlLists:
         lists = sorted(filter(is_list_of_samples, entries))
         if not lists:
             raise EmptyDataset(f"{store.url} holds no list of URLs (such as labels.csv)")
-        folder = beside(store, store.url)
+        folder = base_url(store, store.url)
         finder = ObjectFinder(entries)
         rows = [read_list(store, entry, self._label) for entry in lists]
         tables = [_table(some, entry, folder, finder) for some, entry in zip(rows, lists, strict=True)]
-        table, is_divided = with_splits(joined(tables), [entry.object for entry in lists], list(map(len, tables)))
+        table, is_divided = with_splits(join_tables(tables), [entry.object for entry in lists], list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"the lists at {store.url} name no samples")
         urls = table["object"].to_pylist()
@@ -273,9 +273,9 @@ class UrlLists:
         table = _with_sizes(table, found)
         if any(masks):
             table = _with_masks(table.drop_columns([_MASK]), masks, found, known_sizes(before), store.url)
-        said = labelled(table[SAID])
+        said = encode_labels(table[SAID])
         return ListedSamples(
-            table=finished(table, said),
+            table=finish_table(table, said),
             classes=said.classes,
             digest=self.digest(entries),
             reading=URLS,
@@ -296,7 +296,7 @@ def _with_sizes(table: pa.Table, found: Mapping[str, Entry]) -> pa.Table:
     return table.append_column("etag", pa.array([entry.etag for entry in there], pa.string()))
 
 
-def located(table: pa.Table, file: str, store: ObjectStore, entries: Sequence[Entry]) -> pa.Table:
+def locate_images(table: pa.Table, file: str, store: ObjectStore, entries: Sequence[Entry]) -> pa.Table:
     """Rows of a file that name images elsewhere: with the canonical URLs of these, their sizes and versions.
 
     Args:
@@ -309,14 +309,14 @@ def located(table: pa.Table, file: str, store: ObjectStore, entries: Sequence[En
         DataError: a name is none that can be read, or not one of the objects is there.
         StoreError: a store failed.
     """
-    folder = beside(store, store.url)
+    folder = base_url(store, store.url)
     urls = [_canonical(name, folder, file) for name in table["object"].to_pylist()]
     table = table.set_column(table.schema.get_field_index("object"), "object", pa.array(urls, pa.string()))
     return _with_sizes(table, _found(list(dict.fromkeys(urls)), entries, store.url))
 
 
 def _table(rows: ListRows, entry: Entry, folder: str, finder: ObjectFinder) -> pa.Table:
-    """The samples of a list; labels come as ``labels.labelled`` takes them."""
+    """The samples of a list; labels come as ``labels.encode_labels`` takes them."""
 
     def url_of(name: str) -> str:
         is_relative = "://" not in name and not name.startswith("/")

@@ -47,16 +47,16 @@ from frostline.datasets.formats.labels import (
     classes_in,
     columns_of,
     common_table,
-    joined,
-    labelled,
-    said_by,
-    said_in,
+    encode_labels,
+    join_tables,
+    label_text,
+    text_label,
     with_splits,
 )
 from frostline.datasets.formats.left_out import KEYS, LeftOut, of_names
 from frostline.datasets.formats.ranges import ObjectRanges
-from frostline.datasets.formats.tables import SAID, finished, is_scalar, known_parts, read_back
-from frostline.stores.local import FolderStore, beside, error_of_system
+from frostline.datasets.formats.tables import SAID, finish_table, is_scalar, known_parts, read_back
+from frostline.stores.local import FolderStore, base_url, error_of_system
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version
 from frostline.stores.urls import TAR_GZ
 
@@ -345,7 +345,7 @@ class _Named:
 
 def tar_reader(store: ObjectStore) -> TarReader:
     """What reads samples in the compressed tars of a store, from copies in the user's cache folder."""
-    return TarReader(store, beside(store, store.url), TarCopies(cache_folder() / "unpacked"))
+    return TarReader(store, base_url(store, store.url), TarCopies(cache_folder() / "unpacked"))
 
 
 class Member(NamedTuple):
@@ -456,7 +456,7 @@ class ShardSample(NamedTuple):
         name: the shard's and the member's.
         offset: offset of the image's member in bytes.
         length: length of the image in bytes.
-        said: its label, as ``said_by`` gives it; None where nothing says one.
+        said: its label, as ``label_text`` gives it; None where nothing says one.
         about: the fields of its JSON.
         mask: the member that is its mask; None where there is none.
     """
@@ -543,13 +543,13 @@ def _listed(
     with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
         found = list(threads.map(partial(read, heads), shards))
     tables = [shard.table for shard in found]
-    table, is_divided = with_splits(joined(tables), [shard.object for shard in shards], list(map(len, tables)))
+    table, is_divided = with_splits(join_tables(tables), [shard.object for shard in shards], list(map(len, tables)))
     if not len(table):
         raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images or sounds")
     names, declared = common_table(shard.classes for shard in found)
-    said = labelled(table[SAID], names)
+    said = encode_labels(table[SAID], names)
     return ListedSamples(
-        table=finished(table, said),
+        table=finish_table(table, said),
         classes=said.classes,
         digest=digest,
         reading=reading,
@@ -650,15 +650,15 @@ def _label_field(about: dict[str, Any]) -> str | None:
 def _label(shard: str, key: str, beside: Member | None, about: dict[str, Any], field: str | None) -> str | None:
     try:
         if field is not None:
-            return said_by(about[field])
+            return label_text(about[field])
         if beside is not None:
-            return said_in((beside.contents or b"").decode())
+            return text_label((beside.contents or b"").decode())
     except DataError as error:
         raise DataError(f"the label of {key!r} in {shard}: {error}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"the label of {key!r} in {shard} is no name and no whole number") from error
     folder, slash, _ = key.partition("/")
-    return said_by(folder) if slash else None
+    return label_text(folder) if slash else None
 
 
 def _json(shard: str, member: Member) -> dict[str, Any]:

@@ -29,14 +29,14 @@ Parts = tuple[Any, ...]
 class FrameworkIterator:
     """The passes over a loader, one at a time, and how far the loop is that they reach through a framework.
 
-    A framework may take its batches in a thread of its own, and ``took`` and the states may be asked for in another.
+    A framework may take its batches in a thread of its own; ``count_taken`` and the states may be asked in another.
 
     Args:
         loader: loader of an epoch, so that each pass is that epoch; or several epochs, one a pass, and from the first
             again.
         columns: columns of a batch, by name.
         ahead: batches that the framework may hold. With 0 the loop has what the framework took; else it says so itself
-            by ``took``.
+            by ``count_taken``.
         fit: makes of a batch's columns what the framework takes, and refuses what it would refuse.
 
     Attributes:
@@ -118,7 +118,7 @@ class FrameworkIterator:
             self.close()
             self.load_state_dict(state)
 
-    def took(self, batches: int = 1, *, own: object | None = None) -> None:
+    def count_taken(self, batches: int = 1, *, own: object | None = None) -> None:
         """The loop has so many more of the batches that the framework took, or all. With ``ahead=0`` that is known.
 
         Those of another pass than the one under way, which a framework may still hold, count no more.

@@ -85,15 +85,15 @@ class DaliSource:
                 except StopIteration:
                     break
                 own = own or self._feed.under_way
-                self._feed.took(own=own)
+                self._feed.count_taken(own=own)
                 yield found
             pipeline.reset()
         finally:
             self._feed.leave(own)
 
-    def took(self, batches: int = 1) -> None:
+    def count_taken(self, batches: int = 1) -> None:
         """The loop has so many more batches, where it runs the pipeline itself."""
-        self._feed.took(batches)
+        self._feed.count_taken(batches)
 
     def state_dict(self) -> dict[str, Any]:
         """How far the loop is, by what it took; see ``ArrayLoader.state_dict``."""

@@ -111,9 +111,9 @@ class JaxIterator:
     def start_prefetch(self) -> None:
         """Do nothing: a pass reads ahead from its first batch on. Grain's ``CheckpointHandler`` asks for it."""
 
-    def recorded(self) -> RecordedOrder:
-        """In which order the samples of the epoch under way were handed out; see ``ArrayLoader.recorded``."""
-        return self._loader.recorded()
+    def recorded_order(self) -> RecordedOrder:
+        """In which order the samples of the epoch under way were handed out; see ``ArrayLoader.recorded_order``."""
+        return self._loader.recorded_order()
 
     def close(self) -> None:
         """Cancel what was asked for: the pass ends here, unless ``set_state`` begins it again."""

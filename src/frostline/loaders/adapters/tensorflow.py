@@ -102,7 +102,7 @@ class TensorFlowLoader:
         try:
             while (element := next(elements, None)) is not None:
                 own = own or self._feed.under_way
-                self._feed.took(own=own)
+                self._feed.count_taken(own=own)
                 yield element
         except tf.errors.OpError as error:
             raise self._feed.failure or error from error
@@ -113,9 +113,9 @@ class TensorFlowLoader:
         """Counts what ``fit`` has, where some batches are prefetched."""
         return _Counting(self)
 
-    def took(self, batches: int = 1) -> None:
+    def count_taken(self, batches: int = 1) -> None:
         """The loop has so many more batches, where it iterates over the data set itself."""
-        self._feed.took(batches)
+        self._feed.count_taken(batches)
 
     def begin_again(self) -> None:
         """Begin the iteration again of which batches were taken and the loop has none, where it counts them."""
@@ -221,7 +221,7 @@ class _Counting(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002
         """Count it, and those before it where Keras takes several steps at once."""
-        self._loader.took(batch + 1 - self._seen)
+        self._loader.count_taken(batch + 1 - self._seen)
         self._seen = batch + 1
 
 

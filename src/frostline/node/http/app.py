@@ -37,7 +37,7 @@ from frostline.node.http.requests import (
     REFUSALS,
     BodyReader,
     address_of,
-    announced,
+    announced_bytes,
     body_length,
     error_response,
     json_bytes,
@@ -45,7 +45,7 @@ from frostline.node.http.requests import (
     log_refusal,
     run_while_connected,
 )
-from frostline.node.pipeline import BatchStream, answer_body, gathered, max_numbers
+from frostline.node.pipeline import BatchStream, answer_body, gather_embeddings, max_numbers
 from frostline.node.prefixes import Upload
 from frostline.node.service import Node
 from frostline.node.statistics import BOUNDS_S, NodeStatistics, Totals
@@ -59,7 +59,7 @@ from frostline.wire.messages import (
     FeatureRequest,
     ProfileRequest,
     check_protocol,
-    known_only,
+    refuse_unknown_fields,
 )
 
 __all__ = (
@@ -343,7 +343,7 @@ class _Service:
         asker = self._asker(request)
         if body_length(request) > MAX_PATCH_BYTES:
             raise OverBudget(f"a change has at most {MAX_PATCH_BYTES:,} bytes")
-        body = _parsed(await self._body_reader.whole(request), lambda value: value)
+        body = _parsed(await self._body_reader.read_whole(request), lambda value: value)
         change = partial(self._node.change_tenant, asker, request.path_params["name"], body)
         return json_response(tenant_to_json(await to_thread.run_sync(change, limiter=self._lookers)))
 
@@ -363,7 +363,7 @@ class _Service:
         if is_held:
             return json_response({"digest": digest})
         is_in_pieces = request.headers.get("content-type") == pieces.MEDIA_TYPE
-        length = announced(request, pieces.LENGTH_HEADER) if is_in_pieces else body_length(request)
+        length = announced_bytes(request, pieces.LENGTH_HEADER) if is_in_pieces else body_length(request)
         with self._node.upload(digest, length, account, is_in_pieces=is_in_pieces) as upload:
             await self._receive(request, upload)
             await self._run(upload.finish)
@@ -375,7 +375,7 @@ class _Service:
         if length > pieces.MAX_LIST_BYTES:
             raise BadRequest(f"a list of pieces has at most {pieces.MAX_LIST_BYTES} bytes")
         with self._node.admit(length, account):
-            names = pieces.names_from_json(await self._body_reader.whole(request))
+            names = pieces.names_from_json(await self._body_reader.read_whole(request))
             held = await self._run(self._node.held_pieces, account)
         return json_response({"held": [name for name in names if name in held]})
 
@@ -383,7 +383,7 @@ class _Service:
         account, deadline_s = self._asker(request), _deadline_s(request)
         admission = self._node.admit(body_length(request), account)
         try:
-            answer = await self._run(self._answered, await self._body_reader.whole(request), admission)
+            answer = await self._run(self._answered, await self._body_reader.read_whole(request), admission)
         except BaseException:
             admission.close()
             raise
@@ -395,12 +395,12 @@ class _Service:
         with self._node.admit(
             body_length(request) + max_numbers(self._node.settings.memory_bytes), account
         ) as admission:
-            wanted = await self._run(_parsed, await self._body_reader.whole(request), EmbeddingRequest.from_json)
+            wanted = await self._run(_parsed, await self._body_reader.read_whole(request), EmbeddingRequest.from_json)
             answer, inputs = await self._run(self._node.embeddings, wanted, admission)
 
             def computed() -> bytes:
                 with closing(answer):
-                    return answer_body(wanted, gathered(answer), inputs.tokens)
+                    return answer_body(wanted, gather_embeddings(answer), inputs.tokens)
 
             body = await run_while_connected(request.receive, computed, answer.close, self._threads, deadline_s)
         return Response(body, media_type="application/json")
@@ -408,7 +408,7 @@ class _Service:
     async def profile(self, request: Request) -> Response:
         account, deadline_s = self._asker(request), _deadline_s(request)
         with self._node.admit(body_length(request), account) as admission:
-            wanted = await self._run(_parsed, await self._body_reader.whole(request), ProfileRequest.from_json)
+            wanted = await self._run(_parsed, await self._body_reader.read_whole(request), ProfileRequest.from_json)
             admission.read()
             scope = self._node.cancel_scope()
             measure = partial(self._node.profile, wanted, admission, scope)
@@ -430,7 +430,7 @@ class _Service:
         Raises:
             Refused: The request is of a protocol that this node does not speak.
         """
-        known_only(dict(request.query_params), _PARAMETERS.get(request.url.path, ()), "the address")
+        refuse_unknown_fields(dict(request.query_params), _PARAMETERS.get(request.url.path, ()), "the address")
         check_protocol(request.headers.get(PROTOCOL_HEADER.lower(), ""))
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         account = self._node.identify(token.strip() if kind.lower() == "bearer" else None, address_of(request))

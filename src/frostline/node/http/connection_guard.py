@@ -28,12 +28,12 @@ __all__ = (
     "GuardedProtocol",
     "Guards",
     "SeldomLog",
-    "asked_by",
     "inside_url",
     "is_stopping",
     "limits_of",
     "place_of",
     "recognise",
+    "tenant_of_request",
 )
 
 
@@ -144,13 +144,13 @@ class ConnectionTable(Generic[C]):
         firsts = (next(iter(those)) for those in self._unknown_of.values() if len(those) == most)
         return min(firsts, key=lambda connection: self._unknown[connection][0])
 
-    def recognised(self, connection: C) -> None:
+    def note_tenant(self, connection: C) -> None:
         """Note that a known tenant has asked on this connection."""
         if connection in self._unknown or connection in self._idle:
             self.leave(connection)
             self._working[connection] = None
 
-    def answered(self, connection: C) -> None:
+    def note_answer(self, connection: C) -> None:
         """Note that its request was answered; an unknown connection stays unknown."""
         if connection in self._working:
             self.leave(connection)
@@ -369,7 +369,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """See ``uvicorn``."""
-        self._guards.connections.answered(self)
+        self._guards.connections.note_answer(self)
         if self._is_ending:
             return
         kept_s: float = self.config.timeout_keep_alive if self._is_known else self._limits.head_s
@@ -448,7 +448,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _recognised(self) -> None:
         self._is_known = True
-        self._guards.connections.recognised(self)
+        self._guards.connections.note_tenant(self)
 
     def _is_stopping(self) -> bool:
         return self._guards.is_stopping
@@ -543,7 +543,7 @@ def recognise(state: dict[str, Any], tenant: str) -> None:
         recognised()
 
 
-def asked_by(state: dict[str, Any]) -> str:
+def tenant_of_request(state: dict[str, Any]) -> str:
     """The tenant that has asked, from the state in a request's ASGI scope; empty where nobody knows."""
     return str(state.get(_TENANT, ""))
 

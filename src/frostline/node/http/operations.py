@@ -236,7 +236,7 @@ class ListingRoutes:
             raise OverBudget(f"the request has {readable_bytes(length)}: a listing's request may have up to 64 KiB")
         admission = self._node.admit(length, account)
         try:
-            wanted = _parsed(await self._body_reader.whole(request))
+            wanted = _parsed(await self._body_reader.read_whole(request))
             admission.read()
             with CancelScope(shield=True):  # so that every listing that has begun is also ended
                 listing = await _run(self._threads, self._node.listings.begin, wanted, account)

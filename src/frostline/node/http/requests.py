@@ -36,7 +36,7 @@ from frostline.core.errors import (
     Unavailable,
 )
 from frostline.core.system import crc32
-from frostline.node.http.connection_guard import LOG, asked_by
+from frostline.node.http.connection_guard import LOG, tenant_of_request
 from frostline.node.memory import Cancelled
 from frostline.wire.messages import CHECKSUM_HEADER, error_to_json, retry_after, status_of
 
@@ -47,7 +47,7 @@ __all__ = (
     "BodyReader",
     "OwnNames",
     "address_of",
-    "announced",
+    "announced_bytes",
     "body_length",
     "error_response",
     "json_bytes",
@@ -99,7 +99,7 @@ class BodyReader:
                 return
             yield chunk
 
-    async def whole(self, request: Request) -> bytearray:
+    async def read_whole(self, request: Request) -> bytearray:
         """Read a whole body; see ``chunks`` for the errors.
 
         Raises:
@@ -133,10 +133,10 @@ def body_length(request: Request) -> int:
     Raises:
         BadRequest: if it is not announced.
     """
-    return announced(request, "Content-Length")
+    return announced_bytes(request, "Content-Length")
 
 
-def announced(request: Request, header: str) -> int:
+def announced_bytes(request: Request, header: str) -> int:
     """The length in bytes that a header announces.
 
     Raises:
@@ -222,7 +222,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     log_refusal(request.url.path, error)
     if isinstance(error, Refused | AccessDenied | Overloaded):
         audit: AuditLog = request.app.state.audit
-        tenant, kind = asked_by(request.scope.get("state", {})), type(error).__name__
+        tenant, kind = tenant_of_request(request.scope.get("state", {})), type(error).__name__
         route = getattr(request.scope.get("route"), "path", "")
         audit.note("refused", kind=kind, route=route, tenant=tenant, address=address_of(request))
     return error_response(error)

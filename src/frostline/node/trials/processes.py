@@ -23,9 +23,9 @@ from frostline.core import Levels
 from frostline.core.errors import Unavailable
 from frostline.core.system import STARTED
 from frostline.core.units import in_bytes, in_seconds
-from frostline.engines.catalog import offered
+from frostline.engines.catalog import offer_of
 from frostline.engines.choice import is_prompt
-from frostline.engines.protocols import Footprint, Pixels, judging, offer_name
+from frostline.engines.protocols import Footprint, Pixels, evaluation_pixels, offer_name
 from frostline.engines.trials import Subject, compare_engine, try_briefly
 from frostline.models.artifact import Prefix, save_prefix
 from frostline.node.memory import Cancelled
@@ -54,7 +54,7 @@ class Reference(Protocol):
     def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """Compute the tensors at a cut for some samples, given as the network's input."""
 
-    def alone(self, call: Callable[[], T]) -> T:
+    def run_exclusive(self, call: Callable[[], T]) -> T:
         """Run a call that has the node's device to itself, and return its result."""
 
 
@@ -261,7 +261,7 @@ class TrialRunner:
         if not self.has_begun:
             self.requester.check()
 
-    def tried(self, trials: Sequence[Trial]) -> list[Trial]:
+    def run_trials(self, trials: Sequence[Trial]) -> list[Trial]:
         """Try one engine at some cuts.
 
         Args:
@@ -269,7 +269,7 @@ class TrialRunner:
         """
         return self._found(trials, only_error=False)
 
-    def compared(self, trials: Sequence[Trial]) -> list[Trial]:
+    def compare(self, trials: Sequence[Trial]) -> list[Trial]:
         """Measure only the error of one engine at some cuts; its speed and memory are known.
 
         Args:
@@ -332,8 +332,8 @@ class TrialRunner:
         )
         expected = reference.features(self._judging_samples(), cut)
         if only_error:
-            return reference.alone(partial(compare_engine, subject, engine, cut, expected))
-        return try_briefly(subject, engine, cut, expected, reference.alone)
+            return reference.run_exclusive(partial(compare_engine, subject, engine, cut, expected))
+        return try_briefly(subject, engine, cut, expected, reference.run_exclusive)
 
     def _apart(
         self, engine: str, cuts: Sequence[int], longest_s: float, *, only_error: bool
@@ -362,9 +362,9 @@ class TrialRunner:
 
     def _judging_samples(self) -> npt.NDArray[np.float32]:
         """The test samples, as the network's input."""
-        samples = judging(self._pixels)
+        samples = evaluation_pixels(self._pixels)
         if self._levels is not None:
-            samples = self._levels.applied(samples.astype(np.uint8, copy=False))
+            samples = self._levels.apply(samples.astype(np.uint8, copy=False))
         return samples.astype(np.float32, copy=False)
 
     def _wanted(self, engine: str, cuts: Sequence[int], folder: Path) -> dict[str, object]:
@@ -376,7 +376,7 @@ class TrialRunner:
             "cuts": list(cuts),
             "device": policy.device,
             "rows": policy.rows,
-            "threads": policy.threads if offered(engine).takes_threads else policy.threads[:1],
+            "threads": policy.threads if offer_of(engine).takes_threads else policy.threads[:1],
             "converted": str(self._converted),
             "footprints": [(cut, *astuple(self._reference.footprint(cut))) for cut in cuts],
             "max_bytes": policy.max_bytes,

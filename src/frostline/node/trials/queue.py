@@ -53,7 +53,7 @@ class TrialPolicy:
     here: bool = False
     max_run_s: float = math.inf
 
-    def bounded(self, trial: Trial) -> Trial:
+    def limit_rows(self, trial: Trial) -> Trial:
         """The trial with so few rows that a run ends in time; failed if the fewest take too long.
 
         Args:
@@ -68,7 +68,7 @@ class TrialPolicy:
         maximum = self.max_run_s / (ROWS * trial.seconds) if trial.seconds else math.inf
         return trial if trial.rows <= ROWS * maximum else replace(trial, rows=ROWS * int(maximum))
 
-    def allowed(self, trial: Trial, room: "EngineMemory", tenant_bytes: float) -> Trial:
+    def admit(self, trial: Trial, room: "EngineMemory", tenant_bytes: float) -> Trial:
         """The trial, failed if the node has no memory or time for the engine; the reference is bounded elsewhere.
 
         Args:
@@ -79,7 +79,7 @@ class TrialPolicy:
         if trial.engine == REFERENCE:
             return trial
         why_not = room.lacks(trial, tenant_bytes)
-        return self.bounded(trial) if why_not is None else replace(trial, seconds=0.0, why_not=why_not)
+        return self.limit_rows(trial) if why_not is None else replace(trial, seconds=0.0, why_not=why_not)
 
 
 def policy_of(settings: NodeSettings) -> TrialPolicy:

@@ -17,18 +17,18 @@ from frostline.engines.catalog import OFFERS, Offer, absence, build
 from frostline.engines.choice import (
     Choice,
     Prospect,
+    accuracy_refusal,
     choose,
-    compared,
-    inexact,
+    comparison_prospect,
     is_short,
     may_use,
-    not_worth,
+    missing_ability,
     prospects,
     too_coarse,
-    unequipped,
+    trial_refusal,
 )
 from frostline.engines.machine import ENVIRONMENT, abilities
-from frostline.engines.protocols import Engine, Footprint, Pixels, identity, judged_on, levels_of, offer_name
+from frostline.engines.protocols import Engine, Footprint, Pixels, evaluation_name, identity, levels_of, offer_name
 from frostline.models.artifact import Prefix
 from frostline.node.trials.processes import Reference, TrialProcess, TrialRunner
 from frostline.node.trials.queue import NOBODY, EngineMemory, Requester, TrialPolicy, TrialQueue
@@ -82,7 +82,7 @@ class AccuracyCheck:
         if trial.why_not is None:
             self._store.put_error(self._digest, trial, self._samples)
 
-    def unknown(self, trials: Sequence[Trial]) -> list[Trial]:
+    def unknown_trials(self, trials: Sequence[Trial]) -> list[Trial]:
         """The successful trials whose error on these samples is unknown."""
         return [trial for trial in trials if trial.samples_per_s is not None and self._known(trial) is None]
 
@@ -93,14 +93,14 @@ class AccuracyCheck:
             Unavailable: if the node is stopping.
         """
         with self._turn():
-            compared = self.runner.compared(trials)
+            compared = self.runner.compare(trials)
         for found in compared:
             try:
                 self.keep(found)
             except OSError as error:
                 self._found[found.engine, found.cut] = replace(found, why_not=f"cannot be tried here: {error}")
 
-    def here(self, trial: Trial) -> Trial:
+    def measure_here(self, trial: Trial) -> Trial:
         """The trial with its error on these samples; an unknown error is 0, so that the engine is considered."""
         known = trial if trial.samples_per_s is None else self._known(trial)
         if known is None:
@@ -109,20 +109,20 @@ class AccuracyCheck:
             return replace(trial, seconds=0.0, why_not=known.why_not)
         return replace(trial, error=known.error)
 
-    def allowed(self, trial: Trial, accuracy: str | float) -> Trial:
+    def judge(self, trial: Trial, accuracy: str | float) -> Trial:
         """The trial with its error on these samples, measured if needed; failed if the error is too large.
 
         Raises:
             Unavailable: if the node is stopping.
         """
-        if unknown := self.unknown([trial]):
+        if unknown := self.unknown_trials([trial]):
             self.measure(unknown)
-        here = self.here(trial)
-        return here if here.samples_per_s is None else replace(here, why_not=inexact(here, accuracy))
+        here = self.measure_here(trial)
+        return here if here.samples_per_s is None else replace(here, why_not=accuracy_refusal(here, accuracy))
 
-    def said(self, choice: Choice, trials: Sequence[Trial]) -> Choice:
+    def fill_errors(self, choice: Choice, trials: Sequence[Trial]) -> Choice:
         """The choice with errors from other samples for the engines that were not measured on these."""
-        unseen = {(trial.engine, trial.cut): trial.error for trial in self.unknown(trials)}
+        unseen = {(trial.engine, trial.cut): trial.error for trial in self.unknown_trials(trials)}
         said = (replace(trial, error=unseen.get((trial.engine, trial.cut), trial.error)) for trial in choice.trials)
         return replace(choice, trials=tuple(said))
 
@@ -189,14 +189,14 @@ class Search:
             choice = self._choice(accuracy_check)
             chosen = next(trial for trial in self._trials if trial.engine == choice.engine)
             spent_s = accuracy_check.runner.spent_s
-            if unknown := accuracy_check.unknown([chosen]):
+            if unknown := accuracy_check.unknown_trials([chosen]):
                 self._compare(unknown, accuracy_check, spent_s)
                 continue
             reasons = {prospect.engine: self._why_not(prospect, chosen.seconds, spent_s) for prospect in self._left}
             worth = next((name for name, why_not in reasons.items() if why_not is None), None)
             if worth is None:
                 self._refused += [replace(self._empty[name], why_not=why_not) for name, why_not in reasons.items()]
-                return accuracy_check.said(self._choice(accuracy_check), self._trials)
+                return accuracy_check.fill_errors(self._choice(accuracy_check), self._trials)
             self._try(worth, accuracy_check, tried)
 
     @property
@@ -204,7 +204,7 @@ class Search:
         return [self._reference, *self._known]
 
     def _choice(self, accuracy_check: AccuracyCheck) -> Choice:
-        return choose([*map(accuracy_check.here, self._trials), *self._refused], self._accuracy)
+        return choose([*map(accuracy_check.measure_here, self._trials), *self._refused], self._accuracy)
 
     def _try(self, name: str, accuracy_check: AccuracyCheck, tried: Callable[[str], Trial]) -> None:
         before_s = accuracy_check.runner.spent_s
@@ -218,7 +218,7 @@ class Search:
     def _compare(self, unknown: Sequence[Trial], accuracy_check: AccuracyCheck, spent_s: float) -> None:
         """Have errors measured on this job's samples, if that pays."""
         speed_up = self._reference.seconds / unknown[0].seconds
-        gain = compared(offer_name(unknown[0].engine), speed_up, here=self._here)
+        gain = comparison_prospect(offer_name(unknown[0].engine), speed_up, here=self._here)
         why_not = self._why_not(gain, self._reference.seconds, spent_s)
         if why_not is None:
             accuracy_check.measure(unknown)
@@ -228,7 +228,7 @@ class Search:
 
     def _why_not(self, prospect: Prospect, best_s: float, spent_s: float) -> str | None:
         reference_s = self._reference.seconds
-        return not_worth(prospect, reference_s=reference_s, best_s=best_s, samples=self._samples, spent_s=spent_s)
+        return trial_refusal(prospect, reference_s=reference_s, best_s=best_s, samples=self._samples, spent_s=spent_s)
 
 
 def _empty_trial(offer: Offer, cut: int, pixels: Pixels, levels: Levels | None) -> Trial:
@@ -279,7 +279,7 @@ class Trials:
         self._process = TrialProcess(ENVIRONMENT if policy.keeps_freed else {}, policy.niceness)
         self._queue = TrialQueue()
 
-    def wanted(
+    def choose_engine(
         self,
         request: ProfileRequest,
         prefix: Prefix,
@@ -349,7 +349,7 @@ class Trials:
             offer.name for offer in self._allowed(request.accuracy) if absence(offer.name, self._policy.device) is None
         ]
         return any(
-            not_worth(prospect, reference_s=reference_s, best_s=reference_s, samples=request.samples_left) is None
+            trial_refusal(prospect, reference_s=reference_s, best_s=reference_s, samples=request.samples_left) is None
             for prospect in prospects(names, abilities(self._policy.device), here=self._policy.here)
         )
 
@@ -378,7 +378,7 @@ class Trials:
             accuracy: accuracy that the job needs.
             reference: runs the prefix as the user's own network does.
             requester: tenant and request for which engines are tried.
-            levels: meaning of the pixels, as for ``wanted``.
+            levels: meaning of the pixels, as for ``choose_engine``.
             only: number of the cut at which the job stops; None before it has a plan, which means the frost line.
             max_s: maximum seconds for trials that the job allows; None leaves it to the node.
             samples: number of samples that the job still has to compute; None if trials need not pay.
@@ -427,7 +427,7 @@ class Trials:
             cut: number of the cut up to which it runs.
             reference: runs the prefix as the user's own network does.
             requester: tenant and request for which engines are tried.
-            levels: meaning of the pixels, as for ``wanted``.
+            levels: meaning of the pixels, as for ``choose_engine``.
             accuracy: accuracy that the engine must have on these samples; ``exact`` if the requester has checked it.
 
         Raises:
@@ -446,13 +446,13 @@ class Trials:
             pixels = np.resize(pixels, (_MIN, *pixels.shape[1:]))
         wanted = Trial(engine=engine, precision=offer.precision, cut=cut)
         here = identity(offer.name, offer.precision, pixels, levels, takes_pixels=bool(levels_of(engine)))
-        if engine != here and self._store.known(digest, wanted) is None:
+        if engine != here and self._store.find(digest, wanted) is None:
             return replace(wanted, why_not=f"was calibrated on other samples: on these its name would be {here}")
         with self._accuracy_check(digest, prefix, pixels, reference, requester, levels) as accuracy_check:
             trial = self._tried(digest, [wanted], accuracy_check)[0]
-            return trial if accuracy == EXACT else accuracy_check.allowed(trial, accuracy)
+            return trial if accuracy == EXACT else accuracy_check.judge(trial, accuracy)
 
-    def ready(self, digest: str, engine: str, cut: int) -> Trial | None:
+    def find_ready(self, digest: str, engine: str, cut: int) -> Trial | None:
         """The trial of an engine that can be made from it; None if the engine has to be tried first."""
         offer = self._offered(engine)
         if offer is None or absence(engine, self._policy.device) is not None:
@@ -460,10 +460,10 @@ class Trials:
         found = self._store.get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
         if found is None or self._room.lacks(found) is not None:
             return None
-        found = self._policy.bounded(found)
+        found = self._policy.limit_rows(found)
         return None if found.samples_per_s is None else found
 
-    def made(
+    def make_engine(
         self, digest: str, prefix: Prefix, trial: Trial, levels: Levels | None, checked: Footprint | None, device: str
     ) -> Engine:
         """Make an engine from the files that its trial has kept.
@@ -536,7 +536,9 @@ class Trials:
             is_brief=is_brief,
             requester=requester,
         ) as runner:
-            yield AccuracyCheck(self._store, digest, judged_on(pixels, levels), runner, lambda: self._turn(runner))
+            yield AccuracyCheck(
+                self._store, digest, evaluation_name(pixels, levels), runner, lambda: self._turn(runner)
+            )
 
     @contextmanager
     def _turn(self, runner: TrialRunner) -> Iterator[None]:
@@ -569,11 +571,11 @@ class Trials:
         able = abilities(device)
         refused, known, unknown = list[Trial](), list[Trial](), list[str]()
         for name, trial in empty.items():
-            why_not = absence(name, device) or unequipped(name, able)
+            why_not = absence(name, device) or missing_ability(name, able)
             if why_not is not None:
                 refused.append(replace(trial, why_not=why_not))
-            elif (found := self._store.known(digest, trial)) is not None:
-                known.append(self._policy.allowed(found, self._room, requester.room_bytes))
+            elif (found := self._store.find(digest, trial)) is not None:
+                known.append(self._policy.admit(found, self._room, requester.room_bytes))
             elif (coarse := too_coarse(trial.precision, accuracy)) is not None:
                 refused.append(replace(trial, why_not=coarse))
             else:
@@ -600,21 +602,21 @@ class Trials:
         missing = absence(empty[0].engine, self._policy.device)
         if missing is not None:
             return [replace(trial, why_not=missing) for trial in empty]
-        found = [self._store.known(digest, trial) for trial in empty]
+        found = [self._store.find(digest, trial) for trial in empty]
         if None in found:
             with self._turn(accuracy_check.runner):
                 found = self._found_out(digest, empty, accuracy_check)
         tenant_bytes = accuracy_check.runner.requester.room_bytes
-        return [self._policy.allowed(trial, self._room, tenant_bytes) for trial in found if trial is not None]
+        return [self._policy.admit(trial, self._room, tenant_bytes) for trial in found if trial is not None]
 
     def _found_out(self, digest: str, empty: Sequence[Trial], accuracy_check: AccuracyCheck) -> list[Trial | None]:
-        known = {trial.cut: self._store.known(digest, trial) for trial in empty}  # another request may have tried them
+        known = {trial.cut: self._store.find(digest, trial) for trial in empty}  # another request may have tried them
         unknown = [trial for trial in empty if known[trial.cut] is None]
         if unknown:
             accuracy_check.runner.check()  # other requests of the tenant had their turn meanwhile
         try:
             make_private_folder(self._store.place(digest))
-            for trial in accuracy_check.runner.tried(unknown) if unknown else []:
+            for trial in accuracy_check.runner.run_trials(unknown) if unknown else []:
                 known[trial.cut] = trial
                 self._store.learn(digest, trial, is_late=accuracy_check.runner.is_late)
                 accuracy_check.keep(trial)

@@ -51,7 +51,7 @@ class TrialStore:
         for folder in self._folder.glob(f"{digest}/cut-*"):
             clear_unfinished(folder)
 
-    def known(self, digest: str, trial: Trial) -> Trial | None:
+    def find(self, digest: str, trial: Trial) -> Trial | None:
         """The stored trial of an engine at a cut, or its failure in this process; None if neither is known."""
         return self.get(digest, trial) or self._failed.get((digest, trial.engine, trial.cut))
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from frostline.core import Levels
-from frostline.engines.machine import end_at_once, imported, limit_memory
+from frostline.engines.machine import end_at_once, import_now, limit_memory
 from frostline.engines.protocols import Footprint
 from frostline.engines.trials import Arrays, Subject, compare_engine, try_briefly, try_engine
 from frostline.models.artifact import read_prefix
@@ -60,7 +60,7 @@ def _import_usual() -> None:
     """What the usual engine needs, which takes seconds."""
     if find_spec("openvino"):
         import_module("frostline.engines.openvino")
-        imported("openvino")
+        import_now("openvino")
 
 
 def _subject(wanted: dict[str, Any], folder: Path) -> Subject:

@@ -20,7 +20,7 @@ from frostline.core.errors import (
 __all__ = (
     "CqlAccess",
     "error_of_cql",
-    "translated",
+    "translate_errors",
 )
 
 
@@ -130,7 +130,7 @@ def error_of_cql(error: BaseException, url: str, name: str) -> FrostlineError:
 
 
 @contextmanager
-def translated(url: str, name: str) -> Iterator[None]:
+def translate_errors(url: str, name: str) -> Iterator[None]:
     """What goes wrong inside becomes one of Frostline's errors, in the name of that object or table.
 
     Raises:

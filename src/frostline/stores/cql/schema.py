@@ -24,7 +24,7 @@ __all__ = (
     "insertion",
     "key_from",
     "key_of",
-    "quoted",
+    "quote_name",
     "shape_of",
 )
 
@@ -75,7 +75,7 @@ class TableSchema:
     @property
     def full_name(self) -> str:
         """Keyspace and name, quoted."""
-        return f"{quoted(self.keyspace)}.{quoted(self.name)}"
+        return f"{quote_name(self.keyspace)}.{quote_name(self.name)}"
 
     def require(self, column: str, option: str) -> str:
         """The column, if it is there.
@@ -190,9 +190,9 @@ def shape_of(place: CqlLocation, data: TableSchema, meta: TableSchema | None) ->
         table=data.full_name,
         put=(key, blob, *roles.values(), *mask, *seals),
         beside=tuple(roles),
-        check=_selected(data, key, [*map(quoted, (blob, *mask))]),
+        check=_selected(data, key, [*map(quote_name, (blob, *mask))]),
         seal=_writing(data, [key, SEAL]) if seals else "",
-        sealed=_selected(data, key, [quoted(SEAL), *map(_written, (SEAL, blob, *mask))]) if seals else "",
+        sealed=_selected(data, key, [quote_name(SEAL), *map(_written, (SEAL, blob, *mask))]) if seals else "",
         listing=_scan(data, [key, *sizes], versions_of=[blob, *mask]),
         rows=rows,
         types=dict(beside.columns),
@@ -234,19 +234,19 @@ def key_from(kind: str, name: str) -> object:
 
 
 def _reading(table: TableSchema, key: str, blob: str) -> str:
-    return _selected(table, key, [quoted(blob), _written(blob)])
+    return _selected(table, key, [quote_name(blob), _written(blob)])
 
 
 def _selected(table: TableSchema, key: str, what: Sequence[str]) -> str:
-    return f"SELECT {', '.join(what)} FROM {table.full_name} WHERE {quoted(key)} = ?"  # noqa: S608
+    return f"SELECT {', '.join(what)} FROM {table.full_name} WHERE {quote_name(key)} = ?"  # noqa: S608
 
 
 def _written(column: str) -> str:
-    return f"writetime({quoted(column)})"
+    return f"writetime({quote_name(column)})"
 
 
 def _writing(table: TableSchema, columns: list[str]) -> str:
-    names, marks = ", ".join(map(quoted, columns)), ", ".join("?" for _ in columns)
+    names, marks = ", ".join(map(quote_name, columns)), ", ".join("?" for _ in columns)
     return f"INSERT INTO {table.full_name} ({names}) VALUES ({marks})"  # noqa: S608
 
 
@@ -256,13 +256,13 @@ def _label_of(place: CqlLocation, columns: Sequence[str]) -> str:
 
 
 def _scan(table: TableSchema, columns: list[str], *, versions_of: Sequence[str] = ()) -> Scan:
-    wanted = ", ".join([*map(quoted, columns), *map(_written, versions_of)])
-    token = f"token({', '.join(map(quoted, table.partition))})"
+    wanted = ", ".join([*map(quote_name, columns), *map(_written, versions_of)])
+    token = f"token({', '.join(map(quote_name, table.partition))})"
     text = f"SELECT {wanted} FROM {table.full_name} WHERE {token} > ? AND {token} <= ?"  # noqa: S608
     return Scan(text=text, columns=tuple(columns))
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """The name of a table or column as statements take it."""
     # Names of a URL were checked and hold no quotation mark; those that servers tell may.
     return '"' + name.replace('"', '""') + '"'
@@ -308,8 +308,8 @@ def creation(place: CqlLocation, release: str, further: Mapping[str, str], *, ha
     plain = "{'sstable_compression': ''}" if release.startswith(("1.", "2.")) else "{'enabled': 'false'}"
     label = {place.label: "blob", _CLASS_COLUMNS[0]: "text"} if has_masks else {place.label: "text"}
     columns = {place.name: "text", **label, place.size: "bigint", place.data: "blob", SEAL: "blob", **further}
-    said = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
-    table, key = f"{quoted(place.keyspace)}.{quoted(place.table)}", f"{quoted(place.id)} uuid PRIMARY KEY"
+    said = ", ".join(f"{quote_name(name)} {kind}" for name, kind in columns.items())
+    table, key = f"{quote_name(place.keyspace)}.{quote_name(place.table)}", f"{quote_name(place.id)} uuid PRIMARY KEY"
     return f"CREATE TABLE IF NOT EXISTS {table} ({key}, {said}) WITH compression = {plain}"
 
 
@@ -330,7 +330,7 @@ def additions(place: CqlLocation, table: TableSchema, further: Mapping[str, str]
             )
     wanted = {SEAL: "blob", **further}
     return {
-        name: f"ALTER TABLE {table.full_name} ADD {quoted(name)} {kind}"
+        name: f"ALTER TABLE {table.full_name} ADD {quote_name(name)} {kind}"
         for name, kind in wanted.items()
         if name not in table.columns
     }
@@ -339,5 +339,5 @@ def additions(place: CqlLocation, table: TableSchema, further: Mapping[str, str]
 def insertion(shape: Shape, further: Iterable[str]) -> str:
     """The statement that puts a sample whole: the columns of ``shape.put``, then further ones."""
     columns = [*shape.put, *further]
-    names, marks = ", ".join(map(quoted, columns)), ", ".join("?" for _ in columns)
+    names, marks = ", ".join(map(quote_name, columns)), ", ".join("?" for _ in columns)
     return f"INSERT INTO {shape.table} ({names}) VALUES ({marks})"  # noqa: S608

@@ -26,7 +26,7 @@ from cassandra.policies import (
 )
 from cassandra.query import PreparedStatement, tuple_factory
 
-from frostline.core.errors import DataNotFound, SettingError, nearest
+from frostline.core.errors import DataNotFound, SettingError, suggest_names
 from frostline.core.system import background
 from frostline.stores.cql.access import CqlAccess
 from frostline.stores.cql.schema import Scan, Shape, TableSchema, additions, creation, insertion, shape_of
@@ -233,7 +233,7 @@ class CqlSession:
         """Room for statements under way."""
         return PendingStatements(self._session)
 
-    def putting(self, further: Sequence[str]) -> PreparedStatement:
+    def put_statement(self, further: Sequence[str]) -> PreparedStatement:
         """The statement that puts a sample with these columns beside its own."""
         return self._prepared(insertion(self.shape, further))
 
@@ -306,11 +306,11 @@ class CqlSession:
     def _table(self, place: CqlLocation, keyspace: str, name: str) -> TableSchema:
         keyspaces = self._cluster.metadata.keyspaces
         if keyspace not in keyspaces:
-            known = nearest(keyspace, keyspaces)
+            known = suggest_names(keyspace, keyspaces)
             raise DataNotFound(f"there is no keyspace {keyspace} on the servers of {place.url}{known}")
         tables = keyspaces[keyspace].tables
         if name not in tables:
-            known = nearest(name, tables)
+            known = suggest_names(name, tables)
             raise DataNotFound(f"there is no table {name} in the keyspace {keyspace} for {place.url}{known}")
         return _table_of(tables[name])
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from frostline.core.config import environment
 from frostline.core.errors import AccessDenied, DataError, ObjectNotFound, SettingError, StoreError
-from frostline.stores.cql.access import CqlAccess, error_of_cql, translated
+from frostline.stores.cql.access import CqlAccess, error_of_cql, translate_errors
 from frostline.stores.cql.schema import TEXTS, WHOLE, Shape, free_names, key_of
-from frostline.stores.cql.writer import TableSample, damaged_of, put_all, seals_of
+from frostline.stores.cql.writer import TableSample, find_damaged_rows, put_all, seals_of
 from frostline.stores.protocols import LABELS, MASKS, UNREADABLE, Buffer, Driver, Entry, Place
 from frostline.stores.urls import CqlLocation, is_name
 
@@ -230,13 +230,13 @@ class CqlStore:
         with self._driven("") as link:
             return seals_of(link, names, maximum=_SEALS_IN_FLIGHT)
 
-    def damaged(self, names: Sequence[str], seals: Sequence[bytes]) -> Sequence[int]:
+    def find_damaged(self, names: Sequence[str], seals: Sequence[bytes]) -> Sequence[int]:
         """Places of the samples whose rows hold other bytes than these seals of theirs say: every row is read.
 
         Raises what ``put_many`` raises.
         """
         with self._driven("") as link:
-            return damaged_of(link, names, seals, maximum=_CONTENTS_IN_FLIGHT)
+            return find_damaged_rows(link, names, seals, maximum=_CONTENTS_IN_FLIGHT)
 
     def __getstate__(self) -> dict[str, object]:
         # A session cannot travel to another process; the next one makes its own.
@@ -275,7 +275,7 @@ class CqlStore:
     @contextmanager
     def _translated(self, name: str) -> Iterator[None]:
         DRIVER.use(self.url)
-        with translated(self.url, name):
+        with translate_errors(self.url, name):
             yield
 
     def _connected(self) -> "CqlSession":

@@ -13,7 +13,7 @@ from frostline.stores.urls import CqlLocation
 if TYPE_CHECKING:
     from frostline.stores.cql.session import CqlSession, PendingStatements
 
-__all__ = ("TableSample", "damaged_of", "put_all", "seal_of", "seals_of")
+__all__ = ("TableSample", "find_damaged_rows", "put_all", "seal_of", "seals_of")
 
 # Of a sample that is not read back yet. A null would leave a tombstone in every row.
 _OPEN = b""
@@ -83,7 +83,7 @@ def put_all(
     What the driver raises comes out as it is.
     """
     flight: PendingStatements[_UnderWay] = link.flight()
-    put = link.putting(columns)
+    put = link.put_statement(columns)
     for sample in samples:
         while len(flight) >= maximum:
             _go_on(link, place, flight)
@@ -116,7 +116,7 @@ def seals_of(link: "CqlSession", names: Sequence[str], *, maximum: int) -> list[
     return found
 
 
-def damaged_of(link: "CqlSession", names: Sequence[str], seals: Sequence[bytes], *, maximum: int) -> list[int]:
+def find_damaged_rows(link: "CqlSession", names: Sequence[str], seals: Sequence[bytes], *, maximum: int) -> list[int]:
     """Places of the samples whose data and mask are not those that their rows were sealed with: all are read.
 
     Args:

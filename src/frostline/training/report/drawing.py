@@ -34,7 +34,7 @@ __all__ = (
     "PlanView",
     "canvas",
     "cuts_plot",
-    "quiet",
+    "light_axes",
     "rates_plot",
     "render",
     "svg",
@@ -87,7 +87,7 @@ def canvas(*, width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def quiet(axes: Axes, *, along: Literal["x", "y"] = "y") -> None:
+def light_axes(axes: Axes, *, along: Literal["x", "y"] = "y") -> None:
     """Leave a light grid and no frame."""
     axes.grid(visible=True, axis=along)
     for spine in axes.spines.values():
@@ -215,7 +215,7 @@ def cuts_plot(plan: Plan, *, memory_bytes: int | None = None) -> str:
         panels[0].set_yticks(range(len(shown)), names, fontsize=9)
         panels[0].set_ylim(len(shown) - 0.4, -0.6)
         for axes in panels:
-            quiet(axes, along="x")
+            light_axes(axes, along="x")
             axes.tick_params(axis="y", pad=8)
             axes.tick_params(axis="x", labeltop=True)
         for axes, say in zip(panels, (in_bytes, in_seconds, in_bytes), strict=True):
@@ -253,7 +253,7 @@ def rates_plot(bandwidths: Sequence[float], rates: Mapping[str, Sequence[float]]
         axes.set_ylim(*_enclosing([value for values in rates.values() for value in values]))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_minor_locator(NullLocator())
-        quiet(axes)
+        light_axes(axes)
         return svg(figure, name="rates", title="Predicted samples a second of several rules at other bandwidths")
 
 

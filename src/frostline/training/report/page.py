@@ -24,12 +24,12 @@ from PIL import Image
 
 from frostline.core import EXACT
 from frostline.core.errors import FrostlineError, SampleError
-from frostline.core.nouns import taken
+from frostline.core.nouns import take_texts
 from frostline.core.units import METRICS, in_bytes, in_percent, in_samples_per_s, in_score, in_seconds
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import roots_of
 from frostline.datasets.reading import open_samples
-from frostline.preprocess.images import decoded
+from frostline.preprocess.images import decode_image
 from frostline.preprocess.steps import Decode
 from frostline.training.recipe import Confusion, Mistake
 from frostline.training.report.drawing import (
@@ -41,7 +41,7 @@ from frostline.training.report.drawing import (
     WIRE,
     PlanView,
     canvas,
-    quiet,
+    light_axes,
     render,
     svg,
 )
@@ -199,7 +199,7 @@ def _loss_plot(losses: Sequence[float], epoch_losses: Sequence[float], val_losse
             axes.legend(loc="upper right", labelcolor=SOFT, handlelength=1.4, borderaxespad=0)
         axes.set_xlabel("optimisation step")
         axes.set_ylim(bottom=0)
-        quiet(axes)
+        light_axes(axes)
         return svg(figure, name="loss", title="Loss at each optimisation step, with epoch means and held-out loss")
 
 
@@ -222,7 +222,7 @@ def _accuracy_plot(accuracies: Sequence[float], head_epoch: int) -> str:
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-        quiet(axes)
+        light_axes(axes)
         return svg(figure, name="accuracy", title="Validation accuracy after each epoch")
 
 
@@ -409,7 +409,7 @@ _MAX_S = 5.0
 def names_of(data: Dataset, ids: Sequence[int]) -> Mapping[int, str]:
     """The names of some samples of a data set, by their ids."""
     rows = _rows_of(data, ids)
-    return dict(zip(data.samples.ids_at(rows).tolist(), taken(data.names, rows), strict=True))
+    return dict(zip(data.samples.ids_at(rows).tolist(), take_texts(data.names, rows), strict=True))
 
 
 def thumbnails(
@@ -458,7 +458,7 @@ def _in_order(own: npt.NDArray[np.int64], ids: Sequence[int]) -> list[int]:
 
 def _picture(encoded: bytes, step: Decode) -> str | None:
     try:
-        image = decoded(encoded, step, max_pixels=_MAX_PIXELS, enough=_within)
+        image = decode_image(encoded, step, max_pixels=_MAX_PIXELS, enough=_within)
     except SampleError:
         return None
     image.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)

@@ -11,7 +11,7 @@ from frostline.core.units import in_bytes, in_samples_per_s, in_seconds
 from frostline.planning import Plan, Situation, make_plan, vary
 from frostline.planning.replanning import mixture_in_words
 from frostline.training.report.drawing import PlanView, rates_plot, render
-from frostline.training.what_if import WhatIfPlan, relative
+from frostline.training.what_if import WhatIfPlan, relative_speed
 
 __all__ = ("render_plan_page",)
 
@@ -39,7 +39,7 @@ def render_plan_page(answer: WhatIfPlan, *, every: bool = False) -> str:
             "answer": answer,
             "asked": asked,
             "measured_at": answer.measured.at.replace("T", " ").replace("+00:00", " UTC"),
-            "change": None if answer.as_measured is None else relative(plan, answer.as_measured),
+            "change": None if answer.as_measured is None else relative_speed(plan, answer.as_measured),
             "view": view,
             "gain": _gain(plan, view.encoded.samples_per_s),
             "comparisons": _comparisons(answer),
@@ -74,7 +74,7 @@ def _comparisons(answer: WhatIfPlan) -> list[_Comparison]:
             name=name,
             samples_per_s=plan.mean_samples_per_s,
             share=1.0 if math.isinf(maximum) else plan.mean_samples_per_s / maximum,
-            relative=relative(plan, answer.plan),
+            relative=relative_speed(plan, answer.plan),
             bottleneck=plan.bottleneck,
             ways=mixture_in_words({way.route: way.share for way in plan.mixture}, answer.situation.cuts),
             is_chosen=plan.policy == answer.plan.policy and name != _AS_MEASURED,
