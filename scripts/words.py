@@ -1,4 +1,4 @@
-"""Says where the code's words are not what they should be: one class a name, plain descriptions, nouns in loops.
+"""Says where the code's words are not what they should be: one class a name, plain descriptions, verbs and nouns.
 
 python scripts/words.py [FOLDER ...]    # every place below these folders, src/frostline by default; exits with 1 if any
 """
@@ -11,8 +11,57 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "frostline"
-# A description that begins so is the end of a sentence whose beginning the reader has to find.
-FRAGMENTS = {"of", "that", "what", "whom", "who", "whose"}
+
+
+def _words(text):
+    return frozenset(text.split())
+
+
+# A description begins with a noun, a verb, an article or a number, so that it is understood alone. What begins with a
+# word of these classes is the end of a sentence whose beginning the reader has to find; quantifiers are numbers.
+PREPOSITIONS = _words(
+    "about above across after against along among around as at before behind below beneath beside besides "
+    "between beyond by despite down during except for from in inside into like near of off on onto out "
+    "outside over per since than through till to toward towards under until unlike up upon via with within "
+    "without"
+)
+CONJUNCTIONS = _words(
+    "although and because but if lest nor or once so though unless when whenever where whereas wherever "
+    "whether while yet"
+)
+PRONOUNS = _words(
+    "everybody everyone everything he her him his how i it its likewise me my nobody nothing our she somebody "
+    "someone something such that their theirs them these they this those us we what whatever which whichever "
+    "who whoever whom whose why you your"
+)
+ADVERBS = _words(
+    "again ago ahead almost alone already also altogether always anew apart away elsewhere else enough even "
+    "ever far here hence how instead just later maybe meanwhile most mostly much never not now often only "
+    "perhaps quite rather seldom soon still then there together too twice usually very well"
+)
+ADJECTIVES = _words(
+    "able absent absolute canonical dotted free further greatest largest later least longest monotonic quick "
+    "real relative shortest smallest"
+)
+# Participles that do not end in -ed; a word that does is one, but for these nouns and verbs.
+PARTICIPLES = _words(
+    "asked begun built done drawn found given held kept known laid left lent lost made meant met sent shown "
+    "sold taken told understood written"
+)
+IN_ED = {"bed", "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "thread", "weed"}
+FRAGMENTS = PREPOSITIONS | CONJUNCTIONS | PRONOUNS | ADVERBS | ADJECTIVES | PARTICIPLES
+# A function is a verb or a noun. These have no noun behind them, so that they say no more than that something is over
+# or how it is: ``known``, ``finished``, ``silent``. Names that Python's own protocols and NumPy have given stay.
+BARE = (
+    PARTICIPLES
+    | ADJECTIVES
+    | _words(
+        "away became began begun best better brief came chosen cut dead empty fed flat full gone here idle "
+        "likely nearest new next nowhere own pending plain portable present quiet random ready resident "
+        "silent single stuck took torn uncut unequipped unknown unreadable unsaved whole worst"
+    )
+)
+FOREIGN = {"cut", "empty", "full", "next", "readable", "seekable", "writable"}
 BANNED = re.compile(r"\b_?(most|least|fewest)_(?!common\b)[a-z_]+", re.IGNORECASE)
 _HEADINGS = ("Args:", "Attributes:")
 _ITEM = re.compile(r"(?P<indent> *)(?P<name>\*{0,2}\w[\w, *]*): (?P<first>\w*)(?P<rest>.*)")
@@ -38,13 +87,44 @@ def docstrings(tree):
             yield node.body[0].lineno, node.body[0].value.value
 
 
+def is_fragment(word):
+    """Whether a description that begins with a word, in small letters, begins with no noun, verb, article or number."""
+    return word in FRAGMENTS or (word.endswith("ed") and word not in IN_ED)
+
+
+def is_bare(name):
+    """Whether a function's name is a participle or an adjective by itself, or one with ``by`` or ``of`` behind it."""
+    first, _, rest = name.partition("_")
+    if rest not in ("", "as", "at", "by", "for", "from", "here", "in", "of", "on", "to", "with", "within"):
+        return False
+    return first not in FOREIGN and (first in BARE or (first.endswith("ed") and first not in IN_ED))
+
+
+def functions(tree):
+    """Public functions and methods whose names are bare; no properties, nor what is in private classes."""
+    for node in getattr(tree, "body", ()):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from functions(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_bare(node.name):
+            decorators = " ".join(ast.unparse(item) for item in node.decorator_list)
+            if "property" not in decorators and "fixture" not in decorators:
+                yield node.lineno, f"the function {node.name} is a bare participle or adjective: a verb or a noun"
+
+
+def parameters(tree):
+    """Parameters that say nothing."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.arg == "one":
+            yield node.lineno, "a parameter is called 'one': call it what it is"
+
+
 def fragments(tree):
     """Descriptions that are fragments, and how many descriptions there are."""
     found, count = [], 0
     for start, text in docstrings(tree):
         for number, name, first in descriptions(text):
             count += 1
-            if first.lower() in FRAGMENTS:
+            if is_fragment(first.lower()):
                 found.append((start + number, f"the description of {name} begins with {first!r}"))
     return found, count
 
@@ -82,7 +162,7 @@ def places(folders=(SOURCE,)):
     found, count = [], 0
     for path, text, tree in modules(folders):
         here, descriptions_here = fragments(tree)
-        here += loops(tree)
+        here += [*loops(tree), *functions(tree), *parameters(tree)]
         here += [
             (text[: match.start()].count("\n") + 1, f"say max_ or min_ for {match[0]}")
             for match in BANNED.finditer(text)

@@ -106,8 +106,8 @@ def stretches_of_work(needs_work: Sequence[bool], *, run_rows: int, max_rows: in
     """Cut rows into stretches; what lies ready costs a stretch nothing but its length.
 
     Args:
-        needs_work: whether each row needs work.
-        run_rows: most rows of a stretch that need work, so that they are done in one run.
+        needs_work: True if each row needs work.
+        run_rows: the most rows of a stretch that need work, so that they are done in one run.
         max_rows: maximum rows of a stretch.
     """
     stretches: list[range] = []
@@ -137,9 +137,9 @@ class QueuedRequest:
         number: names it; the lower came first.
         tenant: tenant that owns it.
         kind: rows of one kind may run together: the same prefix, cut, engine and rows of a run.
-        rows: still to run.
+        rows: number of rows still to run.
         run_rows: rows of a run of this kind, at least ``rows``.
-        is_apart: it runs with no rows of others.
+        is_apart: True if it runs with no rows of others.
         bytes_per_row: memory of a run for each row.
         model_bytes: memory of a run whatever its rows, weights counted.
     """
@@ -189,7 +189,7 @@ class BatchingRule(Protocol):
 
         Args:
             waiting: requests that wait, first come first; at least one.
-            tag: where a tenant stands; the least is next.
+            tag: the place where a tenant stands; the least is next.
         """
 
 
@@ -282,7 +282,7 @@ class Hapi:
     who else asks, so that features may differ in their last bits.
 
     Args:
-        free_bytes: for models and activations.
+        free_bytes: the bytes for models and activations.
     """
 
     def __init__(self, free_bytes: int) -> None:
@@ -312,9 +312,9 @@ class DeviceLoad:
     """What one of several devices has to do.
 
     Attributes:
-        waiting_s: expected seconds of the batches that it was given and has not finished.
-        batch_s: measured seconds of a batch like the next one; None if it has run none.
-        may_take: whether it may be given the next batch.
+        waiting_s: the expected seconds of the batches that it was given and has not finished.
+        batch_s: the measured seconds of a batch like the next one; None if it has run none.
+        may_take: True if it may be given the next batch.
     """
 
     waiting_s: float
@@ -349,7 +349,7 @@ def combined_speed(seconds: Sequence[float | None]) -> float:
     """How many times as fast some devices are together as the first of them.
 
     Args:
-        seconds: measured seconds of the same work on each device; None if it was not measured there, which is then
+        seconds: the measured seconds of the same work on each device; None if it was not measured there, which is then
             taken for as fast as the first.
     """
     first_s = seconds[0]
@@ -377,7 +377,7 @@ class FairShares:
     shares are weighted max-min fair, and nobody starves.
 
     Args:
-        weights: by tenant; 1 for those who are not named.
+        weights: the weights by tenant; 1 for those who are not named.
         credit_s: device seconds at weight 1 that a tenant with work under way may lag behind the virtual time. Work
             that is still read from a slow store keeps its tenant's place, but no longer than this is worth.
     """
@@ -444,7 +444,7 @@ class Claim:
         tenant: tenant that owns it.
         device_s: device seconds it will probably take; only the order of tenants depends on this, and the time it
             really takes is charged later.
-        max_bytes: its tenant never holds more than this, but for one piece alone.
+        max_bytes: the tenant never holds more than this, but for one piece alone.
     """
 
     tenant: str
@@ -474,7 +474,7 @@ class MemoryBudget:
     whose tenant may hold no more lets others go first.
 
     Args:
-        total_bytes: never exceeded by what is granted.
+        total_bytes: bound that what is granted never exceeds.
         shares: the order between tenants.
     """
 

@@ -60,11 +60,11 @@ class Photographs:
     """The demo's set.
 
     Attributes:
-        directory: with the folders ``train`` and ``val``, and one folder a class in each.
+        directory: the directory with the folders ``train`` and ``val``, and one folder a class in each.
         classes: names of the folders.
-        images: how many there are.
+        images: the number of images.
         total_bytes: bytes of all images.
-        made: they were made now; False where a finished set was found.
+        made: True if they were made now; False where a finished set was found.
     """
 
     directory: Path
@@ -94,10 +94,10 @@ def make(
     half-made.
 
     Args:
-        directory: to make, its parents too; an empty one may stand there.
+        directory: the directory to make, its parents too; an empty one may stand there.
         per_class: images of each of the sixteen classes, at least four.
         seed: seed of the views.
-        progress: called with the images made and the images in all, from this thread.
+        progress: function that is called with the images made and the images in all, from this thread.
 
     Raises:
         SettingError: the directory holds something else, or scikit-image or scikit-learn is not installed.

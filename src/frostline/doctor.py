@@ -150,7 +150,7 @@ def examine_devices(device: str) -> Iterator[Finding]:
     """Whether each of some devices is there, as the ``device`` of a node names them.
 
     Args:
-        device: such as ``cuda:0,cuda:1``.
+        device: the device, such as ``cuda:0,cuda:1``.
 
     Raises:
         SettingError: It names none, one twice, or devices of several kinds.
@@ -446,7 +446,7 @@ def skew_of(part: str, there: datetime | None, here: datetime) -> Iterator[Findi
     """What two clocks say of each other.
 
     Args:
-        part: where the other clock is.
+        part: the place where the other clock is.
         there: the time that it shows; None where it does not.
         here: the time of this machine.
     """
@@ -556,7 +556,7 @@ class ExaminedSetup:
         nodes: URLs of the nodes, or of lists of them.
         data: settings of a job on the data, whose network is looked at only where ``has_network`` says so; None looks
             at no data.
-        has_network: whether the network of ``data`` is examined too.
+        has_network: True if the network of ``data`` is examined too.
         loader: settings of the job's loader.
         devices: devices that are to be there, as a node's ``device`` names them; None asks for none.
     """
@@ -573,7 +573,7 @@ def examine(subject: ExaminedSetup, observe: Observer) -> Iterator[Finding]:
 
     Args:
         subject: set-up to examine.
-        observe: told what happens meanwhile.
+        observe: observer that is told what happens meanwhile.
     """
     yield from examine_machine()
     if subject.devices is not None:
@@ -703,7 +703,7 @@ def examine_link(link: Link, buffer_bytes: int | None) -> Iterator[Finding]:
 
     Args:
         link: link as it was measured.
-        buffer_bytes: largest receive buffer of a connection; None where it is not known.
+        buffer_bytes: the largest receive buffer of a connection; None where it is not known.
     """
     if math.isinf(link.bytes_per_s):
         return
@@ -731,7 +731,7 @@ def _examine_network(settings: JobSettings, observe: Observer) -> Iterator[Findi
 
     Args:
         settings: settings of the job.
-        observe: told what happens meanwhile.
+        observe: observer that is told what happens meanwhile.
 
     Raises:
         UserError: what the user can put right.

@@ -17,12 +17,12 @@ class CutCost:
 
     Attributes:
         number: number of the cut (0 encoded, 1 the network's input).
-        seconds: from the encoded sample to this cut, a sample; median over the measured batches.
+        seconds: the seconds from the encoded sample to this cut, a sample; median over the measured batches.
         spread_s: interquartile range of the same.
         fixed_bytes: memory whatever the batch (weights in use).
         bytes_per_sample: memory for each sample of the device batch at the peak.
-        remaining_fixed_bytes: as ``fixed_bytes``, of running from this cut to the frost line.
-        remaining_bytes_per_sample: as ``bytes_per_sample``, of running from this cut to the frost line.
+        remaining_fixed_bytes: the same as ``fixed_bytes``, of running from this cut to the frost line.
+        remaining_bytes_per_sample: the same as ``bytes_per_sample``, of running from this cut to the frost line.
     """
 
     number: int
@@ -39,7 +39,7 @@ class CodecCost:
     """The cost of one codec on the real activations at one cut.
 
     Attributes:
-        cut: its number.
+        cut: the number.
         codec: name of the codec.
         bytes_per_sample: payload on the wire, the mean.
         encode_s: seconds a sample at the side that sends; median over repeats.
@@ -63,7 +63,7 @@ class Trial:
     """One engine, tried on real samples up to one cut.
 
     Attributes:
-        engine: its name.
+        engine: the name.
         precision: precision of its numbers, one of ``PRECISIONS``.
         cut: number of the cut.
         seconds: a sample, from the network's input to the cut, at the best of the batches and threads that were
@@ -72,12 +72,12 @@ class Trial:
         error: root-mean-square error of what crosses the cut against the reference, relative to the sample's own root
             mean square, of the worst sample; 0 for the reference itself, and where it did not run.
         rows: rows of a run at which it was fastest, a multiple of eight.
-        threads: with which it was.
+        threads: the threads with which it was.
         weight_bytes: bytes that it keeps between runs.
         load_bytes: bytes that making it ready takes at its peak, what it keeps among them.
         fixed_bytes: bytes of a run at its peak, whatever the batch.
         bytes_per_sample: bytes of a run at its peak, for each sample.
-        why_not: why it is not used, in words; None for the one that is.
+        why_not: the reason why it is not used, in words; None for the one that is.
     """
 
     engine: str
@@ -116,7 +116,7 @@ class Profile:
         engine: engine that ran the prefix.
         device: ``cpu`` or ``cuda``: what ran it; decoding is the processor's in either case.
         device_batch: samples a run while measuring.
-        read_s: to read one encoded sample from the store; 0 at a side that did not.
+        read_s: the time to read one encoded sample from the store; 0 at a side that did not.
         cuts: cost at every cut, by number from 0.
         codecs: cost of the codecs that were measured; a pair of cut and codec that is not there was not measured.
         trials: trials of every engine that there is, up to the frost line, and of the one in use up to the cuts that a

@@ -103,14 +103,14 @@ class NodeUse:
     """What a job asked of one of its nodes so far.
 
     Attributes:
-        url: its address.
+        url: the address.
         requests: requests that were sent to it.
         samples: samples that it answered.
         retries: requests of these that another node had failed.
         failures: requests that broke, or that it refused.
         unreadable: samples that it could not read, and another node could.
         damaged: answers that did not come as they were sent.
-        trouble: why it is asked nothing for now; empty where it is asked.
+        trouble: the reason why it is asked nothing for now; empty where it is asked.
     """
 
     url: str
@@ -241,7 +241,7 @@ class OwnsBlocks(Protocol):
         """The same way, on which some nodes are asked before all others.
 
         Args:
-            nodes: their names, the one to ask first in front; one that is gone is passed over.
+            nodes: the names, the one to ask first in front; one that is gone is passed over.
         """
 
 

@@ -40,8 +40,8 @@ class Setting:
     """Bounds of a window: those in force, or the most that a rule may choose.
 
     Attributes:
-        requests: under way at once.
-        window_bytes: asked for and not yet handed out.
+        requests: the requests under way at once.
+        window_bytes: the bytes, asked for and not yet handed out.
     """
 
     requests: int
@@ -57,19 +57,19 @@ class Observation:
     """What a window did since the look before, and where it stands.
 
     Attributes:
-        now_s: when.
-        seconds: since the look before.
-        bytes_arrived: in them.
-        bytes_handed_out: in them.
+        now_s: the time.
+        seconds: the seconds since the look before.
+        bytes_arrived: the bytes arrived in them.
+        bytes_handed_out: the bytes handed out in them.
         stalled_s: seconds of these in which the training loop waited for rows.
-        took_s: how long each request took that was answered whole in them; not those that were made twice.
+        took_s: the time that each request took that was answered whole in them; not those that were made twice.
         failures: requests that failed in them.
-        ready_bytes: arrived and not handed out.
-        expected_bytes: asked for and not arrived.
-        requests_in_flight: under way.
+        ready_bytes: the bytes, arrived and not handed out.
+        expected_bytes: the bytes, asked for and not arrived.
+        requests_in_flight: the requests under way.
         requests_allowed: requests that may be under way; fewer than set while the window opens step by step.
         is_full: bytes, and not the number of requests, keep the window from asking.
-        is_ending: nothing is left to ask for.
+        is_ending: True if nothing is left to ask for.
     """
 
     now_s: float
@@ -93,8 +93,8 @@ class NewBounds:
 
     Attributes:
         before: bounds that were kept until now.
-        after: in force from now on.
-        is_trial: whether they are only tried; what comes of it is the next change.
+        after: the value in force from now on.
+        is_trial: True if they are only tried; what comes of it is the next change.
         reason: measurement behind it, in one sentence.
     """
 
@@ -144,8 +144,8 @@ class Period:
     """What a setting gave while nothing changed.
 
     Attributes:
-        now_s: when it ended.
-        seconds: how long it was.
+        now_s: the time when it ended.
+        seconds: length of the period.
         bytes_per_s: bytes a second that arrived.
         request_bytes: bytes of one request, on average.
         median_s: seconds that requests took.
@@ -269,8 +269,8 @@ class Move:
     """Another number of requests.
 
     Attributes:
-        requests: under way at once from now on.
-        is_trial: whether it is only tried.
+        requests: the requests under way at once from now on.
+        is_trial: True if it is only tried.
         reason: measurement behind it.
     """
 
@@ -284,11 +284,11 @@ class _Base:
     """The setting that is kept, and what it gave.
 
     Attributes:
-        requests: under way at once.
+        requests: the requests under way at once.
         rates: rates of its last periods.
-        settled: its rate when the rest began.
+        settled: the rate when the rest began.
         before: the rate from which the steps down began, so that their losses do not add up; 0 where there were none.
-        is_leap: it was reached by a leap just now, so that half of it was never tried.
+        is_leap: True if it was reached by a leap just now, so that half of it was never tried.
     """
 
     requests: int
@@ -334,8 +334,8 @@ class Parallelism:
     wait, it keeps what Little's law asks for and half as much again.
 
     Args:
-        requests: to begin with.
-        maximum: largest setting that it may choose.
+        requests: the requests to begin with.
+        maximum: the largest setting that it may choose.
     """
 
     def __init__(self, requests: int, *, maximum: int) -> None:
@@ -393,8 +393,8 @@ class Parallelism:
         """What comes of a period; another number of requests, where it is worth trying or keeping.
 
         Args:
-            period: with the requests in force.
-            max_bytes: largest number of bytes that may be under way.
+            period: the period with the requests in force.
+            max_bytes: the largest number of bytes that may be under way.
         """
         if self._trial is not None:
             return self._tried(self._trial, period, max_bytes)
@@ -664,7 +664,7 @@ class Depth:
 
     Args:
         maximum: bytes that it may choose.
-        first: to begin with.
+        first: the value to begin with.
     """
 
     def __init__(self, maximum: int, *, first: int) -> None:
@@ -677,9 +677,9 @@ class Depth:
         """Take a period; why ``nbytes`` is another from now on, None where it stays.
 
         Args:
-            period: under the bounds in force.
+            period: the period under the bounds in force.
             requests: number of requests that are kept, or tried.
-            may_shrink: nothing else is being tried.
+            may_shrink: True if nothing else is being tried.
         """
         if period.stalled >= _WAITS and period.full >= _FULL:
             return self._deepen(period, requests)
@@ -719,8 +719,8 @@ class AutoTuning:
 
     Args:
         maximum: bounds that it stays within.
-        requests: to begin with.
-        window_bytes: to begin with; None is all of ``maximum``, since nothing is known.
+        requests: the requests to begin with.
+        window_bytes: the bytes to begin with; None is all of ``maximum``, since nothing is known.
     """
 
     def __init__(self, maximum: Setting, *, requests: int, window_bytes: int | None = None) -> None:

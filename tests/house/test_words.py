@@ -1,4 +1,4 @@
-"""The code's words: one class a name, descriptions that are no fragments, bounds that are called max and min."""
+"""The code's words: one class a name, functions that are verbs or nouns, whole descriptions, bounds as max and min."""
 
 import runpy
 from pathlib import Path
@@ -18,22 +18,48 @@ def test_no_two_public_classes_share_a_name():
     assert WORDS["repeated_classes"]() == {}
 
 
-def test_descriptions_are_no_fragments_loops_name_what_they_hold_and_bounds_are_max_and_min(found):
+def test_functions_descriptions_parameters_loops_and_bounds_have_plain_words(found):
     places, count = found
     assert count > 2_000, "descriptions are found at all"
     assert places == []
 
 
-def test_finds_fragments_loops_and_banned_words(tmp_path):
+def test_only_a_noun_verb_article_or_number_begins_a_description():
+    fragments = (
+        "of that what how whether where when why in as by with for to from its their which told made called measured "
+        "longest likewise instead most since such"
+    )
+    whole = (
+        "the a an one all every both number seconds gives makes see seed speed need bytes listing preprocessing true "
+        "none uint8 function thread"
+    )
+    assert [word for word in fragments.split() if not WORDS["is_fragment"](word)] == []
+    assert [word for word in whole.split() if WORDS["is_fragment"](word)] == []
+
+
+def test_only_a_verb_or_a_noun_is_a_name_of_a_function():
+    bare = "known told_by finished silent done found_in asked_of made_here unreadable"
+    plain = "find finish known_parts bound unpack embed cut seed readable empty is_done feed"
+    assert [name for name in bare.split() if not WORDS["is_bare"](name)] == []
+    assert [name for name in plain.split() if WORDS["is_bare"](name)] == []
+
+
+def test_finds_fragments_names_parameters_loops_and_banned_words(tmp_path):
     (tmp_path / "odd.py").write_text(
-        '"""Odd words."""\n\n\ndef f(values, most_rows):\n    """Sum.\n\n    Args:\n        values: that are added.\n'
-        '        most_rows: How many are added.\n    """\n    return sum(one for one in values)\n'
+        '"""Odd words."""\n\n\ndef f(values, most_rows):\n    """Sum.\n\n    Args:\n'
+        "        values: that are added.\n        most_rows: How many are added.\n"
+        '    """\n    return sum(one for one in values)\n\n\n'
+        "class A:\n    @property\n    def known(self):\n        return 1\n\n"
+        "    def done(self, one):\n        return one\n"
     )
     places, count = WORDS["places"]((tmp_path,))
     assert count == 2
     assert [why for _, _, why in places] == [
         "the description of values begins with 'that'",
+        "the description of most_rows begins with 'How'",
         "a loop variable is called 'one': call it what it holds",
+        "the function done is a bare participle or adjective: a verb or a noun",
+        "a parameter is called 'one': call it what it is",
         "say max_ or min_ for most_rows",
         "say max_ or min_ for most_rows",
     ]

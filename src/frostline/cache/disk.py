@@ -55,7 +55,7 @@ class ScopeUsage:
 
     Attributes:
         number: names the scope in the file.
-        used_s: when somebody last asked for one of them or put one there.
+        used_s: the time when somebody last asked for one of them or put one there.
         row_bytes: bytes of each.
     """
 
@@ -75,8 +75,8 @@ def idle_scopes(scopes: Sequence[ScopeUsage], *, wanting: int, now_s: float, idl
     Args:
         scopes: all of them.
         wanting: number of the scope for which room is wanted; it does not make room for itself.
-        now_s: by the clock of ``used_s``.
-        idle_s: without use for so long, nobody is taken to want them any more.
+        now_s: the time by the clock of ``used_s``.
+        idle_s: the time without use after which nobody is taken to want them any more.
     """
     idle = [scope for scope in scopes if scope.number != wanting and now_s - scope.used_s >= idle_s]
     return sorted(idle, key=lambda scope: (scope.used_s, scope.number))
@@ -167,8 +167,8 @@ class Database:
     forced to the disk: after a power failure the file may be damaged, which is noticed and costs what it held.
 
     Args:
-        folder: made where it is missing.
-        budget_bytes: most bytes of the file and its log together.
+        folder: the folder, made where it is missing.
+        budget_bytes: the most bytes of the file and its log together.
 
     Raises:
         SettingError: The folder cannot be used, or the budget is too small.
@@ -415,8 +415,8 @@ class DiskStatistics:
     """What a cache on disk did since it was opened.
 
     Attributes:
-        bytes: taken in its file now.
-        budget_bytes: most that file and log may take together.
+        bytes: the bytes, taken in its file now.
+        budget_bytes: the most that file and log may take together.
         hits: rows found.
         misses: rows asked for and not found.
         kept: rows written.
@@ -446,8 +446,8 @@ class FeatureStore:
     caller once it is open: what cannot be read is a miss, what cannot be written is turned away, and both are counted.
 
     Args:
-        folder: made where it is missing; for this cache alone.
-        budget_bytes: most bytes on disk; 16 MiB or more.
+        folder: the folder, made where it is missing; for this cache alone.
+        budget_bytes: the most bytes on disk; 16 MiB or more.
         idle_s: features for which nobody asked for so long make room for others.
         clock: seconds since the epoch: notes of use outlive the process.
 

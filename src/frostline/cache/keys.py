@@ -39,15 +39,15 @@ class Scope:
     """What features depend on beside the sample. Features of another scope are other numbers.
 
     Attributes:
-        data: canonical URL of the data set's root: what one may not read has another name.
+        data: the canonical URL of the data set's root: what one may not read has another name.
         prefix: digest of the prefix; empty where there is none.
-        cut: its number.
+        cut: the number.
         preprocess: digest of the preprocessing, which includes the decoder's version.
         engine: engine that computes them, with its version and hardware, which decide their last bits.
         batch_rows: rows of each of its runs, which decide them too; 0 where nothing runs.
         shapes: shapes of the tensors that cross the cut, of one sample.
         dtypes: dtypes of the same tensors.
-        view: which random view; None where no step is random.
+        view: the random view; None where no step is random.
     """
 
     data: str

@@ -33,8 +33,9 @@ class CacheStatistics:
     """What the cache did so far.
 
     Attributes:
-        rows: kept.
-        bytes: taken by them and by their index; at ``budget_bytes`` nothing more is kept: raise ``cache_bytes``.
+        rows: the rows, kept.
+        bytes: the bytes, taken by them and by their index; at ``budget_bytes`` nothing more is kept: raise
+            ``cache_bytes``.
         budget_bytes: the most it may take.
         hits: rows that ``get`` found.
         misses: rows that ``get`` did not find.
@@ -62,7 +63,7 @@ class FeatureCache:
 
     Args:
         scope: dependencies of the features; users of the cache compare it first.
-        budget_bytes: most bytes for tables and index; 0 keeps nothing.
+        budget_bytes: the most bytes for tables and index; 0 keeps nothing.
     """
 
     def __init__(self, scope: Scope, budget_bytes: int) -> None:
@@ -216,7 +217,7 @@ class DiskCache:
     """Features on disk by sample id, for one scope. Safe for threads.
 
     Args:
-        store: where they are kept.
+        store: the place where they are kept.
         scope: dependencies of the features.
         names: names of the samples; those without one are not kept.
     """

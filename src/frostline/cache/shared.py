@@ -65,13 +65,13 @@ class PackedObjectWriter:
     """Rows that are on their way to the store. Safe for threads.
 
     Args:
-        store: at the root of the cache.
-        budget_bytes: under the root, by all nodes; what nobody used for long makes room.
-        memory_bytes: most for rows that wait.
-        idle_s: unused for so long, rows make room for others.
-        written: told of each object, with the keys of its rows.
-        removed: told of each object that made room.
-        count: told of what it did.
+        store: the store at the root of the cache.
+        budget_bytes: the bytes under the root, by all nodes; what nobody used for long makes room.
+        memory_bytes: the most for rows that wait.
+        idle_s: the time unused after which rows make room for others.
+        written: function that is told of each object, with the keys of its rows.
+        removed: function that is told of each object that made room.
+        count: function that is told of what it did.
         clock: seconds that never go back.
     """
 
@@ -250,12 +250,12 @@ class SharedStatistics:
     """What this node did with features in the object store.
 
     Attributes:
-        bytes: under the URL, by all nodes, as far as this one knows.
-        budget_bytes: most that there may be; what nobody used for long makes room.
+        bytes: the bytes under the URL, by all nodes, as far as this one knows.
+        budget_bytes: the most that there may be; what nobody used for long makes room.
         indexed_rows: rows whose place is remembered.
         hits: rows found there.
         kept: rows written there.
-        objects: written there.
+        objects: the written there.
         bytes_read: bytes read of values and of lists of keys.
         bytes_written: bytes written of whole objects.
         cleared: objects removed by this node, because nobody had used their like for long and others wanted room.
@@ -294,9 +294,9 @@ class SharedStore:
 
     Args:
         store_at: opens the store at the root of the cache, or at a folder within it.
-        budget_bytes: most bytes under the root, by all nodes; several that write at once may go a little beyond.
-        memory_bytes: most for rows that wait to be written, and to remember where rows lie.
-        wait_s: longest that one call of ``get_into`` takes.
+        budget_bytes: the most bytes under the root, by all nodes; several that write at once may go a little beyond.
+        memory_bytes: the most for rows that wait to be written, and to remember where rows lie.
+        wait_s: the longest that one call of ``get_into`` takes.
         idle_s: features that nobody used for so long make room for others.
         clock: seconds that never go back.
     """

@@ -58,7 +58,7 @@ class PackedObject:
 
     Attributes:
         scope: digest of what the rows depend on.
-        rows: how many.
+        rows: the number of rows.
         value_bytes: bytes of each, with its checksum.
         digest: digest of the object's bytes, in hexadecimal digits.
     """
@@ -140,7 +140,7 @@ class WriteBuffer:
 
     Args:
         max_bytes: maximum bytes of all that wait; what comes beyond is not taken.
-        bundle_bytes: so many make an object.
+        bundle_bytes: number of bytes that make an object.
         linger_s: rows wait no longer than this for others.
     """
 
@@ -368,7 +368,7 @@ class _Folder(Generic[T]):
     """The objects of one scope.
 
     Attributes:
-        used_s: when somebody last used one of its rows, or wrote some.
+        used_s: the time when somebody last used one of its rows, or wrote some.
         packed_objects: objects with bundles of rows.
         rest: objects left by a process that was killed while writing.
         mark: objects that say when it was used.
@@ -389,10 +389,10 @@ def surplus(listing: Sequence[T], *, budget_bytes: int, wanted_bytes: int, now_s
 
     Args:
         listing: listing of all that lies under the root.
-        budget_bytes: most that may lie there.
+        budget_bytes: the most that may lie there.
         wanted_bytes: bytes that are to be written.
-        now_s: by the clock of the listing.
-        idle_s: without use for so long, nobody is taken to want rows any more.
+        now_s: the time by the clock of the listing.
+        idle_s: the time without use after which nobody is taken to want rows any more.
     """
     missing = sum(entry.size for entry in listing) + wanted_bytes - budget_bytes
     if missing <= 0 or wanted_bytes > budget_bytes:

@@ -120,10 +120,10 @@ class JobProgress:
     It needs no widgets. Events of one thread at a time. What a job warns of is warned of as without an observer.
 
     Args:
-        stream: where text goes; None is the standard error.
+        stream: the place where text goes; None is the standard error.
         display: shows and updates an output, as ``IPython.display.display`` does; None is that one where it is in a
             notebook.
-        clock: monotonic seconds.
+        clock: a monotonic seconds.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class Span:
         name: ``epoch``, ``wait`` (of the loop for a batch), ``step`` (of the loop, from one batch to when it asks for
             the next), ``request``, the name of a phase such as ``tracing the network``, or that of an event.
         began_s: seconds since 1970.
-        ended_s: likewise.
+        ended_s: the same.
         attributes: figures of it, by name. No text that somebody else wrote is among them, since traces are shown
             around.
     """
@@ -143,7 +143,7 @@ class _Trace(ABC):
     """An observer that makes spans of events. Use it as a context manager around the job.
 
     Args:
-        observe: told of each event too; by default warnings reach the user, as without a trace.
+        observe: observer that is told of each event too; by default warnings reach the user, as without a trace.
         clock: seconds since 1970.
     """
 
@@ -195,7 +195,7 @@ class TraceFile(_Trace):
 
     Args:
         path: the file, made for its user alone; one that is there is replaced.
-        observe: told of each event too; by default warnings reach the user, as without a trace.
+        observe: observer that is told of each event too; by default warnings reach the user, as without a trace.
         clock: seconds since 1970.
 
     Raises:
@@ -259,7 +259,7 @@ class OpenTelemetryTrace(_Trace):
 
     Args:
         tracer: a tracer, as ``opentelemetry.trace.get_tracer(...)`` gives it; where its spans go is its own affair.
-        observe: told of each event too; by default warnings reach the user, as without a trace.
+        observe: observer that is told of each event too; by default warnings reach the user, as without a trace.
         clock: seconds since 1970.
     """
 

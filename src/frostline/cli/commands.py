@@ -119,8 +119,9 @@ def run(arguments: Sequence[str] | None, began_at: float) -> None:
     """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 3 a run differs, 130 interrupted.
 
     Args:
-        arguments: those of the process where there are none.
-        began_at: when the command began, as ``time.perf_counter`` counts; verbs find it as the context's ``obj``.
+        arguments: the ones of the process where there are none.
+        began_at: the time when the command began, as ``time.perf_counter`` counts; verbs find it as the context's
+            ``obj``.
     """
     printable_logs()
     try:

@@ -76,7 +76,7 @@ def log(event: str, *, level: int = logging.INFO, **values: object) -> None:
 
     Args:
         event: name of the event, in snake_case.
-        level: as ``logging`` has it.
+        level: the level as ``logging`` has it.
         **values: the event's fields.
     """
     _LOG.log(level, event, extra={"fields": values})

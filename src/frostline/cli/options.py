@@ -246,9 +246,9 @@ class VerbCommand(click.Command):
     """A verb whose help shows options by what they are about, and few of many.
 
     Args:
-        *args: those of ``click.Command``.
+        *args: the ones of ``click.Command``.
         first: names of the parameters that help shows where they are many.
-        **options: those of ``click.Command``.
+        **options: the ones of ``click.Command``.
     """
 
     def __init__(self, *args: Any, first: Sequence[str] = _SHOWN_FIRST, **options: Any) -> None:

@@ -36,7 +36,7 @@ def print_answer(answer: WhatIfPlan, *, every: bool) -> None:
     """Print a plan on stdout.
 
     Args:
-        answer: to show.
+        answer: the answer to show.
         every: one row for each codec of each cut.
     """
     plan, link = answer.plan, answer.plan.link

@@ -95,7 +95,7 @@ def say(*lines: str, sign: str = "", err: bool = False) -> None:
 
     Args:
         *lines: lines, each of which may have names and words of others in it.
-        sign: styled text before the first line.
+        sign: the styled text before the first line.
         err: print on stderr.
     """
     click.echo(sign + "\n".join(map(printable, lines)), err=err)
@@ -122,8 +122,8 @@ def print_table(
     """Print a table on stdout.
 
     Args:
-        title: above it.
-        columns: their names.
+        title: the title above it.
+        columns: the names.
         rows: rows of cells.
         left: places of the columns that stand to the left and may be folded; the others hold numbers.
     """
@@ -162,7 +162,7 @@ class ProgressBar:
     """An observer that shows a job as it runs. Use it as a context manager.
 
     Args:
-        line_every_s: where there is no terminal, seconds from one line of what was counted to the next.
+        line_every_s: seconds from one line of what was counted to the next, where there is no terminal.
     """
 
     def __init__(self, *, line_every_s: float = _LINE_EVERY_S) -> None:

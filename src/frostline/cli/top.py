@@ -35,10 +35,11 @@ class NodeActivity:
     """What a node did between two looks, and how it stands at the second.
 
     Attributes:
-        url: its URL.
-        error: why it did not answer, in a sentence; None where it did, and the rest is nothing where it did not.
+        url: the URL.
+        error: the reason why it did not answer, in a sentence; None where it did, and the rest is nothing where it did
+            not.
         device: name of its hardware.
-        samples_per_s: answered samples a second.
+        samples_per_s: the answered samples a second.
         read_bytes_per_s: bytes a second that it read from the store.
         sent_bytes_per_s: bytes a second of its answers.
         device_share: share of the time in which its devices ran.
@@ -67,10 +68,10 @@ def view_of(url: str, device: str, before: Mapping[str, Any], now: Mapping[str, 
     """What a node did between two looks, by its own clock.
 
     Args:
-        url: its URL.
+        url: the URL.
         device: name of its hardware.
-        before: its statistics at the first look; none counts from its start, as where it was started again since.
-        now: its statistics at the second look.
+        before: the statistics at the first look; none counts from its start, as where it was started again since.
+        now: the statistics at the second look.
     """
     seconds = now["uptime_s"] - before.get("uptime_s", 0.0)
     if seconds <= 0:

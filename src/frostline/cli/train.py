@@ -340,10 +340,10 @@ def _epochs(report: Report) -> str:
     return f"{report.epochs} epoch{'' if report.epochs == 1 else 's'}{kept}"
 
 
-def _way(one: RouteUsage) -> str:
-    if not one.cut:
+def _way(usage: RouteUsage) -> str:
+    if not usage.cut:
         return "here (they came encoded)"
-    return f"at the node up to cut {one.cut} ({one.name}{'' if one.codec == EXACT else f', {one.codec}'})"
+    return f"at the node up to cut {usage.cut} ({usage.name}{'' if usage.codec == EXACT else f', {usage.codec}'})"
 
 
 def _rates(report: Report) -> list[tuple[str, str]]:

@@ -78,7 +78,7 @@ class LoadBalancer:
     """Decides which node takes the next request. Takes the time and reads no clock; not for several threads.
 
     Args:
-        nodes: how many there are.
+        nodes: the number of nodes.
     """
 
     def __init__(self, nodes: int) -> None:
@@ -122,7 +122,7 @@ class LoadBalancer:
         """All nodes, the one to ask first in front: those that answer by how busy they are, then those away.
 
         Args:
-            now: in seconds.
+            now: the time in seconds.
             first: nodes that are asked before all others, in order, where they are not away.
         """
 
@@ -141,8 +141,8 @@ class LoadBalancer:
         """A request went to it.
 
         Args:
-            node: its number.
-            now: in seconds.
+            node: the number.
+            now: the time in seconds.
             is_timed: the request says how fast the node is. One by which a job measures something does not.
             is_retry: another node had failed it.
         """
@@ -174,12 +174,12 @@ class LoadBalancer:
         """It did not answer, or asked not to be asked for so long, being full.
 
         Args:
-            node: its number.
-            now: in seconds.
-            away_s: how long others are asked before it.
-            is_full: it answered, and says when to come back.
-            reason: why, in a sentence.
-            is_damaged: its answer did not come as it was sent.
+            node: the number.
+            now: the time in seconds.
+            away_s: the time that others are asked before it.
+            is_full: True if it answered, and says when to come back.
+            reason: the reason why, in a sentence.
+            is_damaged: the answer did not come as it was sent.
         """
         place = self._places[node]
         place.away_until = max(place.away_until, now + away_s)
@@ -256,7 +256,8 @@ class BalancedTransport:
     Args:
         nodes: a way to each; closed with this one.
         clock: seconds that only grow.
-        left_out: told of a node, by its name, that cannot run an engine; once for each, in the caller's thread.
+        left_out: function that is told of a node, by its name, that cannot run an engine; once for each, in the
+            caller's thread.
         names: names of the nodes, such as their URLs; their places by default.
     """
 

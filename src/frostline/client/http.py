@@ -127,7 +127,7 @@ class HttpTraining:
     it says then is not lost.
 
     Args:
-        connections: to the node.
+        connections: the connections to the node.
         url: URL of the node, for sentences.
         prefix: digest of the frozen part.
         assignment: the file of what is to be trained.
@@ -248,7 +248,7 @@ class HttpTransport:
     """A ``Transport`` to a node at an address. Nothing is connected before the first call; a fork may use it too.
 
     Args:
-        url: such as ``http://store-1:7070`` or ``https://store-1:7070``.
+        url: the url, such as ``http://store-1:7070`` or ``https://store-1:7070``.
         settings: settings of the job's loader.
 
     Raises:

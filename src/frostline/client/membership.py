@@ -52,11 +52,11 @@ class NodeWatch:
     """Who comes and goes among the nodes of a job.
 
     Attributes:
-        joined: told the URL of a node that takes part from now on.
-        left: told the URL of a node that does no more, and why.
-        refused: told the URL of a node that cannot take part, and why; once for each reason.
-        lost: told the URL of a node that is asked nothing for now, and why.
-        back: told the URL of such a node that answers again.
+        joined: function that is told the URL of a node that takes part from now on.
+        left: function that is told the URL of a node that does no more, and why.
+        refused: function that is told the URL of a node that cannot take part, and why; once for each reason.
+        lost: function that is told the URL of a node that is asked nothing for now, and why.
+        back: function that is told the URL of such a node that answers again.
     """
 
     joined: Callable[[str], None]
@@ -83,7 +83,7 @@ def require_protocol(health: Health, node: str, ours: tuple[int, int] = PROTOCOL
 
     Args:
         health: health of the node.
-        node: its URL, for the sentence.
+        node: the URL, for the sentence.
         ours: the least and the greatest protocol of this side.
 
     Raises:
@@ -100,7 +100,7 @@ def ask_protocol(node: str, probe: Transport) -> None:
     """Ask an only node which protocol it speaks; one that does not answer yet is passed over.
 
     Args:
-        node: its URL, for the sentence.
+        node: the URL, for the sentence.
         probe: way on which it is asked, which is closed.
 
     Raises:
@@ -123,7 +123,7 @@ class Membership:
         transport: transport whose nodes come and go.
         make: makes the way to a node.
         probe: makes a way to a node on which it is asked whether it is there; closed after that.
-        watch: told who comes and goes.
+        watch: function that is told who comes and goes.
     """
 
     def __init__(
@@ -343,8 +343,8 @@ def connect_balanced(
         near: addresses of nodes and of lists of nodes.
         make: makes the way to a node.
         probe: makes a way to a node on which it is asked whether it is there.
-        left_out: told of a node that cannot run an engine.
-        watch: told who comes and goes.
+        left_out: function that is told of a node that cannot run an engine.
+        watch: function that is told who comes and goes.
 
     Raises:
         NodeUnreachable: A list cannot be read, or names no node.

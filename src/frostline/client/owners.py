@@ -222,7 +222,7 @@ def as_steps(samples_per_s: Mapping[str, float], before: Mapping[str, float]) ->
     """Speeds to reckon with: in steps, against the middle of all, and as before where they are nearly so.
 
     Args:
-        samples_per_s: measured speed of each node; 0 where none was measured.
+        samples_per_s: the measured speed of each node; 0 where none was measured.
         before: speeds that were reckoned with until now.
     """
     known = sorted(speed for speed in samples_per_s.values() if speed > 0)

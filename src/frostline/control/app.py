@@ -55,7 +55,7 @@ def metrics_text(view: Mapping[str, Any]) -> bytes:
     """Render what a tenant may see as Prometheus text.
 
     Args:
-        view: as ``control.state.view_of`` gives it.
+        view: the view as ``control.state.view_of`` gives it.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_View(view))
@@ -119,7 +119,7 @@ class Rights:
 
     Attributes:
         tenant: tenant whose stages are seen; None for those of all.
-        may_change: whether weights, jobs and capacities may be changed.
+        may_change: True if weights, jobs and capacities may be changed.
     """
 
     tenant: str | None

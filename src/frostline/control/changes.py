@@ -181,7 +181,7 @@ def _amount_words(resource: str, amount: float) -> str:
 
     Args:
         resource: one of ``RESOURCES``.
-        amount: in the resource's own unit.
+        amount: amount in the resource's own unit.
     """
     return in_bytes(amount) if "bytes" in resource else f"{amount:.4g}"
 
@@ -247,7 +247,7 @@ def describe_job_change(by: str, before: ControlledJob, after: ControlledJob, jo
         by: name of the tenant that changed it.
         before: the job as it was known.
         after: the job as it is known now.
-        job: its tenant and name.
+        job: the tenant and name.
     """
     parts = []
     for name in ("weight", "priority"):
@@ -276,8 +276,8 @@ class ControlEvent:
     """What happened at a control plane, and why.
 
     Attributes:
-        number: its number; later events have greater ones.
-        at_s: when it happened, in seconds since 1970.
+        number: the number; later events have greater ones.
+        at_s: the time when it happened, in seconds since 1970.
         kind: ``joined``, ``ended``, ``lost``, ``changed``, ``late``, ``in_time`` or ``share``.
         tenant: tenant whose stages it is about; None where it is about those of all.
         sentence: sentence for people about what happened and why.
@@ -355,7 +355,7 @@ class JobShare:
 
     Attributes:
         given: amounts that it may use.
-        wanted: those of them that it wants now. The rest is what others leave, whose coming and going is no news.
+        wanted: the ones of them that it wants now. The rest is what others leave, whose coming and going is no news.
     """
 
     given: Row

@@ -40,12 +40,12 @@ class ControlFollower:
         limit: bounds the requests under way and their bytes from now on.
         maximum: bounds of the process itself, which a share never exceeds.
         kind: ``window`` or ``io``.
-        beside: further stages of the process, such as its cache.
-        counted_elsewhere: whether somebody else reports what is asked for here, such as an I/O service. Then
+        beside: stages of the same process, such as its cache.
+        counted_elsewhere: True if somebody else reports what is asked for here, such as an I/O service. Then
             memory alone is wanted and kept to, and no byte is counted twice.
         activity: says what the process does for its job; None where nobody is told.
-        was_named: as of ``ControlReporter``.
-        clock: monotonic seconds.
+        was_named: the same as of ``ControlReporter``.
+        clock: a monotonic seconds.
 
     Attributes:
         share: amounts that it may use now.

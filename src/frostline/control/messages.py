@@ -59,7 +59,7 @@ class Bottleneck:
     Attributes:
         held_back_by: name of the part.
         says: the finding in one sentence.
-        gain: how many times as many samples a second there would be without it.
+        gain: factor by which samples a second would rise without it.
     """
 
     held_back_by: str
@@ -84,7 +84,7 @@ class PlanOutline:
     Attributes:
         names: names of the places between blocks in order, from the encoded sample to the frost line.
         nbytes: bytes of one sample at each, uncompressed; those of the encoded sample are the mean.
-        cut: which of them most samples cross the network at now, counted from 0.
+        cut: the cut, which of them most samples cross the network at now, counted from 0.
         codec: name of the codec that they cross with.
     """
 
@@ -126,7 +126,7 @@ class JobActivity:
         saved_s: seconds in which the link, at its measured bandwidth, would have moved ``saved_bytes``. They are the
             link's: a loop that never waits for it is no sooner done. None where the bandwidth is not known.
         hindrance: the part that holds the job back; None where this report does not say.
-        plan: its plan; None where this report does not say.
+        plan: the plan; None where this report does not say.
     """
 
     epoch: int = 0
@@ -250,13 +250,13 @@ class StageReport:
         kind: one of ``KINDS``.
         sequence: number of the report, greater with each.
         version: version of the settings that are in force; 0 for none.
-        in_force: these settings.
+        in_force: the settings in force.
         demand: amounts that it would use if it might; infinite for all that there is, and 0 of what it never uses: then
             it is given none.
         used: amounts that it used since its last report, each second, or holds now; infinite where it does not say.
         moved_bytes: bytes that it has moved since it began.
         activity: account that its process gives of the job; None where it says nothing, as nodes and caches do.
-        has_ended: whether this is its last report.
+        has_ended: True if this is its last report.
     """
 
     stage: str
@@ -440,7 +440,7 @@ class ControlledStage:
             moved_bytes: bytes that it has moved since it began.
             used: amounts that it used since the last one.
             activity: account that its process gives of the job.
-            has_ended: whether it is the last one.
+            has_ended: True if it is the last one.
         """
         self._base = replace(self._base, sequence=self._base.sequence + 1)
         return replace(
@@ -461,7 +461,7 @@ class ControlledStage:
 
         Args:
             answer: the answer, which may be older than others that came.
-            now_s: monotonic seconds.
+            now_s: a monotonic seconds.
         """
         self._heard_s, self._lease_s, self.notices = now_s, answer.lease_s, answer.notices
         if answer.version <= self.version:
@@ -475,7 +475,7 @@ class ControlledStage:
         """Say what it may use now.
 
         Args:
-            now_s: monotonic seconds.
+            now_s: a monotonic seconds.
         """
         is_alone = now_s - self._heard_s > self._lease_s
         if not is_alone:
@@ -492,7 +492,7 @@ class RecentRates:
     """Rates over the last seconds. Not for several threads.
 
     Args:
-        seconds: how far back they reach.
+        seconds: the time that they reach back.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
@@ -503,7 +503,7 @@ class RecentRates:
         """Take counts, and return samples a second and the share of the time that was waited, both 0 at first.
 
         Args:
-            now_s: monotonic seconds.
+            now_s: a monotonic seconds.
             samples: samples taken so far.
             stall_s: seconds waited so far. A wait that is said at its end counts at its end.
         """
@@ -531,7 +531,7 @@ class Prices:
     Attributes:
         per_gb: price of a gigabyte (10⁹ bytes) that crosses from the store side to a trainer.
         per_trainer_hour: price of an hour of a trainer.
-        currency: how amounts are called, in at most eight characters.
+        currency: name of the currency, in at most eight characters.
     """
 
     per_gb: float = 0.0

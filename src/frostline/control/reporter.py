@@ -51,7 +51,8 @@ class ControlLink:
     """The way to a control plane, and the name of the job there.
 
     Args:
-        url: such as ``http://store-1:7075?job=night``; without a name the job is the process group on this host.
+        url: the url, such as ``http://store-1:7075?job=night``; without a name the job is the process group on this
+            host.
         token: token that identifies the job's tenant; None where the control plane knows none.
         tls: files of TLS where the URL is an ``https://``; None takes those of the environment.
 
@@ -160,8 +161,8 @@ class ControlReporter:
     Args:
         link: way to the control plane, which is closed with the reporter.
         stages: stages of this process.
-        clock: monotonic seconds.
-        was_named: whether somebody named the control plane. One that nobody did is a node's, which is there or not:
+        clock: a monotonic seconds.
+        was_named: True if somebody named the control plane. One that nobody did is a node's, which is there or not:
             nobody waits for it, and nothing is logged where it does not answer; then it is asked more and more rarely.
     """
 
@@ -336,7 +337,7 @@ class NodeTenantStage:
     Args:
         job: name of the job that it is in the control plane.
         limits: limits of the tenant, and its use.
-        clock: monotonic seconds.
+        clock: a monotonic seconds.
     """
 
     kind = "node"
@@ -381,7 +382,7 @@ def node_reporter(node: Node, link: ControlLink, clock: Callable[[], float] = ti
     Args:
         node: node, which runs.
         link: way to the control plane, which is closed with the reporter.
-        clock: monotonic seconds.
+        clock: a monotonic seconds.
 
     Raises:
         SettingError: A tenant's name cannot be a job's.

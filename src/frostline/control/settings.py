@@ -42,9 +42,9 @@ class ControlTenant(TokenHolder):
     """One tenant of a control plane.
 
     Attributes:
-        weight: its share is in proportion to this; its jobs divide that.
-        sees_all: whether it may see the stages of all tenants.
-        may_change: whether it may change weights, jobs and capacities of all while the control plane runs.
+        weight: number; the share is in proportion to this; its jobs divide that.
+        sees_all: True if it may see the stages of all tenants.
+        may_change: True if it may change weights, jobs and capacities of all while the control plane runs.
     """
 
     weight: float = 1.0
@@ -65,9 +65,9 @@ class ControlledJob:
     Attributes:
         name: name that the job gives itself.
         tenant: name of its tenant.
-        weight: its share of what its tenant has is in proportion to this.
-        priority: with the policy ``priorities``, jobs with a greater one are served first.
-        ends_at_s: when it must have ended, in seconds since 1970; infinite where it may take its time.
+        weight: number; the share of what its tenant has is in proportion to this.
+        priority: number with the policy ``priorities``: jobs with a greater one are served first.
+        ends_at_s: the time when it must have ended, in seconds since 1970; infinite where it may take its time.
         work_bytes: bytes that all its stages move until its end; needed for ``ends_at_s``.
     """
 

@@ -170,10 +170,10 @@ def proportional(capacity: Floats, demand: Floats, weight: Floats, group: Ints) 
     that demand: the idea of Cheferd's proportional sharing without false allocation.
 
     Args:
-        capacity: as of ``weighted_max_min``.
-        demand: as of ``weighted_max_min``.
-        weight: as of ``weighted_max_min``.
-        group: as of ``weighted_max_min``.
+        capacity: the same as of ``weighted_max_min``.
+        demand: the same as of ``weighted_max_min``.
+        weight: the same as of ``weighted_max_min``.
+        group: the same as of ``weighted_max_min``.
     """
     demand = np.minimum(demand, capacity[group])
     total = np.bincount(group, weight, len(capacity))
@@ -386,11 +386,11 @@ class Used:
     """What a job did since the report before.
 
     Attributes:
-        seconds: how long that is.
+        seconds: the length of time.
         requests: requests that went.
         nbytes: bytes that came.
-        waited_requests: whether a request waited because there were as many as it might make.
-        waited_bytes: whether one waited because there were as many bytes as it might move.
+        waited_requests: True if a request waited because there were as many as it might make.
+        waited_bytes: True if one waited because there were as many bytes as it might move.
     """
 
     seconds: float
@@ -447,7 +447,7 @@ class Pace:
     and over seconds no more than the share is used.
 
     Args:
-        now_s: monotonic seconds.
+        now_s: a monotonic seconds.
 
     Attributes:
         moved_bytes: bytes that have come so far.

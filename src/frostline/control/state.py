@@ -137,9 +137,9 @@ class StageColumns:
             demand: amounts that it wants.
             held: amounts that it may be using.
             moved_bytes: bytes that it has moved since it began.
-            heard_s: when it was heard, in seconds since 1970.
-            asked_s: when it was first answered settings that it has not said to have taken.
-            is_there: whether it has a part of what is divided.
+            heard_s: the time when it was heard, in seconds since 1970.
+            asked_s: the time when it was first sent settings that it has not confirmed.
+            is_there: True if it has a part of what is divided.
         """
         row = self._rows.get(key)
         if row is None:
@@ -303,13 +303,13 @@ class StageRecord:
 
     Attributes:
         tenant: name of its tenant.
-        report: its latest report.
-        heard_s: when that came, in seconds since 1970.
+        report: the latest report.
+        heard_s: the time when that came, in seconds since 1970.
         version: version of the settings that it was answered last.
-        settings: these settings; resources without a bound have 0.
+        settings: the settings; resources without a bound have 0.
         held: the most that it may be using: what is in force, and what it was answered since.
-        asked_s: when it was first answered settings that it has not said to have taken.
-        is_gone: whether it has ended, or has not been heard for a lease.
+        asked_s: the time when it was first sent settings that it has not confirmed.
+        is_gone: True if it has ended, or has not been heard for a lease.
     """
 
     tenant: str
@@ -670,8 +670,8 @@ def view_of(
         state: state of the control plane.
         tenant: tenant that asks, which sees its own alone; None sees all.
         now_s: seconds since 1970.
-        may_change: whether whoever asks may change weights, jobs and capacities.
-        page: which jobs and stages are given; ``next`` says where the following ones begin, with null for none.
+        may_change: True if whoever asks may change weights, jobs and capacities.
+        page: the jobs and stages are given; ``next`` says where the following ones begin, with null for none.
     """
     records = [record for record in state.records if tenant in (None, record.tenant)]
     jobs: dict[tuple[str, str], list[StageRecord]] = {}

@@ -48,7 +48,7 @@ class AuditLog:
         clock: returns seconds since 1970.
 
     Attributes:
-        is_kept: whether anything is written.
+        is_kept: True if anything is written.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:

@@ -77,7 +77,7 @@ def check_arguments(given: Mapping[str, Any], taken: Mapping[str, tuple[type, ..
     """The same arguments, whole numbers as Python's own.
 
     Args:
-        given: by name; ``None`` is left to whoever takes it.
+        given: the arguments by name; ``None`` is left to whoever takes it.
         taken: the types of those that are looked at.
 
     Raises:
@@ -147,7 +147,7 @@ def devices_of(device: str) -> tuple[str, ...]:
     """The devices that a setting names with commas, in torch's words; numbered parts of the processor are all ``cpu``.
 
     Args:
-        device: such as ``cpu``, ``cuda`` or ``cuda:0,cuda:1``.
+        device: the device, such as ``cpu``, ``cuda`` or ``cuda:0,cuda:1``.
 
     Raises:
         SettingError: It names none, one twice, or devices of several kinds.
@@ -238,11 +238,11 @@ class TokenHolder:
     """Somebody who is known by a token, or by two while one takes the place of the other.
 
     Attributes:
-        name: in statistics and sentences.
+        name: the name in statistics and sentences.
         token_sha256: SHA-256 of its token, in small hexadecimal digits; the token itself is kept nowhere.
-        expires_at_s: when that token runs out, in seconds since 1970; None never.
+        expires_at_s: the time when that token runs out, in seconds since 1970; None never.
         next_token_sha256: SHA-256 of the token that takes its place, which is valid as well; None for none.
-        next_expires_at_s: when that one runs out.
+        next_expires_at_s: the time when that one runs out.
     """
 
     name: str
@@ -307,8 +307,8 @@ class TenantSettings(TokenHolder):
     """One tenant of a node: who it is, and what it may use. None is no bound but the node's own.
 
     Attributes:
-        weight: its share of the device's seconds is in proportion to this.
-        requests: in work or waiting at once, uploads too; one more is refused with 429.
+        weight: number; the share of the device's seconds is in proportion to this.
+        requests: the requests in work or waiting at once, uploads too; one more is refused with 429.
         work_bytes: bytes of the memory for samples in work and answers not yet sent.
         device_s_per_s: device seconds a second in the long run; a request beyond is refused with 429.
         weight_bytes: bytes of the resident prefixes that it uploaded, and of the resident engines that were made for
@@ -316,8 +316,8 @@ class TenantSettings(TokenHolder):
         roots: URLs under which it may read; None is all that the node serves.
         actions: some of ``ACTIONS``, which it may do; None is all that the node does.
         prefixes: SHA-256 of the prefixes that it may upload, run and train behind; None is any.
-        sees_all: it is told the statistics of the other tenants too.
-        may_change: it may change weights and quotas of all tenants while the node runs.
+        sees_all: True if it is told the statistics of the other tenants too.
+        may_change: True if it may change weights and quotas of all tenants while the node runs.
     """
 
     weight: float = 1.0
@@ -363,49 +363,50 @@ class NodeSettings:
     """What a node may use.
 
     Attributes:
-        memory_bytes: for weights, samples in work and answers not yet sent. A bound, not an allocation, and never
-            exceeded: raise it when the node answers that a request is over budget, and lower it where several nodes
-            share a machine.
+        memory_bytes: the bytes for weights, samples in work and answers not yet sent. A bound, not an allocation, and
+            never exceeded: raise it when the node answers that a request is over budget, and lower it where several
+            nodes share a machine.
         decode_threads: images decoded at once; one a core.
         read_threads: samples that a store away from this machine is asked for at once; more hides a longer round trip.
             A table of CQL has all in flight that there is memory for, whatever this is. The default is where decoding
             begins to count on two cores (``benchmarks/reads_ahead.py``).
-        store_deadline_s: how long a store may be silent, and how long a read of it is tried again, where
+        store_deadline_s: the time that a store may be silent, and how long a read of it is tried again, where
             ``FROSTLINE_STORE_TIMEOUT_S`` and ``FROSTLINE_STORE_RETRY_FOR_S`` do not say less. A job with a node in its
             process gives it its own ``deadline_s``.
         hedge_quantile: a read of an object that somebody waits for, and that takes longer than this share of those
             before it that were as large, is made a second time; 1 makes none twice. Of a job with a node in its
             process the larger of this and the job's own counts.
         compute_threads: threads of the engine inside one operation.
-        device: where prefixes run, in torch's words; several with commas, such as ``cuda:0,cuda:1``, share the work.
+        device: the place where prefixes run, in torch's words; several with commas, such as ``cuda:0,cuda:1``, share
+            the work.
         device_batch: samples in one run of the network, a multiple of 8.
         max_requests: requests in work or waiting, uploads too; one more is refused with 429. A place is kept for each
             tenant that has none, for at most half of all.
         min_bytes_per_s: a body that takes a minute longer than it would at this rate is given up, and its place and
             memory go to others. Lower it for links that are slower.
-        batching: how rows that wait become device batches: ``fair`` fills runs up over requests and tenants and
-            gives tenants shares by their weights; ``hapi`` and ``fixed`` are to compare it with.
+        batching: the way that rows that wait become device batches: ``fair`` fills runs up over requests and tenants
+            and gives tenants shares by their weights; ``hapi`` and ``fixed`` are to compare it with.
         tenants: tenants that may use the node; if there are none, everybody may, as one tenant.
-        trial_s: for trying engines on one prefix, once for this hardware; 0 tries none.
-        trial_niceness: by which such trials step back behind what the node serves (nice(2)): 5 leaves them a quarter of
-            a core that the node wants too. 0 where nobody else uses the node, as of one that a job starts for itself:
-            the sooner it has the faster engine, the sooner all is done.
+        trial_s: the time for trying engines on one prefix, once for this hardware; 0 tries none.
+        trial_niceness: the niceness by which such trials step back behind what the node serves (nice(2)): 5 leaves them
+            a quarter of a core that the node wants too. 0 where nobody else uses the node, as of one that a job starts
+            for itself: the sooner it has the faster engine, the sooner all is done.
         trials_in_process: try engines that are ready in a moment in the node's own process. Only for a node that serves
             the one job that started it: an engine that crashes takes the node along, which the job then starts again.
         engines: names of those that may be tried; None for all that there are (``engines.catalog``).
-        cache_folder: where features are kept for later epochs, jobs and tenants; several nodes of one machine may
-            share it. None keeps none.
-        cache_bytes: most bytes on disk for them.
+        cache_folder: the place where features are kept for later epochs, jobs and tenants; several nodes of one machine
+            may share it. None keeps none.
+        cache_bytes: the most bytes on disk for them.
         local_tier: folder for encoded samples of stores that are away from this machine, such as S3 or tables, so that
             a second epoch reads nothing of them; processes of one machine may share it. None is in the user's cache
             folder.
-        local_tier_bytes: most bytes of them. 0 keeps none; None is a quarter of the disk that is free, at most 50 GiB,
-            and nothing where that is little.
+        local_tier_bytes: the most bytes of them. 0 keeps none; None is a quarter of the disk that is free, at most 50
+            GiB, and nothing where that is little.
         shared_cache: URL under which features are kept for all nodes that are given the same; None keeps none there.
-        shared_cache_bytes: most bytes under it, by all nodes; what nobody used for an hour makes room for others.
-        shared_cache_wait_s: longest that a batch waits for features from there before they are computed. About what
+        shared_cache_bytes: the most bytes under it, by all nodes; what nobody used for an hour makes room for others.
+        shared_cache_wait_s: the longest that a batch waits for features from there before they are computed. About what
             computing a batch takes.
-        allow_anonymous: It may listen beyond this machine without tenants: whoever can reach it may use it.
+        allow_anonymous: True if it may listen beyond this machine without tenants: whoever can reach it may use it.
         weight_folders: Folders, or files, of pretrained weights in the formats of safetensors and PyTorch: whoever
             uploads a network with one of their tensors does not send it. That such a file is there can be found out so.
         allowed_hosts: Names by which it may be asked beside addresses and ``localhost`` where it has no tenants, and
@@ -416,14 +417,14 @@ class NodeSettings:
         max_graph_nodes: Operations of a network that is uploaded; ten times those of a ViT-B/16.
         max_graph_values: Tensors that one run of it makes, every part of a split counted.
         max_check_s: Processor seconds of the process that checks it; ViT-B/16 takes one.
-        max_run_s: Estimated seconds of a run of eight samples to the frost line; raise it for very large networks.
-        max_operation_s: Estimated seconds of any one operation in such a run. A run can be given up, and another
+        max_run_s: The estimated seconds of a run of eight samples to the frost line; raise it for very large networks.
+        max_operation_s: The estimated seconds of any one operation in such a run. A run can be given up, and another
             tenant's can go first, between two operations; so nobody waits much longer than that for it. VGG-16 takes
             0.7 s on one core; ResNet-18 in bfloat16 takes 0.9 s where the processor has no instructions for it.
         allow_training: train heads beside it, for policy ``all_in_store``.
         training_memory_bytes: memory of each process that trains, beside ``memory_bytes``; about 0.3 GiB of it are
             torch's.
-        trainings: at once; one more is refused with 429.
+        trainings: the trainings at once; one more is refused with 429.
         listing_memory_bytes: memory of each process that lists data for a client, beside ``memory_bytes``; one a
             tenant. A million images in class folders took 0.6 GiB (``docs/decisions/0063``).
         max_listed: samples of a data set that is listed for a client.
@@ -495,12 +496,12 @@ class IoSettings:
     """What the I/O service of a machine may use.
 
     Attributes:
-        memory_bytes: for samples that are kept and for those under way, of all jobs together; raise it where jobs that
-            read the same data find little of it (``frostline io --status``).
+        memory_bytes: the bytes for samples that are kept and for those under way, of all jobs together; raise it where
+            jobs that read the same data find little of it (``frostline io --status``).
         window_bytes: bytes of these for samples that were asked for and not used yet, shared fairly between jobs; each
             may have one request under way whatever this is. The rest is for keeping. The default is a quarter of the
             memory.
-        max_connections: at once; each request under way takes one, and a thread.
+        max_connections: the number at once; each request under way takes one, and a thread.
     """
 
     memory_bytes: int = 2 * _GIB
@@ -526,30 +527,31 @@ class LoaderSettings:
     Attributes:
         requests_in_flight: requests under way at once; more hides a longer round trip, and leaves none of the
             resources that a mixture uses without work. None begins with 8 and finds how many are enough.
-        max_requests: bound of those found; each takes a thread, a connection and one of the node's places (64).
-        tuning: how the window's bounds are found where ``requests_in_flight`` is None: ``auto`` asks for more while
-            the training loop waits and more brings more, and for less where that is enough; ``fixed`` stays where it
-            begins; ``prisma`` is to compare with. None of them changes samples or their order.
+        max_requests: the number, bound of those found; each takes a thread, a connection and one of the node's places
+            (64).
+        tuning: the way that the window's bounds are found where ``requests_in_flight`` is None: ``auto`` asks for more
+            while the training loop waits and more brings more, and for less where that is enough; ``fixed`` stays where
+            it begins; ``prisma`` is to compare with. None of them changes samples or their order.
         samples_per_request: rows in one request; as many as a device batch, so that no run has rows to spare. The
             first ones have fewer where no network runs, unless ``ramp`` is False.
-        window_bytes: most bytes asked for and not yet handed out, whatever is found; raise it for a long, fast link.
-            Beside it are the next batch, the one that is being filled, and, where samples are decoded behind the
+        window_bytes: the most bytes asked for and not yet handed out, whatever is found; raise it for a long, fast
+            link. Beside it are the next batch, the one that is being filled, and, where samples are decoded behind the
             window, those that are: of one request for each core and one more, with at most 2 MiB of pixels each.
         cache_bytes: features kept at the trainer between epochs, in memory; 0 keeps none.
-        cache_folder: where they are kept on disk too, for later epochs and for later jobs, which then need no
+        cache_folder: the place where they are kept on disk too, for later epochs and for later jobs, which then need no
             network for them; jobs of one machine may share it. None keeps none on disk.
-        cache_disk_bytes: most bytes on disk for them.
+        cache_disk_bytes: the most bytes on disk for them.
         views: random views of each sample that there are, so that they can be kept: epoch ``e`` has view
             ``e mod views``. 0 computes another one each epoch.
-        slack: how many places a sample may be handed out ahead of the earliest one that is still missing; 0 keeps the
+        slack: number of places a sample may be handed out ahead of the earliest one that is still missing; 0 keeps the
             order, None lets whatever arrived go first. Every sample comes once in its epoch all the same. Several
             ranks, worker processes and replays keep the order, whatever it is.
         hedge_quantile: a request under way for longer than this share of those before it is made a second time, so
             that at most the rest of them are made twice; 1 makes none twice.
         ramp: begin with the samples of two requests and more with each answer; False sends all that are allowed at
             once, which a long link answers with losses and a node with a queue.
-        retry_for_s: how long a sample is asked for again while its node does not answer, before the job stops.
-        deadline_s: longest silence on a connection before it counts as broken, also of a store that a node in this
+        retry_for_s: the time that a sample is asked for again while its node does not answer, before the job stops.
+        deadline_s: the longest silence on a connection before it counts as broken, also of a store that a node in this
             process reads.
         device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it
             the node's, so that features are the same bits wherever they are computed.

@@ -104,7 +104,7 @@ class Replanned:
 
     Attributes:
         at_s: seconds since the job was made.
-        samples: asked for before.
+        samples: the samples, asked for before.
         before: the mixture until now, in words.
         after: the mixture from now on.
         reason: measurement behind it, and what the change should gain.
@@ -124,9 +124,9 @@ class EngineChanged:
     Attributes:
         at_s: seconds since the job was made.
         before: name of the engine until now.
-        after: from now on.
-        error: its largest relative error against the reference, on samples of the job.
-        samples_per_s: by its trial, alone on the node; None where it is not known.
+        after: the value from now on.
+        error: the largest relative error against the reference, on samples of the job.
+        samples_per_s: the rate by its trial, alone on the node; None where it is not known.
     """
 
     at_s: float
@@ -149,11 +149,11 @@ class Tuned:
 
     Attributes:
         at_s: seconds since the job was made.
-        requests_before: most requests under way that were kept until now.
-        requests: from now on.
-        window_bytes_before: most bytes asked for and not handed out until now.
-        window_bytes: from now on.
-        is_trial: whether they are only tried; another event says what came of it.
+        requests_before: the most requests under way that were kept until now.
+        requests: the requests from now on.
+        window_bytes_before: the most bytes asked for and not handed out until now.
+        window_bytes: the bytes from now on.
+        is_trial: True if they are only tried; another event says what came of it.
         reason: measurement behind it.
     """
 

@@ -52,7 +52,7 @@ def open_private(path: Path, mode: Literal["xb", "ab", "wb"]) -> BufferedWriter:
     """Open a file in bytes, as ``open`` does; where it is made, for its user alone.
 
     Args:
-        path: Where it is.
+        path: The place where it is.
         mode: ``xb`` for a new one, ``ab`` to write behind what it holds, ``wb`` in the place of it.
 
     Raises:
@@ -121,7 +121,7 @@ def without_schema(value: object, number: int, what: str | Path) -> dict[str, An
     """What was written by ``with_schema``.
 
     Args:
-        value: parsed content of the file.
+        value: the parsed content of the file.
         number: the schema that is read here.
         what: name of the file, for the sentence.
 
@@ -148,7 +148,7 @@ class FileCache:
     Several processes may use the folder. Those that were not used for longest go first.
 
     Args:
-        folder: Made when something is kept, for its user alone.
+        folder: The folder, made when something is kept, for its user alone.
         suffix: Suffix of the files' names, such as ``.json``.
     """
 

@@ -44,7 +44,7 @@ class TensorSpec:
 
     Attributes:
         shape: shape of one sample, without the batch.
-        dtype: such as ``float32`` or ``int64``.
+        dtype: the dtype, such as ``float32`` or ``int64``.
     """
 
     shape: tuple[int, ...]
@@ -83,12 +83,12 @@ class GraphNode:
         args: positional arguments: None, bool, int, float, str, Ref, Token, or tuples of these.
         kwargs: keyword arguments by name.
         shape: shape of the result; None where it is no tensor, or has a dimension that is no ``Dim``.
-        order: its dimensions from the outermost in memory to the innermost, such as (0, 2, 3, 1) for channels-last;
+        order: the dimensions from the outermost in memory to the innermost, such as (0, 2, 3, 1) for channels-last;
             None where they do not lie dense in memory in any order.
         dtype: dtype of the result, such as ``float32``; empty where it is no tensor.
         storage: name of a value that the result shares its memory with; empty where the memory is its own.
         size: the result itself where it is an integer that the batch decides, such as ``aten.sym_size.int``.
-        module: dotted path of the module whose forward made it; empty for the network itself.
+        module: the dotted path of the module whose forward made it; empty for the network itself.
     """
 
     name: str
@@ -109,10 +109,10 @@ class Cut:
 
     Attributes:
         number: 0 ships the encoded sample, 1 the network's input (decoded pixels), higher ones lie inside the network.
-        name: where it is, in the words of the network, such as ``layer4.1.relu``.
+        name: the place, in the words of the network, such as ``layer4.1.relu``.
         after: index of the last node that runs before it; -1 for cut 1, -2 for cut 0.
         tensors: names of the values that cross it.
-        shapes: per-sample shape of each, without the batch dimension.
+        shapes: the per-sample shape of each, without the batch dimension.
         dtypes: dtypes of each, such as ``float32``.
         bytes_per_sample: bytes that cross, uncompressed; 0 for cut 0, whose bytes are the sample's own.
         is_relu: the one tensor that crosses holds values of a ReLU and no others (its output, or a selection or

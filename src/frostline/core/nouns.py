@@ -62,7 +62,7 @@ class PackedTensor:
     """One tensor of a batch as it crosses the wire; ``wire.codecs`` makes these and reads them.
 
     Attributes:
-        codec: its name; a lossless one where the batch's codec does not fit this tensor, such as a mask.
+        codec: the name; a lossless one where the batch's codec does not fit this tensor, such as a mask.
         shape: shape of one sample, unpacked.
         dtype: dtype of the tensor, unpacked.
         body: ``[n, *shape]`` in fewer bits; or, where ``bounds`` is given, the packed rows one after another as
@@ -398,7 +398,7 @@ class Samples:
         labels: ``int64[n]``, index into the data set's classes; -1 where there is none.
         versions: the version of each object as it was listed (``stores.protocols.Entry.etag``), empty where the
             store has none; no column at all where nobody knows any.
-        targets: where their masks are; None where the data set has none. They do not travel with a request.
+        targets: the place where their masks are; None where the data set has none. They do not travel with a request.
     """
 
     ids: _Numbers
@@ -470,8 +470,9 @@ class View:
 
     Attributes:
         seed: seed of the job.
-        epoch: or the number of the view, where a job has only some that return.
-        recurs: it will be wanted again, so that its features are worth keeping; the pixels are the same either way.
+        epoch: number of the epoch, or of the view where a job has only some that return.
+        recurs: True if it will be wanted again, so that its features are worth keeping; the pixels are the same either
+            way.
     """
 
     seed: int

@@ -41,7 +41,7 @@ class HedgeTimer:
     Requests are of a way, any value, and compared with those of the same; their size is in rows or in bytes.
 
     Args:
-        quantile: above 0 and below 1; 1 never asks twice.
+        quantile: the quantile above 0 and below 1; 1 never asks twice.
     """
 
     def __init__(self, quantile: float) -> None:
@@ -101,7 +101,7 @@ class TokenBucket:
         per_s: tokens that come back each second.
         maximum: tokens that it holds at most, and to begin with.
         tokens: tokens that it holds; negative where requests wait for some.
-        at_s: when it held those.
+        at_s: the time when it held those.
     """
 
     per_s: float
@@ -137,16 +137,16 @@ class AdaptiveRate:
     Attributes:
         rate_per_s: requests that may go each second; infinite until the store has refused.
         refused_per_s: the rate that was refused last, after the burst before the first bound; 0 where none was.
-        free_at_s: when the next may go.
-        fell_at_s: when the rate fell last.
-        changed_at_s: when the rate changed last.
-        since_s: when this second of counting began.
+        free_at_s: the time when the next may go.
+        fell_at_s: the time when the rate fell last.
+        changed_at_s: the time when the rate changed last.
+        since_s: the time when this second of counting began.
         went_well: requests that went well since then.
-        seen_per_s: how many a second did so in the second before.
+        seen_per_s: requests a second that went well in the second before.
         fall: part of the rate that is left after a refusal.
-        rise_per_s: by which share of itself the rate grows each second where it is near what was refused.
+        rise_per_s: the share by which of itself the rate grows each second where it is near what was refused.
         climb_per_s: the same elsewhere.
-        min_per_s: it falls no further.
+        min_per_s: True if it falls no further.
     """
 
     rate_per_s: float = math.inf
@@ -187,9 +187,9 @@ class AdaptiveRate:
         """The store refused a request for its rate.
 
         Args:
-            now_s: when that became known.
-            sent_at_s: when the request went.
-            wait_s: how long the store asked to wait; none goes before that.
+            now_s: the time when that became known.
+            sent_at_s: the time when the request went.
+            wait_s: the time that the store asked to wait; none goes before that.
         """
         held = replace(self, free_at_s=max(self.free_at_s, now_s + wait_s)) if wait_s else self
         if sent_at_s <= self.fell_at_s:

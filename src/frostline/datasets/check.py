@@ -39,8 +39,8 @@ class CheckedRows:
     Attributes:
         start: the first of them.
         stop: the first behind them.
-        digests: by row, of those whose bytes may be those of another.
-        unreadable: those that cannot be read or decoded, and why.
+        digests: the digests by row, of those whose bytes may be those of another.
+        unreadable: the ones that cannot be read or decoded, and why.
     """
 
     start: int
@@ -132,7 +132,7 @@ class Checked:
 
     Attributes:
         samples: number of samples that were read.
-        unreadable: those that cannot be read or decoded, or whose masks cannot, and why.
+        unreadable: the ones that cannot be read or decoded, or whose masks cannot, and why.
         duplicates: groups of names of samples whose bytes are the same, the largest group first.
         seconds: duration of the check.
     """
@@ -162,7 +162,7 @@ def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> 
 
     Args:
         data: all of it, or the part that matters.
-        observe: told of progress, and of every sample that cannot be read.
+        observe: observer that is told of progress, and of every sample that cannot be read.
         progress: folder for what is kept; by default one in the user's cache folder.
 
     Raises:

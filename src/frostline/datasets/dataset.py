@@ -90,11 +90,11 @@ class Dataset(ShownInNotebooks):
         near: address of a node beside the data, or of several: the first that serves it lists it, so that nobody here
             needs credentials for the store. A job on these samples runs near the same nodes unless it is given others.
         token: secret with which to ask that node; ``FROSTLINE_TOKEN`` by default. Never shown or logged.
-        observe: told how far the listing is, and what it leaves out; by default that is logged as a warning of
-            ``frostline``.
+        observe: observer that is told how far the listing is, and what it leaves out; by default that is logged as a
+            warning of ``frostline``.
 
     Attributes:
-        source: how and by whom the data is listed, for other parts of Frostline.
+        source: the lister of the data, for other parts of Frostline.
 
     Raises:
         SettingError: the URL is none that Frostline reads, or there is no such format, or no such choice or address.

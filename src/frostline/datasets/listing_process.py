@@ -46,10 +46,10 @@ class _Orders:
     Attributes:
         data: URL of the data set's root, which the node serves to whoever asks.
         format: see ``load_manifest``.
-        relist: likewise.
-        refuses_changes: likewise.
-        folders: within which symbolic links of a folder may lead; None lets them lead anywhere.
-        deadline_s: how long a store may be silent; None for as long as the environment says.
+        relist: the same.
+        refuses_changes: the same.
+        folders: the folders within which symbolic links of a folder may lead; None lets them lead anywhere.
+        deadline_s: the time that a store may be silent; None for as long as the environment says.
         known: SHA-256 of files that the client has.
         max_samples: maximum number of samples of the data set.
         max_bytes: maximum size of the manifest's file.

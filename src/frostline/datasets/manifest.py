@@ -130,7 +130,7 @@ class JoinedRows:
     """The rows of several parts of a table, one part after the other; a row may come more than once. Immutable.
 
     Args:
-        parts: at least one.
+        parts: one part at least.
     """
 
     def __init__(self, parts: Sequence[SelectedRows]) -> None:
@@ -172,8 +172,8 @@ class Changes(NamedTuple):
     """Objects that are not what they were.
 
     Attributes:
-        changed: those of another version or size.
-        gone: those that are not there any more.
+        changed: the ones of another version or size.
+        gone: the ones that are not there any more.
     """
 
     changed: Sequence[str] = ()
@@ -192,8 +192,8 @@ def changes_elsewhere(listed: Mapping[str, Entry], now: Mapping[str, Entry]) -> 
     """What changed of objects that lists name elsewhere; of those without versions by their sizes alone.
 
     Args:
-        listed: by URL, as the manifest has them.
-        now: by URL; what is not there any more is missing.
+        listed: the objects by URL, as the manifest has them.
+        now: the objects as they are now, by URL; what is not there any more is missing.
     """
     gone = [url for url, was in listed.items() if url not in now and (was.etag or was.size != _MISSING_BYTES)]
     changed = [
@@ -211,7 +211,7 @@ def changes_in_words(
 
     Args:
         table: table of the manifest.
-        reading: how the bytes at its addresses are found.
+        reading: the way that the bytes at its addresses are found.
         url: address of the data's root.
         entries: the listing.
         elsewhere: changes of objects that lie outside that root.
@@ -234,7 +234,7 @@ def refusing_observer(changed: str, observe: Observer) -> Observer:
 
     Args:
         changed: the data set's choice.
-        observe: told every event first.
+        observe: observer that is told every event first.
     """
 
     def watch(event: Event) -> None:
@@ -301,8 +301,8 @@ def list_all(store: Listable, observe: Observer) -> Entries:
     """Every object of a store, in the order of their names. Memory is that of their columns, and for a while of two.
 
     Args:
-        store: to list.
-        observe: told how many objects were found by now.
+        store: the store to list.
+        observe: observer that is told how many objects were found by now.
 
     Raises:
         DataNotFound: the root is not there.
@@ -361,9 +361,9 @@ class Manifest:
         classes: names, by label.
         digest: SHA-256 of the listing; the name of the table.
         place: URL of the table.
-        found: it was there already; False where it was built now.
+        found: True if it was there already; False where it was built now.
         applied: preprocessing done before the images were kept; None where they are encoded.
-        reading: how the bytes at the samples' addresses are found.
+        reading: the way that the bytes at the samples' addresses are found.
         splits: splits that the data itself names in its column ``split``.
         saved: splits that came with it from the node that listed the data, by name; none where it was listed here.
         left_out: parts of the data that are no samples, by kind and reason.
@@ -418,7 +418,7 @@ def load_manifest(
         refuses_changes: a listing that differs from that of the manifest that was built last is refused.
         looks_elsewhere: objects that the data names and that lie elsewhere are asked for again, and count as listed.
         only_within: data whose samples may lie elsewhere than in the store is refused before any of it is looked at.
-        observe: told how far the listing is, and what is built.
+        observe: observer that is told how far the listing is, and what is built.
 
     Raises:
         Forbidden: the samples may lie elsewhere, and that is refused.
@@ -527,11 +527,11 @@ def manifest_of(
     """A manifest that was read or built.
 
     Args:
-        kept: its table, what it says of itself, and where it lies.
+        kept: the table, its words of itself, and where it lies.
         found: see ``Manifest``.
-        applied: likewise.
-        saved: likewise; None is none.
-        left_out: likewise; None takes what was left out when it was built.
+        applied: the same.
+        saved: the same; None is none.
+        left_out: the same; None takes what was left out when it was built.
     """
     samples = WholeSamples(kept.columns)
     return Manifest(
@@ -583,10 +583,10 @@ class DatasetStatistics:
     """What a data set holds.
 
     Attributes:
-        samples: how many.
+        samples: the number of samples.
         per_class: name and number of samples of each class, by label.
         without_label: samples that have none.
-        total_bytes: encoded bytes of all samples.
+        total_bytes: the encoded bytes of all samples.
         mean_bytes: mean size of a sample.
         min_bytes: size of the smallest sample.
         max_bytes: size of the largest sample.
@@ -595,7 +595,7 @@ class DatasetStatistics:
         columns: name and type of each column of the manifest.
         splits: name and number of samples of each split that was saved.
         manifest: URL of the table.
-        manifest_found: it was there already; False where it was built now.
+        manifest_found: True if it was there already; False where it was built now.
         left_out: parts of the data that are no samples, by kind and reason.
     """
 

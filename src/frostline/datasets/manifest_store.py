@@ -257,9 +257,9 @@ class StoredManifest(NamedTuple):
     """A manifest that was read.
 
     Attributes:
-        columns: its table.
+        columns: the table.
         about: description of the manifest; see ``about_of``.
-        place: its URL.
+        place: the URL.
     """
 
     columns: ManifestColumns
@@ -328,7 +328,8 @@ class ManifestStore:
         Args:
             format: format of the present listing.
             sizes: sizes of its objects.
-            of_any_rule: whatever the format's rule was; otherwise its present one, whose rows can be taken over.
+            of_any_rule: True to take one of any rule of the format; otherwise of its present one, whose rows can be
+                taken over.
         """
         last = self._last_of(sizes)
         if last is None or last.format != format.name or not (of_any_rule or last.rule == format.digest(())):

@@ -44,10 +44,10 @@ def open_samples(
 
     Args:
         url: address of the data set's root.
-        reading: how the bytes are found: one of ``core.READINGS``.
-        mapped: from memory maps, where that is a local folder and the objects are sealed.
-        roots: canonical URLs of places in which objects that are URLs may lie; by default that of the data alone.
-        cells: where decoded columns are kept, if cells are read; by default a cache of its own.
+        reading: the way that the bytes are found: one of ``core.READINGS``.
+        mapped: True to read from memory maps, where that is a local folder and the objects are sealed.
+        roots: the canonical URLs of places in which objects that are URLs may lie; by default that of the data alone.
+        cells: the place where decoded columns are kept, if cells are read; by default a cache of its own.
         limits: limits on the stores that may be read.
 
     Raises:
@@ -95,7 +95,7 @@ class SequentialReader:
 
     Args:
         url: address of the data set's root.
-        reading: how its samples are read; see ``open_samples``.
+        reading: the way that its samples are read; see ``open_samples``.
         maximum: requests under way at once.
         roots: places in which objects that are URLs may lie; by default that of the data alone.
     """
@@ -113,7 +113,7 @@ class SequentialReader:
         """The bytes of each sample, as they come; of one that cannot be used, why.
 
         Args:
-            samples: in their data set's order.
+            samples: the samples in their data set's order.
             names: names of the samples, with which those that are left out are reported.
 
         Returns:
@@ -159,7 +159,7 @@ class Workers(Generic[T]):
 
     Args:
         reader: reader of the samples.
-        threads: how many.
+        threads: the number of threads.
         stack: ends them.
     """
 
@@ -173,7 +173,7 @@ class Workers(Generic[T]):
         """What ``work`` makes of each sample, in their order.
 
         Args:
-            samples: to read; see ``SequentialReader.read``.
+            samples: the samples to read; see ``SequentialReader.read``.
             names: names of the samples.
             work: is given a row and its bytes, or why there are none. Called from several threads.
         """

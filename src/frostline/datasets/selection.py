@@ -69,7 +69,7 @@ def parse_expression(text: str, schema: pa.Schema, classes: Sequence[str]) -> pc
     A column whose name is no single word is written ``column('taken at')``.
 
     Args:
-        text: written by whoever asks; nothing of it is run.
+        text: the written by whoever asks; nothing of it is run.
         schema: schema of the table.
         classes: names, by label.
 
@@ -341,7 +341,7 @@ class Selection:
 
     Attributes:
         whole: the manifest.
-        rows: selected rows of the manifest; None selects all of them.
+        rows: the selected rows of the manifest; None selects all of them.
     """
 
     whole: Manifest

@@ -268,11 +268,11 @@ class NodeListing:
     """A data set that a node lists for whoever has no credentials for its store.
 
     Attributes:
-        nodes: their addresses; the first that serves the data answers.
+        nodes: the addresses; the first that serves the data answers.
         data: URL of the data set's root.
         format: see ``Dataset``.
-        relist: likewise.
-        changed: likewise.
+        relist: the same.
+        changed: the same.
         cache: folder in which manifests are kept.
         token: secret with which to ask the node; None takes ``FROSTLINE_TOKEN``.
         sleep: waits so many seconds.
@@ -291,7 +291,7 @@ class NodeListing:
         """The manifest, from the first node that answers; those that hang or are not ready are asked last.
 
         Args:
-            observe: told how far the node is.
+            observe: observer that is told how far the node is.
 
         Raises:
             DataError: what is wrong with the data, as the node found it.
@@ -515,12 +515,12 @@ class ManifestSource:
     """How a data set is listed, as values.
 
     Attributes:
-        url: canonical URL of its root.
+        url: the canonical URL of its root.
         cache: folder for what does not lie beside the data.
         beside: see ``Dataset``.
-        format: likewise.
-        relist: likewise.
-        changed: likewise.
+        format: the same.
+        relist: the same.
+        changed: the same.
         near: addresses of the nodes that list it; none where it is listed here.
         token: see ``Dataset``.
     """
@@ -591,7 +591,7 @@ def canonical_url(url: str, near: str | Sequence[str] | None) -> str:
 
     Args:
         url: see ``Dataset``.
-        near: likewise.
+        near: the same.
 
     Raises:
         SettingError: the URL is none that Frostline reads, or a node is to list what the hub has.

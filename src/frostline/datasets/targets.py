@@ -297,8 +297,8 @@ class TargetColumns:
         is_single: one column was declared by its name alone, so that a batch has its values and no dict.
 
     Attributes:
-        specs: as given.
-        is_single: as given.
+        specs: the targets as given.
+        is_single: True if given as one.
 
     Raises:
         DataError: samples have no value in a column that cannot say so.
@@ -324,7 +324,7 @@ class TargetColumns:
 
         Args:
             rows: rows of the data set's own samples, ``int64[n]``.
-            masks: their masks, which are in no column; None where none are declared.
+            masks: the masks, which are in no column; None where none are declared.
 
         Raises:
             DataError: a value does not have the shape that its column has.

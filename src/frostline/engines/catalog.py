@@ -28,12 +28,12 @@ class Offer:
     """An engine that can be built where its parts are.
 
     Attributes:
-        name: as jobs, messages and reports have it.
+        name: the name as jobs, messages and reports have it.
         precision: one of ``profiles.PRECISIONS``.
-        title: for people.
-        takes_pixels: whether it takes pixels as they are kept, and computes what they mean itself, where they can be
+        title: the title for people.
+        takes_pixels: True if it takes pixels as they are kept, and computes what they mean itself, where they can be
             had; else they are made ready before.
-        takes_threads: whether it runs on as many threads as it is told, where it runs on the CPU; else it keeps to
+        takes_threads: True if it runs on as many threads as it is told, where it runs on the CPU; else it keeps to
             those of the process.
     """
 
@@ -63,7 +63,7 @@ class _Entry:
         packages: packages that it needs beside torch.
         extra: extra of Frostline, which brings them.
         needs: says what else is missing.
-        holds_16_bits: whether it computes a network that has 16-bit weights in these, as its owner does.
+        holds_16_bits: True if it computes a network that has 16-bit weights in these, as its owner does.
     """
 
     offer: Offer
@@ -92,7 +92,7 @@ def absence(name: str, device: str) -> str | None:
 
     Args:
         name: name of an offer.
-        device: in torch's words.
+        device: the device in torch's words.
 
     Raises:
         EngineUnsupported: No offer has that name.
@@ -134,12 +134,12 @@ def build(
         cuts: every place where a run may stop, in order, cut 1 (the input) first.
         tensors: weights by the names in ``graph.leaves``.
         cut: number of the cut that it stops at.
-        device: in torch's words.
+        device: the device in torch's words.
         max_rows: the largest batch that will be run.
         threads: number of threads that it runs on, where its offer says that it takes them.
         levels: meaning of the pixels, for an engine whose name says that it takes them; else ignored.
-        calibration: real samples as the engine takes them, which those of precision int8 need for their first build.
-        folder: where converted files of this prefix and cut are kept, and of no other; None keeps none.
+        calibration: the real samples as the engine takes them, which int8 needs for its first build.
+        folder: the place where converted files of this prefix and cut are kept, and of no other; None keeps none.
         checked: see ``EngineRecipe``.
 
     Raises:

@@ -52,8 +52,8 @@ class Choice:
     """The engine to use, and every trial with why its engine is not used.
 
     Attributes:
-        engine: its name.
-        trials: as given, ``why_not`` filled in; None for the engine to use.
+        engine: the name.
+        trials: the trials as given, ``why_not`` filled in; None for the engine to use.
     """
 
     engine: str
@@ -128,23 +128,23 @@ def _refusals(trials: Sequence[Trial], accuracy: str | float) -> dict[str, str]:
     return found
 
 
-def accuracy_refusal(one: Trial, accuracy: str | float) -> str | None:
+def accuracy_refusal(trial: Trial, accuracy: str | float) -> str | None:
     """Why a job may not use an engine that ran, by its precision and its error; None where it may.
 
     Args:
-        one: the trial.
+        trial: the trial.
         accuracy: a name (``planning.ACCURACIES``), or the largest relative error.
     """
-    if one.engine == REFERENCE:
+    if trial.engine == REFERENCE:
         return None
-    if isinstance(accuracy, str) and not may_use(one.precision, accuracy):
-        return f"computes in {one.precision}, and accuracy is {accuracy!r}"
-    limit = _EXPLAINED[one.precision] if isinstance(accuracy, str) else accuracy
-    if one.error <= limit:
+    if isinstance(accuracy, str) and not may_use(trial.precision, accuracy):
+        return f"computes in {trial.precision}, and accuracy is {accuracy!r}"
+    limit = _EXPLAINED[trial.precision] if isinstance(accuracy, str) else accuracy
+    if trial.error <= limit:
         return None
-    said = f"has an error of {one.error:.2g} at cut {one.cut}"
+    said = f"has an error of {trial.error:.2g} at cut {trial.cut}"
     if isinstance(accuracy, str):
-        return f"{said}, more than {one.precision} explains"
+        return f"{said}, more than {trial.precision} explains"
     return f"{said}, and accuracy allows {accuracy:.2g}"
 
 
@@ -159,14 +159,14 @@ def largest_error(accuracy: str | float) -> float:
     return 0.0 if accuracy == EXACT else _EXPLAINED[PRECISIONS[_ALLOWED[accuracy]]]
 
 
-def _why(one: Trial, chosen: str, chosen_s: float | None, why_not: dict[str, str]) -> str | None:
-    if one.engine == chosen:
+def _why(trial: Trial, chosen: str, chosen_s: float | None, why_not: dict[str, str]) -> str | None:
+    if trial.engine == chosen:
         return None
-    if one.engine in why_not:
-        return why_not[one.engine]
-    if chosen_s is None or one.seconds <= 0:
+    if trial.engine in why_not:
+        return why_not[trial.engine]
+    if chosen_s is None or trial.seconds <= 0:
         return "is not faster"
-    return f"is slower: {in_rate(one.samples_per_s or 0)} samples/s, and {chosen} gives {in_rate(1 / chosen_s)}"
+    return f"is slower: {in_rate(trial.samples_per_s or 0)} samples/s, and {chosen} gives {in_rate(1 / chosen_s)}"
 
 
 # A job may give trials this share of its predicted time even where it does not win it back: other jobs do.
@@ -189,7 +189,7 @@ class Prospect:
         engine: name of its offer.
         speed_up: samples a second, as a multiple of the reference's.
         ready_s: processor seconds until it runs, the conversion among them.
-        is_here: it is tried in the node's own process, instead of one of its own.
+        is_here: True if it is tried in the node's own process, instead of one of its own.
     """
 
     engine: str
@@ -208,9 +208,9 @@ class _Prior:
     """What is known of an engine before any trial.
 
     Attributes:
-        ready_s: as ``Prospect.ready_s``, for EfficientNet-lite0.
-        speed_ups: by what the processor must be able to do for them, in its flags' names; the first that it has is
-            taken, and without any of them the engine is not tried. "" asks for nothing.
+        ready_s: the same as ``Prospect.ready_s``, for EfficientNet-lite0.
+        speed_ups: the factors by what the processor must be able to do for them, in its flags' names; the first that it
+            has is taken, and without any of them the engine is not tried. "" asks for nothing.
         wants: abilities that the processor lacks.
     """
 
@@ -254,7 +254,7 @@ def prospects(offers: Collection[str], abilities: Collection[str], *, here: bool
     Args:
         offers: names of those that the job may use and the machine has; the reference is none of them.
         abilities: abilities of the processor (``engines.machine.abilities``).
-        here: those that are ready in a moment are tried in the node's own process.
+        here: the ones that are ready in a moment are tried in the node's own process.
     """
     found = []
     for engine in offers:
@@ -294,8 +294,8 @@ def comparison_prospect(engine: str, speed_up: float, *, here: bool) -> Prospect
 
     Args:
         engine: name of its offer.
-        speed_up: as measured.
-        here: as for ``prospects``.
+        speed_up: the speed up as measured.
+        here: the same as for ``prospects``.
     """
     return Prospect(engine=engine, speed_up=speed_up, ready_s=1.0, is_here=here and is_prompt(engine))
 
@@ -310,23 +310,23 @@ def is_prompt(engine: str) -> bool:
 
 
 def trial_refusal(
-    one: Prospect, *, reference_s: float, best_s: float, samples: int | None, spent_s: float = 0.0
+    prospect: Prospect, *, reference_s: float, best_s: float, samples: int | None, spent_s: float = 0.0
 ) -> str | None:
     """Why an engine is not worth a trial; None where it is.
 
     Args:
-        one: the engine.
+        prospect: the engine.
         reference_s: seconds of the reference, a sample.
         best_s: seconds of the fastest engine that is known and exact enough, a sample.
         samples: number of samples that the job has still to compute; None where trials need not pay for themselves.
-        spent_s: on trials for this job before.
+        spent_s: the time spent on trials for this job before.
     """
-    expected_s = reference_s / one.speed_up
+    expected_s = reference_s / prospect.speed_up
     if expected_s > (1 - _NOISE) * best_s:
         return "was not tried: it is not expected to be faster than what was found"
     if samples is None:
         return None
-    saved_s, cost_s = samples * (best_s - expected_s), one.trial_s(reference_s)
+    saved_s, cost_s = samples * (best_s - expected_s), prospect.trial_s(reference_s)
     if saved_s > cost_s or spent_s + cost_s <= _SHARE * samples * reference_s:
         return None
     saved = in_seconds(max(0.0, saved_s))

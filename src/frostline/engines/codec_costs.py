@@ -49,11 +49,12 @@ def codec_costs(
     """Pack and unpack what crosses some cuts with each codec that may be worth it there.
 
     Args:
-        values: by the cut's number, arrays ``[n, ...]`` of a few real samples (``engines.measure.cut_values``).
-        cuts: those of them to measure.
+        values: the values by the cut's number, arrays ``[n, ...]`` of a few real samples
+            (``engines.measure.cut_values``).
+        cuts: the ones of them to measure.
         codecs: names; ``exact`` is not measured.
-        clock: monotonic seconds.
-        repeats: measured runs, after one to warm up.
+        clock: a monotonic seconds.
+        repeats: the measured runs, after one to warm up.
         cores: cores of a side: one packs with each at the same time, so that a sample takes that part of its time.
 
     Returns:

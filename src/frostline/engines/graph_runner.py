@@ -319,9 +319,9 @@ class _Parameter:
         name: The name of the argument.
         kind: The type in the words of the schema, such as ``Optional[ScalarType]``.
         length: The length of a list that may be given as one number; 0 where it may not.
-        is_first: Whether it is the operator's first argument.
-        is_keyword: Whether it is given by its name alone.
-        is_required: Whether it has no default.
+        is_first: True if it is the operator's first argument.
+        is_keyword: True if it is given by its name alone.
+        is_required: True if it has no default.
     """
 
     name: str
@@ -355,27 +355,27 @@ def _schema(op: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload)._schema  # noqa: SLF001 (torch has no public word for it)
 
 
-def _check_argument(op: str, one: _Parameter, value: Argument) -> None:
-    if one.kind == "str":
-        is_fit = isinstance(value, str) and _is_text(op, one.name, value)
-    elif one.name == "pin_memory":
+def _check_argument(op: str, parameter: _Parameter, value: Argument) -> None:
+    if parameter.kind == "str":
+        is_fit = isinstance(value, str) and _is_text(op, parameter.name, value)
+    elif parameter.name == "pin_memory":
         is_fit = value is None or value is False
-    elif one.length and not isinstance(value, tuple | None):
+    elif parameter.length and not isinstance(value, tuple | None):
         is_fit = _fits("int", value)
-    elif one.kind == "Tensor" and not one.is_first:
+    elif parameter.kind == "Tensor" and not parameter.is_first:
         # A number stands for a tensor in ``x + 1``.
         is_fit = _fits("Tensor", value) or _fits("number", value)
-    elif (op, one.name) == ("aten.view.dtype", "dtype"):
+    elif (op, parameter.name) == ("aten.view.dtype", "dtype"):
         is_fit = value == _BITS
     elif op == "aten.slice.Tensor" and value == _TO_THE_END:
-        is_fit = one.name in ("start", "end")
+        is_fit = parameter.name in ("start", "end")
     else:
-        is_fit = _fits(one.kind, value)
+        is_fit = _fits(parameter.kind, value)
     if not is_fit:
-        raise UnsafeArtifact(f"{op} takes {_said(one.kind)} for {one.name!r}, not {_shown(value)}")
+        raise UnsafeArtifact(f"{op} takes {_said(parameter.kind)} for {parameter.name!r}, not {_shown(value)}")
     for number in value if isinstance(value, tuple) else (value,):
-        if _is_integer(number) and not _is_in_range(one.name, number):
-            raise UnsafeArtifact(f"{op} takes no {number} for {one.name!r}")
+        if _is_integer(number) and not _is_in_range(parameter.name, number):
+            raise UnsafeArtifact(f"{op} takes no {number} for {parameter.name!r}")
 
 
 def _is_in_range(name: str, number: int) -> bool:
@@ -465,12 +465,12 @@ class Runner:
 
     Args:
         graph: graph to run.
-        cuts: where a run may stop; what crosses one is kept until it is passed.
+        cuts: the place where a run may stop; what crosses one is kept until it is passed.
         device: device that its device tokens mean.
         resolve_op: operator name to callable; the default takes every traced operator.
 
     Attributes:
-        last_uses: for each node, the places of the values that nothing reads after it, nor crosses a cut behind
+        last_uses: the places, for each node, of the values that nothing reads after it, nor crosses a cut behind
             it; they are freed then.
 
     Raises:
@@ -513,10 +513,10 @@ class Runner:
             inputs: values for ``graph.inputs``.
             leaves: values for ``graph.leaves``, in their order.
             upto: one of the cuts, to stop there; None runs all nodes.
-            observe: called after each node, before anything is freed, with the node's index and all values
-                (None where one is not there yet or already freed); for profiles and footprints.
-            between: called behind each node, when what is not needed any more is freed. It may run another network,
-                within ``apart.resting``; what it raises ends this run.
+            observe: function that is called after each node, before anything is freed, with the node's index and all
+                values (None where one is not there yet or already freed); for profiles and footprints.
+            between: function that is called behind each node, when what is not needed any more is freed. It may run
+                another network, within ``apart.resting``; what it raises ends this run.
         """
         values: list[Any] = [*inputs, *leaves, *([None] * len(self._steps))]
         assert len(values) == len(self._slots), "a graph needs all its inputs and leaves"
@@ -647,7 +647,7 @@ class LengthRunner:
         graph: graph of the network at the whole length.
         cuts: places where a run may stop, cut 1 (the input) first.
         leaves: values of ``graph.leaves``, where the graph runs.
-        lengths: how the graph becomes one for fewer tokens.
+        lengths: the way that the graph becomes one for fewer tokens.
         device: device on which the leaves are.
         resolve_op: see ``Runner``.
     """

@@ -128,7 +128,7 @@ def hardware_name(device: str) -> str:
     """The processor with the threads that this process may use, or the accelerators, each kind once.
 
     Args:
-        device: in torch's words; several with commas.
+        device: the device in torch's words; several with commas.
     """
     if is_accelerator(device):
         return " and ".join(dict.fromkeys(map(_accelerator_name, device.split(","))))
@@ -149,7 +149,7 @@ def abilities(device: str) -> frozenset[str]:
     Empty where nobody says.
 
     Args:
-        device: in torch's words.
+        device: the device in torch's words.
     """
     if is_accelerator(device):
         return frozenset({"cuda"})
@@ -176,7 +176,7 @@ def free_device_bytes(device: str) -> int | None:
     """What nobody has taken of an accelerator's memory now; None where engines run in the processor's own.
 
     Args:
-        device: in torch's words.
+        device: the device in torch's words.
     """
     if not is_accelerator(device):
         return None
@@ -353,7 +353,7 @@ def _accelerator_name(device: str) -> str:
     """As its driver has it.
 
     Args:
-        device: in torch's words.
+        device: the device in torch's words.
     """
     import torch
 
@@ -366,7 +366,7 @@ def free_bytes(device: str) -> int:
     What this process keeps for its next runs counts as taken, so that it is to be asked for before the first.
 
     Args:
-        device: in torch's words.
+        device: the device in torch's words.
     """
     import torch
 

@@ -81,8 +81,8 @@ def dry_run(
     graph says of itself is believed. It is run at every batch that may come, so that none takes more than the line.
 
     Args:
-        graph: from the network's input to the frost line.
-        leaves: its tensors, in the order of ``graph.leaves``.
+        graph: the graph from the network's input to the frost line.
+        leaves: the tensors, in the order of ``graph.leaves``.
         cuts: the places where it may stop, in their order; cut 1 first, whose tensors are the graph's inputs.
         max_rows: the largest batch, a multiple of 8; all multiples up to it are tried.
 
@@ -116,7 +116,7 @@ def peaks(
         graph: see ``dry_run``.
         leaves: see ``dry_run``.
         cuts: see ``dry_run``.
-        within: entered while the graph runs.
+        within: the context, entered while the graph runs.
         observe: see ``Runner.run``.
 
     Raises:
@@ -312,7 +312,7 @@ def dry_step(graph: Graph, tensors: Mapping[str, torch.Tensor], inputs: Sequence
     """Run a graph on shapes alone: no tensor gets data, so that one that asks for too much is found before it runs.
 
     Args:
-        graph: with one output.
+        graph: the graph with one output.
         tensors: tensors of its leaves, by name.
         inputs: a sample of each of its inputs.
         rows: rows of the batch.
@@ -372,8 +372,8 @@ def kernel_operations(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
     Args:
         func: overload of the operator.
-        args: its arguments by position.
-        kwargs: its arguments by name.
+        args: the arguments by position.
+        kwargs: the arguments by name.
         made: result of the call.
         speed: the kinds of numbers that the device multiplies quickly.
     """
@@ -433,8 +433,8 @@ class GraphLimits:
     Attributes:
         max_nodes: Operations of the graph.
         max_values: Tensors that one run makes, every part of a split counted.
-        max_run_s: Estimated seconds of a run of eight samples to the frost line.
-        max_operation_s: Estimated seconds of any one operation in that run.
+        max_run_s: The estimated seconds of a run of eight samples to the frost line.
+        max_operation_s: The estimated seconds of any one operation in that run.
         operations_per_s: Operations that the device does in a second, for the estimates.
         cores: Cores that do them together; what no library computes runs on one of them. 1 for an accelerator.
         quick_dtypes: Types of numbers that it multiplies as fast, in torch's names (``hardware.quick_dtypes``).
@@ -468,10 +468,10 @@ def count_operations(
     """Run a prefix on the shapes of eight samples alone: what it computes up to each cut, by the cut's number.
 
     Args:
-        graph: from the network's input to the frost line.
-        leaves: its tensors, in the order of ``graph.leaves``.
+        graph: the graph from the network's input to the frost line.
+        leaves: the tensors, in the order of ``graph.leaves``.
         cuts: the places where it may stop, cut 1 first.
-        limits: where to stop.
+        limits: the place to stop.
 
     Raises:
         UnsafeArtifact: It does not run on its input, or has more nodes or values than it may.
@@ -495,7 +495,7 @@ def node_operations(graph: Graph, leaves: Sequence[torch.Tensor], inputs: Sequen
 
     Args:
         graph: whole network, of the user's own, so that any operator may be in it.
-        leaves: its tensors, in the order of ``graph.leaves``.
+        leaves: the tensors, in the order of ``graph.leaves``.
         inputs: a sample of each of its inputs.
 
     Raises:
@@ -607,13 +607,13 @@ def cut_seconds(
     A run is timed node by node; the sum up to a cut is within 10 % of a run of that part alone.
 
     Args:
-        graph: from the network's input to the frost line.
-        leaves: its tensors.
+        graph: the graph from the network's input to the frost line.
+        leaves: the tensors.
         cuts: cut 1 and higher.
-        inputs: real samples, an array ``[n, ...]`` for each input of the network, or the one.
-        repeats: measured runs, after one to warm up.
-        clock: monotonic seconds.
-        between: as for ``Runner.run``; what it takes is not measured.
+        inputs: the real samples, an array ``[n, ...]`` for each input of the network, or the one.
+        repeats: the measured runs, after one to warm up.
+        clock: a monotonic seconds.
+        between: the same as for ``Runner.run``; what it takes is not measured.
 
     Returns:
         ``float64[repeats, len(cuts)]``.
@@ -636,11 +636,11 @@ def cut_values(
     """What crosses each of some cuts for the same samples, from one run.
 
     Args:
-        graph: from the network's input to the frost line.
-        leaves: its tensors.
+        graph: the graph from the network's input to the frost line.
+        leaves: the tensors.
         cuts: any of cut 1 and higher.
-        inputs: as for ``cut_seconds``.
-        between: as for ``Runner.run``.
+        inputs: the same as for ``cut_seconds``.
+        between: the same as for ``Runner.run``.
 
     Returns:
         By the cut's number one C-contiguous array ``[n, ...]`` for each tensor that crosses; copies, which nothing

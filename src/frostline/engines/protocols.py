@@ -152,7 +152,7 @@ def identity(
         precision: precision of the offer.
         pixels: all samples of the trial.
         levels: meaning of pixels that are as they are kept; None where they are as the network takes them.
-        takes_pixels: whether the engine takes them as they are kept, where they are so.
+        takes_pixels: True if the engine takes them as they are kept, where they are so.
     """
     front = "" if levels is None or not takes_pixels else f"{_LEVELS_MARK}{levels.digest}"
     if precision != "int8":

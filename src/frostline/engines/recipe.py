@@ -39,15 +39,15 @@ class EngineRecipe:
         cuts: every place where a run may stop, in order, cut 1 (the input) first.
         tensors: weights by the names in ``graph.leaves``.
         cut: number of the one cut that the engine stops at.
-        device: in torch's words.
+        device: the device in torch's words.
         max_rows: the largest batch that will be run.
         threads: number of threads that the engine is to run on, where it takes them
             (``engines.catalog.Offer``).
         levels: meaning of the pixels, if the engine takes them as they are kept, ``uint8[n, H, W, C]``; None if it
             takes what the network takes.
-        calibration: real samples as the engine takes them, for engines that narrow to 8 bits.
+        calibration: the real samples as the engine takes them, for engines that narrow to 8 bits.
         calibrated_on: name of these pixels, also where they are not given because converted files are there.
-        folder: where converted files are kept; None keeps none.
+        folder: the place where converted files are kept; None keeps none.
         checked: the reference engine's memory up to the cut, from whoever has run the graph on shapes before; None has
             that done here, which takes a new process a second and a half.
     """
@@ -213,7 +213,7 @@ class Converted:
     """The part of an engine that is the same whatever it was converted to.
 
     Args:
-        name: as in ``engines.catalog.OFFERS``.
+        name: the same as in ``engines.catalog.OFFERS``.
         order: order that the files were made from.
 
     Raises:

@@ -65,10 +65,11 @@ class TorchEngine:
         graph: the frozen part, from the network's input to the frost line.
         cuts: every place where a run may stop, in order, cut 1 (the input) first.
         tensors: weights by the names in ``graph.leaves``.
-        device: in torch's words.
+        device: the device in torch's words.
         max_rows: the largest batch that will be run, a multiple of 8.
         memory: memory found by a dry run elsewhere, by the number of the cut; None makes a dry run here.
-        lengths: how the graph runs on fewer tokens, which it does on a CPU; None where all samples are as long.
+        lengths: the way that the graph runs on fewer tokens, which it does on a CPU; None where all samples are as
+            long.
 
     Raises:
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
@@ -220,7 +221,8 @@ class PrefixModule(torch.nn.Module):
 
     Args:
         order: order to make it from.
-        dtype: to compute in, where the operators allow it (torch's automatic casting); None leaves all as it is.
+        dtype: the dtype to compute in, where the operators allow it (torch's automatic casting); None leaves all as it
+            is.
     """
 
     def __init__(self, order: EngineRecipe, dtype: torch.dtype | None = None) -> None:
@@ -279,7 +281,7 @@ def export_prefix(order: EngineRecipe, *, dtype: torch.dtype | None = None) -> E
 
     Args:
         order: order to export, after its footprint was taken, which is how a graph is checked.
-        dtype: as for ``PrefixModule``.
+        dtype: the same as for ``PrefixModule``.
 
     Raises:
         EngineUnsupported: It reads where its values say, which other engines do not check.
@@ -311,7 +313,7 @@ def conversion(engine: str) -> Iterator[None]:
     """Convert a network for an engine: what it warns of, logs and prints is left out, and what it raises translated.
 
     Args:
-        engine: its title, for the error.
+        engine: the title, for the error.
 
     Raises:
         EngineUnsupported: The converter cannot take the network.
@@ -349,9 +351,9 @@ class TorchVariant(Converted):
     """A prefix in eager torch, channels-last, in fp32 or in 16 bits where the operators allow it.
 
     Args:
-        name: as in ``engines.catalog.OFFERS``.
+        name: the same as in ``engines.catalog.OFFERS``.
         order: order to make it from.
-        dtype: to compute in; None is fp32.
+        dtype: the dtype to compute in; None is fp32.
 
     Raises:
         UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
@@ -472,9 +474,9 @@ class TorchCompiled(Converted):
     The file that it keeps is native code, made here: a folder of them must be writable by nobody else.
 
     Args:
-        name: as in ``engines.catalog.OFFERS``.
+        name: the same as in ``engines.catalog.OFFERS``.
         order: order to make it from.
-        dtype: to compute in, where the operators allow it; None is fp32.
+        dtype: the dtype to compute in, where the operators allow it; None is fp32.
 
     Raises:
         EngineUnsupported: Inductor cannot take the network.

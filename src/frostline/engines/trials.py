@@ -46,15 +46,15 @@ class Subject:
     Attributes:
         graph: the frozen part.
         cuts: every place where it may stop, cut 1 first.
-        tensors: its weights by name.
-        pixels: real samples, at least two; every third one is kept apart for the error, so that engines that are
+        tensors: the weights by name.
+        pixels: the real samples, at least two; every third one is kept apart for the error, so that engines that are
             calibrated are not judged on what they were calibrated with.
         levels: meaning of pixels that are as they are kept, ``uint8[n, H, W, C]``; None where they are what the network
             takes, ``float32[n, ...]``.
-        device: in torch's words.
+        device: the device in torch's words.
         rows: batches to try, multiples of eight, the one to keep where they are equally fast first.
         threads: numbers of threads to try; the first is what the node would take.
-        folder: for converted files, of this prefix; one folder a cut is made in it.
+        folder: the folder for converted files, of this prefix; one folder a cut is made in it.
         footprints: the reference's memory by cut, where whoever asks has checked the graph.
     """
 
@@ -101,7 +101,7 @@ class _Timed:
     """A trial at one batch and so many threads.
 
     Attributes:
-        trial: with the median of its runs.
+        trial: the trial with the median of its runs.
         low_s: seconds a sample that a quarter of the runs stayed below. Settings are compared by it: a neighbour makes
             runs longer and never shorter, those on many threads more than those on few, and the result is kept.
         runs_s: seconds that its runs took.

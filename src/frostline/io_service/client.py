@@ -89,10 +89,10 @@ class ServiceSocket:
     """This process at the service: what says that it is there. Giving blocks back is safe in any thread, at any time.
 
     Args:
-        address: to connect to.
+        address: the address to connect to.
         url: the same, for sentences.
         job: job that this process belongs to.
-        deadline_s: longest silence.
+        deadline_s: the longest silence.
 
     Attributes:
         max_bytes: maximum bytes that may be sent to the service at once.
@@ -166,8 +166,8 @@ class ServiceSocket:
             raise
         return one
 
-    def _check_owner(self, one: socket.socket) -> None:
-        found = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    def _check_owner(self, sock: socket.socket) -> None:
+        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(found)
         if user != os.geteuid():
             raise Unauthenticated(
@@ -195,8 +195,8 @@ class Sockets:
     Args:
         url: URL of the service.
         job: job that this process belongs to.
-        deadline_s: longest silence on a connection.
-        max_idle: kept for later.
+        deadline_s: the longest silence on a connection.
+        max_idle: the number, kept for later.
 
     Attributes:
         url: URL of the service.
@@ -231,14 +231,14 @@ class Sockets:
         with self._lock:
             return self._idle.pop() if self._idle and link is self._link else None
 
-    def give_back(self, link: ServiceSocket, one: socket.socket) -> None:
+    def give_back(self, link: ServiceSocket, sock: socket.socket) -> None:
         """Keep a connection whose last answer was read to its end."""
         with self._lock:
             if link is self._link and len(self._idle) < self._max_idle:
-                one.settimeout(self._deadline_s)
-                self._idle.append(one)
+                sock.settimeout(self._deadline_s)
+                self._idle.append(sock)
                 return
-        one.close()
+        sock.close()
 
     def drop(self) -> None:
         """Close the link, and what is idle of it."""
@@ -279,7 +279,7 @@ class IoTransport:
     What it has received is what the service read for it from the node: what it found there costs no link.
 
     Args:
-        url: such as ``unix:///run/user/1000/frostline/io.sock``.
+        url: the url, such as ``unix:///run/user/1000/frostline/io.sock``.
         settings: settings of the job's loader.
         job: job that shares the service with others; a new one by default.
 

@@ -186,7 +186,7 @@ class Session:
         name: name that it gave itself.
         job: job that it belongs to; several processes may.
         pid: id of the process, as the system says; 0 where it cannot.
-        give_back: told of each number of bytes that it has done with.
+        give_back: function that is told of each number of bytes that it has done with.
     """
 
     def __init__(self, name: str, job: str, pid: int, give_back: Callable[[int], None]) -> None:
@@ -205,7 +205,7 @@ class Session:
         with self._lock:
             return sum(self._lent.values())
 
-    def add_connection(self, one: socket.socket, abandon: Callable[[], None]) -> None:
+    def add_connection(self, sock: socket.socket, abandon: Callable[[], None]) -> None:
         """A connection of it works; ``abandon`` ends that.
 
         Raises:
@@ -214,12 +214,12 @@ class Session:
         with self._lock:
             if self._has_ended:
                 raise ClientDisconnected
-            self._open[one] = abandon
+            self._open[sock] = abandon
 
-    def drop_connection(self, one: socket.socket) -> None:
+    def drop_connection(self, sock: socket.socket) -> None:
         """The connection is idle again, or gone."""
         with self._lock:
-            self._open.pop(one, None)
+            self._open.pop(sock, None)
 
     def lend(self, answer: int, block: int, nbytes: int) -> None:
         """It is about to get a block.
@@ -266,8 +266,8 @@ class Session:
 class Records:
     """What a session says while it runs, as it comes. For the watching thread."""
 
-    def __init__(self, one: socket.socket, session: Session, ended: Callable[[], None]) -> None:
-        self._socket = one
+    def __init__(self, sock: socket.socket, session: Session, ended: Callable[[], None]) -> None:
+        self._socket = sock
         self._session = session
         self._ended = ended
         self._left = b""
@@ -290,28 +290,28 @@ class Records:
             self._session.take_message(data[start : start + RECORD.size])
 
 
-def hang_up(one: socket.socket) -> None:
+def hang_up(sock: socket.socket) -> None:
     """Free whoever waits on a socket; it is closed by its own thread."""
     try:
-        one.shutdown(socket.SHUT_RDWR)
+        sock.shutdown(socket.SHUT_RDWR)
     except OSError:  # it is closed, or the peer is gone
         return
 
 
-def peer_of(one: socket.socket) -> tuple[int, int]:
+def peer_of(sock: socket.socket) -> tuple[int, int]:
     """Process id and user id of whoever is at the other end; the first is 0 where it cannot be seen from here."""
-    found = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(found)
     return pid, user
 
 
-def watched_process(one: socket.socket, pid: int) -> int | None:
+def watched_process(sock: socket.socket, pid: int) -> int | None:
     """A descriptor that is readable once the process at the other end has ended; None where the system has none.
 
     A socket alone does not tell: where the process forked, its children hold the socket too.
     """
     try:
-        return struct.unpack("i", one.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD, 4))[0]  # type: ignore[no-any-return]
+        return struct.unpack("i", sock.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD, 4))[0]  # type: ignore[no-any-return]
     except OSError:
         try:
             return os.pidfd_open(pid) if pid else None
@@ -361,7 +361,7 @@ class Delivered:
     """Rows that are ready to be sent.
 
     Attributes:
-        block: as they lie in shared memory; its buffers stay as they are.
+        block: the block as they lie in shared memory; its buffers stay as they are.
         ticket: ticket of ``ByteLimiter``, under which they are lent.
         read_bytes: bytes of these that were read for this request.
     """
@@ -378,7 +378,7 @@ class RequestHandler:
     Attributes:
         request: request of the client.
         job: job that sent it.
-        upstream: to the node.
+        upstream: the upstream to the node.
         row_cache: row cache of all jobs.
         room: bytes under way.
         deliver: lends and sends rows; raises ``ClientDisconnected`` where nobody takes them.

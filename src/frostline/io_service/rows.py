@@ -48,8 +48,8 @@ class Row:
 
     Attributes:
         batch: batch that it came in, which keeps its bytes.
-        place: in the batch.
-        skipped: why it has none there; None where it has.
+        place: the place in the batch.
+        skipped: the reason why it has none there; None where it has.
     """
 
     batch: FeatureBatch
@@ -68,8 +68,8 @@ class RowCacheStatistics:
     """What the cache did so far.
 
     Attributes:
-        rows: kept now.
-        bytes: taken by them.
+        rows: the rows, kept now.
+        bytes: the bytes, taken by them.
         budget_bytes: the most that they may take; where ``bytes`` is near it and hits are few, raise the memory.
         hits: rows that were kept when they were asked for.
         joined: rows that were on their way for another request when they were asked for.
@@ -116,7 +116,7 @@ class RowCache:
     answer still holds it.
 
     Args:
-        budget_bytes: most bytes that are kept; 0 keeps none, and rows on their way are shared all the same.
+        budget_bytes: the most bytes that are kept; 0 keeps none, and rows on their way are shared all the same.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -255,7 +255,7 @@ class JobBytes:
 
     Attributes:
         expected_bytes: bytes still to come for requests that were let go ahead.
-        lent_bytes: in blocks that it has and has not given back.
+        lent_bytes: number of bytes in blocks that it has and has not given back.
         waiting: requests that wait for room.
     """
 
@@ -374,9 +374,9 @@ class InFlightBudget:
     def _used(self, job: str) -> int:
         return self._expected.get(job, 0) + self._lent.get(job, 0)
 
-    def _expect(self, one: _Ticket, nbytes: int) -> None:
-        self._expected[one.job] += nbytes - one.expected_bytes
-        one.expected_bytes = nbytes
+    def _expect(self, ticket: _Ticket, nbytes: int) -> None:
+        self._expected[ticket.job] += nbytes - ticket.expected_bytes
+        ticket.expected_bytes = nbytes
 
     def _tidy(self, job: str) -> None:
         """Forget a job that has nothing: there may be many in the life of a service."""

@@ -131,12 +131,12 @@ class Sender:
     """Lends and sends the blocks of one answer. For one thread.
 
     Attributes:
-        bytes_sent: sent so far.
+        bytes_sent: number of bytes sent so far.
         bytes_read: bytes of these that were read for this answer.
     """
 
-    def __init__(self, one: socket.socket, session: Session, answer: int, room: ByteLimiter) -> None:
-        self._socket = one
+    def __init__(self, sock: socket.socket, session: Session, answer: int, room: ByteLimiter) -> None:
+        self._socket = sock
         self._session = session
         self._answer = answer
         self._room = room
@@ -189,12 +189,12 @@ class IoService:
     """Answers on a listening socket. A context manager: leaving it ends every connection and every answer under way.
 
     Args:
-        upstream: to the node; the caller closes it.
+        upstream: the upstream to the node; the caller closes it.
         settings: bounds of the service.
         listening: a Unix-domain stream socket; the caller closes it.
-        accepting: held while a connection is accepted; None needs nothing. A process that forks holds it meanwhile, so
-            that its child knows every connection that it inherits.
-        reports_requests: whether the upstream's requests are reported to a control plane; jobs that connect are told.
+        accepting: the lock, held while a connection is accepted; None needs nothing. A process that forks holds it
+            meanwhile, so that its child knows every connection that it inherits.
+        reports_requests: True if the upstream's requests are reported to a control plane; jobs that connect are told.
     """
 
     def __init__(
@@ -306,59 +306,59 @@ class IoService:
             if is_refused:
                 one.close()
 
-    def _serve(self, one: socket.socket) -> None:
+    def _serve(self, sock: socket.socket) -> None:
         """In a thread of the connection."""
         try:
-            with one, suppress(ClientDisconnected, OSError):
-                one.settimeout(_HELLO_S)
-                self._greeted(one)
+            with sock, suppress(ClientDisconnected, OSError):
+                sock.settimeout(_HELLO_S)
+                self._greeted(sock)
         finally:
             with self._lock:
-                del self._connections[one]
+                del self._connections[sock]
 
-    def _greeted(self, one: socket.socket) -> None:
+    def _greeted(self, sock: socket.socket) -> None:
         """Find out who it is, and do what it connected for."""
-        pid, user = peer_of(one)
+        pid, user = peer_of(sock)
         try:
             if user != os.geteuid():
                 raise Unauthenticated(
                     f"this I/O service answers processes of user {os.geteuid()}, not of {user}: start one of your own"
                 )
-            hello = _received(one)
+            hello = _received(sock)
             if hello is None:
                 return
             says = _hello(hello.says)
             if says["role"] == "session":
-                self._attend(one, says, pid)
+                self._attend(sock, says, pid)
             else:
-                self._take(one, says)
+                self._take(sock, says)
         except FrostlineError as error:
-            _refuse(one, error)
+            _refuse(sock, error)
 
-    def _attend(self, one: socket.socket, says: dict[str, str], pid: int) -> None:
+    def _attend(self, sock: socket.socket, says: dict[str, str], pid: int) -> None:
         """Follow a process until it ends."""
         session = Session(says["session"], says["job"], pid, lambda nbytes: self._room.give_back(says["job"], nbytes))
         ended = threading.Event()
-        told = Records(one, session, ended.set)
+        told = Records(sock, session, ended.set)
         with self._lock:
             if self._is_stopped or session.name in self._sessions:
                 return
             self._sessions[session.name] = session
-        process = watched_process(one, pid)
+        process = watched_process(sock, pid)
         try:
             welcome = {
                 "version": __version__,
                 "max_bytes": self._settings.memory_bytes,
                 "reports": self._reports_requests,
             }
-            send(one, {"kind": "welcome", **welcome, **self._transfers()})
-            one.setblocking(False)
-            self._poller.call_when_readable(one.fileno(), told.read)
+            send(sock, {"kind": "welcome", **welcome, **self._transfers()})
+            sock.setblocking(False)
+            self._poller.call_when_readable(sock.fileno(), told.read)
             if process is not None:
                 self._poller.call_when_readable(process, ended.set)
             ended.wait()
         finally:
-            self._poller.forget(one.fileno())
+            self._poller.forget(sock.fileno())
             if process is not None:
                 self._poller.forget(process)
                 os.close(process)
@@ -366,37 +366,37 @@ class IoService:
                 del self._sessions[session.name]
             session.end()
 
-    def _take(self, one: socket.socket, says: dict[str, str]) -> None:
+    def _take(self, sock: socket.socket, says: dict[str, str]) -> None:
         """Answer requests of a session until it closes the connection."""
         with self._lock:
             session = self._sessions.get(says["session"])
         if session is None:
             raise NodeUnreachable("the I/O service does not know this session any more")
         while True:
-            session.add_connection(one, _nothing)
-            one.settimeout(None)
-            frame = _received(one, self._settings.memory_bytes)
+            session.add_connection(sock, _nothing)
+            sock.settimeout(None)
+            frame = _received(sock, self._settings.memory_bytes)
             if frame is None:
                 return
-            one.settimeout(_SEND_S)
+            sock.settimeout(_SEND_S)
             try:
-                self._answer(one, session, frame)
+                self._answer(sock, session, frame)
             except FrostlineError as error:
-                _refuse(one, error, **self._transfers())
+                _refuse(sock, error, **self._transfers())
             finally:
-                session.drop_connection(one)
+                session.drop_connection(sock)
 
-    def _answer(self, one: socket.socket, session: Session, frame: Frame) -> None:
+    def _answer(self, sock: socket.socket, session: Session, frame: Frame) -> None:
         says, kind = frame.says, frame.says.get("kind")
         if kind == "features":
-            self._features(one, session, says)
+            self._features(sock, session, says)
         elif kind == "prefix":
             self._upstream.put_prefix(str(says.get("digest")), bytes(frame.body))
-            send(one, {"kind": "end", **self._transfers()})
+            send(sock, {"kind": "end", **self._transfers()})
         elif kind == "profile":
-            self._profile(one, session, says)
+            self._profile(sock, session, says)
         else:
-            send(one, {"kind": "end", "value": self._value(kind), **self._transfers()})
+            send(sock, {"kind": "end", "value": self._value(kind), **self._transfers()})
 
     def _value(self, kind: object) -> Any:
         """What is answered in plain values."""
@@ -408,18 +408,18 @@ class IoService:
             return self.statistics()
         raise BadRequest("the I/O service does not know this kind of request")
 
-    def _profile(self, one: socket.socket, session: Session, says: dict[str, Any]) -> None:
+    def _profile(self, sock: socket.socket, session: Session, says: dict[str, Any]) -> None:
         wanted, cancellation = ProfileRequest.from_json(says.get("request")), Cancellation()
-        with self._watched(one, session, cancellation.cancel):
+        with self._watched(sock, session, cancellation.cancel):
             found = self._upstream.profile(wanted, cancellation)
-        send(one, {"kind": "end", "value": found.to_json(), **self._transfers()})
+        send(sock, {"kind": "end", "value": found.to_json(), **self._transfers()})
 
-    def _features(self, one: socket.socket, session: Session, says: dict[str, Any]) -> None:
+    def _features(self, sock: socket.socket, session: Session, says: dict[str, Any]) -> None:
         request = FeatureRequest.from_json(says.get("request"))
         number = says.get("answer")
         if not isinstance(number, int) or not 0 <= number < 1 << 63:
             raise BadRequest("a request has a number")
-        sender = Sender(one, session, number, self._room)
+        sender = Sender(sock, session, number, self._room)
         answering = RequestHandler(
             request=request,
             job=session.job,
@@ -432,28 +432,28 @@ class IoService:
             self._requests += 1
             self._samples += len(request.samples)
         try:
-            with self._watched(one, session, answering.abandon):
+            with self._watched(sock, session, answering.abandon):
                 answering.run()
         finally:
             with self._lock:
                 self._bytes_sent += sender.bytes_sent
                 self._bytes_read += sender.bytes_read
-        send(one, {"kind": "end", **self._transfers()})
+        send(sock, {"kind": "end", **self._transfers()})
 
     @contextmanager
-    def _watched(self, one: socket.socket, session: Session, abandon: Callable[[], None]) -> Iterator[None]:
+    def _watched(self, sock: socket.socket, session: Session, abandon: Callable[[], None]) -> Iterator[None]:
         """While an answer is made: whoever asked may go away, and its session may end."""
 
         def gone() -> None:
             with suppress(RuntimeError):  # the service ends, and abandons everything itself
                 self._tidy.submit(abandon)
 
-        session.add_connection(one, abandon)
-        self._poller.call_when_gone(one.fileno(), gone)
+        session.add_connection(sock, abandon)
+        self._poller.call_when_gone(sock.fileno(), gone)
         try:
             yield
         finally:
-            self._poller.forget(one.fileno())
+            self._poller.forget(sock.fileno())
 
     def _transfers(self) -> dict[str, float]:
         """How fast the link to the node is, which is what tells a job how fast it gets what is not here yet."""
@@ -461,14 +461,14 @@ class IoService:
         return {"transfer_bytes": seen.transfer_bytes, "transfer_s": seen.transfer_s}
 
 
-def _received(one: socket.socket, max_bytes: int = 0) -> Frame | None:
+def _received(sock: socket.socket, max_bytes: int = 0) -> Frame | None:
     """The next frame.
 
     Raises:
         BadRequest: The bytes are not a frame.
     """
     try:
-        return receive(one, max_bytes=max_bytes)
+        return receive(sock, max_bytes=max_bytes)
     except BrokenFrame as error:
         raise BadRequest(str(error)) from error
 
@@ -487,9 +487,9 @@ def _hello(says: dict[str, Any]) -> dict[str, str]:
     return says
 
 
-def _refuse(one: socket.socket, error: FrostlineError, **more: float) -> None:
+def _refuse(sock: socket.socket, error: FrostlineError, **more: float) -> None:
     with suppress(OSError):
-        send(one, {"kind": "error", "error": error_to_json(error), **more})
+        send(sock, {"kind": "error", "error": error_to_json(error), **more})
 
 
 def _nothing() -> None:

@@ -121,7 +121,7 @@ class IoProcess:
     Args:
         upstream: node that it asks.
         settings: bounds of the service.
-        url: where it listens; by default at a name that no file has, so that nothing stays behind.
+        url: the place where it listens; by default at a name that no file has, so that nothing stays behind.
     """
 
     def __init__(self, upstream: Upstream, settings: IoSettings, url: str | None = None) -> None:
@@ -176,7 +176,7 @@ def start_io(upstream: Upstream, settings: IoSettings | None = None, url: str | 
     Args:
         upstream: node that it asks, such as ``Upstream(roots=roots_of(data))``.
         settings: bounds of the service.
-        url: where it listens; by default at a name that no file has.
+        url: the place where it listens; by default at a name that no file has.
 
     Raises:
         AddressInUse: Another one listens there.

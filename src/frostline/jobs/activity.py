@@ -97,7 +97,7 @@ class PassProgress:
     """Follows the pass that runs, and tells events on. Read by another thread than it is told in.
 
     Args:
-        tell: told each event after it was counted.
+        tell: function that is told each event after it was counted.
     """
 
     def __init__(self, tell: Observer) -> None:
@@ -131,7 +131,7 @@ class ActivityMeter:
         router: router of the job.
         cuts: cuts of the job by number.
         data: data of the job.
-        clock: monotonic seconds.
+        clock: a monotonic seconds.
     """
 
     def __init__(
@@ -325,7 +325,7 @@ def control_address(settings: LoaderSettings, nodes: Sequence[str], transport: T
     """URL of the control plane that a job reports to: the one that was named, else its first node's.
 
     Args:
-        settings: how the job asks.
+        settings: the way that the job asks.
         nodes: addresses that its nodes were given by; a node in this process needs no reports.
         transport: way to them.
 

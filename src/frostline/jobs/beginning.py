@@ -40,7 +40,8 @@ class Beginning:
         situation: situation that the plan is made from.
         plan: None where nothing is known yet.
         measuring: measures later.
-        refused: why the node does not run the network, so that encoded samples come instead; None where it does.
+        refused: the reason why the node does not run the network, so that encoded samples come instead; None where it
+            does.
         both_sides: deals to both sides as each is free; None where the plan or the node alone counts.
         trainer: runs the whole frozen part at the trainer; None where eager torch does.
     """

@@ -39,13 +39,13 @@ def reach(
     """The way to the nodes, or to one of this process.
 
     Args:
-        nodes: their URLs or those of lists of them, or that of the I/O service; none for one in this process.
+        nodes: the URLs or those of lists of them, or that of the I/O service; none for one in this process.
         data: data that it reads.
-        settings: how the job asks.
+        settings: the way that the job asks.
         node: settings of the node in this process.
-        left_out: told of a node that cannot run an engine, by its URL.
+        left_out: function that is told of a node that cannot run an engine, by its URL.
         stack: closes what was made.
-        observe: told which nodes come and go.
+        observe: observer that is told which nodes come and go.
 
     Raises:
         Refused: No node speaks a protocol of this version.

@@ -52,14 +52,14 @@ class JobContext:
 
     Attributes:
         data: the samples.
-        preprocess: from encoded bytes to the network's input.
-        transport: to the node.
+        preprocess: the preprocess from encoded bytes to the network's input.
+        transport: the transport to the node.
         asking: waits where it is full.
         cuts: cuts of the network, by number.
-        prefix: its frozen part; None where there is none to ship.
+        prefix: the frozen part; None where there is none to ship.
         shipment: the same as it travels.
-        device: where the trainer runs, in torch's words.
-        settings: how the job asks.
+        device: the place where the trainer runs, in torch's words.
+        settings: the way that the job asks.
         accuracy: accuracy that codecs and engines must keep.
         epochs: number of epochs that are planned for.
         cut: number of the one that the user chose; None lets the plan choose.

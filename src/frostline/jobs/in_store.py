@@ -51,10 +51,10 @@ class Assignment:
 
     Attributes:
         data: URL of the data set's root, which the node must serve.
-        reading: how the bytes at its samples' addresses are found.
+        reading: the way that the bytes at its samples' addresses are found.
         train: the samples, with labels from 0 to below ``classes``.
         held_out: samples to score after each epoch; may be empty.
-        classes: how many scores the head gives.
+        classes: number of scores that the head gives.
         prefix: digest of the frozen part, which the node must hold.
         engine: engine that runs it there.
         cut: number of the frost line.
@@ -62,10 +62,10 @@ class Assignment:
         preprocess: preprocessing of the training samples.
         plain_preprocess: preprocessing of the held-out samples.
         head: head to train.
-        recipe: how.
+        recipe: the recipe.
         views: random views of each sample, as in ``LoaderSettings``.
         max_skipped: samples that may be unreadable.
-        allow_nonfinite: as in ``LoaderSettings``.
+        allow_nonfinite: the same as in ``LoaderSettings``.
     """
 
     data: str

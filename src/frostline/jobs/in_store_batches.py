@@ -26,10 +26,10 @@ class InStoreLoaders:
     """Loaders over what crosses the frost line, made from an assignment instead of a network.
 
     Args:
-        assignment: on what.
-        transport: to the node that holds the prefix.
-        settings: how to ask.
-        observe: told what happens.
+        assignment: the samples and the head.
+        transport: the transport to the node that holds the prefix.
+        settings: the way to ask.
+        observe: observer that is told what happens.
     """
 
     def __init__(

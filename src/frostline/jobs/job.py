@@ -56,9 +56,9 @@ class JobParts:
         worker_setup: setup of the job in a worker.
         router: says which way the next request takes.
         measuring: measures while the job runs; None where nothing is to be measured.
-        cuts: by number.
+        cuts: the cuts by number.
         head: trainable rest of the network; None where there is no model.
-        fallback: why the network was not cut as it stands; None where it was.
+        fallback: the reason why the network was not cut as it stands; None where it was.
         watch: makes what notices changes of the network, given the head; None where there is no model.
         behind: frozen layers behind the frost line, in words; empty where there are none.
         here: gives the name of the engine that runs all frozen layers at the trainer, for its share.
@@ -82,8 +82,8 @@ class Job(JobTable):
 
     Attributes:
         head: the trainable rest of the network, on the user's own parameters.
-        frost_line: where the head takes over; the pixels where there is no model.
-        fallback: why the network was not cut as it stands, in a sentence; None where it was.
+        frost_line: the place where the head takes over; the pixels where there is no model.
+        fallback: the reason why the network was not cut as it stands, in a sentence; None where it was.
     """
 
     def __init__(
@@ -303,10 +303,10 @@ class Job(JobTable):
         something is augmented.
 
         Args:
-            batch_size: as of ``loader``.
+            batch_size: the same as of ``loader``.
             encoded: give the samples as they lie in the store, which nobody has decoded: ``features`` are ``bytes``, an
                 array of objects. It is for jobs without a model.
-            **options: as of ``loader``; ``augment`` is given a ``Batch`` here too.
+            **options: the same as of ``loader``; ``augment`` is given a ``Batch`` here too.
 
         Raises:
             OrderMismatch: as ``loader``.
@@ -329,9 +329,9 @@ class Job(JobTable):
         are kept at the trainer the next epoch finds them, and is not asked for before.
 
         Args:
-            batch_size: as of ``loader``.
-            epochs: their numbers, each once.
-            **options: as of ``loader``, but ``epoch``.
+            batch_size: the same as of ``loader``.
+            epochs: the numbers, each once.
+            **options: the same as of ``loader``, but ``epoch``.
 
         Raises:
             SettingError: as ``loader``; or there is no epoch, or one comes twice.
@@ -365,7 +365,7 @@ class Job(JobTable):
         is when the head is trained here. On one machine the losses and the tensors are the same bits as here.
 
         Args:
-            recipe: how.
+            recipe: the recipe.
             train: the samples to train on; all of the job's data by default.
             held_out: samples to score after each epoch.
             plain_preprocess: preprocessing of these, where the job's own is random.

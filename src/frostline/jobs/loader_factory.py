@@ -165,8 +165,8 @@ class CachePolicy:
     Args:
         scope: dependencies of the job's features beside preprocessing and view.
         samples: samples of the job's data set.
-        settings: how much is kept, and where.
-        store: on disk, shared with other jobs; None keeps features in memory alone.
+        settings: the bounds of what is kept, and its place.
+        store: the store on disk, shared with other jobs; None keeps features in memory alone.
     """
 
     def __init__(
@@ -243,9 +243,9 @@ class LoaderFactory:
         cache_policy: cache policy of the features that are kept.
         router: says which way the next request takes.
         collector: knows what is unreadable.
-        settings: how the job asks.
+        settings: the way that the job asks.
         tuner: tuner of its windows.
-        observe: told what happens.
+        observe: observer that is told what happens.
         tensors: tensors that cross the frost line.
         follower: keeps its requests to what a control plane says; None where there is none.
     """

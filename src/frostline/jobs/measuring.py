@@ -44,7 +44,7 @@ class MeasurementCache:
     """``Measurements`` as JSON files in a folder. Whatever cannot be read or written there is measured again.
 
     Args:
-        folder: made when something is kept.
+        folder: the folder, made when something is kept.
         asked: values that the findings depend on.
     """
 
@@ -94,7 +94,7 @@ class Stage:
     """Something that is measured once.
 
     Attributes:
-        is_worth: whether that pays, by the samples that are left and the samples a second until now.
+        is_worth: True if that pays, by the samples that are left and the samples a second until now.
         measure: does it.
     """
 
@@ -109,7 +109,7 @@ class Measuring:
         samples: number of samples that the job computes in all, as far as it is known. A job that goes on behind these
             is expected to compute as many again as it has.
         stages: measurements, in order.
-        clock: monotonic seconds.
+        clock: a monotonic seconds.
     """
 
     def __init__(self, *, samples: int, stages: Sequence[Stage], clock: Callable[[], float] = time.monotonic) -> None:

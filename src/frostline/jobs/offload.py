@@ -84,8 +84,8 @@ def offload(
             preprocessed pixels.
         data: the samples, or the URL or path of a data set; where they say ``changed="rebuild"`` they are listed again
             now, and stay so.
-        preprocess: from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a ready format it
-            declares the whole way too; what was applied is not done again.
+        preprocess: the preprocess from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a
+            ready format it declares the whole way too; what was applied is not done again.
         transform: the same as a transform of torchvision (v2 or before) or timm, an image processor of transformers, or
             any function of an image of Pillow. What steps can say of it runs at the node. The rest, where there is no
             model, is called here for each sample, and a warning and ``explain`` say which; in front of frozen layers
@@ -111,9 +111,10 @@ def offload(
             try engines on some of the data, where that saves the job more time than it takes.
         epochs: number of epochs that the plan reckons with.
         frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
-        settings: how to ask.
+        settings: the way to ask.
         node: settings of the node in this process.
-        observe: told what happens; without it Python warns where the job is not made as it was asked for.
+        observe: observer that is told what happens; without it Python warns where the job is not made as it was asked
+            for.
 
     Returns:
         A job, to be used as a context manager or closed.
@@ -513,7 +514,7 @@ def loader(
         transform: The same as a transform of torchvision or timm, a processor of transformers or a function, as
             ``offload`` takes it.
         near: URLs of nodes beside the data, as ``offload`` takes them; without one this process reads the data.
-        settings: How to ask, as ``offload`` takes it.
+        settings: The way to ask, as ``offload`` takes it.
         node: Settings of the node in this process.
         observe: Observer of what happens, as ``offload`` takes it.
         **options: Options of the epoch, such as ``shuffle=True``; see ``EpochOptions``.

@@ -42,7 +42,7 @@ class TorchLocalPrefix:
     Args:
         graph: graph of that part.
         tensors: weights by the names in ``graph.leaves``.
-        device: where it runs, in torch's words.
+        device: the place where it runs, in torch's words.
     """
 
     def __init__(self, graph: Graph, tensors: Mapping[str, torch.Tensor], device: str) -> None:
@@ -69,7 +69,7 @@ class BucketedLocalPrefix:
 
     Args:
         prefix: the frozen part, with its lengths.
-        device: where it runs, in torch's words.
+        device: the place where it runs, in torch's words.
     """
 
     def __init__(self, prefix: Prefix, device: str) -> None:
@@ -101,8 +101,9 @@ class PartitionedModel:
 
     Attributes:
         parts: parts that it was cut into.
-        device: where the trainer runs its own, in torch's words.
-        not_averaged: why its gradients are not averaged over processes, though the user's are; None where all is well.
+        device: the place where the trainer runs its own, in torch's words.
+        not_averaged: the reason why its gradients are not averaged over processes, though the user's are; None where
+            all is well.
         tokenizer: JSON of the tokenizer that is shipped with its frozen part; empty where samples are images.
         watch: makes what notices later changes of the network, given its head.
     """
@@ -212,8 +213,8 @@ class PartitionedModel:
         Args:
             context: context of the job.
             nodes: URLs of its nodes; none for one in this process.
-            lacking: told of by the transport meanwhile: those that cannot run the engine that was chosen.
-            refused: why the nodes have no room for the frozen part; None where they do.
+            lacking: function that is told by the transport meanwhile: those that cannot run the engine that was chosen.
+            refused: the reason why the nodes have no room for the frozen part; None where they do.
         """
         situation = situate(context, refused)
         if len(nodes) > 1 or (context.cut or 0) > 1:
@@ -276,7 +277,7 @@ def rest_of(prefix: Prefix | bytes, device: str) -> Callable[[Cut], LocalPrefix 
 
     Args:
         prefix: the frozen part, or its file.
-        device: where it runs, in torch's words.
+        device: the place where it runs, in torch's words.
     """
     return partial(_rest, read_prefix(prefix) if isinstance(prefix, bytes) else prefix, device)
 

@@ -64,7 +64,7 @@ class ProfileKey:
     """What a measurement holds for.
 
     Attributes:
-        prefix: its digest.
+        prefix: the digest.
         hardware: names the processor or accelerator and its threads.
         engine: engine that ran it, with its version.
         device_batch: rows of a run.
@@ -92,7 +92,7 @@ class MeasuredPrefix:
 
     Attributes:
         cuts: ``seconds`` counted from the network's input.
-        codecs: on the activations of a few real samples.
+        codecs: the codecs on the activations of a few real samples.
     """
 
     cuts: tuple[CutCost, ...]
@@ -103,7 +103,7 @@ class ProfileCache:
     """Measurements as JSON files in a folder. Whatever cannot be read or written there is measured again.
 
     Args:
-        folder: made when something is kept.
+        folder: the folder, made when something is kept.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -161,8 +161,8 @@ def measure_link(transport: Transport, request: FeatureRequest) -> LinkSample:
     whole exchange without a round trip.
 
     Args:
-        transport: to the node.
-        request: for cut 0.
+        transport: the transport to the node.
+        request: the request for cut 0.
     """
     round_trips = []
     for _ in range(_ROUND_TRIPS):
@@ -192,8 +192,8 @@ class TrainerProfiler:
     Attributes:
         prefix: the frozen part; None where there is no model.
         digest: digest of the prefix.
-        device: where the trainer runs it, in torch's words.
-        codecs: to be measured.
+        device: the place where the trainer runs it, in torch's words.
+        codecs: the codecs to be measured.
         encoded_bytes: bytes of a sample, the mean: cuts that ship far more are not worth packing.
         device_batch: rows of the runs that the memory is counted for.
         kept: earlier measurements.
@@ -211,10 +211,10 @@ class TrainerProfiler:
         """The trainer's profile.
 
         Args:
-            preprocess: how samples are decoded.
+            preprocess: the way that samples are decoded.
             sample: a few encoded samples.
             samples: the same, with their names.
-            view: which random view, where the preprocessing is random.
+            view: the random view, where the preprocessing is random.
         """
         started = time.perf_counter()
         pixels = decode(preprocess, sample, samples, view, Slabs()).tensors[0]
@@ -304,7 +304,7 @@ def situate(context: JobContext, refused: str | None = None) -> Situation:
 
     Args:
         context: context of the job.
-        refused: why the node has no room for the frozen part; None where it has.
+        refused: the reason why the node has no room for the frozen part; None where it has.
 
     Raises:
         Refused: The node will not serve the data, or not run the network for another reason than its memory.
@@ -370,7 +370,7 @@ def agree_on_engine(context: JobContext, store: Profile, cut: int) -> Profile:
     Args:
         context: context of the job.
         store: profile of that node.
-        cut: up to which the engine is to run.
+        cut: the cut up to which the engine is to run.
 
     Raises:
         EngineNotReady: None of them can run it so far on these samples, exactly enough.

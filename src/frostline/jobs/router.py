@@ -48,7 +48,7 @@ class Clocks:
     """What tells the time.
 
     Attributes:
-        wall: monotonic seconds.
+        wall: a monotonic seconds.
         busy: seconds of this process on any core.
     """
 
@@ -131,10 +131,10 @@ class Router:
     Args:
         cuts: cuts of the job, by number.
         shares: shares of the samples, by way, where there is no plan.
-        plan: to begin with; None where the ways are given and stay.
+        plan: the plan to begin with; None where the ways are given and stay.
         situation: situation that the plan was made from.
         follows: plan again while the job runs.
-        samples_per_request: most samples in one request.
+        samples_per_request: the most samples in one request.
         transport: transport whose connections are measured.
         cores: number of cores that this process may use.
         clocks: clocks to read.
@@ -386,7 +386,7 @@ class PlanFollower:
     """Tells the events of a job on, and looks with each whether its plan and engine still fit what is measured.
 
     Args:
-        tell: told of each event, and of what it changes.
+        tell: function that is told of each event, and of what it changes.
         router: router of the job.
         measured: gives what changes because of measurements beside the loop; None where nothing is measured there.
         usage: measures how busy each part is; told of beginnings and ends of passes, and of a batch now and then.

@@ -215,7 +215,7 @@ class JobStatistics:
         answering_s: seconds from sending those to the ends of their answers, summed.
         damaged: answers that did not come as they were sent, by their checksums, and were asked for again.
         quota_refusals: requests that a quota of the node refused.
-        samples: handed to the training loop.
+        samples: the samples, handed to the training loop.
         from_cache: samples of these that did not cross the network.
         routed: samples that arrived, by the way that they took.
         payload_bytes: bytes of the batches that arrived, as they were packed.
@@ -269,7 +269,7 @@ class LoopTimes:
     """The training loop, as far as it was seen: at its batches, and at the beginnings and ends of passes.
 
     Attributes:
-        seen_at_s: monotonic seconds when it was seen last.
+        seen_at_s: a monotonic seconds when it was seen last.
         processor_s: seconds that its thread ran on a processor in passes until then.
     """
 
@@ -281,10 +281,10 @@ class StatisticsCollector:
     """Counts, and passes events on. Safe for several threads.
 
     Args:
-        observe: told every event.
+        observe: observer that is told every event.
         max_skipped: samples that may be unreadable.
         refuses_changes: none may have changed since it was listed.
-        shared: with other processes of the job: what any of them cannot read counts here too. None for none.
+        shared: the shared with other processes of the job: what any of them cannot read counts here too. None for none.
     """
 
     def __init__(
@@ -540,15 +540,15 @@ class Explanation(ShownInNotebooks):
     """Predicted against measured; its text is for people, ``to_json`` for programs.
 
     Attributes:
-        plan: in force now; None for a plain loader.
+        plan: the plan in force now; None for a plain loader.
         first_plan: plan that the job began with.
         situation: situation that the plan is made from, as measured by now.
         statistics: counts of what the job did.
         where: pairs of a part of the work and where it runs.
         engine: engine that runs the frozen layers at the node now.
-        fallback: why the network was not cut as it stands; None where it was.
+        fallback: the reason why the network was not cut as it stands; None where it was.
         diagnosis: the part that holds the job back.
-        are_both_sides: whether requests go to node and trainer as each is free, whatever was planned.
+        are_both_sides: True if requests go to node and trainer as each is free, whatever was planned.
     """
 
     plan: Plan | None
@@ -657,10 +657,10 @@ def _used(node: NodeUse) -> str:
     return f"{node.url}: {', '.join(parts)}"
 
 
-def _tuned(one: Tuned) -> str:
+def _tuned(tuned: Tuned) -> str:
     return (
-        f"window after {one.at_s:.0f} s: {one.requests} requests and {in_bytes(one.window_bytes)} under way at most; "
-        f"{one.reason}"
+        f"window after {tuned.at_s:.0f} s: {tuned.requests} requests and {in_bytes(tuned.window_bytes)} "
+        f"under way at most; {tuned.reason}"
     )
 
 
@@ -680,7 +680,7 @@ def whereabouts(
         shares: shares of the samples, by way.
         cuts: cuts of the job, by number; the last is the frost line.
         near: URL of the node; None for the one in this process.
-        has_head: there is a model.
+        has_head: True if there is a model.
         engine: engine that runs the frozen layers at the node.
         here: engine that runs all of them at the trainer, for samples that come encoded.
         behind: frozen layers behind the frost line, in words; empty where there are none.

@@ -58,15 +58,16 @@ class WorkerSetup:
         data: data of the job.
         nodes: URLs of its nodes; none where it runs in the process that asks.
         node: settings of that node.
-        settings: how the job asks. A token that stands in the environment does not travel: it stands there too.
-        cuts: by number.
+        settings: the way that the job asks. A token that stands in the environment does not travel: it stands there
+            too.
+        cuts: the cuts by number.
         scope: scope of what is kept.
         preprocess: preprocessing that is left to do.
         shipment: the prefix; None where there is no model.
-        device: where the trainer's part runs.
+        device: the place where the trainer's part runs.
         engine: engine of the node, as it is when the job goes to a process.
         tried: samples that engines are tried on.
-        skipped: by all processes of the job; None where those cannot be told.
+        skipped: the skipped by all processes of the job; None where those cannot be told.
         forked: serves processes that are forked; None where they read by themselves, as those do that are spawned.
     """
 
@@ -97,7 +98,7 @@ class WorkerSetup:
         Args:
             shares: shares of the samples, by way; they stay.
             workers: number of workers that share what the job may use.
-            observe: told what happens; a job's log tells the job itself.
+            observe: observer that is told what happens; a job's log tells the job itself.
         """
         stack = ExitStack()
         Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
@@ -179,7 +180,7 @@ class JobLoaderSpec:
         worker_setup: setup of its job in a worker.
         shares: shares of the samples, by way, when it was made.
         batch_size: batch size of the loader.
-        options: as ``LoaderFactory.arrays`` took them, but what ``WorkerState`` says.
+        options: the options as ``LoaderFactory.arrays`` took them, but what ``WorkerState`` says.
     """
 
     worker_setup: WorkerSetup
@@ -280,7 +281,7 @@ class RowReader:
 
         Args:
             rows: rows of the data, in the order that they are wanted in.
-            targets: as of ``Job.loader``.
+            targets: the same as of ``Job.loader``.
         """
         factory = _OPENED.factory(self)
         data = factory.data.take(rows)
@@ -291,7 +292,7 @@ class RowReader:
         """What reading some rows took, in the process that read them.
 
         Args:
-            rows: those rows.
+            rows: the ones rows.
             wire_bytes: bytes that had come before, as ``received_bytes`` says.
         """
         factory = _OPENED.factory(self)

@@ -81,9 +81,9 @@ def order_of(
         blend: mixture of the parts; None where they are not mixed.
         shuffle: draw the order from the seed, in blocks where those are given.
         seed: seed of the order.
-        epoch: its number.
+        epoch: the number.
         weights: draw by these instead.
-        num_samples: how many.
+        num_samples: the number of num samples.
 
     Raises:
         SettingError: the figures make no sense, or do not go together.
@@ -138,7 +138,7 @@ class Mixture:
 
     Attributes:
         parts: parts of the job's data set, such as selections of it; a sample may be in several.
-        ratios: how often each one's turn comes, beside the others.
+        ratios: number of times that the turn of each comes, beside the others.
         ends: an epoch ends when the ``first`` part would have to begin again, or when ``all`` have been seen whole,
             the smaller ones several times; or after so many samples.
 
@@ -188,9 +188,9 @@ class Ranks:
 
     Attributes:
         rank: rank of this process.
-        world_size: how many there are.
+        world_size: the number of number.
         worker: worker of this rank, which takes its steps in turn with the others; a ``DataLoader`` says it.
-        workers: how many the rank has.
+        workers: number of workers of the rank.
         gather: gives this rank's record to the others and returns all, by rank; None where they cannot speak to each
             other, so that nobody notices when they read different things.
 
@@ -238,9 +238,9 @@ class Ranks:
         They may be made once, or anew for each epoch: each rank makes as many of them as the others.
 
         Args:
-            store: for these ranks alone (``torch.distributed.PrefixStore`` makes one of a larger one).
+            store: the store for these ranks alone (``torch.distributed.PrefixStore`` makes one of a larger one).
             rank: rank of this process.
-            world_size: how many there are.
+            world_size: the number of number.
             run: name of this start of the processes, the same at all ranks, where the store outlives them: such as the
                 launcher's count of restarts. What an earlier start left in the store is then not read.
 
@@ -346,7 +346,7 @@ class EpochOptions(TypedDict, total=False):
             default.
         weights: draw samples with replacement: a weight for each sample, or for each class by its name, which the
             class's samples then have together. They draw an order of their own, so that ``shuffle`` stays False.
-        num_samples: how many drawn samples are an epoch; as many as there are samples by default.
+        num_samples: number of drawn samples that are an epoch; as many as samples by default.
         preprocess: another one than the job's that gives the same shape, such as one without random steps for the
             held-out samples.
         last: rule for samples that fill no batch: ``keep`` (the default), ``drop``, ``pad`` or ``uneven``, as

@@ -75,9 +75,9 @@ class Arrivals:
     """What a pass asks for, as it arrives.
 
     Attributes:
-        deliveries: by places in the epoch; None where nothing may be handed out now.
+        deliveries: the deliveries by places in the epoch; None where nothing may be handed out now.
         prefetcher: prefetcher that brings them; None where nothing is asked for.
-        happened: as of the prefetcher.
+        happened: the same as of the prefetcher.
         decoding: decodes the deliveries; None where they come decoded.
     """
 
@@ -104,7 +104,7 @@ class FilledBatch:
         arrays: features, labels, ids and targets.
         nbytes: bytes of the columns that it was made of.
         places: ``int64[n]``, of its rows in the epoch.
-        position: how far the epoch is when it is handed out.
+        position: the place in the epoch after it.
         kept: rows of it that came from a cache.
     """
 
@@ -126,7 +126,7 @@ class BatchFiller:
     Args:
         steps: gives the batches; None where the next one lacks rows. Run by one thread at a time, whichever.
         arrivals: rows that they are made of.
-        observe: told what happened, in the loop's thread.
+        observe: observer that is told what happened, in the loop's thread.
         interrupt: frees a thread that waits within a step; safe from any thread.
         max_bytes: maximum bytes of finished batches that wait for the loop; one may, whatever its bytes are. None
             bounds nothing.
@@ -340,7 +340,7 @@ class CachedRows:
     For the thread that fills; ``interrupt`` is for any.
 
     Args:
-        source: where the rows come from.
+        source: the place where the rows come from.
         samples: the table that the order is one of.
         segments: segments that were planned.
 
@@ -368,7 +368,7 @@ class CachedRows:
 
         Args:
             run: some places of a segment.
-            tell: told what happens while rows are asked for.
+            tell: function that is told what happens while rows are asked for.
         """
         cache, held = self._source.cache, run.held
         if cache is None:
@@ -408,13 +408,13 @@ class BatchBuilder:
     """Builds the batches of one pass. For the thread that fills: one at a time, whichever that is.
 
     Args:
-        source: where the rows come from.
+        source: the place where the rows come from.
         samples: the table that the order is one of.
-        shard: this process's part of the order.
+        shard: the process's part of the order.
         planner: planner of the requests, whose segments are dropped as they are handed out; closed at the end.
         cached: rows of the cache.
         assembler: assembler of the batches; empty.
-        tell: told what happens.
+        tell: function that is told what happens.
     """
 
     def __init__(
@@ -563,7 +563,7 @@ def memory_for(pin_memory: bool | None, device: "torch.device | str") -> Memory 
     """Where a job's batches lie; None for memory of this process.
 
     Args:
-        pin_memory: as of ``LoaderSettings``.
+        pin_memory: the same as of ``LoaderSettings``.
         device: device of the model.
 
     Raises:

@@ -50,13 +50,13 @@ class EpochStream:
     one thread at a time builds batches.
 
     Args:
-        source: where the rows come from.
+        source: the place where the rows come from.
         samples: the table that the order is one of.
         order: order of the epoch.
-        shard: this process's part of it.
+        shard: the process's part of it.
 
     Attributes:
-        source: as given.
+        source: the source as given.
     """
 
     def __init__(self, source: RowSource, samples: SampleTable, order: EpochOrder, shard: Shard) -> None:
@@ -139,7 +139,7 @@ class NextEpochPrefetch:
 
     Args:
         make: gives the rows of the epoch at a place of the run, from 0; None after the last.
-        are_apart: whether no epoch has samples of the one before it, and so finds none that was kept.
+        are_apart: True if no epoch has samples of the one before it, and so finds none that was kept.
     """
 
     def __init__(self, make: Callable[[int], EpochStream | None], *, are_apart: bool = False) -> None:
@@ -312,7 +312,7 @@ class Epochs(Generic[L]):
             it.
 
     Attributes:
-        loader: as given.
+        loader: the loader as given.
 
     Raises:
         SettingError: no epoch is named, or one is named twice.

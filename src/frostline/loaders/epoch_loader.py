@@ -44,7 +44,7 @@ class PassStart:
     """Where the next pass of a loader begins.
 
     Attributes:
-        state: from which all workers take their turns; None is the beginning of the epoch.
+        state: the state from which all workers take their turns; None is the beginning of the epoch.
         given: number of its own turns from there that a worker had before.
     """
 
@@ -122,7 +122,7 @@ def _worker_state(state: OrderState, begin: PassStart, given: int, workers: int)
         state: state of the worker.
         begin: point where its pass began.
         given: turns that it had in the pass.
-        workers: how many there are.
+        workers: the number of workers.
     """
     began = None if begin.state is None else begin.state.to_json()
     return {**state.to_json(), _KEY: {"began": began, "given": begin.given + given, "workers": workers}}
@@ -133,7 +133,7 @@ def _begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> PassStart
 
     Args:
         state: state of a worker, or of a whole run.
-        workers: how many there are now.
+        workers: the number of workers now.
         at_once: samples of a step of all ranks now.
 
     Raises:
@@ -166,7 +166,7 @@ def merge_worker_states(state: Any) -> dict[str, Any]:
     It is plain JSON, and any number of workers and ranks, and any framework, goes on from it.
 
     Args:
-        state: such as that of torchdata's ``StatefulDataLoader``.
+        state: the state, such as that of torchdata's ``StatefulDataLoader``.
 
     Raises:
         OrderMismatch: there is no state of a loader in it, or one that says how far workers were batches before.
@@ -226,7 +226,7 @@ class ArrayLoader:
         batch_size: rows of every batch but perhaps the last.
         last: rule for samples that fill no batch; see ``ordering.Shard``.
         ranks: ranks that share the epoch.
-        change: made to each batch, by seed and epoch; None leaves it as it is.
+        change: the change, made to each batch, by seed and epoch; None leaves it as it is.
         record: keep in which order the samples of a pass were handed out, 8 bytes each; see ``recorded_order``.
 
     Raises:
@@ -471,8 +471,8 @@ class ArrayLoader:
         """How far it is when workers have handed out so many batches, which they cannot say here.
 
         Args:
-            batches: since the pass began.
-            begin: where it did; by default where the next one will.
+            batches: the batches since the pass began.
+            begin: the place where it did; by default where the next one will.
         """
         begin = self._begin if begin is None else begin
         progress = self._reached(begin, batches)

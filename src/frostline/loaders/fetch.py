@@ -46,8 +46,8 @@ class EngineChoice:
     """An engine of the node, as it was found for a job.
 
     Attributes:
-        engine: its name.
-        error: its largest relative error against the reference on the job's samples; 0 for the reference itself.
+        engine: the name.
+        error: the largest relative error against the reference on the job's samples; 0 for the reference itself.
         trials: trials of every engine that was looked at, with why the others are not used.
     """
 
@@ -73,7 +73,7 @@ class NodeEngine:
 
     Args:
         accuracy: accuracy that the job allows, for engine and codecs together.
-        choice: to begin with.
+        choice: the choice to begin with.
     """
 
     accuracy: str | float
@@ -110,9 +110,9 @@ class Shipment:
     Another process gets it when it is known whether the nodes run it: it would send it again, or ask for it in vain.
 
     Attributes:
-        digest: its name.
-        artifact: its file, to upload again where a node was restarted.
-        refused: why no node runs it, so that the trainer does; None where one does, or it is not known yet.
+        digest: the name.
+        artifact: the file, to upload again where a node was restarted.
+        refused: the reason why no node runs it, so that the trainer does; None where one does, or it is not known yet.
         is_settled: set once that is known; None where it was from the beginning.
     """
 
@@ -138,16 +138,17 @@ class Fetcher:
     """Makes a job's requests. Safe for several threads.
 
     Attributes:
-        transport: to the node.
+        transport: the transport to the node.
         url: URL of the data set's root.
-        reading: how the bytes at its samples' addresses are found.
-        preprocess: declared once for both sides.
+        reading: the way that the bytes at its samples' addresses are found.
+        preprocess: the preprocess, declared once for both sides.
         shipment: the prefix; None where there is no model.
         local_stage: computes the rest of the frozen part.
         engine: engine that runs the prefix at the node, and may be another one in the next request.
         arrived: functions called with the way and the content of every batch, as it came.
-        done: called with the way and the number of rows that are at the frost line, or could not be read.
-        dropped: called with the way and the number of rows that come no more.
+        done: function that is called with the way and the number of rows that are at the frost line, or could not be
+            read.
+        dropped: function that is called with the way and the number of rows that come no more.
         tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
         unfit: numbers of the cuts at which the engine cannot be used, which has been tried up to the plan's own.
         closed: set when the job is, for this and all that were made of it: nobody answers any more.
@@ -426,9 +427,9 @@ class RetryPolicy:
     the start of a job is more likely a wrong address.
 
     Attributes:
-        retry_for_s: for each thing that is asked for, from its first refusal on.
-        observe: told of every wait, before it.
-        clock: monotonic seconds.
+        retry_for_s: the time for each thing that is asked for, from its first refusal on.
+        observe: observer that is told of every wait, before it.
+        clock: a monotonic seconds.
         wait: lets so many seconds pass.
         jitter: see ``delay_s``.
     """

@@ -38,7 +38,7 @@ def serve_forked(
         nodes: nodes of the job; none where its node is in this process.
         transport: the way to that one.
         data: data that it reads.
-        settings: how the job asks.
+        settings: the way that the job asks.
         node: settings of the node in this process.
         stack: ends it.
     """
@@ -59,7 +59,7 @@ class ForkedWorkers:
     Args:
         transport: the way to the node of this process.
         data: data that it reads.
-        settings: how the job asks.
+        settings: the way that the job asks.
         shared_cache: URL under which the node keeps features for others; None keeps none.
     """
 

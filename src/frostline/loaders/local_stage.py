@@ -83,7 +83,7 @@ class DeliveryDecoder:
     Args:
         decode: decodes the samples of a batch; None where they come decoded.
         samples_at: gives the samples at some places of the pass; safe for several threads.
-        tell: told of samples that cannot be decoded; safe for several threads.
+        tell: function that is told of samples that cannot be decoded; safe for several threads.
     """
 
     def __init__(self, decode: Decode | None, samples_at: Callable[[_Ints], Samples], tell: Observer) -> None:
@@ -118,7 +118,7 @@ class DecodePool:
     Args:
         decode: the same rows, decoded, and without those that cannot be; called from several threads.
         threads: number of threads that decode.
-        rows: largest number of rows that a thread decodes at a time.
+        rows: the largest number of rows that a thread decodes at a time.
 
     Attributes:
         is_starved: a thread had nothing to decode when rows were asked for last, since nothing had arrived.
@@ -218,7 +218,7 @@ class FiniteCheck:
         cuts: every cut by number; the last is the frost line.
         engine: gives the name of the engine that ran the frozen layers, by the cut where the store side stopped.
         is_allowed: count them.
-        count: told of how many there were, and in words of the first, where they are allowed.
+        count: function that is told of how many there were, and in words of the first, where they are allowed.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class FiniteCheck:
         Args:
             batch: rows at the frost line.
             samples: samples of the request, for their names.
-            cut: where the store side stopped.
+            cut: the place where the store side stopped.
 
         Raises:
             NotFinite: A row is not finite, and none may be.
@@ -282,12 +282,12 @@ class LocalStage:
         cuts: every cut by number; the last is the frost line, the pixels where there is no model.
         rest: makes the frozen part from a cut to the frost line, None where nothing is left of it
             (``jobs.partition``); None where there is no model.
-        device: where the rest runs, in torch's words.
+        device: the place where the rest runs, in torch's words.
         device_batch: rows of every run, filled up with zeros: kernels may round otherwise for other batches.
         check: looks at rows that are at the frost line; None where no network made them.
 
     Attributes:
-        device: as given.
+        device: the device as given.
     """
 
     def __init__(
@@ -330,11 +330,11 @@ class LocalStage:
         """The same rows at the frost line.
 
         Args:
-            batch: as the node answered, unpacked.
-            cut: where the store side stopped.
+            batch: the batch as the node answered, unpacked.
+            cut: the place where the store side stopped.
             samples: samples of the request, for the names of those that turn out to be unreadable.
             preprocess: run here at cut 0.
-            view: which random view, where the preprocessing is random.
+            view: the random view, where the preprocessing is random.
 
         Raises:
             NotFinite: The network gave Inf or NaN for a sample, and none may have that.
@@ -393,9 +393,9 @@ def decode(
     Args:
         preprocess: the steps.
         batch: the encoded samples, perhaps with other tensors, which come after the pixels.
-        samples: they and perhaps others, for the names of those that cannot be read.
-        view: which random view.
-        memory: where pixels lie.
+        samples: the samples and perhaps others, for the names of those that cannot be read.
+        view: the random view.
+        memory: the place where pixels lie.
     """
     pixels = memory.empty((len(batch), *preprocess.shape), np.dtype(preprocess.dtype))
     kept: list[int] = []

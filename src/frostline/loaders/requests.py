@@ -37,7 +37,7 @@ class Segment:
         start: the first place.
         rows: ``int64[n]``, the row of the table at each place.
         ids: ``int64[n]``, ids of the samples there.
-        held: where the cache held their features when the segment was looked at.
+        held: the place where the cache held their features when the segment was looked at.
     """
 
     start: int
@@ -109,10 +109,10 @@ class RequestPlanner:
     """Plans the requests of one pass over one order. For the window's threads, one at a time; ``close`` for any.
 
     Args:
-        source: where the rows come from.
+        source: the place where the rows come from.
         samples: the table that the order is one of.
         order: order of the epoch.
-        shard: this process's part of it.
+        shard: the process's part of it.
 
     Attributes:
         segments: segments that were planned. They are made as requests are drawn.

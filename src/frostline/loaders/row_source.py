@@ -82,11 +82,11 @@ def blocks_of(
     """What reads a data set's samples in blocks; None where the node asks for each, or none is near another.
 
     Args:
-        transport: to the node; one in this process can be told.
+        transport: the transport to the node; one in this process can be told.
         data: data set whose samples are read.
         order: order of these.
         settings: settings of the window, half of whose bytes are for samples that were read so.
-        sharing: how many processes share the epoch.
+        sharing: number of processes that share the epoch.
 
     Raises:
         SettingError: what is mixed does not fit.
@@ -114,7 +114,7 @@ class _Group:
     Attributes:
         start: the first place.
         stop: the place after the last one.
-        requests: told by then, these included.
+        requests: function that is told by then, these included.
     """
 
     start: int
@@ -133,8 +133,8 @@ class BlockPrefetch:
         blocks: blocks of the order.
         samples: the table that the order is one of.
         order: order of the epoch.
-        shard: this process's part of it.
-        is_wanted: which samples will be asked for, by their ids.
+        shard: the process's part of it.
+        is_wanted: the samples will be asked for, by their ids.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Arrays(Unpackable):
         labels: ``int64[batch]``, index into the data set's classes.
         ids: ``int64[batch]`` of the samples.
         mixed: the other samples in the features, where they are mixtures (``FeatureMixup``); else None.
-        targets: declared targets of the data set: an array ``[batch, ...]``, a list with one value a sample where
+        targets: the declared targets of the data set: an array ``[batch, ...]``, a list with one value a sample where
             shapes differ or values are texts, or a dict of these by name. Where none are declared and the data set has
             masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, 255 where there is none. Else
             None.
@@ -321,8 +321,8 @@ class BatchFinisher:
     """Finishes batches, in the thread that fills them.
 
     Attributes:
-        targets: declared targets of the data set, by row; None where none are declared.
-        sample_map: made to each sample; None leaves them as they are.
+        targets: the declared targets of the data set, by row; None where none are declared.
+        sample_map: the sample map, made to each sample; None leaves them as they are.
     """
 
     targets: TargetColumns | None = None
@@ -402,12 +402,12 @@ class RowSource:
         cache: keeps features between epochs; None where they differ from epoch to epoch.
         unreadable: ids that are known to be unreadable; they are not asked for again.
         settings: settings of the window.
-        observe: told what happens.
+        observe: observer that is told what happens.
         catch_up: tells it what happened in workers; for the loop's thread.
         has_targets: the last tensor of every row is its sample's mask.
         finisher: gives batches their declared targets and maps their samples; None where there is nothing to do.
         tuner: tuner of the windows' bounds; None leaves them as they are set.
-        memory: where batches lie; None for memory of this process.
+        memory: the place where batches lie; None for memory of this process.
         tensors: tensors of every row, its mask apart, where that is known beforehand.
         blocks: reads samples in blocks before they are asked for; None where nobody does.
         begins_short: the first requests of a window are shorter; not where a network runs, which rows fill up.
@@ -415,7 +415,7 @@ class RowSource:
         max_finished_bytes: maximum bytes of finished batches that wait for the loop; the last of them may be more. None
             where the window bounds them, which holds their rows.
         owned: divides a pass's samples by the nodes that own them; None where any node will do.
-        fetch_from: as ``fetch``, of nodes by their names, the one to ask first in front.
+        fetch_from: the fetch from as ``fetch``, of nodes by their names, the one to ask first in front.
         are_images: features are the pixels of images, on which no network was run.
     """
 

@@ -64,8 +64,8 @@ class Sample:
         features: activations at the frost line or the preprocessed pixels, an array; a tuple of arrays where several
             tensors cross the frost line; the encoded ``bytes`` of ``encoded=True``. Its memory is the sample's own.
         label: number of its class; -1 where it has none.
-        id: its id, which stays.
-        target: its declared target: a number, an array, a text, a list of texts, or a dict of these by
+        id: the id, which stays.
+        target: the declared target: a number, an array, a text, a list of texts, or a dict of these by
             name; the mask where the data has masks; None where there is none.
     """
 
@@ -85,7 +85,7 @@ class SampleMap:
 
     Attributes:
         function: function to call for each sample.
-        takes_rng: it is given a ``numpy.random.Generator`` too.
+        takes_rng: True if it is given a ``numpy.random.Generator`` too.
         view: seed and epoch of the draws.
     """
 
@@ -292,7 +292,7 @@ def with_targets(data: Dataset, declared: TargetColumns | None, targets: bool | 
 
     Args:
         data: data set.
-        declared: declared targets that the loader gives.
+        declared: the declared targets that the loader gives.
         targets: see ``Job.loader``.
 
     Raises:
@@ -483,7 +483,7 @@ class EncodedRowStream:
 
     Args:
         fetcher: fetcher of the job.
-        samples: to ask for.
+        samples: the samples to ask for.
         route: route of cut 0.
     """
 

@@ -86,7 +86,7 @@ class Batch(Unpackable):
         labels: ``int64[batch]``, index into the data set's classes.
         ids: ``int64[batch]`` of the samples.
         mixed: the other samples in the features, where they are mixtures (``FeatureMixup``); else None.
-        targets: declared targets of the data set: a tensor ``[batch, ...]``, a list with one value a sample where
+        targets: the declared targets of the data set: a tensor ``[batch, ...]``, a list with one value a sample where
             shapes differ or values are texts, or a dict of these by name. Where none are declared and the data set has
             masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, 255 where there is none, as
             losses are told to ignore. Else None.

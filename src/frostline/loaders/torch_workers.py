@@ -34,8 +34,8 @@ class WorkerLoader:
 
     Args:
         loader: loader of an epoch; it is not to be iterated elsewhere meanwhile.
-        workers: how many processes take its steps in turn.
-        start: how they are started: ``fork``, ``spawn`` or ``forkserver``; the platform's way by default.
+        workers: number of processes that take its steps in turn.
+        start: the way that they are started: ``fork``, ``spawn`` or ``forkserver``; the platform's way by default.
         options: options of ``DataLoader``, such as ``prefetch_factor``.
 
     Raises:

@@ -285,7 +285,7 @@ def _lengths_from_json(value: dict[str, Any], graph: Graph, cuts: Sequence[Cut])
     Args:
         value: plain values.
         graph: graph that they are about.
-        cuts: its cuts.
+        cuts: the cuts.
 
     Raises:
         UnsafeArtifact: They do not fit the graph.
@@ -336,11 +336,11 @@ class Prefix:
     """The frozen part of a network, from its inputs to the frost line.
 
     Attributes:
-        graph: its operations.
+        graph: the operations.
         cuts: every place where it may stop, cut 1 (the inputs) first, the frost line last.
-        tensors: its weights by name, as in ``graph.leaves``, each in the memory order of the network's own.
+        tensors: the weights by name, as in ``graph.leaves``, each in the memory order of the network's own.
         tokenizer: JSON of the tokenizer that makes its input of texts; empty where there is none.
-        lengths: how it runs on fewer tokens than it was traced at; None where texts are padded, and of images.
+        lengths: the way that it runs on fewer tokens than it was traced at; None where texts are padded, and of images.
     """
 
     graph: Graph
@@ -411,7 +411,7 @@ def file_bytes(prefix: Prefix, tensor: str) -> memoryview:
 
     Args:
         prefix: prefix of the tensor.
-        tensor: its name.
+        tensor: the name.
     """
     return memoryview(prefix.tokenizer) if tensor == _TOKENIZER else dense_bytes(prefix.tensors[tensor])
 

@@ -98,7 +98,7 @@ class _Seen:
         version: count of writes to it by then; 0 in inference mode, where nobody counts.
         about: dtype and shape.
         content: checksum of all values.
-        sample: quick sum of those values that are read before each pass.
+        sample: the quick sum of those values that are read before each pass.
     """
 
     kind: str
@@ -145,7 +145,7 @@ class _Module:
         module: the module.
         hooks: identities of what runs around its forward, the forward itself and its class among them.
         settings: attributes that are plain values, of modules of torch.
-        minds_mode: its output depends on whether it is in train mode.
+        minds_mode: the output depends on whether it is in train mode.
     """
 
     path: str
@@ -206,7 +206,7 @@ class FrozenWatch:
 
     Args:
         model: the network.
-        part: its frozen part; None where it could not be cut, and there is nothing but its head.
+        part: the frozen part; None where it could not be cut, and there is nothing but its head.
         head: the trainable rest.
         minds_modes: frozen modules must stay in eval mode; else they run so whatever their mode is.
         guard: guards the network against a job's features, and returns what ends that.

@@ -90,7 +90,7 @@ def _frontiers(
     Args:
         graph: the whole network.
         inputs: specifications of its inputs.
-        may_cross: whether a value may cross at all; ``_crosses_as_it_is`` or ``_crosses_permuted``.
+        may_cross: True if a value may cross at all; ``_crosses_as_it_is`` or ``_crosses_permuted``.
         asked: indices of the nodes from the end of the layer that the user named to the last that is frozen.
     """
     first = _input_frontier(graph, inputs)
@@ -110,7 +110,7 @@ def narrowest_frontier(
     Args:
         graph: the whole network.
         inputs: specifications of its inputs.
-        may_cross: as for ``_frontiers``.
+        may_cross: the same as for ``_frontiers``.
         among: indices of the nodes after which it may stand.
     """
     places = [
@@ -425,7 +425,7 @@ def split_encoder_outputs(
     of places that are equally narrow, at the last.
 
     Args:
-        graph: with its frozen layers first (``models.graph.frozen_first``).
+        graph: the graph with its frozen layers first (``models.graph.frozen_first``).
         inputs: specifications of its inputs, which the encoders share.
         changing: names of the nodes at which it stops being a fixed function of the input.
     """

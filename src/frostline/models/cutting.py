@@ -224,8 +224,9 @@ class CutNetwork:
         cuts: all legal cuts from 0 (the encoded sample) to the frost line, which is the last.
         prefix: the frozen part, to be shipped; None where the frost line is the network's input.
         head: the trainable rest, which shares the network's tensors.
-        fallback: why the network, or a part of what is frozen, is not cut as finely as a traced one would be, or why
-            the frost line lies before the layer that ``freeze`` was given; None where there is nothing to say.
+        fallback: the reason why the network, or a part of what is frozen, is not cut as finely as a traced one would
+            be, or why the frost line lies before the layer that ``freeze`` was given; None where there is nothing to
+            say.
         part: part of the network that never changes, of which ``prefix`` is made; None where there is no prefix.
         rest: frozen layers that run at the trainer all the same; None where there are none, or nobody can tell.
     """
@@ -394,7 +395,7 @@ def shorten_prefix(model: nn.Module, prefix: Prefix, tokenizer: bytes, *, frozen
 
     Args:
         model: the network, which takes ids and mask as the rows of one array.
-        prefix: its frozen part.
+        prefix: the frozen part.
         tokenizer: JSON of the tokenizer.
         frozen_in_eval: see ``cut_network``.
     """

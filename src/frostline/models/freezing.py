@@ -42,10 +42,10 @@ def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3,
     The network is run once, on one sample of zeros, to see the order in which its layers are used.
 
     Args:
-        model: changed in place; also a compiled one, or one for several devices (see ``models.modules``).
-        until: dotted path of the last frozen module, as in ``named_modules()`` of the network or of what is wrapped in
-            it; or ``"features"``, all but the classifier (the last layer that has parameters), where the network has no
-            module of that name. Of several encoders the last frozen module of each, in a list.
+        model: the model, changed in place; also a compiled one, or one for several devices (see ``models.modules``).
+        until: the dotted path of the last frozen module, as in ``named_modules()`` of the network or of what is wrapped
+            in it; or ``"features"``, all but the classifier (the last layer that has parameters), where the network has
+            no module of that name. Of several encoders the last frozen module of each, in a list.
         input_shape: shape of one sample, without the batch; or a ``TensorSpec`` for each input, as for ``cut_network``;
             or these by the names by which the network takes them, as ``inputs`` of a preprocessing has them.
 
@@ -143,9 +143,9 @@ def unfreeze(model: nn.Module, layers: Sequence[str], *, input_shape: AnyInputs 
     """Train these layers too: their parameters require gradients, and all but what stays frozen is in train mode.
 
     Args:
-        model: changed in place.
-        layers: dotted paths of modules, as for ``freeze``.
-        input_shape: as for ``freeze``.
+        model: the model, changed in place.
+        layers: the dotted paths of modules, as for ``freeze``.
+        input_shape: the same as for ``freeze``.
 
     Returns:
         Those of their parameters that were frozen until now.
@@ -205,7 +205,7 @@ def before_the_line(model: nn.Module, used: list[tuple[str, nn.Parameter | None]
     nothing is trained before them.
 
     Args:
-        model: its parameters that are trained require gradients.
+        model: the parameters that are trained require gradients.
         used: parameters that a forward pass uses, as ``used_parameters`` lists them.
     """
     trained = (place for place, (_, parameter) in enumerate(used) if parameter is not None and parameter.requires_grad)

@@ -139,8 +139,8 @@ class FrozenPart:
         cuts: all legal cuts, from 0 to the frost line, as they stand in the prefix.
         prefix: the part up to the frost line.
         stopped_by: an operator that nodes do not run, before which the part ends; empty where none ends it.
-        moved: why the frost line lies before the layer that ``freeze`` was given, in a sentence; empty where it does
-            not.
+        moved: the reason why the frost line lies before the layer that ``freeze`` was given, in a sentence; empty where
+            it does not.
         mixing: the operations before which it ends because they mix the samples of a batch, the first one found last.
     """
 
@@ -182,7 +182,7 @@ def training_flags(model: nn.Module, inputs: Sequence[TensorSpec], *, frozen_in_
     That is what is frozen whole, and what has no parameters, runs before the frost line alone and is in eval mode.
 
     Args:
-        model: its parameters that are trained require gradients.
+        model: the parameters that are trained require gradients.
         inputs: specifications of its inputs.
         frozen_in_eval: put modules that run only before the frost line into eval mode even where they are in train mode
             now.
@@ -220,7 +220,7 @@ def find_frozen(
 
     Args:
         model: owner of the tensors that the trace names.
-        traced: made with ``training_flags``.
+        traced: the traced, made with ``training_flags``.
         inputs: specifications of the network's inputs.
         mixing: operations that are known to mix samples.
 
@@ -315,8 +315,8 @@ class FrozenRest:
     Attributes:
         layers: number of modules whose own parameters are frozen.
         share: part of the frozen work that they do.
-        why: why they lie there.
-        is_lost: most of it, or as much as could have run at the node.
+        why: the reason why they lie there.
+        is_lost: the most of it, or as much as could have run at the node.
     """
 
     layers: int
@@ -334,7 +334,7 @@ def frozen_rest(model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]
 
     Args:
         model: network that was cut.
-        part: its frozen part.
+        part: the frozen part.
         inputs: specifications of its inputs.
     """
     graph = part.traced.graph
@@ -637,7 +637,7 @@ def _asked_end(model: nn.Module, graph: Graph, reach: int = -1, *, several: bool
         model: owner of the graph.
         graph: whole network.
         reach: index of the last node that is frozen; -1 where only a layer that was asked for counts.
-        several: it is the last frozen layer where none was asked for.
+        several: True if it is the last frozen layer, where none was asked for.
     """
     asked, data = requested_line(model), Flow(graph).data
     if asked is None and (several or has_several_parts(model)):

@@ -247,7 +247,7 @@ def sources_of_change(graph: Graph, trainable: Collection[str]) -> frozenset[str
     or updates the statistics of the batch, and everything else that changes a leaf in place.
 
     Args:
-        graph: traced with the training flags as they will be.
+        graph: the graph, traced with the training flags as they will be.
         trainable: names of the leaves that are trained.
     """
     flow = Flow(graph)

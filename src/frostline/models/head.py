@@ -89,7 +89,7 @@ class Head(nn.Module, ABC):
     Args:
         model: the user's network.
         paths: paths of the tensors that become the head's, as in ``model.state_dict()``.
-        modules: those of the network whose mode may matter to the head.
+        modules: the ones of the network whose mode may matter to the head.
     """
 
     def __init__(self, model: nn.Module, paths: Iterable[str], modules: Mapping[str, nn.Module]) -> None:
@@ -128,8 +128,8 @@ class Head(nn.Module, ABC):
         """What the network returns for these activations.
 
         Args:
-            features: as a loader's batch gives them: one tensor ``[batch, ...]``, or several as arguments or as
-                one sequence. They are not changed.
+            features: the features as a loader's batch gives them: one tensor ``[batch, ...]``, or several as arguments
+                or as one sequence. They are not changed.
         """
         given = [tensor for item in features for tensor in ((item,) if isinstance(item, torch.Tensor) else item)]
         return self._run_uncompiled(given) if torch.compiler.is_compiling() else self._run_as_it_is(given)
@@ -218,11 +218,12 @@ class HeadGraph:
     """What a traced head computes in one combination of modes.
 
     Attributes:
-        graph: from the frost line to the network's outputs.
-        places: which of the tensors that cross the frost line it takes, in the order of its inputs.
+        graph: the graph from the frost line to the network's outputs.
+        places: the places, which of the tensors that cross the frost line it takes, in the order of its inputs.
         structure: structure of what the network returns.
         runner: runs the graph.
-        leaves: for each leaf of the graph what gives the network's own tensor: ``.to()`` replaces buffers.
+        leaves: the function, for each leaf of the graph, that gives the network's own tensor: ``.to()`` replaces
+            buffers.
     """
 
     graph: Graph
@@ -249,7 +250,7 @@ class TracedHead(Head):
 
     Args:
         model: the user's network.
-        part: its frozen part.
+        part: the frozen part.
         inputs: specifications of the network's inputs.
     """
 
@@ -337,7 +338,7 @@ class SkippingHead(Head):
 
     Args:
         model: the user's network.
-        part: its frozen part.
+        part: the frozen part.
         inputs: specifications of the network's inputs.
         plan: calls that are skipped (see ``models.skipping.plan_of``).
         flags: the modes in which it is trained.
@@ -440,7 +441,7 @@ def skipping_head(
 
     Args:
         model: the user's network, left as it was.
-        part: its frozen part.
+        part: the frozen part.
         inputs: specifications of its inputs.
         flags: the modes in which the head is trained.
         rest: graph from the frost line on; None where the network was not traced as a whole.
@@ -551,7 +552,7 @@ def equals_whole(
 
     Args:
         model: the whole network.
-        part: its frozen part.
+        part: the frozen part.
         head: head that goes on from there.
         inputs: specifications of the network's inputs.
         flags: the modes in which the head is trained.
@@ -583,8 +584,8 @@ class Mode:
     """What a head computes in train mode, or in eval mode.
 
     Attributes:
-        graph: from what crosses the frost line to the scores, its only output.
-        places: which of the tensors that cross it takes, in the order of ``graph.inputs``.
+        graph: the graph from what crosses the frost line to the scores, its only output.
+        places: the places among the tensors that cross it that it takes, in the order of ``graph.inputs``.
     """
 
     graph: Graph
@@ -598,7 +599,7 @@ class PortableHead:
     Attributes:
         training: outputs in train mode.
         evaluation: outputs in eval mode.
-        tensors: its parameters, buffers and constants; a tensor that the network has under several names is here once.
+        tensors: the parameters, buffers and constants; a tensor that the network has under several names is here once.
         trained: names of those that are trained.
     """
 
@@ -678,7 +679,7 @@ class PortedHead:
         head: head whose tensors it takes over.
 
     Attributes:
-        tensors: its tensors now, by name.
+        tensors: the tensors now, by name.
 
     Raises:
         UnsafeArtifact: A graph does not hold together.

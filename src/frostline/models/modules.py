@@ -99,8 +99,8 @@ def resolved_path(model: nn.Module, path: str) -> str:
     """The path of a module in ``unwrapped(model)``, which may be said as the wrapper has it, or as the network inside.
 
     Args:
-        model: wrapped or not.
-        path: dotted path; one that names no module is given back without the names of wrappers.
+        model: the model, wrapped or not.
+        path: the dotted path; one that names no module is given back without the names of wrappers.
     """
     *around, model = _layers(model)
     for _ in around:
@@ -148,7 +148,7 @@ def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
 
     Args:
         model: any network.
-        training: for each module path whether it is to be in train mode.
+        training: the mode by module path: whether it is to be in train mode.
     """
     kept = [(vars(module), _attributes(module)) for module in model.modules()]
     try:
@@ -174,7 +174,7 @@ def watch_reads(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -
 
     Args:
         model: any network.
-        tell: told the module, the name and the value.
+        tell: function that is told the module, the name and the value.
     """
     changed = []
     try:
@@ -240,9 +240,9 @@ def module_at(root: nn.Module, path: str) -> nn.Module | None:
     return None
 
 
-def has_same_parameters(one: nn.Module | None, other: nn.Module) -> bool:
+def has_same_parameters(module: nn.Module | None, other: nn.Module) -> bool:
     """Whether a module has another one's parameters and no others, as what ``torch.compile`` wraps around it."""
-    return one is not None and [*map(id, one.parameters())] == [*map(id, other.parameters())]
+    return module is not None and [*map(id, module.parameters())] == [*map(id, other.parameters())]
 
 
 def lone_parameters(head: nn.Module, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -320,9 +320,9 @@ class ModuleCall:
         path: path of the module.
         module: module that ran.
         taken: the one tensor that it took, None where it took anything else.
-        taken_version: how often that tensor had been written to by then.
+        taken_version: number of times that tensor had been written to by then.
         given: the one tensor that it gave, None where it gave anything else.
-        given_version: how often that tensor had been written to by then.
+        given_version: number of times that tensor had been written to by then.
         inner: the runs of its own modules, in order.
     """
 

@@ -222,7 +222,7 @@ def mixed_rows(prefix: Prefix, device: torch.device) -> MixedRows | None:
 
     Args:
         prefix: the frozen part, whose operations have the shapes of their trace.
-        device: where it is run.
+        device: the place where it is run.
 
     Raises:
         ModelError: It does not run on any rows that can be made up for it.
@@ -272,7 +272,7 @@ class _Check:
 
     Args:
         prefix: the frozen part.
-        device: where it is run.
+        device: the place where it is run.
     """
 
     def __init__(self, prefix: Prefix, device: torch.device) -> None:

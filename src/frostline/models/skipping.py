@@ -38,9 +38,9 @@ class _Placement:
 
     Attributes:
         operation: number of operations on absent tensors before the one that makes it; below 0 for the inputs.
-        result: which of the operation's results it is.
+        result: number of it among the operation's results.
         name: the operation.
-        tensor: which of the tensors that cross the frost line.
+        tensor: number of it among the tensors that cross the frost line.
         order: dimensions of the network's tensor, from the outermost in memory to the innermost.
     """
 
@@ -77,8 +77,8 @@ class _Crossing:
     """A tensor at the frost line that a skipped call gives.
 
     Attributes:
-        placement: where it comes from.
-        shape: its shape, a sample.
+        placement: the place that it comes from.
+        shape: the shape, a sample.
     """
 
     placement: _Placement
@@ -117,7 +117,7 @@ class SkipPlan:
     """What of a network's own forward is skipped, and where activations come in; data alone.
 
     Attributes:
-        placements: where activations come in, in order.
+        placements: the place where activations come in, in order.
         skipped: calls that are skipped, in order.
         idle: paths of the modules that run before the frost line alone.
         reads: path of a module, name and value of each of its attributes that is read before the frost line and is
@@ -215,9 +215,9 @@ class _Run:
     """One pass of the network's own forward, with absent tensors in it.
 
     Args:
-        device: where the tensors would be.
+        device: the place where the tensors would be.
         rows: size of the batch.
-        is_real: whether absent tensors have values, as while a plan is made.
+        is_real: True if absent tensors have values, as while a plan is made.
         placed: gives the tensor that takes a result's place, where one does.
         last: number of operations behind which nothing is absent; None where that is not known yet.
     """
@@ -566,12 +566,12 @@ def _recognised(
 _ERRORS = (0.0, 1e-7, 1e-5)  # of values that two kernels of torch give for the same
 
 
-def _is_close(one: torch.Tensor, other: torch.Tensor, error: float) -> bool:
-    if torch.equal(one, other):
+def _is_close(tensor: torch.Tensor, other: torch.Tensor, error: float) -> bool:
+    if torch.equal(tensor, other):
         return True
-    if not one.is_floating_point():
+    if not tensor.is_floating_point():
         return False
-    off, size = (one - other).float().norm(), other.float().norm()
+    off, size = (tensor - other).float().norm(), other.float().norm()
     return bool(off <= error * size)
 
 

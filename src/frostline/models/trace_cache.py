@@ -234,7 +234,7 @@ class TraceCache:
     """Traces as files in a folder. Whatever cannot be read or written there is traced again.
 
     Args:
-        folder: made when something is kept.
+        folder: the folder, made when something is kept.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -313,7 +313,7 @@ def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[s
     Args:
         model: the user's network; left as it was found.
         inputs: specifications of the inputs of ``forward``, in order.
-        training: for each module path whether it is in train mode while traced.
+        training: the mode by module path: whether it is in train mode while traced.
 
     Raises:
         NotTraceable: torch.export does not follow it, it holds what a graph cannot say, or its code draws random

@@ -165,7 +165,7 @@ def cast_inputs(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[torch.T
 
     Args:
         model: network that will run on them.
-        batch: its inputs, in order.
+        batch: the inputs, in order.
     """
     own = _own(model)
     return [tensor.to(own) if tensor.dtype == torch.float32 else tensor for tensor in batch]
@@ -219,8 +219,8 @@ class Trace:
         graph: the whole network; leaves are named by the dotted paths of parameters and buffers, and by
             ``constant:...`` for tensors that the code of the network made.
         constants: the tensors behind the ``constant:`` names.
-        structure: how the graph's outputs form what the network's ``forward`` returns.
-        training: for each module path whether it was in train mode.
+        structure: the way that the graph's outputs form what the network's ``forward`` returns.
+        training: the mode by module path: whether it was in train mode.
     """
 
     graph: Graph
@@ -265,7 +265,7 @@ def export(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[
     Args:
         model: the user's network; left as it was found.
         inputs: specifications of the inputs of ``forward``, in order.
-        training: for each module path whether it is in train mode while traced.
+        training: the mode by module path: whether it is in train mode while traced.
 
     Raises:
         NotTraceable: torch.export does not follow it, or it holds what a graph cannot say.
@@ -493,7 +493,7 @@ def takes_parts(model: M, places: Sequence[InputPlace]) -> M:
 
     Args:
         model: network that takes these inputs; see ``takes_rows``.
-        places: where each lies in a sample.
+        places: the place where each lies in a sample.
     """
     kind = type(model)
 
@@ -577,7 +577,7 @@ def draws_elsewhere(model: nn.Module, inputs: Sequence[TensorSpec], training: Ma
     Args:
         model: the user's network.
         inputs: specifications of its inputs.
-        training: for each module path whether it is in train mode.
+        training: the mode by module path: whether it is in train mode.
     """
     batch = random_batch(inputs, _ROWS, torch.Generator().manual_seed(_SEED), device_of(model))
     states = np.random.get_state(), getstate()
@@ -678,20 +678,20 @@ def are_close(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
     return len(ours) == len(theirs) and all(_is_same(*pair) or _is_close(*pair, least) for pair in pairs)
 
 
-def _is_close(one: Any, other: Any, least: float) -> bool:
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or not other.is_floating_point():
+def _is_close(value: Any, other: Any, least: float) -> bool:
+    if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor) or not other.is_floating_point():
         return False
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if value.shape != other.shape or value.dtype != other.dtype:
         return False
     error = _ERROR if other.dtype in (torch.float32, torch.float64) else _ERROR_OF_16_BITS
-    return _size(one.double() - other.double()) <= error * max(_size(other), least)
+    return _size(value.double() - other.double()) <= error * max(_size(other), least)
 
 
 def _size(tensor: torch.Tensor) -> float:
     return float(tensor.detach().double().square().mean().sqrt()) if tensor.numel() else 0.0
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+def _is_same(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return value.shape == other.shape and value.dtype == other.dtype and torch.equal(value, other)
+    return type(value) is type(other) and bool(value == other)

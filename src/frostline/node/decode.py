@@ -343,7 +343,7 @@ class SampleReader(StoredSamples):
         preprocess: steps from encoded bytes to pixels.
         view: random view; None if the preprocessing is not random.
         decoding: resources shared with other requests.
-        is_abandoned: whether the request was cancelled.
+        is_abandoned: True if the request was cancelled.
         here: samples on the node's own disk; None if none are kept.
     """
 

@@ -83,17 +83,17 @@ class QueuedRows:
 
     Attributes:
         account: account of the tenant that asks.
-        is_abandoned: whether the request was cancelled. Safe for threads.
+        is_abandoned: True if the request was cancelled. Safe for threads.
         work: work to be done on them.
         slab: ``[work.run_rows, ...]``, whose first ``rows`` belong to the request. Rows of others may be put behind
             those that still have to run.
         rows: number of rows of the request.
         future: resolves to the tensors at the cut, with at least these rows, which come first.
-        served: called with device seconds that were used, divided by the tenant's weight.
-        is_apart: whether to run without rows of others, because a shared run has failed.
-        has_begun: whether some rows run or have run, so that the future cannot be cancelled any more.
+        served: function that is called with device seconds that were used, divided by the tenant's weight.
+        is_apart: True to run without rows of others, because a shared run has failed.
+        has_begun: True if some rows run or have run, so that the future cannot be cancelled any more.
         ran: number of rows that have run.
-        queued_at: when it began to wait, as ``time.perf_counter`` counts.
+        queued_at: the time when it began to wait, as ``time.perf_counter`` counts.
     """
 
     account: Account
@@ -181,10 +181,10 @@ class ExclusiveCall:
 
     Attributes:
         account: account of the tenant that asks.
-        is_abandoned: whether the request was cancelled. Safe for threads.
+        is_abandoned: True if the request was cancelled. Safe for threads.
         call: call to run.
         future: resolves to the result of the call.
-        has_begun: whether it runs, so that the future cannot be cancelled any more.
+        has_begun: True if it runs, so that the future cannot be cancelled any more.
         left: 1 until the call has run.
         nbytes: memory that is taken for it; it may then run between two operations of another tenant's run. None where
             it takes its own, and measures time, so that nothing else may be under way.
@@ -621,8 +621,8 @@ class _Member:
 
     Attributes:
         device: device that runs what it is given.
-        waiting_s: expected seconds of what it was given and has not finished.
-        is_out: whether it failed, so that it is given no more.
+        waiting_s: the expected seconds of what it was given and has not finished.
+        is_out: True if it failed, so that it is given no more.
         measured_s: seconds that it took for what was last measured on all devices; None before that.
     """
 

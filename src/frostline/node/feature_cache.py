@@ -61,7 +61,7 @@ class CachedFeatures:
     Args:
         store: cache on disk; None if there is none.
         shared: cache that nodes share; None if there is none.
-        scope: everything that the features depend on.
+        scope: digest of all that the features depend on.
         samples: samples of the request.
         counters: counters of the request.
     """
@@ -134,7 +134,7 @@ class NodeCache:
         roots: URLs under which it serves data.
 
     Attributes:
-        is_on: whether there is any.
+        is_on: True if there is any.
 
     Raises:
         SettingError: if a folder or URL cannot be used, or the cache is too small.

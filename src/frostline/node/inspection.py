@@ -56,7 +56,7 @@ class Inspector:
     the imported modules. Without it, or if it has died, the process is started anew.
 
     Args:
-        fork: whether to begin with a fork of this process.
+        fork: True to begin with a fork of this process.
         kept: cache of inspections, so that the same prefix is not inspected again; None for no cache.
     """
 

@@ -48,7 +48,7 @@ def serve_inspections(control: socket.socket, *, warm_up: bool) -> NoReturn:
 
     Args:
         control: Unix socket; each message is a byte with one connected socket.
-        warm_up: whether to import first what PyTorch needs for shapes; otherwise each child does, in about a second.
+        warm_up: True to import first what PyTorch needs for shapes; otherwise each child does, in about a second.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit status of children is not needed
     _need_no_folder()

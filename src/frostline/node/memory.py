@@ -77,7 +77,7 @@ class Shares:
 
         Args:
             memory_bytes: main memory.
-            device_bytes: free memory of an accelerator; None if there is none. Half of it may hold weights. A quarter
+            device_bytes: the free memory of an accelerator, if there is one. Half of it may hold weights. A quarter
                 of the rest is left for libraries and for gaps between blocks.
         """
         part = memory_bytes // 16
@@ -105,7 +105,7 @@ class PoolStatistics:
     Attributes:
         total_bytes: size of the share; if ``waiting`` is rarely 0, give the node more memory.
         reserved_bytes: bytes in use or promised now.
-        peak_bytes: largest ``reserved_bytes`` so far; it never exceeds the total.
+        peak_bytes: the largest ``reserved_bytes`` so far; it never exceeds the total.
         waiting: number of reservations that wait for memory.
     """
 
@@ -171,7 +171,7 @@ class Pool:
 
         Args:
             nbytes: number of bytes.
-            is_abandoned: checked after every change and ``wake``; True cancels the wait.
+            is_abandoned: function that is called after every change and ``wake``; True cancels the wait.
             claim: tenant and cost of the work that asks.
             longest_s: maximum wait in seconds; None waits without a limit.
 
@@ -420,7 +420,7 @@ class Readers:
 
         Args:
             tenant: name of the tenant.
-            is_urgent: whether its calls run before the tenant's other calls.
+            is_urgent: True if its calls run before the tenant's other calls.
         """
         return _Lane(self, tenant, is_urgent=is_urgent)
 

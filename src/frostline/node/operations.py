@@ -184,7 +184,7 @@ class Trainings:
     Args:
         settings: settings of the node, with the number of trainings and their memory.
         hold: returns a context that keeps a prefix resident.
-        charge: called with an account and the core seconds of its training.
+        charge: function that is called with an account and the core seconds of its training.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Trainings:
 
         Args:
             prefix: digest of the frozen part.
-            length: announced size of the assignment in bytes.
+            length: the announced size of the assignment in bytes.
             account: account that is charged.
 
         Raises:

@@ -188,7 +188,7 @@ class Packing:
 
     Attributes:
         codec: name of the codec; ``exact`` leaves them as they are.
-        tolerance: largest relative error allowed; None allows any.
+        tolerance: the largest relative error allowed; None allows any.
         counters: counters of the request.
     """
 

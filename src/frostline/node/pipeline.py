@@ -77,7 +77,7 @@ class PendingBatch:
         rows: rows of the request; fewer than asked for if more cannot be processed at once.
         wanted: rows among them that must be read.
         slab: array for the decoded samples, one row each in that order; None if none are decoded.
-        found: cached rows of the batch; None if there is no cache.
+        found: the cached rows of the batch; None if there is no cache.
     """
 
     rows: range
@@ -198,7 +198,7 @@ class BatchStream:
     Args:
         batches: makes the batches.
         cancel: cancels the work of the request; called when the stream is closed before its end.
-        on_end: called once, with the stream and how it ended, when no work of it is left.
+        on_end: function that is called once, with the stream and how it ended, when no work of it is left.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class Stores:
     Args:
         roots: URLs under which data is served.
         cells_bytes: memory for decoded Parquet columns.
-        follows_links: whether symbolic links in folders may lead out of the roots.
+        follows_links: True if symbolic links in folders may lead out of the roots.
         deadline_s: see ``StoreLimits``.
 
     Raises:
@@ -349,9 +349,9 @@ class Stores:
         Args:
             data: URL of its root.
             allowed: roots under which the tenant may read; None for all.
-            reading: how the bytes at the samples' addresses are found.
+            reading: the way that the bytes at the samples' addresses are found.
             objects: objects to be read; if they are URLs, each must lie under an allowed root too.
-            mapped: whether to read sealed objects of a local folder from memory maps.
+            mapped: True to read sealed objects of a local folder from memory maps.
 
         Raises:
             BadRequest: if the data or an object lies outside the node's roots that the tenant may read.
@@ -445,9 +445,9 @@ def read_ahead(
         places: places of the samples.
         ahead: memory for samples that were read with a neighbour and are not asked for yet.
         queue: queue of the other reads.
-        second: how slow reads are repeated; None if they are not.
+        second: the way that slow reads are repeated; None if they are not.
         scope: cancel scope of the request, which also wakes threads that wait for a read.
-        held: closed when the request ends.
+        held: the stack, closed when the request ends.
     """
     # Parquet cells are read by whole row groups, and unpacked tars lie on this machine.
     if request.reading in (CELLS, UNPACKED):
@@ -499,7 +499,7 @@ class SentSamples:
     """The inputs of a request as a ``Versioned`` store, whose objects are called by their numbers.
 
     Args:
-        inputs: encoded inputs.
+        inputs: the encoded inputs.
     """
 
     def __init__(self, inputs: Sequence[bytes]) -> None:
@@ -539,7 +539,7 @@ def embedding_inputs(
         resident: network that it names.
         maximum: maximum count of numbers in the answer.
         memory: pool for decoding, in which texts are tokenized.
-        is_abandoned: whether the request was cancelled.
+        is_abandoned: True if the request was cancelled.
 
     Raises:
         BadRequest: the inputs are not of the network's kind, or it gives several tensors.

@@ -61,7 +61,7 @@ class Resident:
         references: engine of each device that runs it up to every cut, as the user's own network does.
         engines: engine of each device for this request; up to the request's own cut if it is not the reference.
         rows: maximum rows of a run, at which the engine is fastest.
-        served: called with the device seconds of each use, divided by its tenant's weight.
+        served: function that is called with the device seconds of each use, divided by its tenant's weight.
         check_rows: refuses a cut at which the rows of a batch change each other; None where the trainer has looked.
     """
 
@@ -188,7 +188,7 @@ class Prefixes:
             length: size of its file in bytes.
             asker: account of the tenant that uploads it.
             longest_s: maximum wait in seconds.
-            is_abandoned: checked after every ``wake``; True cancels the wait.
+            is_abandoned: function that is called after every ``wake``; True cancels the wait.
 
         Raises:
             OverBudget: if its weights can never fit.
@@ -405,7 +405,7 @@ class Upload:
         prefixes: registry that takes the prefix.
         digest: digest of the prefix.
         memory: access to memory for the bytes while they are read, and for the graph while it is parsed.
-        length: announced size of the file in bytes.
+        length: the announced size of the file in bytes.
         admission: admission of the request, which ends with the upload.
     """
 

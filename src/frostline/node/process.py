@@ -161,7 +161,7 @@ class NodeProcess:
         port: port on which it listens; 0 for a free one, which it keeps when it is started again.
         control: address of the control plane that it keeps to; None takes that of ``FROSTLINE_CONTROL``, and ``"none"``
             none. Its token there is that of ``FROSTLINE_TOKEN``.
-        reports: whether it keeps to a control plane at all; the node that a job starts for itself does not.
+        reports: True if it keeps to a control plane at all; the node that a job starts for itself does not.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ def start_node(
         settings: settings of the node.
         host: address on which it listens.
         port: port on which it listens; 0 for a free one.
-        control: as of ``NodeProcess``.
+        control: the same as of ``NodeProcess``.
 
     Raises:
         AddressInUse: if the port is taken.

@@ -107,7 +107,7 @@ class MeasuredReference:
 
     Args:
         run: prefix of the request.
-        network: measured cost of the prefix.
+        network: the measured cost of the prefix.
         cuts: cuts of the prefix.
     """
 

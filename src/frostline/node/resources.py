@@ -271,10 +271,10 @@ class BlockReadRegistry:
 
         Args:
             store: store to read from.
-            reading: how the bytes at the samples' addresses are found.
+            reading: the way that the bytes at the samples' addresses are found.
             threads: executor whose threads wait for the store.
             max_bytes: memory limit of all block reads together; the first call sets it.
-            is_here: whether a place of an object of that version is kept on this machine already.
+            is_here: True if a place of an object of that version is kept on this machine already.
         """
         if reading != OBJECTS or isinstance(store, FolderStore | MmapFolder | CqlStore):
             return None

@@ -208,7 +208,7 @@ class Node:
         audit: the log.
         trainings: trainings beside the node.
         listings: listings for clients.
-        on_renewal: called with the settings of the node after its tenants were renewed.
+        on_renewal: function that is called with the settings of the node after its tenants were renewed.
 
     Raises:
         SettingError: if a root is not a URL that Frostline reads.
@@ -456,7 +456,7 @@ class Node:
 
         Args:
             data: URL of the data set's root.
-            reading: how the bytes at its samples' addresses are found.
+            reading: the way that the bytes at its samples' addresses are found.
             max_bytes: maximum bytes that are read and not yet asked for; they do not count against the node's budget.
 
         Raises:

@@ -27,20 +27,20 @@ class Totals:
     """What a node did since it started.
 
     Attributes:
-        requests: admitted requests.
+        requests: the admitted requests.
         refused_busy: requests refused with 429; if it grows, send fewer requests at once or raise ``max_requests``.
         finished: requests that were answered completely.
         abandoned: requests that their client cancelled.
         failed: requests that ended with an error.
-        samples: answered samples.
+        samples: the answered samples.
         skipped: samples that could not be read or decoded.
-        batches: answered batches.
+        batches: the answered batches.
         bytes_read: bytes read from the store; a repeated read counts once.
         tier_hits: samples that were read from the node's own disk instead of the store.
-        bytes_sent: packed payload of the answers, without framing.
+        bytes_sent: the packed payload of the answers, without framing.
         decode_retries: samples that were read twice because their image was larger than expected.
         hedged_reads: slow reads that were repeated (hedged).
-        uploads: uploaded prefixes.
+        uploads: the uploaded prefixes.
         evicted: prefixes evicted for others; if it grows, give the node more memory.
         cache_hits: samples whose features came from the cache, without reading, decoding or computing.
         cache_misses: samples that were not in the cache, if there is one.
@@ -55,7 +55,7 @@ class Totals:
         runs: runs of the device.
         rows_run: rows of those runs, padding included.
         rows_merged: rows that filled up runs of other requests; without merging there would be more runs.
-        nonfinite: computed rows with Inf or NaN, which are delivered and not cached.
+        nonfinite: the computed rows with Inf or NaN, which are delivered and not cached.
     """
 
     requests: int = 0
@@ -94,7 +94,7 @@ class StageLatency:
     """How long a stage took, time after time.
 
     Attributes:
-        counts: how many times it took at most as long as each of ``BOUNDS_S`` and longer than the one before; the last
+        counts: number of times it took at most as long as each of ``BOUNDS_S`` and longer than the one before; the last
             of them, longer than all.
         seconds: the sum.
     """
@@ -109,10 +109,10 @@ class TenantStatistics:
 
     Attributes:
         weight: weight of the tenant; its share of the device is proportional to it.
-        requests_in_progress: admitted requests that are not yet answered completely.
+        requests_in_progress: the admitted requests that are not yet answered completely.
         work_bytes: bytes that it holds of the memory for work.
         weight_bytes: bytes of its resident prefixes and of the engines made for it.
-        quotas: its quotas by their names, as of ``config.TenantSettings``; None is no bound but the node's own.
+        quotas: the quotas by their names, as of ``config.TenantSettings``; None is no bound but the node's own.
         totals: work done for it; a run with rows of several tenants is divided by rows in ``compute_s``.
     """
 
@@ -131,19 +131,19 @@ class NodeStatistics:
     Attributes:
         uptime_s: seconds since it started.
         cpu_s: processor seconds of the node's process, summed over cores.
-        requests_in_progress: admitted requests that are not yet answered completely.
+        requests_in_progress: the admitted requests that are not yet answered completely.
         prefixes: number of resident prefixes.
         waiting_for_device: batches and measurements that wait for the device or run on it.
         devices_in_service: number of devices that are given work; fewer than it was started with if some failed.
         memory: state of each memory share, by name.
         totals: work done so far.
         tenants: state of the tenants that the asker may see, by name.
-        may_change: whether the asker may change their weights and quotas.
+        may_change: True if the asker may change their weights and quotas.
         cache: state of its feature cache; None if it has none.
         shared_cache: state of the feature cache in an object store, as far as this node knows.
         local_tier: state of the samples on its own disk; None if none were kept so far.
-        latencies: how long each of ``STAGES`` took: reading a sample, or several that are memory-mapped; decoding the
-            same; the wait of rows for a device; a run of it; and from a batch that is made to the wish for the next
+        latencies: the time that each of ``STAGES`` took: reading a sample, or several that are memory-mapped; decoding
+            the same; the wait of rows for a device; a run of it; and from a batch that is made to the wish for the next
             one, in which it is sent.
     """
 

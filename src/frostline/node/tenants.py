@@ -74,7 +74,7 @@ class Account:
     Args:
         settings: settings of the tenant; None for a node without tenants.
         counters: counters of the tenant.
-        is_alone: whether there are no other tenants.
+        is_alone: True if there are no other tenants.
         clock: returns monotonic seconds.
     """
 
@@ -111,7 +111,7 @@ class Account:
 
         Args:
             settings: settings of the same tenant.
-            is_alone: whether there are no other tenants now; None for as before.
+            is_alone: True if there are no other tenants now; None for as before.
         """
         with self._lock:
             self._is_alone = self._is_alone if is_alone is None else is_alone
@@ -200,7 +200,7 @@ class Account:
         """Check that another request of this tenant may be admitted.
 
         Args:
-            has_room: whether none of its work waits for memory that it holds itself.
+            has_room: True if none of its work waits for memory that it holds itself.
 
         Raises:
             Overloaded: if a quota is used up; the message names it.
@@ -400,7 +400,7 @@ class TenantUsage:
         work_bytes: bytes that it holds of the memory for work.
         max_work_bytes: bytes of it that it may hold by the node's settings.
         devices: devices that are given work, each of which has one device second a second.
-        is_held_back: whether it has asked for more device seconds than it was bound to since the last call.
+        is_held_back: True if it has asked for more device seconds than it was bound to since the last call.
     """
 
     device_s: float

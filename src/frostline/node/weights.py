@@ -56,10 +56,10 @@ class Evictable:
         owner: the tenant against whose quota it counts.
         nbytes: bytes that are free without it.
         counted_bytes: bytes that count against the owner's quota.
-        idle_s: since it was used last; 0 while it is in use.
+        idle_s: the time since it was used last; 0 while it is in use.
         served_s: device seconds, divided by its tenants' weights, that it had since it came.
-        tag: where the lowest of the tenants stands that use it; see ``FairShares.tag``.
-        asked_s: since it was asked to leave; None where it was not.
+        tag: the place where the lowest of the tenants stands that use it; see ``FairShares.tag``.
+        asked_s: the time since it was asked to leave; None where it was not.
     """
 
     key: Hashable
@@ -78,9 +78,9 @@ class Incoming:
 
     Attributes:
         tenant: tenant whose quota it will count against.
-        tag: where that tenant stands.
+        tag: the place where that tenant stands.
         lacking_bytes: bytes of memory that are lacking; none where 0 or below.
-        over_bytes: by which the tenant's quota is too small beside what it has; not at all where 0 or below.
+        over_bytes: the bytes by which the tenant's quota is too small beside what it has; not at all where 0 or below.
     """
 
     tenant: str
@@ -133,22 +133,22 @@ def _missing_memory(incoming: Incoming, gone: Sequence[Evictable]) -> float:
     return incoming.lacking_bytes - sum(entry.nbytes for entry in gone)
 
 
-def _may_leave(one: Evictable, incoming: Incoming) -> bool:
-    if one.idle_s >= _IDLE_S or one.asked_s is not None:
+def _may_leave(evictable: Evictable, incoming: Incoming) -> bool:
+    if evictable.idle_s >= _IDLE_S or evictable.asked_s is not None:
         return True
-    return one.served_s >= _TURN_S and one.tag >= incoming.tag
+    return evictable.served_s >= _TURN_S and evictable.tag >= incoming.tag
 
 
-def _is_stuck(one: Evictable) -> bool:
-    return one.asked_s is not None and _DRAINED_WITHIN_S <= one.asked_s < _ASKED_AGAIN_S
+def _is_stuck(evictable: Evictable) -> bool:
+    return evictable.asked_s is not None and _DRAINED_WITHIN_S <= evictable.asked_s < _ASKED_AGAIN_S
 
 
-def _order(one: Evictable) -> tuple[int, float]:
-    if one.asked_s is not None:
-        return 0, -one.asked_s
-    if one.idle_s >= _IDLE_S:
-        return 1, -one.idle_s
-    return 2, -one.served_s
+def _order(evictable: Evictable) -> tuple[int, float]:
+    if evictable.asked_s is not None:
+        return 0, -evictable.asked_s
+    if evictable.idle_s >= _IDLE_S:
+        return 1, -evictable.idle_s
+    return 2, -evictable.served_s
 
 
 Key = tuple[str, str, int]
@@ -442,7 +442,7 @@ class WeightMemory(Generic[T]):
             asker: account of the tenant for which they are made.
             counted_bytes: bytes that count against the tenant's quota.
             longest_s: maximum wait in seconds.
-            is_abandoned: checked after every ``wake``; True cancels the wait.
+            is_abandoned: function that is called after every ``wake``; True cancels the wait.
 
         Raises:
             OverBudget: if they can never fit, or are more than the tenant may have.

@@ -196,7 +196,7 @@ class MixtureOrder:
 
         Args:
             sizes: samples of each.
-            ratios: how often each one's turn comes, beside the others.
+            ratios: number of times that the turn of each comes, beside the others.
             seed: 0 to 2^63 - 1.
             epoch: 0 to 2^63 - 1.
             ends: an epoch ends when the ``first`` data set would have to begin again, or when ``all`` have been seen

@@ -353,7 +353,7 @@ class BlockOrder:
         size: samples in the epoch, 0 to 2^62.
         seed: 0 to 2^63 - 1.
         epoch: 0 to 2^63 - 1.
-        blocks: how many neighbours stay together, and how many blocks are mixed.
+        blocks: number of neighbours that stay together, and of blocks that are mixed.
     """
 
     size: int

@@ -42,7 +42,7 @@ class Shard:
         batch_size: rows that a rank takes in a step.
         start: position at which the epoch goes on; 0 is its beginning.
         rank: rank of this process.
-        world_size: how many ranks there are.
+        world_size: number of ranks.
         last: treatment of the samples left for the last step, fewer than a whole step. Every rank takes as many
             steps as the others, but with ``uneven``.
 
@@ -54,7 +54,7 @@ class Shard:
             - ``uneven``: dealt, and a rank that gets nothing takes a step less: for loops that allow for it, such as
               those in PyTorch's ``Join``.
         worker: index of the worker in this rank.
-        workers: how many the rank has.
+        workers: number of workers of the rank.
 
     Raises:
         SettingError: a figure that makes no sense; or ``keep``, where not every rank can have a row in every step.
@@ -196,8 +196,8 @@ class Resumed:
     So how far a loader is in it is one number again, from which shards of any ranks go on.
 
     Attributes:
-        order: in which the state's positions are positions.
-        state: where it goes on.
+        order: the order in which the state's positions are positions.
+        state: the place where it goes on.
     """
 
     order: EpochOrder
@@ -273,7 +273,7 @@ class Progress:
         """Samples were handed out.
 
         Args:
-            positions: theirs.
+            positions: the positions of those rows.
             missing: every position below this one was handed out, cannot be read, or is among ``positions``.
         """
         given = np.union1d(self._ahead, positions)
@@ -302,9 +302,9 @@ class ReadingPlan:
     """What a rank is about to read.
 
     Attributes:
-        state: where it begins.
+        state: the place where it begins.
         rank: rank that wrote the record.
-        world_size: how many ranks it believes there are.
+        world_size: number of ranks that it believes in.
         ahead: names what the state has ahead, where only that name is known; None where the state has it.
     """
 
@@ -337,8 +337,8 @@ class ReadingPlan:
         """Read what ``to_bytes`` wrote.
 
         Args:
-            record: from the rank.
-            at: its number, for the sentence.
+            record: the record from the rank.
+            at: the number, for the sentence.
 
         Raises:
             OrderMismatch: the bytes are no record, or a record of another version.

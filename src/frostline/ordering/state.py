@@ -44,7 +44,7 @@ class OrderState:
         seed: seed of the order.
         epoch: epoch under way.
         position: samples of the epoch that all ranks were handed; as many as ``samples`` when the epoch is over.
-        samples: in the epoch.
+        samples: number of samples in the epoch.
         batch_size: samples of a step of all ranks, when it was saved. Whoever goes on may take others.
         last: treatment of the samples that filled no step (``ordering.LAST``); it may change too.
         ahead: positions beyond ``position`` that were handed out, ascending; there are some where slack allows it.
@@ -117,7 +117,7 @@ class OrderState:
         """Make sure that a loader may go on from here.
 
         Args:
-            own: where the loader stands, whatever its epoch and position.
+            own: the place where the loader stands, whatever its epoch and position.
 
         Raises:
             OrderMismatch: its samples or their order are others.
@@ -221,8 +221,8 @@ class Replay:
     """An ``EpochOrder`` that repeats what was recorded, place by place.
 
     Attributes:
-        recorded: recorded order.
-        order: in which the positions were positions.
+        recorded: the recorded order.
+        order: the order in which the positions were positions.
 
     Raises:
         OrderMismatch: the positions were recorded in another order.

@@ -64,7 +64,7 @@ class Candidate:
 
     Attributes:
         route: the cut and the codec.
-        name: where the cut is in the network.
+        name: the place where the cut is in the network.
         wire_bytes_per_sample: payload that crosses, encoded by the codec.
         store_s: seconds a sample at the store side, processor and accelerator together: read, decode, the prefix
             up to the cut, and the codec; with several nodes, divided by their number.
@@ -76,7 +76,7 @@ class Candidate:
         samples_per_s: steady state, all resources working at the same time; infinite where nothing costs anything.
         error: error of the codec, as measured: root-mean-square error of the worst sample, relative to the sample's
             own.
-        rejected: why the plan does not use it, in a sentence; None where it does.
+        rejected: the reason why the plan does not use it, in a sentence; None where it does.
         is_possible: the memory of both sides and the job's accuracy allow it.
     """
 
@@ -338,9 +338,9 @@ def _inaccurate(codec: str, error: float, lost: float, accuracy: str | float) ->
     """Why the job's ``accuracy`` does not allow a codec; None where it does. An unknown error is not allowed.
 
     Args:
-        codec: its name.
+        codec: the name.
         error: error that the engine makes.
-        lost: by the engine, before.
+        lost: the error of the engine, before.
         accuracy: accuracy that the job demands of both together.
     """
     precision = codec.partition("+")[0]
@@ -427,8 +427,8 @@ def hapi_v3(cuts: Sequence[Candidate], _: Situation) -> int:
     to the baseline where that was measured faster, here: where its steady state is.
     """
 
-    def seconds(one: Candidate) -> float:
-        store_s, trainer_s, link_s = one.store_s, one.trainer_s, one.link_s
+    def seconds(candidate: Candidate) -> float:
+        store_s, trainer_s, link_s = candidate.store_s, candidate.trainer_s, candidate.link_s
         return store_s + (max(store_s, trainer_s) + link_s) * (_ITERATIONS - 1) + link_s + trainer_s
 
     chosen = min(cuts, key=lambda cut: (seconds(cut), cut.cut))

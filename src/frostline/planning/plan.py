@@ -74,8 +74,8 @@ class Plan(ShownInNotebooks):
     Attributes:
         policy: ``best``, the name of a published rule, or ``plan_at_cut`` where the user named the cut.
         mixture: the ways in use, the largest share first; shares sum to 1.
-        samples_per_s: predicted, steady state, while features come from the store; infinite where nothing costs
-            anything.
+        samples_per_s: the rate, predicted, steady state, while features come from the store; infinite where nothing
+            costs anything.
         bottleneck: name of the resource that holds the mixture back.
         prices: prices of each resource by name: by how many percent the throughput would grow for each percent more of
             it, the largest first; they sum to 1, or are all 0 where there is no bound. A price is exact for small
@@ -84,8 +84,8 @@ class Plan(ShownInNotebooks):
         candidates: every cut with every codec that was measured, by cut, those that were turned down too.
         link: link that the figures hold for.
         epochs: number of epochs that the job takes.
-        later_samples_per_s: in the epochs after the first, whose features come from the trainer's cache, so that the
-            head alone bounds them; None where there are none.
+        later_samples_per_s: the rate in the epochs after the first, whose features come from the trainer's cache, so
+            that the head alone bounds them; None where there are none.
         engine: engine that runs the frozen layers at the node.
         trials: trials of the node's engines, with why the others are not used.
     """
@@ -166,9 +166,14 @@ class Plan(ShownInNotebooks):
         }
 
 
-def _plain(one: Candidate) -> dict[str, Any]:
-    rest = {name: value for name, value in asdict(one).items() if name != "route"}
-    return {**asdict(one.route), **rest, "samples_per_s": _finite(one.samples_per_s), "error": _finite(one.error)}
+def _plain(candidate: Candidate) -> dict[str, Any]:
+    rest = {name: value for name, value in asdict(candidate).items() if name != "route"}
+    return {
+        **asdict(candidate.route),
+        **rest,
+        "samples_per_s": _finite(candidate.samples_per_s),
+        "error": _finite(candidate.error),
+    }
 
 
 def _finite(number: float) -> float | None:
@@ -344,7 +349,7 @@ def table(plan: Plan, *, every: bool = False) -> TextTable:
     Seconds and bytes are a sample's, memory is the node's.
 
     Args:
-        plan: to show.
+        plan: the plan to show.
         every: one row for each codec of each cut instead.
     """
     shares = {part.route: part.share for part in plan.mixture}
@@ -356,10 +361,10 @@ def table(plan: Plan, *, every: bool = False) -> TextTable:
     return TextTable(columns=_COLUMNS, rows=rows, candidates=tuple(shown))
 
 
-def name_candidate(one: Candidate) -> str:
+def name_candidate(candidate: Candidate) -> str:
     """A candidate in a sentence: ``cut 9 (layer4)``, ``cut 9 (layer4, sparse+zstd)``."""
-    codec = "" if one.codec == EXACT else f", {one.codec}"
-    return f"cut {one.cut} ({one.name}{codec})"
+    codec = "" if candidate.codec == EXACT else f", {candidate.codec}"
+    return f"cut {candidate.cut} ({candidate.name}{codec})"
 
 
 def explain_single(best: Candidate, *, near: int, noise: float, encoded: Candidate, min_bytes: float) -> str:
@@ -405,17 +410,17 @@ def _over_epochs(plan: Plan) -> str:
     )
 
 
-def _in_the_store(one: Candidate) -> str:
+def _in_the_store(candidate: Candidate) -> str:
     """That training in the store too would be faster, to be put after a plan's reason."""
-    return f"; training in the store too would give {in_samples_per_s(one.samples_per_s)} (policy all_in_store)"
+    return f"; training in the store too would give {in_samples_per_s(candidate.samples_per_s)} (policy all_in_store)"
 
 
-def against(one: Candidate, samples_per_s: float, wire_bytes: float, *, noise: float) -> str:
+def against(candidate: Candidate, samples_per_s: float, wire_bytes: float, *, noise: float) -> str:
     """Why a possible way was not taken, where the plan has ``samples_per_s`` and ``wire_bytes`` a sample."""
-    if one.samples_per_s < (1 - noise) * samples_per_s:
-        return f"{_percent(1 - one.samples_per_s / samples_per_s)} slower"
-    times = one.wire_bytes_per_sample / max(1.0, wire_bytes)
-    as_many = f"{in_multiple(times)} times the" if one.wire_bytes_per_sample > wire_bytes else "the same"
+    if candidate.samples_per_s < (1 - noise) * samples_per_s:
+        return f"{_percent(1 - candidate.samples_per_s / samples_per_s)} slower"
+    times = candidate.wire_bytes_per_sample / max(1.0, wire_bytes)
+    as_many = f"{in_multiple(times)} times the" if candidate.wire_bytes_per_sample > wire_bytes else "the same"
     return f"as fast within {_percent(noise)}, with {as_many} bytes"
 
 
@@ -432,19 +437,19 @@ def _best_way(here: Sequence[Candidate]) -> Candidate:
     return max(here, key=lambda item: (item.is_possible, item.samples_per_s, -item.wire_bytes_per_sample))
 
 
-def _row(one: Candidate, share: float | None) -> tuple[str, ...]:
+def _row(candidate: Candidate, share: float | None) -> tuple[str, ...]:
     return (
         "" if share is None else _percent(share),
-        str(one.cut),
-        one.name,
-        one.codec,
-        in_bytes(one.wire_bytes_per_sample),
-        in_seconds(one.store_s),
-        in_seconds(one.link_s),
-        in_seconds(one.trainer_s),
-        in_bytes(one.memory_bytes),
-        in_rate(one.samples_per_s),
-        one.rejected or "chosen",
+        str(candidate.cut),
+        candidate.name,
+        candidate.codec,
+        in_bytes(candidate.wire_bytes_per_sample),
+        in_seconds(candidate.store_s),
+        in_seconds(candidate.link_s),
+        in_seconds(candidate.trainer_s),
+        in_bytes(candidate.memory_bytes),
+        in_rate(candidate.samples_per_s),
+        candidate.rejected or "chosen",
     )
 
 
@@ -682,8 +687,8 @@ def _near(possible: Sequence[Option], samples_per_s: float, noise: float, *, sam
     return near
 
 
-def _preference(one: Candidate) -> tuple[float, float, int]:
-    return one.wire_bytes_per_sample, -one.samples_per_s, -one.cut
+def _preference(candidate: Candidate) -> tuple[float, float, int]:
+    return candidate.wire_bytes_per_sample, -candidate.samples_per_s, -candidate.cut
 
 
 def _judged(found: Sequence[Option], mix: _Mix, why_not: Callable[[Candidate], str]) -> tuple[Candidate, ...]:
@@ -695,5 +700,5 @@ def _judged(found: Sequence[Option], mix: _Mix, why_not: Callable[[Candidate], s
     )
 
 
-def _refusal(one: Candidate) -> SettingError:
-    return SettingError(f"{name_candidate(one)} cannot be used: {one.rejected}")
+def _refusal(candidate: Candidate) -> SettingError:
+    return SettingError(f"{name_candidate(candidate)} cannot be used: {candidate.rejected}")

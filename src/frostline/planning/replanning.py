@@ -111,7 +111,7 @@ class Usage:
         refusals: requests that a quota refused.
         held_s: seconds in which requests waited for the job's share of a control plane.
         fetched_again: samples that came a second time, since the cache had no room to keep them.
-        same_host: whether the node works on this machine's processors too.
+        same_host: True if the node works on this machine's processors too.
         loop_cores_s: seconds of the cost of ``PROCESSORS`` that are the loop's own thread's.
         others: share of this machine's processors that other programs had, not the node on this machine.
     """
@@ -153,7 +153,7 @@ class Diagnosis(ShownInNotebooks):
             ``nothing yet``.
         says: the finding with its evidence, in one sentence.
         mend: the change that helps.
-        gain: how many times as many samples a second there would be without it, 100 for that and more; 1 where
+        gain: factor by which samples a second would rise without it, 100 for that and more; 1 where
             nothing is to be gained.
         shares: share of the time in which each part that was measured was busy.
     """
@@ -186,7 +186,7 @@ def diagnose(usage: Usage | None) -> Diagnosis:
     """Name the part that holds a job back.
 
     Args:
-        usage: measured while it ran; None where it has not run for long enough.
+        usage: the usage, measured while it ran; None where it has not run for long enough.
     """
     if usage is None or usage.seconds < _MIN_S or not usage.samples:
         return Diagnosis(held_back_by=NOTHING_YET, says="too few batches came from the store side to say what is slow")
@@ -290,10 +290,10 @@ def vary(
     """The situation with some figures changed; None leaves one as it is.
 
     Args:
-        situation: as measured.
+        situation: the situation as measured.
         bandwidth: bandwidth of the link, bytes a second.
-        store_speed: how many times as fast as measured each node works, reading included.
-        trainer_speed: how many times as fast as measured the trainer works, the head included.
+        store_speed: factor by which each node works faster than measured, reading included.
+        trainer_speed: factor by which the trainer works faster than measured, the head included.
         nodes: number of nodes that work beside the store.
         epochs: number of epochs that the job takes.
         trainer_memory: bytes that the frozen layers left to the trainer may take.
@@ -361,7 +361,7 @@ def is_worth_measuring(*, samples_left: int, samples_per_s: float) -> bool:
 
     Args:
         samples_left: number of samples that are still to be computed.
-        samples_per_s: at which they were computed until now; above 0.
+        samples_per_s: the rate at which they were computed until now; above 0.
     """
     return _SECONDS + _SAMPLES / samples_per_s <= MEASURING_SHARE * samples_left / samples_per_s
 
@@ -378,7 +378,7 @@ def is_worth_trying(*, samples_left: int, samples_per_s: float) -> bool:
 
     Args:
         samples_left: number of samples that are still to be computed.
-        samples_per_s: at which they were computed until now; above 0.
+        samples_per_s: the rate at which they were computed until now; above 0.
     """
     return _TRIED_S + _TRIED_SAMPLES / samples_per_s <= _SAVED * samples_left / samples_per_s
 
@@ -415,7 +415,7 @@ class Observed:
         stalled_s: seconds of these in which the training loop waited.
         rows: rows that arrived, by way.
         transfer_bytes: bytes of large bodies.
-        transfer_s: in which at least one of them was under way.
+        transfer_s: the time in which at least one of them was under way.
         busy_s: seconds of this process, shared out over its cores.
         allowed_bytes_per_s: bytes a second of the job's share of a control plane now; infinite where there is none.
     """
@@ -453,8 +453,8 @@ class Rates:
         bytes_per_s: bytes a second of the link; None before it was seen.
         is_settled: the last two sights of the link agree.
         head_s: seconds a sample that the trainer spends beside the plan's own work there.
-        store_speed: as a multiple of the profiled one.
-        allowed_bytes_per_s: most that the job may move, whatever the link gives.
+        store_speed: the store speed as a multiple of the profiled one.
+        allowed_bytes_per_s: the most that the job may move, whatever the link gives.
         tally: looks since the sides' speeds were last learned.
     """
 
@@ -502,8 +502,8 @@ def learn(profiled: Situation, rates: Rates, seen: Observed) -> Rates:
       the time, and what it did, at its profiled cost, over that time is its speed.
 
     Args:
-        profiled: as it was measured before the job ran.
-        rates: known until now.
+        profiled: the situation as it was measured before the job ran.
+        rates: the rates, known until now.
         seen: the look.
     """
     rates = replace(_learn_link(rates, seen), allowed_bytes_per_s=seen.allowed_bytes_per_s)
@@ -549,7 +549,7 @@ def find_better(situation: Situation, shares: Mapping[Route, float]) -> Replan |
     """The best plan, where it gains more over the present mixture than noise would.
 
     Args:
-        situation: as measured by now.
+        situation: the situation as measured by now.
         shares: shares of the samples, by way, now.
     """
     plan = make_plan(situation)
@@ -574,7 +574,7 @@ def probe(
     """A request that tries the link again, where a faster one would change the plan and none was seen for long.
 
     Args:
-        situation: as measured by now.
+        situation: the situation as measured by now.
         shares: shares of the samples, by way, now.
         silent_s: seconds since the link's rate was last seen.
         is_settled: the last two sights of it agree; else it is tried again at once.

@@ -51,14 +51,14 @@ class Situation:
     Attributes:
         cuts: every cut of the job, by number from 0; the last is the frost line.
         encoded_bytes: bytes of one encoded sample, the mean; what cut 0 ships.
-        store: measured at the node.
-        trainer: measured at the trainer.
-        link: between them.
+        store: the store, measured at the node.
+        trainer: the trainer, measured at the trainer.
+        link: the link between them.
         same_host: both sides share one machine's cores.
         memory_bytes: the node's budget.
         trainer_memory_bytes: memory that the frozen layers left to the trainer may take there; None where nobody said.
         trainer_batch: samples in one run of those layers.
-        refused: why the node would not run the network at all, in its words; None where it does. Then only
+        refused: the reason why the node would not run the network at all, in its words; None where it does. Then only
             cut 0 is left.
         nodes: number of nodes that work beside the store, each as fast as the measured one; they share the link.
         epochs: number of epochs that the job takes.

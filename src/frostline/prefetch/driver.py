@@ -37,7 +37,7 @@ class Tuner:
 
     Args:
         rule: chooses the bounds.
-        now: monotonic seconds when the job was made.
+        now: a monotonic seconds when the job was made.
     """
 
     def __init__(self, rule: TuningRule, now: float) -> None:
@@ -90,7 +90,7 @@ class Tuner:
         Args:
             window: window that was just asked what to ask for.
             stalled_s: seconds that the loop has waited since the window began.
-            now: monotonic seconds.
+            now: a monotonic seconds.
 
         Returns:
             The change, which is in force already.
@@ -175,9 +175,10 @@ class Prefetcher:
         window: window that says what to ask and what to hand out; the prefetcher's alone from now on.
         fetch: makes one request, usually ``Transport.features``; called from several threads. An answer may have a
             method ``when_received``: it gets a function to call once all has come of which it makes its rows.
-        threads: most requests under way at once, whatever the tuner chooses; each is made when it is first needed.
-        clock: monotonic seconds.
-        observe: told what happened, in the thread of who iterates; whoever listens finds it in ``happened``.
+        threads: the most requests under way at once, whatever the tuner chooses; each is made when it is first needed.
+        clock: a monotonic seconds.
+        observe: observer that is told what happened, in the thread of who iterates; whoever listens finds it in
+            ``happened``.
         tuner: gives the window other bounds while it runs; None leaves them.
 
     Attributes:

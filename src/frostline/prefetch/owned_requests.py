@@ -59,8 +59,8 @@ class OwnedRequests:
     Args:
         owners: gives the owners at present, which may be others for the samples that were not asked for yet.
         whole_rows: gives the rows of the whole manifest at which rows of the pass's table stand.
-        request_rows: most samples in one request.
-        max_rows: most samples that wait for each other, asked for or not.
+        request_rows: the most samples in one request.
+        max_rows: the most samples that wait for each other, asked for or not.
     """
 
     def __init__(

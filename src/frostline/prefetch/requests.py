@@ -78,7 +78,7 @@ class Ask:
         attempt: 1, or more after failures and for a second request.
         samples: samples to ask for, in order; the request without those that arrived in earlier attempts.
         route: the way that they take; the same in every attempt.
-        is_hedge: whether an earlier attempt is under way and late.
+        is_hedge: True if an earlier attempt is under way and late.
         epoch: epoch of the request.
         nodes: names of the nodes to ask, in order; every other attempt begins with the second.
     """
@@ -205,7 +205,7 @@ class RampUp:
 
     Args:
         dealer: says which way the next samples take.
-        lengths: most samples in each request.
+        lengths: the most samples in each request.
     """
 
     def __init__(self, dealer: RequestSource, lengths: RampLengths) -> None:
@@ -230,7 +230,7 @@ class WeightedRoutes:
 
     Args:
         shares: shares of the samples, by way; they sum to one.
-        samples_per_request: most samples in one request.
+        samples_per_request: the most samples in one request.
         bytes_per_sample: payload of a sample that takes a way; 0 where the encoded sample itself travels.
     """
 
@@ -296,8 +296,8 @@ class _Way:
         waiting: rows that were asked for there and are not done.
         rows: rows done, of which the oldest fade.
         busy_s: seconds in which these were.
-        since: until when its time is counted.
-        bounded_until: when it will have done what was dealt to it, at the most that its bound allows.
+        since: the time until which its time is counted.
+        bounded_until: the time when it will have done what was dealt to it, at the most that its bound allows.
     """
 
     prior: float
@@ -324,10 +324,10 @@ class ShortestWait:
 
     Args:
         priors: rates that are believed before anything was done, by way; their proportions count alone.
-        samples_per_request: most samples in one request.
+        samples_per_request: the most samples in one request.
         bytes_per_sample: payload of a sample that takes a way; 0 where the encoded sample itself travels.
-        clock: monotonic seconds.
-        bound: most rows a second that a way may be believed to have; infinity where nothing bounds it.
+        clock: a monotonic seconds.
+        bound: the most rows a second that a way may be believed to have; infinity where nothing bounds it.
     """
 
     def __init__(
@@ -590,7 +590,7 @@ class RowRange:
     Attributes:
         places: ``int64[n]``, where the rows stand in the run, ascending; None where the part is the whole run.
         columns: arrays ``[n, ...]``, such as ids, labels and activations, or rows of tables; only read.
-        is_kept: they come from a cache.
+        is_kept: True if they come from a cache.
     """
 
     places: npt.NDArray[np.int64] | None = None
@@ -607,7 +607,7 @@ class BatchAssembler:
     Args:
         batch_size: rows of every batch but perhaps the last.
         drop_last: leave out a last batch with fewer rows.
-        memory: where batches lie; None for memory of this process that is used again.
+        memory: the place where batches lie; None for memory of this process that is used again.
 
     Attributes:
         kept: rows from a cache in the batch that was given away last.
@@ -631,7 +631,7 @@ class BatchAssembler:
         """Add a run of rows that come from several sources, and yield each batch that they complete.
 
         Args:
-            *parts: together they name each place from 0 to the number of rows once.
+            *parts: the places of each batch; together they name each from 0 to the number of rows once.
 
         Yields:
             Arrays ``[batch_size, ...]`` in the columns' order; the caller's own, never written again.

@@ -51,14 +51,14 @@ class InFlight:
 
     Attributes:
         request: request that was asked for.
-        attempts: by the number of each attempt under way, the row that it brings next.
-        ready: arrived and not handed out, in order.
+        attempts: the row, by the number of each attempt under way, that it brings next.
+        ready: the rows that arrived and not handed out, in order.
         rows_arrived: rows that arrived; they are the first ones, whichever attempt brought them.
         rows_out: rows that were handed out.
         bytes_arrived: bytes of payload that arrived.
         failures: attempts that failed since rows arrived.
-        failing_since: when the first of those failed; None where none did.
-        not_before: when the next attempt may be made.
+        failing_since: the time when the first of those failed; None where none did.
+        not_before: the time when the next attempt may be made.
     """
 
     request: PlannedRequest
@@ -172,9 +172,9 @@ class Failing:
     """What was asked for in vain.
 
     Attributes:
-        samples: how many are missing; 0 where something else was asked for.
+        samples: number of samples that are missing; 0 where something else was asked for.
         failures: attempts that failed in a row, the last one counted.
-        since: when the first of these failed, in seconds.
+        since: the time when the first of these failed, in seconds.
     """
 
     samples: int
@@ -194,9 +194,9 @@ def delay_s(
     Args:
         failing: requests that failed.
         reason: reason of the last failure.
-        now: in seconds.
-        retry_for_s: how long to try.
-        jitter: from 0, for none, to 1.
+        now: the time in seconds.
+        retry_for_s: the time to try.
+        jitter: the jitter from 0, for none, to 1.
 
     Raises:
         NodeUnreachable: it has been failing for ``retry_for_s``, or would be before the node wants to be
@@ -236,18 +236,18 @@ class WindowStatistics:
     """Where the window stands.
 
     Attributes:
-        requests_in_flight: under way now.
-        requests_allowed: most that may be under way now; low for long means that the node keeps failing.
-        expected_bytes: asked for and not arrived.
-        ready_bytes: arrived and not handed out, though in a batch perhaps; always near zero means that the trainer
-            waits for the node.
-        bytes_arrived: so far, each row's once.
-        bytes_handed_out: so far.
+        requests_in_flight: the requests under way now.
+        requests_allowed: the most that may be under way now; low for long means that the node keeps failing.
+        expected_bytes: the bytes, asked for and not arrived.
+        ready_bytes: the bytes, arrived and not handed out, though in a batch perhaps; always near zero means that the
+            trainer waits for the node.
+        bytes_arrived: the bytes arrived so far, each row's once.
+        bytes_handed_out: the bytes handed out so far.
         is_full: bytes, and not the number of requests, keep it from asking; with a trainer that waits it is too small.
-        is_ending: nothing is left to ask for that was not asked for yet.
-        rows_handed_out: so far, without skipped ones.
-        rows_skipped: so far.
-        rows_late: arrived for an attempt that had been given up, or twice; not taken.
+        is_ending: True if all that is left was asked for already.
+        rows_handed_out: the rows handed out so far, without skipped ones.
+        rows_skipped: the rows skipped so far.
+        rows_late: the rows that arrived for an attempt that had been given up, or twice; not taken.
         retries: requests made again so far, because they failed.
         hedges: requests made a second time so far, because they were late.
     """
@@ -289,7 +289,7 @@ class Window:
             now may have some later.
         settings: ``slack``, ``hedge_quantile``, ``retry_for_s`` and ``ramp`` are used, and the bounds
             hold until ``bound`` gives others.
-        jitter: from 0 to below 1, another each time, so that many windows do not ask a node again at once.
+        jitter: the jitter from 0 to below 1, another each time, so that many windows do not ask a node again at once.
         nodes: nodes that the requests name; the ramp begins with two requests for each.
     """
 
@@ -365,8 +365,8 @@ class Window:
         """Other bounds from now on. What is under way or has arrived stays; with smaller ones nothing new is asked for.
 
         Args:
-            requests: most under way at once, at least 1.
-            window_bytes: most bytes asked for and not yet handed out; never more than the settings allow.
+            requests: the most under way at once, at least 1.
+            window_bytes: the most bytes asked for and not yet handed out; never more than the settings allow.
         """
         assert requests >= 1, "a window without requests would wait for ever"
         self._max_requests, self._max_bytes = requests, min(window_bytes, self._settings.window_bytes)
@@ -554,20 +554,20 @@ class Window:
         """As many rows of a way wait for this side's processor as may: the next ones may find another way sooner."""
         return self._rows_computing[route] >= _COMPUTING_REQUESTS * self._settings.samples_per_request
 
-    def _ask(self, one: InFlight, now: float) -> Ask:
+    def _ask(self, flight: InFlight, now: float) -> Ask:
         self._asks += 1
-        under_way = len(one.attempts)
-        attempt, samples = one.failures + under_way + 1, one.begin(self._asks)
-        self._flights[self._asks] = _Flight(opened=one, since=now, rows=len(samples))
+        under_way = len(flight.attempts)
+        attempt, samples = flight.failures + under_way + 1, flight.begin(self._asks)
+        self._flights[self._asks] = _Flight(opened=flight, since=now, rows=len(samples))
         self._rows_under_way += len(samples)
         return Ask(
             number=self._asks,
             attempt=attempt,
             samples=samples,
-            route=one.request.route,
+            route=flight.request.route,
             is_hedge=under_way > 0,
-            epoch=one.request.epoch,
-            nodes=one.request.nodes if attempt % 2 else one.request.nodes[::-1],
+            epoch=flight.request.epoch,
+            nodes=flight.request.nodes if attempt % 2 else flight.request.nodes[::-1],
         )
 
     def _end(self, number: int) -> "_Flight | None":
@@ -585,8 +585,8 @@ class Window:
         """The earliest place that was asked for and not handed out."""
         return self._open[0].place(self._open[0].rows_out) if self._open else self._stop
 
-    def _hand_out(self, one: InFlight) -> Delivery:
-        arrival = one.hand_out()
+    def _hand_out(self, flight: InFlight) -> Delivery:
+        arrival = flight.hand_out()
         while self._open and self._open[0].is_out:
             self._stop = max(self._stop, self._open.popleft().place(-1) + 1)
         batch = arrival.batch
@@ -596,7 +596,7 @@ class Window:
         self._rows_skipped += len(batch.skipped)
         stop = self._first_place()
         reach = min(stop + self._slack, self._open[-1].place(-1)) + 1 if self._open and self._slack else stop
-        return Delivery(positions=one.positions(arrival), stop=stop, reach=reach, batch=batch)
+        return Delivery(positions=flight.positions(arrival), stop=stop, reach=reach, batch=batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

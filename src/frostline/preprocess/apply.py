@@ -94,7 +94,8 @@ class Applied:
     """What was done to the images of a ready format before they were kept.
 
     Attributes:
-        steps: from ``Decode`` on; none of them random. The last one is ``Normalize`` where ``dtype`` is ``fp16``.
+        steps: the steps from ``Decode`` on; none of them random. The last one is ``Normalize`` where ``dtype`` is
+            ``fp16``.
         dtype: ``uint8``, pixels; or ``fp16``, what a network takes, rounded to 16 bits.
         decoder: decoder that was used, with its versions.
     """
@@ -292,7 +293,7 @@ def decode_into(
         encoded: the image, record of a ready format or of several parts, text in UTF-8, sound or array, as stored.
         out: array with the shape and type of ``preprocess.sample``; its content is undefined after a ``SampleError``.
         id: id of the sample; with the view it seeds the random steps, so that every side draws the same.
-        view: which random view; None where no step is random.
+        view: the random view; None where no step is random.
         max_pixels: maximum pixels of the image and of every intermediate image; checked before decoding, so that
             memory stays within ``scratch_bytes``.
 
@@ -338,7 +339,7 @@ def pixels_into(
         encoded: see ``decode_into``, as everything below, and what is raised.
         out: ``uint8[H, W, C]``.
         id: id of the sample.
-        view: which random view.
+        view: the random view.
         max_pixels: maximum pixels of the image.
     """
     assert preprocess.levels is not None, "there are no pixels left to take"
@@ -604,7 +605,7 @@ def mask_into(
         encoded: the mask as stored; read, not kept.
         out: ``uint16[H, W]``, height and width of ``preprocess.shape``; undefined after a ``SampleError``.
         id: id of the sample; with the view it seeds the random steps, as it does for the image.
-        view: which random view; None where no step is random.
+        view: the random view; None where no step is random.
         size: width and height of the image; zeros where nobody knows them.
         max_pixels: see ``apply.decode_into``.
 

@@ -272,8 +272,8 @@ def decode_image(
         encoded: the image as stored.
         step: mode to convert to, as Pillow does, orientation and scale of values.
         max_pixels: maximum pixels of the image; looked up in its header before anything is decoded.
-        enough: from the image's size the least one that is still large enough: a JPEG is then decoded at the smallest
-            scale that keeps it. None decodes whole.
+        enough: function that gives, from the image's size the least one that is still large enough: a JPEG is then
+            decoded at the smallest scale that keeps it. None decodes whole.
 
     Raises:
         SampleError: the image is broken, too large or of a kind that is not read.

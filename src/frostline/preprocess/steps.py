@@ -261,10 +261,10 @@ class RandomResizedCrop:
 
     Attributes:
         size: side of the result in pixels.
-        min_area: least share of the image's area that is cut out.
-        max_area: greatest share of it.
-        min_ratio: least width over height of the part.
-        max_ratio: greatest one.
+        min_area: the least share of the image's area that is cut out.
+        max_area: the greatest share of it.
+        min_ratio: the least width over height of the part.
+        max_ratio: the greatest one.
         filter: resampling filter of the scaling.
     """
 
@@ -305,7 +305,7 @@ class ColorJitter:
         brightness: amount by which pixels are scaled towards or away from black.
         contrast: the same, from the image's mean grey.
         saturation: the same, from its grey image.
-        hue: greatest share of the colour circle, up to 0.5, by which hues are turned; grey images have none.
+        hue: the greatest share of the colour circle, up to 0.5, by which hues are turned; grey images have none.
     """
 
     brightness: float = 0.0

@@ -159,7 +159,8 @@ def _address_of_ray(address: str | None = None) -> str | None:
     """The address of the Ray to join; None where whichever runs is meant.
 
     Args:
-        address: as it was asked for; None or ``auto`` take ``RAY_ADDRESS``, and then the Ray that was started here.
+        address: the address as it was asked for; None or ``auto`` take ``RAY_ADDRESS``, and then the Ray that was
+            started here.
     """
     if address not in (None, "auto"):
         return address
@@ -171,7 +172,7 @@ def join(address: str | None = None) -> Any:
     """Join Ray and give its package; nothing where this process has joined already.
 
     Args:
-        address: as ``_address_of_ray`` takes it.
+        address: the address as ``_address_of_ray`` takes it.
 
     Raises:
         SettingError: Ray is not installed.
@@ -222,9 +223,9 @@ def reach_or_start(address: str | None, *, cpus: int, object_bytes: int) -> tupl
     """Join Ray, and start one on this machine where no other is named; give its package and the address started.
 
     Args:
-        address: as ``--address`` says it.
+        address: the address as ``--address`` says it.
         cpus: processors of a Ray that is started.
-        object_bytes: its memory for objects.
+        object_bytes: the memory for objects.
     """
     if _address_of_ray(address) is not None:
         return join(address), None
@@ -262,8 +263,8 @@ class Cluster:
 
         Args:
             settings: settings that nodes should have.
-            timeout_s: longest to wait.
-            tell: told how far it is.
+            timeout_s: the longest to wait.
+            tell: function that is told how far it is.
 
         Raises:
             SettingError: A node cannot start with these settings.
@@ -277,7 +278,7 @@ class Cluster:
 
         Args:
             nodes: the number.
-            timeout_s: longest to wait.
+            timeout_s: the longest to wait.
 
         Raises:
             SettingError: The number makes no sense.
@@ -352,7 +353,7 @@ def end_own_ray(address: str | None) -> bool:
     """End the Ray that was started here, where that is the one at an address and no nodes are left in it.
 
     Args:
-        address: as ``--address`` says it.
+        address: the address as ``--address`` says it.
 
     Returns:
         Whether it was ended.

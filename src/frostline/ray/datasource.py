@@ -51,11 +51,12 @@ def read(
     Args:
         data: the samples.
         model: network of which the frozen part runs at the nodes; None gives preprocessed pixels.
-        near: as ``offload`` takes it; without nodes each process that runs read tasks reads and computes itself.
+        near: the URLs as ``offload`` takes it; without nodes each process that runs read tasks reads and computes
+            itself.
         batch_size: rows of a block.
         label: label of the hosts on which read tasks run, as ``KEY=VALUE``; None lets Ray choose.
-        targets: as of ``Job.loader``.
-        **options: as of ``offload``, such as ``preprocess`` and ``accuracy``.
+        targets: the same as of ``Job.loader``.
+        **options: the same as of ``offload``, such as ``preprocess`` and ``accuracy``.
 
     Raises:
         SettingError: An argument makes no sense.
@@ -81,9 +82,9 @@ class RowDatasource(Datasource):
 
     Args:
         reader: reads them.
-        rows: how many there are.
+        rows: the number of rows.
         row_bytes: bytes of the features of a row.
-        targets: as of ``Job.loader``.
+        targets: the same as of ``Job.loader``.
     """
 
     def __init__(self, reader: RowReader, rows: int, row_bytes: int, *, targets: bool | None = None) -> None:

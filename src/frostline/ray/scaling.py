@@ -163,7 +163,7 @@ def nodes_for(loads: Sequence[Load], now_s: float, *, current: int, min_nodes: i
     """How many nodes there should be.
 
     Args:
-        loads: measured by now, oldest first; those before ``KEPT_S`` ago are left out.
+        loads: the loads, measured by now, oldest first; those before ``KEPT_S`` ago are left out.
         now_s: time now.
         current: nodes that there should be by now.
         min_nodes: nodes that there are in any case.
@@ -201,8 +201,8 @@ class NodeView:
 
     Attributes:
         number: number of the node.
-        is_current: It was started with what nodes should be started with now.
-        is_ready: It takes requests.
+        is_current: True if it was started with what nodes should be started with now.
+        is_ready: True if it takes requests.
         requests: requests in work.
     """
 
@@ -242,7 +242,7 @@ def next_steps(nodes: Sequence[NodeView], wanted: int, draining: Mapping[int, fl
     Args:
         nodes: all that there are, also those that are drained.
         wanted: number of nodes that there should be.
-        draining: since when nodes are drained, by their numbers.
+        draining: the times from which nodes are drained, by their numbers.
         now_s: time now, on the clock of ``draining``.
     """
     there = {node.number: node for node in nodes}

@@ -55,7 +55,7 @@ class NodeState:
     Attributes:
         digest: digest of the settings that it was started with.
         host: address of its host.
-        url: its URL; empty while it starts.
+        url: the URL; empty while it starts.
         pid: id of its process; 0 while it starts.
         failure: reason that it did not start; empty otherwise.
         requests: requests in work.

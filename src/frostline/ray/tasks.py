@@ -38,8 +38,8 @@ def row_ranges(rows: int, tasks: int, *, min_rows: int) -> list[range]:
     """Neighbouring rows for each task, all of them once; of as many tasks as are wanted, or fewer.
 
     Args:
-        rows: how many there are.
-        tasks: how many tasks are wanted.
+        rows: the number of rows.
+        tasks: number of tasks that are wanted.
         min_rows: minimum rows of every task but the last.
     """
     each = max(min_rows, -(-rows // max(1, tasks)))
@@ -64,7 +64,7 @@ def results(ray: Any, start: Callable[[T], Any], parts: Iterable[T]) -> Iterator
     Args:
         ray: the package, of a process that has joined it.
         start: hands the task of a part to Ray, and gives the reference of its result.
-        parts: taken as tasks end.
+        parts: the parts, taken as tasks end.
 
     Raises:
         FrostlineError: A task failed with it.
@@ -101,7 +101,7 @@ class PartRows:
     Attributes:
         number: number of the part.
         ids: ids of the samples.
-        features: their features, one tensor a sample.
+        features: the features, one tensor a sample.
         done: cost of reading them.
     """
 

@@ -80,7 +80,7 @@ class DriverStore:
     """A store behind obstore. Safe for threads; its client is made on first use, by the process that uses it.
 
     Args:
-        url: canonical, of the root.
+        url: the canonical, of the root.
         connect: makes the client that tries a request again so often. It is called in the process that uses it, and
             must travel by pickle.
         prefix: prefix of the root's objects within the client's place.
@@ -394,10 +394,10 @@ def cloud_store(
     """The objects of a bucket, a container or a web server. Nothing is looked at until it is used.
 
     Args:
-        url: canonical.
+        url: the canonical.
         root: the same taken apart.
-        deadline_s: how long it may be silent, or be tried again, where the environment does not say less.
-        retry_for_s: how long a call may be refused before its caller is told; None for what the environment says.
+        deadline_s: the time that it may be silent, or be tried again, where the environment does not say less.
+        retry_for_s: the time that a call may be refused before its caller is told; None for what the environment says.
         now: clock.
         wait: lets time pass.
     """

@@ -42,7 +42,7 @@ class TierStatistics:
     """What this process did with a local tier since it was opened.
 
     Attributes:
-        budget_bytes: most bytes of its files.
+        budget_bytes: the most bytes of its files.
         bytes: bytes of its files when the folder was last looked at, and what was written since.
         hits: samples found.
         misses: samples asked for and not found.
@@ -78,7 +78,7 @@ class LocalTier:
 
     Args:
         folder: folder that holds them; made where it is missing, for its user alone.
-        budget_bytes: most bytes of its files; less where the disk would have no gigabyte left.
+        budget_bytes: the most bytes of its files; less where the disk would have no gigabyte left.
         idle_s: seconds after which unused files make room.
         clock: seconds since the epoch, as files have them.
 

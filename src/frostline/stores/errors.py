@@ -103,7 +103,7 @@ def error_of_status(status: int, said: str, url: str, name: str) -> FrostlineErr
 
     Args:
         status: The number; 0 where there was no answer.
-        said: It and the code that came with it, for the sentence.
+        said: reason and the code that came with it, for the sentence.
         url: The canonical URL of the root.
         name: The object.
     """

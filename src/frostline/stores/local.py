@@ -69,10 +69,10 @@ class FolderStore:
     """A folder. Safe for threads and forks.
 
     Args:
-        path: Where it is.
+        path: The place where it is.
         links: The folders within which symbolic links may lead; None lets them lead anywhere, as whoever reads only
             their own files means it.
-        is_private: whether files are made for their user alone, as in a cache.
+        is_private: True if files are made for their user alone, as in a cache.
     """
 
     def __init__(self, path: str, links: LinkBounds | None = None, *, is_private: bool = False) -> None:
@@ -207,7 +207,7 @@ class FolderStore:
 
         Args:
             handle: The file's descriptor.
-            object: Its name.
+            object: The name.
 
         Raises:
             AccessDenied: A symbolic link led out of the folders that may be read.

@@ -76,9 +76,9 @@ class Entry(NamedTuple):
     """One object of a listing: a light value, because there may be millions.
 
     Attributes:
-        object: its name, relative to the store's root.
-        size: in bytes; -1 where the store cannot tell without reading the object, ``UNREADABLE`` where its name is
-            none that can be read.
+        object: the name, relative to the store's root.
+        size: the size in bytes; -1 where the store cannot tell without reading the object, ``UNREADABLE`` where its
+            name is none that can be read.
         etag: changes when the object's bytes change; empty where the store has none.
     """
 
@@ -140,8 +140,8 @@ class Batched(Protocol):
         """What ``Versioned.read_version`` gives for each place, as it comes: in any order, each once.
 
         Args:
-            places: to read.
-            maximum: largest number of them under way, or waiting to be taken, at once.
+            places: the places to read.
+            maximum: the largest number of them under way, or waiting to be taken, at once.
 
         Returns:
             Pairs of an index into ``places`` and what was read; what went wrong with one place alone is in its pair.
@@ -226,9 +226,9 @@ class Dated(NamedTuple):
     """One object of a listing that tells its age.
 
     Attributes:
-        object: its name, relative to the store's root.
-        size: in bytes.
-        modified_s: when it was written, by the store's own clock, in seconds since the epoch.
+        object: the name, relative to the store's root.
+        size: the size in bytes.
+        modified_s: the time when it was written, by the store's own clock, in seconds since the epoch.
     """
 
     object: str
@@ -323,7 +323,7 @@ class Entries(Sequence[Entry]):
 
     Args:
         table: columns ``object``, ``size`` and ``etag``, without nulls.
-        is_in_order: they stand in the order of their names.
+        is_in_order: True if they stand in the order of their names.
     """
 
     def __init__(self, table: pa.Table, *, is_in_order: bool = False) -> None:
@@ -490,7 +490,7 @@ class LinkBounds:
     """The folders that links may lead to. Safe for threads.
 
     Args:
-        folders: Absolute paths. They may be links themselves: whoever names a folder means what it leads to.
+        folders: The absolute paths. They may be links themselves: whoever names a folder means what it leads to.
     """
 
     def __init__(self, folders: tuple[str, ...]) -> None:
@@ -523,8 +523,8 @@ class StoreLimits:
 
     Attributes:
         links: The folders within which symbolic links of a folder may lead; None lets them lead anywhere.
-        deadline_s: How long it may be silent, and how long a call of it is tried again, where the environment does not
-            say less.
+        deadline_s: The time that it may be silent, and how long a call of it is tried again, where the environment does
+            not say less.
     """
 
     links: LinkBounds | None = None
@@ -551,9 +551,10 @@ class Waits:
     """How long stores behind the driver are waited for, and how fast they are asked.
 
     Attributes:
-        timeout_s: without a byte from the store before a request is given up. What comes steadily may take any time.
-        retry_for_s: while it refuses for its rate, or does not answer though it did before, until its caller is told.
-        requests_per_s: largest number of requests a second that one process makes of one store, where a whole listing
+        timeout_s: the time without a byte from the store before a request is given up. What comes steadily may take any
+            time.
+        retry_for_s: the time that it refuses for its rate, or does not answer though it did, until its caller is told.
+        requests_per_s: the most requests a second that one process makes of one store, where a whole listing
             counts as one; infinite where only the store's refusals count.
     """
 

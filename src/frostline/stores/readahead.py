@@ -38,10 +38,10 @@ class _Read:
 
     Attributes:
         place: place that is read.
-        room: its memory.
+        room: the memory.
         answer: result of the read.
-        begun_at: when a thread came to it.
-        is_again: it is made a second time.
+        begun_at: the time when a thread came to it.
+        is_again: True if it is made a second time.
     """
 
     place: Place
@@ -58,7 +58,7 @@ class SecondReads:
     Attributes:
         late: knows which are stragglers.
         threads: executor whose threads make them, before what else they have to do.
-        made: called for each.
+        made: function that is called for each.
     """
 
     late: HedgedReads
@@ -154,8 +154,8 @@ class ReadAhead:
 
     Args:
         store: store that is read.
-        line: in which places wait.
-        second: how reads are made a second time; None where none is. A ``Batched`` store does so itself.
+        line: the line in which places wait.
+        second: the way that reads are made a second time; None where none is. A ``Batched`` store does so itself.
     """
 
     def __init__(self, store: Versioned, line: ReadAheadQueue, second: SecondReads | None = None) -> None:
@@ -338,7 +338,7 @@ class BlockReads:
         store: store that is read.
         threads: executor whose threads wait for the store.
         room: sets memory aside for a request, without waiting; None where there is none.
-        is_here: whether a place of an object of that version need not be read at all.
+        is_here: True if a place of an object of that version need not be read at all.
     """
 
     def __init__(
@@ -511,9 +511,9 @@ class _BlockRead:
         what: is read.
         waiting: places that nobody took yet.
         pieces: pieces that have come, by their place.
-        is_there: done when it has come.
-        is_new: nobody began it.
-        room: its memory.
+        is_there: event or future, done when it has come.
+        is_new: True if nobody began it.
+        room: the memory.
     """
 
     __slots__ = ("is_new", "is_there", "number", "pieces", "room", "waiting", "what")

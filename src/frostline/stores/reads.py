@@ -35,8 +35,8 @@ class Range(NamedTuple):
     """Bytes of one object.
 
     Attributes:
-        offset: where they begin.
-        length: how many.
+        offset: the place where they begin.
+        length: the number of length.
     """
 
     offset: int
@@ -53,8 +53,8 @@ class RangePiece(NamedTuple):
 
     Attributes:
         read: number of the read.
-        start: in its bytes.
-        length: as asked.
+        start: the start in its bytes.
+        length: the length as asked.
     """
 
     read: int
@@ -98,7 +98,7 @@ def plan_ranges(asked: Sequence[Range], *, max_gap_bytes: int, max_bytes: int) -
     """Join ranges that are near each other.
 
     Args:
-        asked: in any order; they may overlap or be the same.
+        asked: the ranges in any order; they may overlap or be the same.
         max_gap_bytes: bytes that nobody asked for, read in vain between two ranges rather than begin another read.
         max_bytes: maximum bytes of a joined read. A range that is larger by itself is read as it is.
     """
@@ -126,10 +126,10 @@ def plan_ranges_apart(asked: Sequence[Range]) -> RangePlan:
     )
 
 
-def _joins(last: Range, one: Range, max_gap_bytes: int, max_bytes: int) -> bool:
-    if one.stop <= last.stop:
+def _joins(last: Range, following: Range, max_gap_bytes: int, max_bytes: int) -> bool:
+    if following.stop <= last.stop:
         return True
-    return one.offset - last.stop <= max_gap_bytes and one.stop - last.offset <= max_bytes
+    return following.offset - last.stop <= max_gap_bytes and following.stop - last.offset <= max_bytes
 
 
 Found = tuple[Buffer, str] | StoreError
@@ -218,7 +218,7 @@ class AdjacentReads:
     """Places of an object that one request reads.
 
     Attributes:
-        object: its name.
+        object: the name.
         whole: range that is read.
         places: places that lie in it, each once; there may be but one.
     """
@@ -232,7 +232,7 @@ def neighbours(places: Sequence[Place], *, max_gap_bytes: int, max_bytes: int) -
     """Join places that are near each other; see ``ranges.plan_ranges``.
 
     Args:
-        places: as they will be asked for; those of no bytes are left out.
+        places: the places as they will be asked for; those of no bytes are left out.
         max_gap_bytes: read in vain rather than make another request.
         max_bytes: maximum bytes of one request, unless a place is larger by itself.
 

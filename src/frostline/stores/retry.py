@@ -85,7 +85,7 @@ class Delayed(Wrapped):
 
     Args:
         store: store that is near.
-        delay_s: before each call.
+        delay_s: the time before each call.
         wait: lets time pass.
     """
 
@@ -105,7 +105,7 @@ class Faulty(Wrapped):
     Args:
         store: store that does not.
         share: share of the calls that fail, between 0 and 1.
-        seed: which.
+        seed: the seed of the jitter.
         error: error that they fail with.
     """
 
@@ -222,7 +222,7 @@ class Retrying(Wrapped):
 
     Args:
         store: store that may refuse.
-        retry_for_s: how long a call is refused, or fails, before its caller is told.
+        retry_for_s: the time that a call is refused, or fails, before its caller is told.
         requests_per_s: calls that are let through each second, a tenth of them at once; those made again count too.
         now: clock.
         wait: lets time pass.
@@ -348,10 +348,10 @@ class HedgedReads:
 
     Args:
         quantile: see ``HedgeTimer``.
-        now: monotonic seconds.
+        now: a monotonic seconds.
 
     Attributes:
-        now: monotonic seconds.
+        now: a monotonic seconds.
     """
 
     def __init__(self, quantile: float, now: Callable[[], float] = time.monotonic) -> None:

@@ -65,7 +65,7 @@ def _named_values(scheme: str, text: str, known: Collection[str], secrets: str) 
         scheme: scheme of the URL.
         text: ``name=value&name=value``.
         known: names that there are.
-        secrets: where secrets go instead, for the sentence about a name that is not known.
+        secrets: the place where secrets go instead, for the sentence about a name that is not known.
 
     Raises:
         SettingError: see ``_parse_options``.
@@ -137,11 +137,11 @@ class CqlLocation:
     """What a ``cql://`` URL says.
 
     Attributes:
-        user: as whom to ask; empty where servers ask for no name.
+        user: name of the user who asks; empty where servers ask for no name.
         hosts: servers to begin with, ordered; the others of their ring are learned from them.
         port: port of CQL, the same on all servers.
         keyspace: keyspace of the tables; alone it is a root, under which a node serves all its tables.
-        table: with a row a sample; empty where the URL is a keyspace's.
+        table: the table with a row a sample; empty where the URL is a keyspace's.
         consistency: one of ``_CONSISTENCIES``.
         data: column of the encoded samples.
         dc: datacentre whose servers are asked; empty is that of the first host that answers.

@@ -61,7 +61,7 @@ class WebClient:
     Args:
         url: The canonical URL of the root.
         root: The same taken apart.
-        timeout_s: How long nothing may come before a request is given up.
+        timeout_s: The time that nothing may come before a request is given up.
     """
 
     def __init__(self, url: str, root: Root, timeout_s: float) -> None:
@@ -281,7 +281,7 @@ class WebStore:
     Args:
         url: The canonical URL of the root.
         root: The same taken apart.
-        timeout_s: How long nothing may come before a request is given up.
+        timeout_s: The time that nothing may come before a request is given up.
     """
 
     def __init__(self, url: str, root: Root, timeout_s: float) -> None:

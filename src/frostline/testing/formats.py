@@ -40,7 +40,7 @@ class Example(NamedTuple):
     Attributes:
         key: key that tells it from others: letters and slashes, no suffix.
         label: name of its class.
-        data: its encoded image; any bytes.
+        data: the encoded image; any bytes.
     """
 
     key: str
@@ -68,7 +68,7 @@ class MaskedExample(NamedTuple):
     Attributes:
         key: key that tells it from others.
         label: name of its class.
-        data: its encoded image.
+        data: the encoded image.
         mask: mask of the sample, encoded; empty where it has none.
         size: width and height of both.
     """
@@ -111,7 +111,7 @@ class FormatTests:
         """Write samples in this format, in one step.
 
         Args:
-            store: where to.
+            store: the store to write to.
             examples: examples to write; their order is free.
             part: samples of another number go beside those that are there.
 

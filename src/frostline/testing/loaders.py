@@ -57,7 +57,7 @@ class LoaderTests:
     """What the classes of this module share: subclasses say how their loaders are made and read.
 
     Attributes:
-        stops: after how many batches runs are stopped, to go on from there.
+        stops: the numbers of batches after which runs are stopped, to go on from there.
     """
 
     stops: ClassVar[tuple[int, ...]] = tuple(range(STEPS + 1))

@@ -49,7 +49,7 @@ def small_job(folder: Path, *, unreadable: int = 0, slack: int | None = 0) -> Jo
 
     Args:
         folder: folder that is filled.
-        unreadable: so many of them are none.
+        unreadable: number of them that are no images.
         slack: places that a sample may come early; None for any number.
     """
     draw = np.random.default_rng(0)

@@ -67,7 +67,7 @@ class Staged:
     """A store under test, and the way to its objects.
 
     Attributes:
-        store: with an empty root, of the capability whose tests run.
+        store: the store with an empty root, of the capability whose tests run.
         put: puts an object of that name under the root, by whatever way there is; it replaces one that is there.
     """
 

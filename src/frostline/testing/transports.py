@@ -28,7 +28,7 @@ class Act:
         rows_per_batch: rows of each batch of the answer.
         gate: the answer waits until ``ScriptedTransport.open`` names this gate; empty waits for nothing.
         gate_after: rows answered before it waits.
-        error: raised by the answer; None answers whole.
+        error: the error, raised by the answer; None answers whole.
         error_after: rows answered before it.
     """
 

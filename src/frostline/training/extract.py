@@ -81,7 +81,7 @@ class ExtractedPart:
     """A part that was found whole.
 
     Attributes:
-        rows: in it.
+        rows: the rows in it.
         skipped: samples of its range that could not be read.
         nonfinite: ids of the samples whose features have Inf or NaN.
     """
@@ -98,7 +98,7 @@ class Parts:
         out: the file that they will become.
         identity: dependencies of the features; parts of another extraction are removed.
         ids_at: gives the ids of rows of the manifest.
-        ranges: which rows make up each part.
+        ranges: the rows that make up each part.
 
     Raises:
         SettingError: the folder cannot be written.
@@ -233,7 +233,7 @@ def _keep_state(out: Path, identity: Mapping[str, Any], ids: Iterable[npt.NDArra
         out: the file.
         identity: dependencies of the features, beside the samples.
         ids: ids of its samples, in order, some at a time.
-        keys: their keys, likewise.
+        keys: the keys, the same.
 
     Raises:
         OutOfSpace: the disk is full.
@@ -317,11 +317,11 @@ class Extracted:
         taken_up: rows that were there from a run that had been broken off.
         shape: shape of one sample's features.
         dtype: dtype of the features.
-        seconds: in all, up to the file's last byte.
+        seconds: the seconds in all, up to the file's last byte.
         setup_s: seconds of these before the first request.
         wire_bytes: store side to trainer, bodies and headers.
         engine: engine that ran the frozen part at the nodes.
-        engine_error: its largest relative error against the reference, on the samples that it was tried on; 0 for the
+        engine_error: the largest relative error against the reference, on the samples that it was tried on; 0 for the
             reference itself. ``codec_error`` comes on top of it.
         codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
         skipped: samples that could not be read; they have no row.
@@ -362,9 +362,9 @@ def extract(
 
     Args:
         settings: settings of the extraction.
-        observe: told what happens.
+        observe: observer that is told what happens.
         begun: work that has begun already, which the caller ends; None begins here.
-        began_at: since when ``seconds`` counts, as ``time.perf_counter`` does; now by default.
+        began_at: the time since when ``seconds`` counts, as ``time.perf_counter`` does; now by default.
 
     Raises:
         UserError: what the user can put right, a full disk among it.

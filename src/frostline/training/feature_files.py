@@ -51,8 +51,8 @@ def _write_lance(out: Path, tables: Iterable[pa.Table], shape: tuple[int, ...]) 
     """Write a Lance data set that takes its place in one step.
 
     Args:
-        out: its folder.
-        tables: in order; one is in memory at a time.
+        out: the folder.
+        tables: the tables in order; one is in memory at a time.
         shape: shape of one sample's features, which become lists of as many numbers with this shape in their metadata.
 
     Raises:
@@ -168,7 +168,7 @@ def write_features(out: Path, tables: Iterable[pa.Table], contents: Contents) ->
 
     Args:
         out: the file.
-        tables: in order; each has ``id``, ``label`` and ``features``, and one is in memory at a time.
+        tables: the tables in order; each has ``id``, ``label`` and ``features``, and one is in memory at a time.
         contents: contents of all of them together.
 
     Raises:

@@ -164,8 +164,9 @@ def from_hugging_face(
     with a network is run, and weights are read from safetensors alone, in the precision in which they were saved.
 
     Args:
-        name: as the user gave it.
-        observe: told when files are fetched, and where images are prepared otherwise than the network's files say.
+        name: the name as the user gave it.
+        observe: observer that is told when files are fetched, and where images are prepared otherwise than the
+            network's files say.
         pretrained: load the weights; else they are random.
         tokenizer: tokenizer of texts, see ``tokenizer_named``; None takes that of the folder.
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
@@ -209,8 +210,8 @@ def tokenizer_named(name: str, observe: Observer) -> TextTokenizer:
     """The tokenizer that ``--tokenizer`` names: a ``tokenizer.json``, ``hf:FOLDER`` or ``hf:OWNER/NAME``.
 
     Args:
-        name: as the user gave it.
-        observe: told when files are fetched.
+        name: the name as the user gave it.
+        observe: observer that is told when files are fetched.
 
     Raises:
         UnknownModel: A name behind ``hf:`` is neither a folder nor an owner with a name.

@@ -46,7 +46,7 @@ def check_assignment(assignment: Assignment, memory_bytes: int) -> None:
     It is run on shapes alone: nothing that it says of itself is believed, and nothing is made for it.
 
     Args:
-        assignment: as it came.
+        assignment: the assignment as it came.
         memory_bytes: bytes that the trainer's process may have.
 
     Raises:

@@ -52,7 +52,7 @@ def _make_scheduler(
     """What sets the learning rate of each step; None where it stays as it is.
 
     Args:
-        recipe: how to train.
+        recipe: the way to train.
         optimizer: optimiser that gets the rates.
         steps: number of all steps.
         done: number of steps that were taken.
@@ -212,19 +212,19 @@ class Loop:
     """Follows a recipe. What happens is told in events, from which whoever wants it gathers losses.
 
     Args:
-        recipe: how to train.
+        recipe: the way to train.
         head: head to train.
         train: the batches of an epoch, by its number.
         held_out: the batches to score after it; None where nothing is held out.
-        keeps_features: whether a later epoch takes its features from memory or disk.
-        observe: told what happens.
+        keeps_features: True if a later epoch takes its features from memory or disk.
+        observe: observer that is told what happens.
         objective: loss and score of the head; those of the classes of the labels by default.
         checkpointer: keeps checkpoints; None keeps none.
         thaw: the head of an epoch that has another one than the epoch before it, else None; None for a head that stays.
         in_turn: gives the passes of an epoch one after another, and may ask for one while the one before it ends.
         last_thaw: last epoch that has another head than the one before it, counted from 0; patience counts from there.
-        on_batch: called before each step with its number from 1, its epoch and the number of its batch there, both from
-            0, and the batch as it came.
+        on_batch: function that is called before each step with its number from 1, its epoch and the number of its batch
+            there, both from 0, and the batch as it came.
 
     Attributes:
         head_s: seconds of the steps so far.
@@ -281,7 +281,8 @@ class Loop:
         Where held-out loss decides how many there are, the head is the best one at the end, however it came.
 
         Args:
-            resumed: where to go on; None begins. The losses from there on are those of a run that nothing broke off.
+            resumed: the place to go on from; None begins. The losses from there on are those of a run that nothing
+                broke off.
         """
         torch.manual_seed(self._recipe.seed)
         if self._passes.reason:

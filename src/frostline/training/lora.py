@@ -21,8 +21,8 @@ def add_adapters(model: nn.Module, lora: LowRank, inputs: AnyInputs, *, seed: in
     """Give the linear layers and convolutions at the places adapters, in place; these and the classifier are trained.
 
     Args:
-        model: changed: all of its own parameters but the classifier's are frozen.
-        lora: where, and of which rank.
+        model: the network, which is changed: all of its own parameters but the classifier's are frozen.
+        lora: the places and the rank of the adapters.
         inputs: one sample, as ``freeze`` takes it.
         seed: seed of the adapters.
 

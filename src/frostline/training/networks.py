@@ -37,10 +37,10 @@ class Pretrained:
     """A network, ready to be frozen.
 
     Attributes:
-        model: in train mode, with a fresh classifier where the number of classes differs.
+        model: the model in train mode, with a fresh classifier where the number of classes differs.
         preprocess: preprocessing that its weights expect, with random crops and flips where they were asked for.
         plain_preprocess: the same without them, for held-out samples.
-        weights: where they came from, in words.
+        weights: the source that they came from, in words.
     """
 
     model: nn.Module
@@ -78,7 +78,7 @@ def load_model(
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
         samples: preprocessing of sounds or arrays; None takes what the network's library says of images or texts.
         parts: kind of each input, in words of ``training.settings``, where the network takes several by name.
-        observe: told when weights are fetched, and where they came from.
+        observe: observer that is told when weights are fetched, and where they came from.
 
     Raises:
         UnknownModel: No such name; the message has the nearest ones.

@@ -82,12 +82,12 @@ def predict(
     Args:
         run: folder of the run whose network is used.
         job: settings of the job, with that network.
-        observe: told what happens.
+        observe: observer that is told what happens.
         batch_size: number of samples that the head is given at a time.
         out: ``.csv`` or ``.parquet`` file, which appears when it is whole; None writes CSV to ``stdout``.
         stdout: stream for the table where there is no file.
         begun: work that has begun already, which the caller ends; None begins here.
-        began_at: since when seconds count, as ``time.perf_counter`` does; now by default.
+        began_at: the time since when seconds count, as ``time.perf_counter`` does; now by default.
 
     Raises:
         UserError: what the user can put right.
@@ -142,8 +142,8 @@ def next_rows(ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], begin: 
     """Rows of ids that come in the order of their table, looked for near where the last ones stood.
 
     Args:
-        ids: those of the whole table, of which only a stretch is looked at.
-        wanted: at least one id, in that order; between two of them others may be left out.
+        ids: the ones of the whole table, of which only a stretch is looked at.
+        wanted: one id at least, in that order; between two of them others may be left out.
         begin: first row at which they may stand.
     """
     width = len(wanted)

@@ -53,9 +53,9 @@ class Built:
     """A network as its library builds it.
 
     Attributes:
-        model: with the classifier that its weights have.
+        model: the model with the classifier that its weights have.
         preprocess: preprocessing that its weights expect.
-        weights: where they came from, in words.
+        weights: the source that they came from, in words.
     """
 
     model: nn.Module
@@ -67,8 +67,8 @@ def from_torchvision(name: str, observe: Observer, *, pretrained: bool) -> Built
     """Build a network of torchvision, such as ``torchvision:resnet18``.
 
     Args:
-        name: as the user gave it.
-        observe: told when weights are fetched.
+        name: the name as the user gave it.
+        observe: observer that is told when weights are fetched.
         pretrained: load torchvision's default weights of it; else they are random.
 
     Raises:
@@ -179,9 +179,9 @@ def guard_fetch(name: str, url: str, remedy: str, observe: Observer) -> Iterator
 
     Args:
         name: the model, as the user gave it.
-        url: where the file is.
+        url: the place where the file is.
         remedy: advice where it cannot be had.
-        observe: told of the file and its size.
+        observe: observer that is told of the file and its size.
 
     Raises:
         WeightsMissing: The file cannot be fetched.

@@ -104,7 +104,7 @@ class Unfreezing:
     """Layers that are trained later than the others.
 
     Attributes:
-        steps: in the order of their epochs; none where all stays as it is.
+        steps: the steps in the order of their epochs; none where all stays as it is.
     """
 
     steps: tuple[ThawStep, ...] = ()
@@ -186,8 +186,8 @@ class Confusion:
         samples: number of samples that were scored.
         wrong: number of those that were taken for another class.
         matrix: samples by true class (rows) and by the class that was said (columns); empty for more than 100 classes.
-        pairs: at most 20 pairs of classes that were confused, the most frequent first; empty for more than 1000.
-        mistakes: at most 24 samples that were got wrong, those said with most confidence first.
+        pairs: the at most 20 pairs of classes that were confused, the most frequent first; empty for more than 1000.
+        mistakes: the at most 24 samples that were got wrong, those said with most confidence first.
     """
 
     samples: int = 0

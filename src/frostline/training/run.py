@@ -91,7 +91,7 @@ class Stages:
         setup: data, network and first job of the run.
         unfreezing: layers that are trained later.
         epochs: number of all epochs.
-        observe: told when the frost line moves.
+        observe: observer that is told when the frost line moves.
 
     Raises:
         SettingError: nothing would be frozen in the end, or a layer has an adapter.
@@ -321,10 +321,10 @@ def in_words(split: str | None, share: float, *, is_empty: bool, decided: bool) 
     """What was held out, and what its accuracy therefore says.
 
     Args:
-        split: its name; None for a share of each class.
+        split: the name; None for a share of each class.
         share: share of the samples that was held out, where it is no split.
-        is_empty: nothing was.
-        decided: it chose which head is kept.
+        is_empty: True if nothing was.
+        decided: True if it chose which head is kept.
     """
     if is_empty:
         return "nothing"
@@ -349,10 +349,10 @@ def train(
     it keeps checkpoints, with which another process goes on.
 
     Args:
-        settings: on what, and how.
-        observe: told what happens.
+        settings: the settings of the job.
+        observe: observer that is told what happens.
         begun: work that has begun already, which the caller ends; None begins here.
-        began_at: since when the report's seconds count, as ``time.perf_counter`` does; now by default.
+        began_at: the time since when the report's seconds count, as ``time.perf_counter`` does; now by default.
         options: options of the command, for the run's config.
         resumes: go on with the run in ``settings.out`` from its last checkpoint, instead of beginning one there.
 

@@ -62,8 +62,8 @@ def write_tensors(path: Path, tensors: Mapping[str, "torch.Tensor"], metadata: M
     Tensors may be on any device. Tied weights are written under each of their names.
 
     Args:
-        path: Where it will be.
-        tensors: They by their names.
+        path: The place where it will be.
+        tensors: the tensors by their names.
         metadata: Texts to write beside them.
     """
     from safetensors.torch import save

@@ -53,7 +53,7 @@ class CheckpointFolder:
 
     Args:
         folder: the run's folder.
-        every: how often one is due within an epoch.
+        every: number of times that one is due within an epoch.
         clock: tells the time in seconds.
     """
 

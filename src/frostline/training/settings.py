@@ -99,7 +99,7 @@ class JobSettings:
             frost line these and the classifier alone are trained. None adds none.
         outputs: number of scores that the network gives for a sample, where the data need not say what is learned;
             None takes as many as its classes or targets need.
-        loader: how to ask.
+        loader: the way to ask.
         node: settings of the node that is started when ``near`` is None.
     """
 
@@ -226,7 +226,7 @@ class TrainSettings:
     """How a head is trained.
 
     Attributes:
-        job: on what.
+        job: the settings of data and node.
         epochs: passes over the training samples; None makes as many as suit the job (``wire.recipes``).
         batch_size: samples of one optimiser step.
         val_share: share of each class, held out and scored after each epoch; 0 holds out none. None is the split for
@@ -318,7 +318,7 @@ class ExtractSettings:
     """A job whose features go to a file.
 
     Attributes:
-        job: on what.
+        job: the settings of data and node.
         out: ends in ``.parquet`` or ``.safetensors``, which says what is written.
         part_bytes: features of one part, the least that a run that was broken off has to make again.
         on_ray: Parts are read by tasks of Ray, on whichever of its hosts.

@@ -25,9 +25,9 @@ class Setup:
     Attributes:
         data: the samples to use.
         whole: the data set that they are of.
-        network: to train or run.
+        network: the network to train or run.
         samples: kind of the samples, in the words of ``training.settings``.
-        job: on it.
+        job: the settings of data and node.
         again: makes another job of so many epochs, for a network whose frozen part is another now; it ends with the
             first.
     """
@@ -53,7 +53,7 @@ def set_up(
 
     Args:
         settings: settings of the job.
-        observe: told what happens.
+        observe: observer that is told what happens.
         begun: work that has begun already, which the caller ends; None begins here.
         min_classes: minimum number of classes that the data must have; with 0 samples need no labels.
         epochs: number of epochs that the plan reckons with.
@@ -139,8 +139,8 @@ class _Watch:
     """Passes events on, and restarts the job's own node when a request failed because it is gone.
 
     Args:
-        begun: with the node, which is waited for.
-        observe: told what happens.
+        begun: the job begun with the node, which is waited for.
+        observe: observer that is told what happens.
 
     Raises:
         NodeUnreachable: The job's own node did not come up.

@@ -60,7 +60,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
 
     Args:
         settings: settings of the job.
-        observe: told what happens.
+        observe: observer that is told what happens.
         min_classes: minimum number of classes that the data must have; with 0 samples need no labels.
 
     Raises:

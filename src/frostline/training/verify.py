@@ -70,7 +70,7 @@ class Verification:
         samples: number of samples that were compared.
         recorded: number of steps in the record.
         equal_samples: number of samples of which each feature is equal to the bit.
-        error: relative error of the worst sample as estimated; 0 where all are equal, None where nobody can tell.
+        error: the relative error of the worst sample as estimated; 0 where all are equal, None where nobody can tell.
         allowed: sum of the errors that the run's accuracy and the one of now explain.
         engines: names of engines that ran the frozen layers, then and now.
         differences: parts that differ, the causes first.
@@ -110,10 +110,10 @@ def verify(
     Args:
         settings: settings of the run.
         run: folder of the run, of which files alone are read.
-        observe: told what happens.
+        observe: observer that is told what happens.
         steps: maximum number of steps.
         begun: work that has begun already, which the caller ends; None begins here.
-        began_at: since when seconds count, as ``time.perf_counter`` does; now by default.
+        began_at: the time since when seconds count, as ``time.perf_counter`` does; now by default.
 
     Raises:
         UserError: what the user can put right: there is no record, or it is of another version.
@@ -168,7 +168,7 @@ class Comparison:
     Attributes:
         samples: number of samples that were compared.
         equal: number of those whose features are equal to the bit.
-        error: relative error of the worst sample as estimated; 0 where all are equal, None where nobody can tell.
+        error: the relative error of the worst sample as estimated; 0 where all are equal, None where nobody can tell.
         differences: parts that differ.
     """
 
@@ -187,7 +187,7 @@ def compare_steps(
         was: step as it was recorded.
         now: step as it was computed again.
         name_of: gives the object of a sample by its id.
-        allowed: largest relative error between the two; with 0 they must be equal to the bit.
+        allowed: the largest relative error between the two; with 0 they must be equal to the bit.
         part: part to which a difference of the features is counted.
     """
     if not np.array_equal(was.ids, now.ids):

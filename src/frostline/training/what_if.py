@@ -51,9 +51,9 @@ class MeasuredSituation:
 
     Attributes:
         asked: inputs of the plan, by name: data, network, frost line and so on.
-        at: when, as ISO 8601 in UTC.
+        at: the time, as ISO 8601 in UTC.
         situation: situation that was measured.
-        fallback: why the network was not cut as it stands, in a sentence; None where it was.
+        fallback: the reason why the network was not cut as it stands, in a sentence; None where it was.
     """
 
     asked: Mapping[str, Any]
@@ -117,7 +117,7 @@ class Question:
     Attributes:
         policy: rule that chooses, or ``ALL_POLICIES``: the best one, and every rule beside it.
         cut: number of the cut to look at instead.
-        codec: with that cut.
+        codec: the codec with that cut.
         what_if: changes to assume.
     """
 
@@ -139,8 +139,8 @@ class WhatIfPlan:
     Attributes:
         measured: situation that it follows from.
         what_if: changes to the measured situation.
-        situation: with that in it.
-        plan: for it.
+        situation: the situation with that in it.
+        plan: the plan for it.
         as_measured: the plan of the same rule for the situation as it was measured, where something is otherwise.
         rules: plans of every rule, where they were asked for.
     """

@@ -49,7 +49,7 @@ class Narrow:
     Attributes:
         body: ``[n, ...]`` as float16, bfloat16 (in uint16) or int8.
         scale: ``float32[n, channels]`` of int8 values; else None.
-        error: as ``relative_error``, of the worst sample.
+        error: the error as ``relative_error``, of the worst sample.
     """
 
     body: Array
@@ -97,7 +97,7 @@ def widen(
 
     Args:
         body: body of ``Narrow``.
-        precision: as it was narrowed.
+        precision: the precision as it was narrowed.
         dtype: dtype of the values.
         scale: scale of ``Narrow``.
     """

@@ -79,7 +79,7 @@ class LinkMeter:
 
     Args:
         meter: counts what is read from the sockets.
-        clock: monotonic seconds.
+        clock: a monotonic seconds.
     """
 
     def __init__(self, meter: Meter, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -92,18 +92,18 @@ class LinkMeter:
         self._bytes = 0
         self._seconds = 0.0
 
-    def watch(self, one: socket.socket) -> None:
+    def watch(self, sock: socket.socket) -> None:
         """Count what comes on this connection."""
         with self._lock:
             self._settle()
-            self._sockets.add(one)
+            self._sockets.add(sock)
             self._since = self._mark()
 
-    def forget(self, one: socket.socket) -> None:
+    def forget(self, sock: socket.socket) -> None:
         """It is about to be closed. Forgetting it again does nothing."""
         with self._lock:
             self._settle()
-            self._sockets.discard(one)
+            self._sockets.discard(sock)
             self._since = self._mark()
 
     def forget_all(self) -> None:
@@ -113,9 +113,9 @@ class LinkMeter:
             self._under_way = 0
 
     @contextmanager
-    def body(self, one: socket.socket | None, nbytes: int) -> Iterator[None]:
+    def body(self, sock: socket.socket | None, nbytes: int) -> Iterator[None]:
         """While a body of so many bytes is read from a connection."""
-        if one is None or nbytes - _lying(one) < _LARGE:
+        if sock is None or nbytes - _lying(sock) < _LARGE:
             yield
             return
         self._change(1)
@@ -151,12 +151,12 @@ class LinkMeter:
         return received + sum(map(_lying, self._sockets)), self._clock()
 
 
-def _lying(one: socket.socket) -> int:
+def _lying(sock: socket.socket) -> int:
     """Bytes that have come on a connection and were not read yet; none where the system does not tell."""
     if not _TELLS:
         return 0
     try:
-        found = fcntl.ioctl(one.fileno(), termios.FIONREAD, b"\0\0\0\0")
+        found = fcntl.ioctl(sock.fileno(), termios.FIONREAD, b"\0\0\0\0")
     except (OSError, ValueError):  # it is closed
         return 0
     return int(struct.unpack("i", found)[0])
@@ -207,7 +207,7 @@ class Connection(http.client.HTTPConnection):
 
     Args:
         url: URL of the node.
-        deadline_s: longest silence.
+        deadline_s: the longest silence.
         meter: counts what crosses.
         transfers: watch what comes.
         tls: context of TLS; None where the URL asks for none.
@@ -278,7 +278,7 @@ class Connection(http.client.HTTPConnection):
         """Whether the node goes on with a request whose head asked whether to (RFC 9110, section 10.1.1).
 
         Args:
-            longest_s: longest time it may take to say so; a node that says nothing gets the body.
+            longest_s: the longest time it may take to say so; a node that says nothing gets the body.
 
         Raises:
             RemoteDisconnected: The node has closed the connection.
@@ -317,8 +317,8 @@ class Connections:
 
     Args:
         url: URL of the node.
-        deadline_s: longest silence on a connection.
-        max_idle: kept for later.
+        deadline_s: the longest silence on a connection.
+        max_idle: the number, kept for later.
         tls: files of TLS where the URL is an ``https://``; None takes those of the environment.
 
     Attributes:
@@ -474,11 +474,11 @@ class Message:
 
     Attributes:
         method: HTTP method.
-        path: after the node's address.
+        path: the path after the node's address.
         body: body of the request.
         media_type: media type of the body.
-        headers: beside those of HTTP itself. Never shown: one says who asks.
-        silence_s: how long its answer may let wait for itself; None for as long as the connection's own deadline.
+        headers: the headers beside those of HTTP itself. Never shown: one says who asks.
+        silence_s: the time that its answer may let wait for itself; None for as long as the connection's own deadline.
         may_repeat: sending it twice is as good as once: an idle connection, which may be closed, is tried first.
     """
 
@@ -495,7 +495,7 @@ class Exchange:
     """One request and its answer. ``break_off`` may be called from any thread; all else from one.
 
     Args:
-        connections: to the node.
+        connections: the connections to the node.
         url: URL of the node, for sentences.
     """
 

@@ -290,7 +290,7 @@ def decode(source: ByteSource, *, max_bytes: int = _MAX_BYTES) -> Iterator[Featu
     """Yield the batches of an answer as they arrive; their arrays view what was read and cannot be written.
 
     Args:
-        source: where the answer comes from.
+        source: the place where the answer comes from.
         max_bytes: maximum bytes of one batch; more is taken for nonsense.
 
     Raises:

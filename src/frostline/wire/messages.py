@@ -119,12 +119,12 @@ class FeatureRequest:
         prefix: digest of the prefix; None where ``cut`` is 0 or 1.
         cut: number of the cut (``core.graph.Cut``).
         preprocess: the declared preprocessing as plain JSON (``preprocess.Preprocess.to_json``).
-        view: which random view, where the preprocessing is random; else None.
-        codec: how the activations are packed (``wire.codecs``); ``exact`` at cut 0.
+        view: the random view, where the preprocessing is random; else None.
+        codec: the way that the activations are packed (``wire.codecs``); ``exact`` at cut 0.
         tolerance: the largest relative error that a lossy codec may make in a batch, which is packed without loss
             where it would make more; None takes any.
         engine: engine that runs the prefix; ignored without one.
-        reading: how the bytes at the samples' addresses are found: one of ``core.READINGS``.
+        reading: the way that the bytes at the samples' addresses are found: one of ``core.READINGS``.
     """
 
     data: str
@@ -209,8 +209,8 @@ class ProfileRequest:
         features: request whose samples and prefix are measured; its codec is ignored. Where it names an engine beside
             the reference, that one is made ready up to its cut.
         codecs: names of the codecs to measure, each at the cuts where it may be worth it.
-        accuracy: how far an engine's features may be from the reference's: ``exact`` takes the reference itself and
-            tries no other; another name or a relative error has those tried that it allows and that pay.
+        accuracy: the error that an engine's features may have against the reference's: ``exact`` takes the reference
+            itself and tries no other; another name or a relative error has those tried that it allows and that pay.
         only_here: the job stops at the cut of ``features`` and at no other: engines are tried at that one.
         trial_s: seconds that the job allows for trials; 0 tries none and uses what is known, None leaves it to the
             node.
@@ -286,7 +286,7 @@ class Health:
         roots: URLs under which the node serves data.
         cores: numbers of the processor cores that the node may use; two sides on one host share those in common.
         protocol: the least and the greatest protocol that the node speaks, whatever its version.
-        trouble: why the node should be asked for nothing now, such as ``draining``; empty where it is ready.
+        trouble: the reason why the node should be asked for nothing now, such as ``draining``; empty where it is ready.
     """
 
     version: str

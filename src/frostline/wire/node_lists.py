@@ -43,7 +43,7 @@ def _nodes_under_ray(namespace: str) -> tuple[str, ...]:
     """URLs of the nodes of a namespace of Ray by now.
 
     Args:
-        namespace: as ``frostline cluster up`` was given it.
+        namespace: the namespace as ``frostline cluster up`` was given it.
 
     Raises:
         NodeUnreachable: Ray does not answer, or has no nodes there.

@@ -116,8 +116,8 @@ def _unpack_rows(
 
     Args:
         packed: the bytes of all rows.
-        bounds: where each starts and the last ends; they are within ``packed`` and do not fall.
-        codec: as it was packed.
+        bounds: the place where each starts and the last ends; they are within ``packed`` and do not fall.
+        codec: the codec as it was packed.
         shape: shape of one row.
         dtype: dtype of its values.
         scales: float32 values before them.
@@ -292,8 +292,8 @@ def pack(batch: FeatureBatch, codec: str, tolerance: float | None = None) -> Fea
     tolerance), the lossless codec of the same steps takes its place; what the batch holds says which it was.
 
     Args:
-        batch: with its tensors; encoded samples are left as they are.
-        codec: its name.
+        batch: the batch with its tensors; encoded samples are left as they are.
+        codec: the name.
         tolerance: the largest relative error allowed; None takes any.
 
     Returns:
@@ -348,7 +348,7 @@ def packing_memory(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[
     Args:
         shapes: shapes of one sample, for each tensor.
         dtypes: dtypes of each tensor.
-        codec: its name.
+        codec: the name.
 
     Raises:
         SettingError: No codec has that name.

@@ -85,7 +85,7 @@ class Passes:
         maximum: passes over the training samples.
         patience: passes without a lower held-out loss after which training ends; the head of the pass with the lowest
             loss is kept then. None makes all passes and keeps the last head.
-        reason: why so many, in words; empty where somebody said how many.
+        reason: the reason why so many, in words; empty where somebody said how many.
     """
 
     maximum: int
@@ -105,7 +105,7 @@ class Passes:
         """Whether training ends after these passes, by the held-out loss after each.
 
         Args:
-            losses: after each pass.
+            losses: the losses after each pass.
             since: pass, counted from 0, from which on patience counts; those before it are made in any case.
         """
         best = self.best_pass(losses)
@@ -131,7 +131,7 @@ class Recipe:
         patience: passes without a lower held-out loss after which training ends, with the best head; None: 5 where
             ``epochs`` is None, and else all passes.
         seed: seed of order, dropout and random preprocessing.
-        selects: whether the held-out samples may decide how many passes there are; False where they are a last test.
+        selects: True if the held-out samples may decide how many passes there are; False where they are a last test.
     """
 
     epochs: int | None = None

@@ -204,7 +204,7 @@ class Block:
     Attributes:
         parts: buffers, to be written one after the other from its beginning.
         nbytes: bytes of all of them.
-        says: where what lies, as plain values.
+        says: the place of each array, as plain values.
     """
 
     parts: list[memoryview] = field(default_factory=list)
@@ -227,9 +227,9 @@ class Block:
             self.nbytes += part.nbytes
 
 
-def is_alike(one: FeatureBatch, other: FeatureBatch) -> bool:
+def is_alike(batch: FeatureBatch, other: FeatureBatch) -> bool:
     """Whether rows of both may lie in one block."""
-    return one is other or _layout(one) == _layout(other)
+    return batch is other or _layout(batch) == _layout(other)
 
 
 def row_bytes(batch: FeatureBatch) -> float:

@@ -193,7 +193,7 @@ class Authority:
 
         Args:
             names: names and addresses of a server, the first of which names the files; of a client its one name.
-            is_client: It is a client's.
+            is_client: True if it is a client's.
             days: days for which it is valid, at most as long as the authority.
 
         Returns:

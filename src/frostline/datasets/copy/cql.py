@@ -51,7 +51,7 @@ class WriteResult:
     Attributes:
         url: address of the table.
         samples: number of samples in the table now, each read back.
-        made: those that were put now; the others were there from before.
+        made: the ones that were put now; the others were there from before.
         nbytes: size of their data in bytes.
         seconds: duration of this run.
         skipped: samples that could not be read.
@@ -98,7 +98,7 @@ def put_into_table(
         skip_allowance: share of the samples that may be unreadable.
         verify: read the data and the masks of rows that are there already too, and put those again whose SHA-256 is
             not that of their seal.
-        observe: told what happens.
+        observe: observer that is told what happens.
         runner: has the samples put, some hundred at a time.
 
     Raises:
@@ -163,9 +163,9 @@ class _PartPut:
 
     Attributes:
         samples: number of those that are in the table, read back.
-        made: those of them that it did not hold before.
+        made: the ones of them that it did not hold before.
         nbytes: size of their data in bytes.
-        skipped: those that could not be read.
+        skipped: the ones that could not be read.
     """
 
     samples: int

@@ -93,8 +93,8 @@ class OutputObject(NamedTuple):
     """An object to write.
 
     Attributes:
-        object: its name.
-        data: its bytes.
+        object: the name.
+        data: the bytes.
     """
 
     object: str
@@ -106,14 +106,14 @@ class CopySample:
     """A sample on its way from one format to another.
 
     Attributes:
-        id: in the source, which names it in the destination where a name is needed.
-        name: in the source.
+        id: the id in the source, which names it in the destination where a name is needed.
+        name: the name in the source.
         label: number of its class; -1 where it has none.
-        about: its metadata columns, as JSON has them.
-        encoded: its image.
+        about: the metadata columns, as JSON has them.
+        encoded: the image.
         is_remade: the image was made of kept pixels, so that it may be of another kind than its name says.
         object: name of the image in class folders, without its suffix; empty where the id names it.
-        mask: encoded mask; empty where the sample has none, and None where no sample of the data set has a mask.
+        mask: the encoded mask; empty where the sample has none, and None where no sample of the data set has a mask.
     """
 
     id: int
@@ -149,7 +149,7 @@ class Packer(Protocol):
 
         Args:
             classes: names, by label.
-            present: those of them that have samples in the copy.
+            present: the ones of them that have samples in the copy.
         """
 
     def pack(
@@ -158,7 +158,7 @@ class Packer(Protocol):
         """The objects of a part.
 
         Args:
-            part: its number.
+            part: the number.
             samples: samples of the part, in the source's order.
             classes: names, by label.
             kinds: types of the metadata columns.
@@ -200,21 +200,21 @@ class ClassFolderLayout:
                 raise SettingError(f"{sample.name} has no label, so that it belongs to no folder: use another --format")
             yield OutputObject(self._place(sample, classes[sample.label]), sample.encoded)
 
-    def _pair(self, one: CopySample, mask: bytes, folder: str) -> Iterable[OutputObject]:
-        key = f"{folder}/{one.id:016x}" if folder else f"{one.id:016x}"
+    def _pair(self, sample: CopySample, mask: bytes, folder: str) -> Iterable[OutputObject]:
+        key = f"{folder}/{sample.id:016x}" if folder else f"{sample.id:016x}"
         if not names_a_class(folder) or folder.startswith("."):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder of images: use another --format")
-        image, beside = f"images/{key}{one.suffix}", f"masks/{key}{suffix_by_content(mask)}"
-        yield OutputObject(image, one.encoded)
+        image, beside = f"images/{key}{sample.suffix}", f"masks/{key}{suffix_by_content(mask)}"
+        yield OutputObject(image, sample.encoded)
         if mask:
             yield OutputObject(beside, mask)
 
-    def _place(self, one: CopySample, folder: str) -> str:
+    def _place(self, sample: CopySample, folder: str) -> str:
         if "/" in folder or folder.startswith("."):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --format")
-        if not one.object:
-            return f"{folder}/{one.id:016x}{one.suffix}"
-        return one.object if suffix_of(one.object) == one.suffix else one.object + one.suffix
+        if not sample.object:
+            return f"{folder}/{sample.id:016x}{sample.suffix}"
+        return sample.object if suffix_of(sample.object) == sample.suffix else sample.object + sample.suffix
 
 
 class Shards:
@@ -354,8 +354,8 @@ def _add(tar: tarfile.TarFile, name: str, contents: bytes) -> None:
     tar.addfile(info, io.BytesIO(contents))
 
 
-def _cell(one: CopySample) -> dict[str, object] | None:
-    return {"bytes": one.mask, "path": f"{one.id:016x}{suffix_by_content(one.mask)}"} if one.mask else None
+def _cell(sample: CopySample) -> dict[str, object] | None:
+    return {"bytes": sample.mask, "path": f"{sample.id:016x}{suffix_by_content(sample.mask)}"} if sample.mask else None
 
 
 def _is_of(leaf: str, columns: Sequence[str]) -> bool:
@@ -469,8 +469,8 @@ def say_what_is_left(source: Dataset, observe: Observer, left: Sequence[str] | N
 
     Args:
         source: data set that has the metadata.
-        observe: told, if there are any.
-        left: their names; None for all that there are.
+        observe: observer that is told, if there are any.
+        left: the names; None for all that there are.
     """
     columns = metadata_in(source.columns) if left is None else tuple(left)
     if columns:
@@ -483,7 +483,7 @@ def say_orientation(source: Dataset, side: int | None, observe: Observer) -> Non
     Args:
         source: data set whose own reader may turn images as their EXIF data says.
         side: side to which images are scaled, which turns them; None leaves their bytes as they are.
-        observe: told.
+        observe: observer that is told.
     """
     if source.manifest.is_turned and side is None:
         reason = (
@@ -615,8 +615,8 @@ class ImageAndMasks(NamedTuple):
     """What was read of a sample.
 
     Attributes:
-        image: encoded.
-        mask: encoded; None where the sample has none.
+        image: the image, encoded.
+        mask: the mask, encoded; None where the sample has none.
     """
 
     image: bytes
@@ -651,7 +651,7 @@ class Scaling:
 
         Args:
             samples: some megabytes of them.
-            names: by which they are called where they are left out.
+            names: the names by which they are called where they are left out.
         """
         masks = masks_of(samples, self._reader)
         return self._workers.map(samples, names, partial(self._pictures, samples, names, masks))

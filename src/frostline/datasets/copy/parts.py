@@ -66,7 +66,7 @@ class CopyPart(NamedTuple):
     """A part of a copy.
 
     Attributes:
-        number: its place among the parts.
+        number: the place among the parts.
         rows: the rows of the source that are its samples.
     """
 
@@ -124,7 +124,7 @@ class PartTally:
     Args:
         samples: number of samples of all parts.
         max_skipped: maximum number of them that may be left out.
-        observe: told what was skipped now, and how far the copy is.
+        observe: observer that is told what was skipped now, and how far the copy is.
     """
 
     def __init__(self, samples: int, max_skipped: int, observe: Observer) -> None:
@@ -168,7 +168,7 @@ def whole_parts(
 
     Args:
         runner: has parts made that are missing.
-        plan: how they are made.
+        plan: the plan of the copy.
         parts: all of the copy.
         tally: counts them.
         found: gives what is known of a part that is there from before; None where it is not, or not whole.
@@ -207,7 +207,7 @@ class CopiedObject(NamedTuple):
     Attributes:
         size: size of the object in bytes.
         sha256: SHA-256 of the object.
-        etag: its version then; empty where the store tells none.
+        etag: the version then; empty where the store tells none.
     """
 
     size: int
@@ -221,7 +221,7 @@ class CopiedPart:
 
     Attributes:
         number: index of the part.
-        samples: in it.
+        samples: number of samples in it.
         objects: the written objects, by name.
         skipped: samples that could not be read.
         about: names the values of the metadata that went along; empty where none did.
@@ -265,7 +265,7 @@ class RepackPlan:
 
     Attributes:
         source: samples to copy.
-        store: where they go.
+        store: the place where they go.
         format: one of ``layout.PACKERS``.
         side: pixels of the shorter side to which images are scaled down; None leaves their bytes as they are.
         workers: samples read, and objects written, at once.

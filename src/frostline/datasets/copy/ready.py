@@ -61,7 +61,7 @@ class ReadyPlan:
     Attributes:
         source: images, or a ready format.
         rest: steps that are left to do of an image of the source.
-        store: where the objects go.
+        store: the place where the objects go.
         layout: places of the records.
         workers: images read and decoded at once.
     """
@@ -188,9 +188,9 @@ class Ingested:
     """The result of making a ready format.
 
     Attributes:
-        url: where it is.
+        url: the place where it is.
         digest: digest of the ready format.
-        samples: in it.
+        samples: number of samples in it.
         objects: number of objects that hold the samples.
         nbytes: size of these objects in bytes.
         made: objects that were made now; the others were there from before.
@@ -242,7 +242,7 @@ def ingest(
         workers: images read and decoded at once.
         skip_allowance: share of the images that may be unreadable.
         verify: read the objects that are there already, and make those again whose SHA-256 is another one.
-        observe: told what happens.
+        observe: observer that is told what happens.
         runner: has the objects made that are not there.
 
     Raises:

@@ -68,9 +68,9 @@ class Repacked:
     """The result of a copy.
 
     Attributes:
-        url: where the copy is.
+        url: the place where the copy is.
         format: format of the copy.
-        samples: in it.
+        samples: number of samples in it.
         objects: number of objects that hold the samples.
         nbytes: size of these objects in bytes.
         made: parts that were written now.
@@ -125,8 +125,8 @@ def repack(
         workers: samples read, and objects written, at once.
         skip_allowance: share of the samples that may be unreadable.
         verify: read all objects that are there already, also those whose versions say that nobody touched them.
-        observe: told what happens; before it begins, which metadata columns the format has no place for. Of class
-            folders the names keep the split.
+        observe: observer that is told what happens; before it begins, which metadata columns the format has no place
+            for. Of class folders the names keep the split.
         runner: has the parts made that are not there.
 
     Raises:

@@ -82,7 +82,7 @@ class ArrowStream:
         size: size of the file in bytes.
 
     Attributes:
-        name: likewise.
+        name: the same.
         schema: schema of its columns.
 
     Raises:
@@ -146,7 +146,7 @@ class ArrowStream:
 
         Args:
             memory: memory of the whole message.
-            start: where the message begins in the file.
+            start: the place where the message begins in the file.
             buffers: buffers to read.
 
         Raises:

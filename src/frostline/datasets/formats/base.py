@@ -96,7 +96,7 @@ class ListedSamples:
             reading on. Ids are ``stable_ids`` of the names, etags are those of the samples' objects.
         classes: names, by label.
         digest: result of the format's ``digest`` for this listing.
-        reading: how the bytes at the samples' addresses are found.
+        reading: the way that the bytes at the samples' addresses are found.
         applied: preprocessing done before the images were kept; None where they are encoded.
         kept_at: name of the object that holds the table already; empty where it is to be kept as a manifest.
         divided_by_names: the column ``split`` was made of the names of folders or files, and is not the data's own.
@@ -156,7 +156,7 @@ class Format(Protocol):
 
         Args:
             store: store that was listed.
-            entries: its listing.
+            entries: the listing.
             before: table that this format made of an earlier listing; rows of objects with their old name and etag, if
                 that is not empty, are taken from it, and those objects are not read. Its texts may have wide offsets.
 
@@ -307,8 +307,8 @@ class LabelSummary:
 
     Attributes:
         first: see ``ordering.Labels``.
-        counts: likewise.
-        is_ascending: likewise.
+        counts: the same.
+        is_ascending: the same.
         places: one column, of what ``ordering.places_by_label`` gives; None where rows stand in the order of labels.
     """
 
@@ -322,9 +322,9 @@ class ManifestColumns:
     """A manifest's table, one chunk a column, with what gives back the pages of the file that it may lie in.
 
     Args:
-        table: without nulls in the columns that every table of samples has, but in that of labels.
+        table: the table without nulls in the columns that every table of samples has, but in that of labels.
         mapped: the memory map that it lies in; None where it lies in memory.
-        known: known classes of the labels; None where nothing is known.
+        known: the known classes of the labels; None where nothing is known.
     """
 
     def __init__(self, table: pa.Table, mapped: Any = None, known: LabelSummary | None = None) -> None:

@@ -328,7 +328,7 @@ class Mask(NamedTuple):
 
     Attributes:
         object: name of its object; empty where the sample has none.
-        offset: where it starts there.
+        offset: the place where it starts there.
         length: bytes of it.
         etag: version of its object, empty where the store has none.
     """
@@ -438,7 +438,7 @@ class _Place(NamedTuple):
     Attributes:
         name: name without its suffix and without the folders that tell images from masks.
         key: the same without the end that tells images from masks: the same for both of a pair.
-        is_mask: it is a mask.
+        is_mask: True if it is a mask.
         rank: precedence of the mask: of several masks of an image, the lowest rank counts.
         is_some_only: masks like it belong to some of the images.
     """
@@ -555,8 +555,8 @@ def names_a_class(folder: str) -> bool:
     return "/" not in folder and _left_of(folder) == folder
 
 
-def _twice(one: Entry, other: Entry, what: str) -> str:
-    return f"{one.object} and {other.object} would both be {what}: leave one of them in the place"
+def _twice(entry: Entry, other: Entry, what: str) -> str:
+    return f"{entry.object} and {other.object} would both be {what}: leave one of them in the place"
 
 
 def _folder_of(key: str) -> str:

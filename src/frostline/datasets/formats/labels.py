@@ -500,7 +500,7 @@ def with_splits(
 
     Args:
         table: samples of all files.
-        files: their names, in the table's order.
+        files: the names, in the table's order.
         rows: number of rows of each file.
         said: splits of files where the data itself says them, whatever they are called; by default names say them.
     """

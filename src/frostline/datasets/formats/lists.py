@@ -65,7 +65,7 @@ class ListRows(NamedTuple):
         files: URL or name of each, as it is written there.
         said: labels, as ``labels.encode_labels`` takes them; None where no column has some.
         masks: URL or name of each sample's mask; empty where the list has none.
-        about: its other columns.
+        about: the other columns.
         left_out: rows that name no sample.
     """
 
@@ -93,7 +93,7 @@ def read_list(store: ObjectStore, entry: Entry, label: str | None = None) -> Lis
 
     Args:
         store: store that holds the list.
-        entry: its entry in the listing.
+        entry: the entry in the listing.
         label: name of the column with the labels; by default one that is called as labels are.
 
     Raises:

@@ -120,7 +120,7 @@ class ObjectRanges:
 
     Args:
         store: store that holds the object.
-        entry: its entry in the store's listing.
+        entry: the entry in the store's listing.
     """
 
     def __init__(self, store: Versioned, entry: Entry) -> None:

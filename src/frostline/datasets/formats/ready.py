@@ -112,10 +112,10 @@ class Layout:
     Attributes:
         source: digest of the data set that the format is made of.
         applied: preprocessing of the images.
-        samples: how many there are, one record each, in the order of the source.
+        samples: the number of samples, one record each, in the order of the source.
         records_per_object: number of records of every object; the last may have fewer.
         columns: names of the metadata columns that go with them.
-        has_masks: they have masks, which lie beside the records, as large as the pixels.
+        has_masks: True if they have masks, which lie beside the records, as large as the pixels.
     """
 
     source: str
@@ -209,9 +209,9 @@ class ReadyPart:
         sha256: SHA-256 of the object.
         samples: samples with a record in the object.
         names: names of the images that the records were made from.
-        about: their metadata columns, by name.
+        about: the metadata columns, by name.
         skipped: samples that could not be read.
-        masks: where theirs lie in the object beside it; None where the layout has none.
+        masks: the places of the masks in the object beside it; None where the layout has none.
         masks_sha256: SHA-256 of the object with the masks, empty where there is none.
     """
 
@@ -317,8 +317,9 @@ class ReadyTable:
         classes: names, by label.
         samples: one row a sample, in the order of the source.
         names: names of the images that the records were made from.
-        about: their metadata columns, by name.
-        masks: where theirs lie, each in the object ``masks_beside`` that of its sample; None where there are none.
+        about: the metadata columns, by name.
+        masks: the places of the masks, each in the object ``masks_beside`` that of its sample; None where there are
+            none.
     """
 
     digest: str

@@ -108,7 +108,7 @@ def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa
 
     Args:
         tables: one a file, with labels as texts.
-        files: their names.
+        files: the names.
     """
     said = [_partitions_of(file) for file in files]
     names = sorted({name for found in said for name in found})
@@ -546,7 +546,7 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
     Args:
         object: name of the file, for the sentences.
         schema: schema of the file.
-        column: as of ``columns_of_schema``.
+        column: the same as of ``columns_of_schema``.
 
     Raises:
         DataError: no column can hold samples, or labels are targets of no kind; the sentence names the columns.

@@ -85,7 +85,7 @@ class UrlReader:
     """A ``Versioned`` whose objects are URLs. Safe for threads.
 
     Args:
-        roots: canonical URLs; what lies in none of them is not read, and no name leads out of one.
+        roots: the canonical URLs; what lies in none of them is not read, and no name leads out of one.
         limits: limits on the stores that may be read.
     """
 
@@ -303,7 +303,7 @@ def locate_images(table: pa.Table, file: str, store: ObjectStore, entries: Seque
         table: rows of the file, with names of objects as lists have them, and neither sizes nor versions.
         file: name of the file, for the sentences.
         store: store that was listed.
-        entries: its listing.
+        entries: the listing.
 
     Raises:
         DataError: a name is none that can be read, or not one of the objects is there.

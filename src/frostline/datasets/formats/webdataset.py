@@ -91,8 +91,8 @@ class CompressedTar(NamedTuple):
 
     Attributes:
         file: name of the object.
-        size: its compressed size in bytes.
-        version: its etag; empty where the store has none.
+        size: the compressed size in bytes.
+        version: the etag; empty where the store has none.
     """
 
     file: str
@@ -128,7 +128,7 @@ class TarCopies:
     same tar at once.
 
     Args:
-        folder: made where it is missing, for its user alone.
+        folder: the folder, made where it is missing, for its user alone.
         free_bytes: gives the bytes that are free on the disk of a folder; half of them may be taken by a copy.
         clock: seconds since the epoch.
     """
@@ -150,7 +150,7 @@ class TarCopies:
         Args:
             store: store that holds the tar.
             url: address of the folder that it lies in.
-            tar: compressed tar.
+            tar: the compressed tar.
 
         Raises:
             DataError: it is damaged or cut off, or would be larger than any tar of samples, or than the disk allows.
@@ -352,10 +352,10 @@ class Member(NamedTuple):
     """A file in a tar.
 
     Attributes:
-        name: as it stands there, without a leading ``./``.
-        offset: where its bytes start.
-        size: how many they are.
-        contents: its bytes, where they were asked for.
+        name: the name as it stands there, without a leading ``./``.
+        offset: the place where its bytes start.
+        size: number of rows.
+        contents: the bytes, where they were asked for.
     """
 
     name: str
@@ -371,7 +371,7 @@ def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...]) -> Ite
 
     Args:
         store: store that holds the tar.
-        shard: its entry in the store's listing.
+        shard: the entry in the store's listing.
         contents_of: endings of the names whose contents are wanted.
 
     Raises:
@@ -439,7 +439,7 @@ class _Shard(NamedTuple):
     """What was read of a shard.
 
     Attributes:
-        table: its samples.
+        table: the samples.
         classes: table of classes that it declares; empty where it declares none.
         left_out: keys without a sample.
     """
@@ -456,7 +456,7 @@ class ShardSample(NamedTuple):
         name: the shard's and the member's.
         offset: offset of the image's member in bytes.
         length: length of the image in bytes.
-        said: its label, as ``label_text`` gives it; None where nothing says one.
+        said: the label, as ``label_text`` gives it; None where nothing says one.
         about: the fields of its JSON.
         mask: the member that is its mask; None where there is none.
     """

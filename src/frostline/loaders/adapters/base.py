@@ -40,7 +40,7 @@ class FrameworkIterator:
         fit: makes of a batch's columns what the framework takes, and refuses what it would refuse.
 
     Attributes:
-        failure: why the last pass ended early, in our words; None where it did not.
+        failure: the reason why the last pass ended early, in our words; None where it did not.
         one: the loader, or that of any epoch.
 
     Raises:

@@ -35,8 +35,8 @@ class JaxLoader:
 
     Args:
         loader: the batches of this process, of one epoch or of several one after the other.
-        sharding: how the global batch lies over devices, with its rows divided; the default device's where it is None.
-            Where there are several processes, each brings the rows of its devices: make the loader with
+        sharding: the way that the global batch lies over devices, with its rows divided; the default device's where it
+            is None. Where there are several processes, each brings the rows of its devices: make the loader with
             ``ranks=ranks()``.
         columns: parts of a batch to give, of ``features``, ``labels``, ``ids`` and ``targets``.
 

@@ -24,7 +24,8 @@ def ranks(strategy: "tf.distribute.Strategy | None" = None) -> Ranks:
     together.
 
     Args:
-        strategy: such as ``tf.distribute.MultiWorkerMirroredStrategy()``; the one of the scope by default.
+        strategy: the strategy, such as ``tf.distribute.MultiWorkerMirroredStrategy()``; the one of the scope by
+            default.
     """
     strategy = strategy or tf.distribute.get_strategy()
     resolver = strategy.cluster_resolver

@@ -275,7 +275,7 @@ def make_app(node: Node, routes: Sequence[Route] = ()) -> Starlette:
 
     Args:
         node: node to serve.
-        routes: further routes, such as its control plane.
+        routes: more routes, such as its control plane.
     """
     service = _Service(node)
     app = Starlette(

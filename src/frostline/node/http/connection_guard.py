@@ -115,7 +115,7 @@ class ConnectionTable(Generic[C]):
 
         Args:
             connection: new connection.
-            now_s: monotonic seconds.
+            now_s: a monotonic seconds.
             place: address that it comes from.
 
         Returns:
@@ -192,7 +192,7 @@ class Guards:
         limits: limits of the connections.
 
     Attributes:
-        is_stopping: whether the server ends, so that answers that go on for ever are to end too.
+        is_stopping: True if the server ends, so that answers that go on for ever are to end too.
         inside: URL at which processes of its own ask it; empty where they ask it as others do.
         log: takes the place of uvicorn's log.
     """
@@ -216,7 +216,7 @@ class SeldomLog(logging.LoggerAdapter[logging.Logger]):
 
     Args:
         logger: takes the lines.
-        clock: monotonic seconds.
+        clock: a monotonic seconds.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:

@@ -267,10 +267,10 @@ class OwnNames:
     own. It can send what it cannot read. What programs send is not affected.
 
     Attributes:
-        names: further names, each with all names that end in it; they count as origins too.
+        names: more names, each with all names that end in it; they count as origins too.
         is_open: a server without tenants, which answers whoever asks; else who asks must send a token, which no page of
             another site has, and any name will do.
-        is_local: it listens on a loopback, and names without a dot are no names of its own.
+        is_local: True if it listens on a loopback, and names without a dot are no names of its own.
     """
 
     names: tuple[str, ...] = ()
@@ -281,9 +281,9 @@ class OwnNames:
         """Why a request is refused; None where it is not.
 
         Args:
-            method: its method.
-            path: its path.
-            headers: its headers, with small names.
+            method: the method.
+            path: the path.
+            headers: the headers, with small names.
         """
         said = {name: [value for other, value in headers if other == name] for name in (b"host", b"origin")}
         hosts = [host.decode("latin-1").lower() for host in said[b"host"]]

@@ -56,7 +56,7 @@ def listen(host: str, port: int, *, for_others: bool = False, advice: str = _USE
     Args:
         host: name or address of this machine.
         port: number of the port; 0 takes a free one.
-        for_others: whether other machines may reach it, because it has tenants or is open to all.
+        for_others: True if other machines may reach it, because it has tenants or is open to all.
         advice: end of the sentence where other machines reach it and may not: how to let them.
 
     Raises:
@@ -92,7 +92,7 @@ class AppServer:
         listening: socket from ``listen``; closed at the end.
         limits: limits of connections; None derives them from the descriptors that this process may open.
         drain: has the application say that it is about to stop; called before the port closes.
-        is_open: whoever asks is answered, as the app knows no tenants.
+        is_open: True if all who ask are answered, as the app knows no tenants.
         names: names by which it may be asked beside its address (``requests.OwnNames``).
         tls: files by which it speaks TLS; None speaks none.
 
@@ -147,8 +147,8 @@ class AppServer:
         It also sets the thread switch interval of this process.
 
         Args:
-            on_ready: called when requests are taken.
-            on_end: called when answers have ended, before a signal takes its effect.
+            on_ready: function that is called when requests are taken.
+            on_end: function that is called when answers have ended, before a signal takes its effect.
         """
         sys.setswitchinterval(_TURN_S)
         self._server.on_ready, self._server.on_end = on_ready, on_end
@@ -191,7 +191,7 @@ class Server(AppServer):
         node: node to serve; the caller closes it.
         listening: socket from ``listen``; closed at the end.
         limits: limits of connections; None derives them from the descriptors that this process may open.
-        routes: further routes, such as its control plane.
+        routes: more routes, such as its control plane.
     """
 
     def __init__(

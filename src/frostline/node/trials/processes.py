@@ -190,20 +190,20 @@ class TrialRunner:
 
     Args:
         prefix: prefix to be run.
-        pixels: real samples.
+        pixels: the real samples.
         levels: meaning of the pixels if they are unprocessed (``engines.trials.Subject``).
-        policy: how engines are tried.
+        policy: the way that engines are tried.
         reference: gives the features with which others are compared.
         converted: folder for converted files of this prefix.
         process: runs the processes.
         longest_s: maximum seconds for all trials together, without waiting.
-        is_brief: whether engines are tried at one setting only, for a job that waits.
+        is_brief: True if engines are tried at one setting only, for a job that waits.
         requester: tenant and request for which engines are tried.
         clock: returns monotonic seconds.
 
     Attributes:
         requester: tenant and request for which engines are tried.
-        has_begun: whether a trial was run.
+        has_begun: True if a trial was run.
         spent_s: seconds spent on trials so far.
     """
 
@@ -265,7 +265,7 @@ class TrialRunner:
         """Try one engine at some cuts.
 
         Args:
-            trials: unfilled trials of the engine.
+            trials: the unfilled trials of the engine.
         """
         return self._found(trials, only_error=False)
 

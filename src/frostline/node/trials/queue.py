@@ -36,11 +36,11 @@ class TrialPolicy:
         device: device in torch's notation.
         rows: batch sizes to try.
         threads: numbers of threads to try, the node's own first.
-        keeps_freed: whether the node's process keeps freed memory.
+        keeps_freed: True if the node's process keeps freed memory.
         max_bytes: memory limit of one trial.
         niceness: niceness added to a trial, so that serving goes first.
-        here: whether engines that are ready in a moment are tried in the node's own process.
-        max_run_s: longest run of an engine other than eager torch, whose runs can be interrupted; infinite where no
+        here: True if engines that are ready in a moment are tried in the node's own process.
+        max_run_s: the longest run of an engine other than eager torch, whose runs can be interrupted; infinite where no
             other tenant waits.
     """
 
@@ -162,9 +162,10 @@ class Requester:
 
     Attributes:
         name: name of the tenant.
-        check: called before the first trial; raises ``Overloaded`` if the tenant has used up its trial time.
-        is_abandoned: whether the request was cancelled; ``Trials.wake`` has it checked.
-        spent: called with the seconds of each trial.
+        check: function that is called before the first trial; raises ``Overloaded`` if the tenant has used up its trial
+            time.
+        is_abandoned: True if the request was cancelled; ``Trials.wake`` has it checked.
+        spent: function that is called with the seconds of each trial.
         room_bytes: maximum memory of an engine for it.
     """
 
@@ -200,7 +201,7 @@ class TrialQueue:
 
         Args:
             tenant: name of the tenant.
-            is_abandoned: checked after every change and ``wake``; True cancels the wait.
+            is_abandoned: function that is called after every change and ``wake``; True cancels the wait.
 
         Raises:
             Cancelled: if the wait was cancelled.

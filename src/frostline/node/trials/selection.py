@@ -145,11 +145,11 @@ class Search:
         keep: stores the reference's trial beside those made with it.
         known: trials of other engines, from earlier jobs.
         refused: trials of engines that cannot be used here, with the reason.
-        empty: unfilled trials by name of the engine's offer.
+        empty: the unfilled trials by name of the engine's offer.
         left: engines that may be tried, the best prospect first.
         accuracy: accuracy that the job needs.
         samples: number of samples that the job still has to compute; None if trials need not pay.
-        here: whether engines that are ready in a moment are tried in the node's own process.
+        here: True if engines that are ready in a moment are tried in the node's own process.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Trials:
 
     Args:
         folder: folder for trials and converted files, with a folder per prefix; created when it is needed.
-        policy: how engines are tried.
+        policy: the way that engines are tried.
         room: memory that engines must fit.
         longest_s: maximum seconds for all trials of one request; 0 tries none, and the reference is used.
         engines: names of the engines that may be tried; None for all.
@@ -293,7 +293,7 @@ class Trials:
         Args:
             request: request of the job.
             prefix: prefix to be run.
-            pixels: real samples.
+            pixels: the real samples.
             reference: runs the prefix as the user's own network does.
             requester: tenant and request for which engines are tried.
             levels: meaning of the pixels if they are unprocessed, so that engines take them unprocessed too; else None.
@@ -374,7 +374,7 @@ class Trials:
         Args:
             digest: digest of the prefix.
             prefix: prefix to be run.
-            pixels: real samples.
+            pixels: the real samples.
             accuracy: accuracy that the job needs.
             reference: runs the prefix as the user's own network does.
             requester: tenant and request for which engines are tried.
@@ -422,7 +422,7 @@ class Trials:
         Args:
             digest: digest of the prefix.
             prefix: prefix to be run.
-            pixels: real samples.
+            pixels: the real samples.
             engine: name of the engine.
             cut: number of the cut up to which it runs.
             reference: runs the prefix as the user's own network does.

@@ -32,7 +32,7 @@ class TrialStore:
 
     Args:
         folder: folder, created when something is stored.
-        policy: how engines were tried.
+        policy: the way that engines were tried.
         max_bytes: maximum size including converted files; least recently used prefixes are removed first.
     """
 
@@ -61,7 +61,7 @@ class TrialStore:
         Args:
             digest: digest of the prefix.
             trial: trial to be stored.
-            is_late: whether the time for all trials was used up. A failure is then not kept: the next request has time.
+            is_late: True if the time for all trials was used up. A failure is then not kept: the next request has time.
 
         Raises:
             OSError: if it cannot be written.

@@ -59,8 +59,8 @@ class TableSchema:
     """What the servers say of a table.
 
     Attributes:
-        keyspace: it is in.
-        name: its name.
+        keyspace: the keyspace that it is in.
+        name: the name.
         columns: name and CQL type of each.
         partition: columns by whose values rows go to servers.
         clustering: columns that tell rows of one partition apart.
@@ -115,7 +115,7 @@ class Shape:
         read: gives data and its version by key.
         read_mask: gives a mask and its version by key; empty where rows have none.
         write: puts data, and its size where there is a column for it, by key.
-        has_size: there is one.
+        has_size: True if there is such a column.
         table: full name of the table of the data, quoted.
         put: the columns of a sample: key and data, then those of ``beside``, its mask and its seal where there are any.
         beside: columns of size, name and label that are in the same table.
@@ -299,7 +299,7 @@ def creation(place: CqlLocation, release: str, further: Mapping[str, str], *, ha
     """The statement that makes a table for samples where there is none.
 
     Args:
-        place: with the names of table and columns.
+        place: the place with the names of table and columns.
         release: release of the servers, such as ``4.1.3``: old ones have another word for a table that is not
             compressed.
         further: names and types of the columns of metadata.

@@ -48,9 +48,9 @@ def connect(place: CqlLocation, access: CqlAccess, deadline_s: float = math.inf)
     """Make a session. Whoever asked for it shuts the cluster down.
 
     Args:
-        place: where to.
-        access: as whom.
-        deadline_s: how long the servers may be silent, where the usual time is not less.
+        place: the place of the table.
+        access: the credentials.
+        deadline_s: the time that the servers may be silent, where the usual time is not less.
 
     Raises:
         SettingError: the URL names a user and there is no password, or certificates cannot be used.
@@ -193,9 +193,9 @@ class CqlSession:
     """A session for one data set. Safe for threads.
 
     Args:
-        place: which.
-        access: as whom.
-        deadline_s: how long the servers may be silent, where the usual time is not less.
+        place: the place of the table.
+        access: the credentials.
+        deadline_s: the time that the servers may be silent, where the usual time is not less.
 
     Raises:
         SettingError: there is no password, or certificates cannot be used.
@@ -250,7 +250,7 @@ class CqlSession:
 
         Args:
             asked: statements, each with the key that it takes.
-            maximum: under way, or waiting to be taken, at once.
+            maximum: the most under way, or waiting to be taken, at once.
         """
         flight: PendingStatements[int] = PendingStatements(self._session)
         waiting = enumerate(asked)

@@ -82,8 +82,8 @@ class CqlStore:
     """A table's rows as objects. Safe for threads; its session is made on first use, by the process that uses it.
 
     Args:
-        place: which table, and how to reach it.
-        deadline_s: how long its servers may be silent, where the usual time is not less.
+        place: the table, and how to reach it.
+        deadline_s: the time that its servers may be silent, where the usual time is not less.
 
     Raises:
         SettingError: the place names a keyspace only.
@@ -207,9 +207,9 @@ class CqlStore:
         Each is read back and compared, and then its row gets a seal, where the table has a column for it.
 
         Args:
-            samples: taken while earlier ones are under way.
+            samples: the samples, taken while earlier ones are under way.
             columns: columns of their metadata.
-            maximum: largest number of them under way at once.
+            maximum: the largest number of them under way at once.
 
         Raises:
             DataError: keys of the table cannot be made of names, labels stand in another table, or a sample came back

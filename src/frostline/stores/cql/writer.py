@@ -24,12 +24,12 @@ class TableSample(NamedTuple):
 
     Attributes:
         name: name of the sample, unique in its data set.
-        data: its encoded image.
+        data: the encoded image.
         label: label of the sample; -1 where there is none.
         class_name: the name of its class; None where there is none.
         origin: names what it is made from, for its seal.
-        mask: encoded; None where it has none.
-        about: its metadata, in the order of the columns that it is put with.
+        mask: the mask, encoded; None where it has none.
+        about: the metadata, in the order of the columns that it is put with.
     """
 
     name: str
@@ -71,11 +71,11 @@ def put_all(
     A row is written at once, so what is sealed is whole.
 
     Args:
-        link: to the servers of the table.
+        link: the link to the servers of the table.
         place: place of the table.
-        samples: taken while earlier ones are under way.
+        samples: the samples, taken while earlier ones are under way.
         columns: columns of their metadata.
-        maximum: largest number of them under way at once; each takes its bytes twice.
+        maximum: the largest number of them under way at once; each takes its bytes twice.
 
     Raises:
         DataError: keys cannot be made of names, or a sample came back otherwise than it was put.
@@ -97,7 +97,7 @@ def seals_of(link: "CqlSession", names: Sequence[str], *, maximum: int) -> list[
     """The seal of each sample of these names; empty where there is none, or where data was written after it.
 
     Args:
-        link: to the servers of the table.
+        link: the link to the servers of the table.
         names: names of samples.
         maximum: rows asked for at once.
 
@@ -120,7 +120,7 @@ def find_damaged_rows(link: "CqlSession", names: Sequence[str], seals: Sequence[
     """Places of the samples whose data and mask are not those that their rows were sealed with: all are read.
 
     Args:
-        link: to the servers of the table.
+        link: the link to the servers of the table.
         names: names of samples.
         seals: seals of their rows, as ``seals_of`` gives them; what has none is not looked at.
         maximum: rows read at once.

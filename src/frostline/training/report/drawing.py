@@ -98,7 +98,7 @@ def svg(figure: Figure, *, name: str, title: str) -> str:
     """The figure as a part of a page.
 
     Args:
-        figure: to draw.
+        figure: the figure to draw.
         name: name that no other drawing of the page has.
         title: title for readers who cannot see it.
     """
@@ -191,7 +191,7 @@ def cuts_plot(plan: Plan, *, memory_bytes: int | None = None) -> str:
     ``planning.table``: of each cut the fastest codec that is possible, and every way in use.
 
     Args:
-        plan: to draw.
+        plan: the plan to draw.
         memory_bytes: the node's budget; None draws no line.
     """
     shown = table(plan).candidates
@@ -426,7 +426,7 @@ class PlanView:
         """Gather what is shown of a plan.
 
         Args:
-            plan: to show.
+            plan: the plan to show.
             memory_bytes: the node's budget, where it is known.
             every: a row for every codec of every cut.
         """

@@ -117,7 +117,7 @@ class ConfusionView:
         """Gather what is shown; None where the report has nothing of the kind.
 
         Args:
-            report: to show.
+            report: the report to show.
             pictures: ``data:`` URIs by the ids of samples.
         """
         said = report.confusion
@@ -252,7 +252,7 @@ def render_page(report: Report, pictures: Mapping[int, str] = MappingProxyType({
     """The whole page as HTML. Whatever stands in the report's texts is shown as text, never as markup.
 
     Args:
-        report: to show.
+        report: the report to show.
         pictures: small pictures as ``data:`` URIs, by the ids of the samples.
     """
     return render(

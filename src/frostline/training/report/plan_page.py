@@ -27,7 +27,7 @@ def render_plan_page(answer: WhatIfPlan, *, every: bool = False) -> str:
     """The whole page as HTML.
 
     Args:
-        answer: to show.
+        answer: the answer to show.
         every: the table has a row for every codec of every cut.
     """
     plan, situation, asked = answer.plan, answer.situation, answer.measured.asked

@@ -56,23 +56,23 @@ class Report:
     Attributes:
         model: name given by the user.
         data: URL of the data set.
-        started: when, as ISO 8601 in UTC.
+        started: the time of its start, as ISO 8601 in UTC.
         seconds: seconds of wall clock, from the command to this report: set-up, training and scoring.
-        setup_s: those of them before the training loop: listing, building and cutting the network, planning.
-        first_step_s: from the command to the end of the first optimiser step; None where there was none.
-        epochs: finished; fewer than asked for where the run was interrupted.
+        setup_s: the seconds of them before the training loop: listing, building and cutting the network, planning.
+        first_step_s: the time from the command to the end of the first optimiser step; None where there was none.
+        epochs: number of epochs finished; fewer than asked for where the run was interrupted.
         head_epoch: epoch whose head was kept: the last one, unless the loss of the held-out samples decided; 0 before
             any.
         held_out: the held-out samples, and whether they decided which head was kept, in words.
-        samples: handed to the head, over all epochs.
-        train_samples: in the training split.
-        val_samples: held out.
+        samples: the samples, handed to the head, over all epochs.
+        train_samples: the samples in the training split.
+        val_samples: number of held-out samples.
         train_split: name of the split that was trained on; None where it was none.
         val_split: name of the split that was scored; None where it was none.
         classes: names, in the order of their labels.
         losses: one for each optimisation step.
         epoch_losses: mean over each epoch's steps.
-        val_losses: on the held-out split, after each epoch.
+        val_losses: the losses on the held-out split, after each epoch.
         val_accuracies: share of the held-out samples that were right, after each epoch; none where no classes are
             learned.
         val_accuracy: accuracy of the head that was kept; None without a held-out split.
@@ -84,19 +84,19 @@ class Report:
         wire_bytes: store side to trainer, bodies and headers.
         baseline_wire_bytes: the encoded images: once where features are kept between epochs, else in each epoch.
         diagnosis: the part that held the run back, with the gain to expect without it; None where nobody looked.
-        plan: in force at the end: which share of the samples takes which way, and what every other would cost; None
-            where the job was too short for measuring to pay.
+        plan: the plan in force at the end: which share of the samples takes which way, and what every other would cost;
+            None where the job was too short for measuring to pay.
         engine: engine that ran the frozen layers at the node in the end.
-        engine_error: its largest relative error against the reference on samples of the job; 0 for the reference.
-        fallback: why the network was not cut as it stands, in a sentence; None where it was.
-        ways: by which the samples arrived, the most used first.
+        engine_error: the largest relative error against the reference on samples of the job; 0 for the reference.
+        fallback: the reason why the network was not cut as it stands, in a sentence; None where it was.
+        ways: the ways by which the samples arrived, the most used first.
         accuracy: accuracy that engine and codecs had to keep.
         codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
         replans: changes of the plan while the job ran.
         tunings: changes of the window's bounds while it ran.
-        predicted_samples_per_s: by the plan that the job began with, while features come from the store; None where
-            it knew no bound.
-        measured_samples_per_s: in the passes in which nothing came from the cache; None where there was none.
+        predicted_samples_per_s: the rate by the plan that the job began with, while features come from the store; None
+            where it knew no bound.
+        measured_samples_per_s: the rate in the passes in which nothing came from the cache; None where there was none.
         stall_s: seconds in which the training loop waited for a batch.
         stages: seconds spent in each stage, over all epochs; stages overlap.
         where: pairs of a part of the work and where it ran.
@@ -104,7 +104,7 @@ class Report:
         skipped: samples that could not be read.
         nonfinite: samples for which the frozen layers gave Inf or NaN, counted each time that they came.
         first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
-        interrupted: whether the user stopped the run.
+        interrupted: True if the user stopped the run.
         resumed_steps: steps that were taken before the run went on in this process; 0 where it began here. Seconds,
             bytes, samples by way and stages are those of this process.
         settings: the run's options by name.
@@ -205,9 +205,9 @@ class Record:
         losses: one for each step.
         epoch_losses: mean over the steps of each epoch that was trained to its end.
         scores: scores of the held-out samples, one an epoch.
-        samples: handed to the head.
-        first_step_at: when the first step was taken, as ``time.perf_counter`` counts; None before.
-        kept: which epoch's head was kept where held-out loss decided; None else.
+        samples: the samples, handed to the head.
+        first_step_at: the time when the first step was taken, as ``time.perf_counter`` counts; None before.
+        kept: the epoch's head was kept where held-out loss decided; None else.
         resumed_steps: steps of an earlier process.
         resumed_epochs: epochs that an earlier process trained to their end.
     """

@@ -308,7 +308,7 @@ class RecordedSteps:
     Attributes:
         accuracy: accuracy of the run's job.
         weights: digests of its frozen tensors, by name.
-        steps: its steps that are whole, by their numbers.
+        steps: the steps that are whole, by their numbers.
         damaged: numbers of the lines that are not what was written.
     """
 
