@@ -11,7 +11,7 @@ import torchvision
 import frostline as fl
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("scenes", help="folder with images/ and masks/, as docs/concepts.md has them")
+parser.add_argument("scenes", help="folder with images/ and masks/, as docs/concepts/targets.md has them")
 parser.add_argument("--classes", type=int, default=21, help="number of classes in the masks")
 parser.add_argument("--side", type=int, default=256, help="side of the network's input in pixels")
 parser.add_argument("--epochs", type=int, default=3)

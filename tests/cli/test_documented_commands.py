@@ -15,6 +15,7 @@ from frostline.core.errors import DataNotFound, SettingError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "docs" / "concepts").glob("*.md"))
 PAGES += sorted((ROOT / "examples").rglob("*.md")) + sorted((ROOT / "deploy").rglob("*.md"))
 # What a shell takes for the end of a command.
 ENDS = {"|", "&", "&&", ";", ">", ">>", "2>&1", "2>"}

@@ -157,3 +157,15 @@ def test_each_trouble_names_tests_that_there_are():
             tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
             there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
             assert name in there, f"{path} has no {name}"
+
+
+def test_the_concepts_are_chapters_that_are_short_and_that_their_index_names():
+    folder = ROOT / "docs" / "concepts"
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    chapters = sorted(path for path in folder.glob("*.md") if path.name != "index.md")
+    assert len(chapters) >= 10
+    for chapter in chapters:
+        text = chapter.read_text(encoding="utf-8")
+        assert len(text.splitlines()) < 200, f"{chapter} is to be divided"
+        assert re.match(r"# .+\n\n\w", text), f"{chapter} begins with a title, and says what it is about"
+        assert f"]({chapter.name})" in index, f"docs/concepts/index.md does not name {chapter.name}"
