@@ -30,7 +30,7 @@ class FakeRay:
     def get_actor(self, name, namespace):
         if namespace != self.namespace:
             raise ValueError("no such actor. This could because of three things")
-        return SimpleNamespace(listed=SimpleNamespace(remote=lambda: NODES))
+        return SimpleNamespace(node_urls=SimpleNamespace(remote=lambda: NODES))
 
     def get(self, answer, timeout):
         self.asked += 1

@@ -123,7 +123,7 @@ class JobProgress:
         stream: the place where text goes; None is the standard error.
         display: shows and updates an output, as ``IPython.display.display`` does; None is that one where it is in a
             notebook.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class ControlFollower:
             memory alone is wanted and kept to, and no byte is counted twice.
         activity: says what the process does for its job; None where nobody is told.
         was_named: the same as of ``ControlReporter``.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
 
     Attributes:
         share: amounts that it may use now.

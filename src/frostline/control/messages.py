@@ -461,7 +461,7 @@ class ControlledStage:
 
         Args:
             answer: the answer, which may be older than others that came.
-            now_s: a monotonic seconds.
+            now_s: seconds of a monotonic clock.
         """
         self._heard_s, self._lease_s, self.notices = now_s, answer.lease_s, answer.notices
         if answer.version <= self.version:
@@ -475,7 +475,7 @@ class ControlledStage:
         """Say what it may use now.
 
         Args:
-            now_s: a monotonic seconds.
+            now_s: seconds of a monotonic clock.
         """
         is_alone = now_s - self._heard_s > self._lease_s
         if not is_alone:
@@ -503,7 +503,7 @@ class RecentRates:
         """Take counts, and return samples a second and the share of the time that was waited, both 0 at first.
 
         Args:
-            now_s: a monotonic seconds.
+            now_s: seconds of a monotonic clock.
             samples: samples taken so far.
             stall_s: seconds waited so far. A wait that is said at its end counts at its end.
         """

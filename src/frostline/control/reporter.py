@@ -161,7 +161,7 @@ class ControlReporter:
     Args:
         link: way to the control plane, which is closed with the reporter.
         stages: stages of this process.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
         was_named: True if somebody named the control plane. One that nobody did is a node's, which is there or not:
             nobody waits for it, and nothing is logged where it does not answer; then it is asked more and more rarely.
     """
@@ -337,7 +337,7 @@ class NodeTenantStage:
     Args:
         job: name of the job that it is in the control plane.
         limits: limits of the tenant, and its use.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
     """
 
     kind = "node"
@@ -382,7 +382,7 @@ def node_reporter(node: Node, link: ControlLink, clock: Callable[[], float] = ti
     Args:
         node: node, which runs.
         link: way to the control plane, which is closed with the reporter.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
 
     Raises:
         SettingError: A tenant's name cannot be a job's.

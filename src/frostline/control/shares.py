@@ -447,7 +447,7 @@ class Pace:
     and over seconds no more than the share is used.
 
     Args:
-        now_s: a monotonic seconds.
+        now_s: seconds of a monotonic clock.
 
     Attributes:
         moved_bytes: bytes that have come so far.

@@ -53,7 +53,7 @@ def codec_costs(
             (``engines.measure.cut_values``).
         cuts: the ones of them to measure.
         codecs: names; ``exact`` is not measured.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
         repeats: the measured runs, after one to warm up.
         cores: cores of a side: one packs with each at the same time, so that a sample takes that part of its time.
 

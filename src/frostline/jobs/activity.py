@@ -131,7 +131,7 @@ class ActivityMeter:
         router: router of the job.
         cuts: cuts of the job by number.
         data: data of the job.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
     """
 
     def __init__(

@@ -109,7 +109,7 @@ class Measuring:
         samples: number of samples that the job computes in all, as far as it is known. A job that goes on behind these
             is expected to compute as many again as it has.
         stages: measurements, in order.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
     """
 
     def __init__(self, *, samples: int, stages: Sequence[Stage], clock: Callable[[], float] = time.monotonic) -> None:

@@ -48,7 +48,7 @@ class Clocks:
     """What tells the time.
 
     Attributes:
-        wall: a monotonic seconds.
+        wall: seconds of a monotonic clock.
         busy: seconds of this process on any core.
     """
 

@@ -269,7 +269,7 @@ class LoopTimes:
     """The training loop, as far as it was seen: at its batches, and at the beginnings and ends of passes.
 
     Attributes:
-        seen_at_s: a monotonic seconds when it was seen last.
+        seen_at_s: seconds of a monotonic clock when it was seen last.
         processor_s: seconds that its thread ran on a processor in passes until then.
     """
 

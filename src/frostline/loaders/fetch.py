@@ -429,7 +429,7 @@ class RetryPolicy:
     Attributes:
         retry_for_s: the time for each thing that is asked for, from its first refusal on.
         observe: observer that is told of every wait, before it.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
         wait: lets so many seconds pass.
         jitter: see ``delay_s``.
     """

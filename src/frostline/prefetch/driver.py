@@ -37,7 +37,7 @@ class Tuner:
 
     Args:
         rule: chooses the bounds.
-        now: a monotonic seconds when the job was made.
+        now: seconds of a monotonic clock when the job was made.
     """
 
     def __init__(self, rule: TuningRule, now: float) -> None:
@@ -90,7 +90,7 @@ class Tuner:
         Args:
             window: window that was just asked what to ask for.
             stalled_s: seconds that the loop has waited since the window began.
-            now: a monotonic seconds.
+            now: seconds of a monotonic clock.
 
         Returns:
             The change, which is in force already.
@@ -176,7 +176,7 @@ class Prefetcher:
         fetch: makes one request, usually ``Transport.features``; called from several threads. An answer may have a
             method ``when_received``: it gets a function to call once all has come of which it makes its rows.
         threads: the most requests under way at once, whatever the tuner chooses; each is made when it is first needed.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
         observe: observer that is told what happened, in the thread of who iterates; whoever listens finds it in
             ``happened``.
         tuner: gives the window other bounds while it runs; None leaves them.

@@ -348,10 +348,10 @@ class HedgedReads:
 
     Args:
         quantile: see ``HedgeTimer``.
-        now: a monotonic seconds.
+        now: seconds of a monotonic clock.
 
     Attributes:
-        now: a monotonic seconds.
+        now: seconds of a monotonic clock.
     """
 
     def __init__(self, quantile: float, now: Callable[[], float] = time.monotonic) -> None:

@@ -79,7 +79,7 @@ class LinkMeter:
 
     Args:
         meter: counts what is read from the sockets.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
     """
 
     def __init__(self, meter: Meter, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -115,7 +115,7 @@ class ConnectionTable(Generic[C]):
 
         Args:
             connection: new connection.
-            now_s: a monotonic seconds.
+            now_s: seconds of a monotonic clock.
             place: address that it comes from.
 
         Returns:
@@ -216,7 +216,7 @@ class SeldomLog(logging.LoggerAdapter[logging.Logger]):
 
     Args:
         logger: takes the lines.
-        clock: a monotonic seconds.
+        clock: seconds of a monotonic clock.
     """
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
