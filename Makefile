@@ -21,7 +21,7 @@ COSMIC_RAY_VERSION := 8.7.0
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-fast test-long check static types layers site fuzz mutation browser cassandra frameworks deploy-tools \
-	install install-test docs map lock sbom wheel clean
+	install install-test docs map lock sbom wheel first-screen clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -103,6 +103,11 @@ sbom: install-test
 # The same sources give the same bytes, wherever and whenever.
 wheel: $(STAMPS)/venv
 	SOURCE_DATE_EPOCH=0 $(BIN)/python -m hatchling build --target wheel
+
+# The wheel in a fresh environment runs what the README shows first; it fetches packages and weights. FIRST_SCREEN may say
+# `--site DIR --random-weights`, and nothing is fetched.
+first-screen: install
+	$(BIN)/python scripts/first_screen.py $(FIRST_SCREEN)
 
 # Add `UPGRADE=--upgrade` for the newest versions of everything.
 lock: build/lock/bin/uv

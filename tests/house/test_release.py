@@ -1,14 +1,16 @@
-"""What is given away: a wheel that is the same whenever it is built, and a bill of what a node consists of."""
+"""What is given away: a wheel, a bill of what a node consists of, the README's first screen, and a release."""
 
 import importlib.metadata
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import zipfile
 
 import pytest
+import yaml
 
 from support.deployed import ROOT
 
@@ -61,3 +63,67 @@ def test_the_bill_names_each_package_of_the_lock_with_its_hashes_and_licence(loc
             (licence,) = (each["license"]["name"] for each in part["licenses"])
             assert "GPL" not in licence or name in _LESSER, (name, licence)
             assert "General Public" not in licence, (name, licence)
+
+
+def tool(name):
+    return runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
+
+
+def test_the_first_screen_that_a_wheel_runs_is_the_readmes_near_a_node_that_is_there():
+    wheel = tool("first_screen")
+    loop = wheel["loop_of"]((ROOT / "README.md").read_text(encoding="utf-8"))
+    found = wheel["stranger"](loop, "http://127.0.0.1:7", random_weights=True)
+    assert compile(found, "loop", "exec")
+    network, job = found.splitlines()[1:3]
+    assert network.endswith('timm.create_model("resnet18", pretrained=False, num_classes=3), until="features")')
+    assert job.startswith('job = fl.offload(model, "photos", near="http://127.0.0.1:7")')
+    with pytest.raises(SystemExit, match="names no node"):
+        wheel["stranger"](found, "http://127.0.0.1:7", random_weights=True)
+
+
+def test_a_release_dates_what_was_unreleased_and_numbers_the_code():
+    release = tool("release")
+    now = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    then = release["released"](now, "0.9.0", "2030-01-31")
+    assert "Nothing has been released" not in then
+    assert "## [Unreleased]\n\n## [0.9.0] - 2030-01-31\n\n### Added" in then
+    assert then.partition("## [0.9.0] - 2030-01-31\n")[2] == now.partition("## [Unreleased]\n")[2]
+    with pytest.raises(SystemExit, match="nothing that is unreleased"):
+        release["released"](then, "0.9.1", "2030-02-01")
+    with pytest.raises(SystemExit, match=r"a version 0\.9\.0 already"):
+        release["released"](then, "0.9.0", "2030-02-01")
+    source = release["VERSION"].read_text(encoding="utf-8")
+    assert '__version__ = "0.9.0"' in release["numbered"](source, "0.9.0")
+    with pytest.raises(SystemExit, match="no version"):
+        release["numbered"]("nothing", "0.9.0")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.y*ml")), ids=lambda path: path.name)
+def test_what_github_reads_is_yaml_without_a_key_twice(path):
+    class Strict(yaml.SafeLoader):
+        pass
+
+    def mapping(loader, node):
+        names = [loader.construct_object(key) for key, _ in node.value]
+        assert len(names) == len(set(names)), f"{path}: a key comes twice in {names}"
+        return dict(zip(names, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True))
+
+    Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    assert yaml.load(path.read_text(encoding="utf-8"), Strict), "it says something"
+
+
+def test_each_job_of_a_workflow_runs_what_is_there():
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for path in (ROOT / ".github" / "workflows").glob("*.yaml"):
+        workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert workflow[True], f"{path.name}: nothing begins it"  # `on` is true in YAML 1.1
+        for name, job in workflow["jobs"].items():
+            assert job["runs-on"], name
+            assert job["timeout-minutes"], f"{name} may hang for six hours"
+            for step in job["steps"]:
+                assert len({"run", "uses"} & step.keys()) == 1, f"{name}: a step runs or uses something"
+                assert re.fullmatch(r"[\w.-]+/[\w./-]+@v\d[\w.]*", step.get("uses", "a/b@v1")), step
+                for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", "")):
+                    assert target in targets, f"{name}: make {target}"
+                for file in re.findall(r"(?:^|\s)(\.ci/\w+|scripts/[\w.]+|tests/\w+)", step.get("run", "")):
+                    assert (ROOT / file).exists(), f"{name}: {file}"
