@@ -1,7 +1,7 @@
 """Installs the built wheel in a fresh environment and runs what the README shows first.
 
     python scripts/first_screen.py                   # as a stranger: packages and weights come over the network
-    python scripts/first_screen.py --site DIR        # packages of DIR beside the wheel; nothing is fetched
+    python scripts/first_screen.py --site DIR        # packages of DIR, and of further ones; nothing is fetched
     python scripts/first_screen.py --random-weights  # the network untrained, where no weights can be fetched
 
 It builds the wheel, starts `frostline serve` on a folder of images that it draws, and runs the README's loop near that
@@ -54,19 +54,19 @@ def run(*command, cwd, **options):
     return done.stdout
 
 
-def installed(folder, site):
-    """The Python of a new environment that has the wheel."""
+def installed(folder, sites):
+    """The Python of a new environment that has the wheel, and sees the packages in some folders."""
     run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder / "dist", cwd=ROOT)
     (wheel,) = (folder / "dist").glob("*.whl")
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    if site is None:
+    if not sites:
         run(*pip, f"{wheel}[torch]", "timm", cwd=folder)
     else:
         run(*pip, "--no-deps", "--no-index", wheel, cwd=folder)
         (beside,) = (folder / "venv" / "lib").glob("python*/site-packages")
-        (beside / "beside.pth").write_text(f"{Path(site).resolve()}\n", encoding="utf-8")
+        (beside / "beside.pth").write_text("\n".join(str(Path(site).resolve()) for site in sites), encoding="utf-8")
     where = run(python, "-c", "import frostline; print(frostline.__file__)", cwd=folder).strip()
     if not Path(where).is_relative_to(folder):
         raise SystemExit(f"frostline comes from {where}, not from the wheel")
@@ -75,7 +75,7 @@ def installed(folder, site):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--site", help="folder of installed packages that the new environment sees")
+    parser.add_argument("--site", action="append", help="folder of installed packages that the new environment sees")
     parser.add_argument("--random-weights", action="store_true")
     asked = parser.parse_args()
     os.environ.pop("PYTHONPATH", None)

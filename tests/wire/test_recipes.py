@@ -35,6 +35,30 @@ def test_patience_counts_anew_from_a_given_epoch_and_those_before_it_are_made_in
         assert not passes.are_over(losses, since=since)
 
 
+def test_ends_where_every_fall_is_noise_though_the_loss_falls_for_ever():
+    passes = Recipe().passes(keeps_features=True, has_held_out=True)
+    sure = [1.0, 0.1, 0.02, *(0.019 / place for place in range(1, 90))]
+    over = next(made for made in range(1, len(sure)) if passes.are_over(sure[:made]))
+    assert over < 15
+    assert passes.best_pass(sure[:over]) == over - 1, "the head of the lowest loss is kept all the same"
+    named = Recipe(patience=passes.patience).passes(keeps_features=True, has_held_out=True)
+    assert not named.are_over(sure), "who names a patience means every fall"
+    slow = [2.0 - 0.004 * place for place in range(90)]  # more than noise within the patience
+    assert not any(passes.are_over(slow[:made]) for made in range(1, 90))
+
+
+@given(
+    losses=st.lists(st.floats(1e-3, 10) | st.just(math.nan) | st.just(math.inf), min_size=1, max_size=30),
+    patience=st.integers(1, 5),
+    noise=st.floats(1e-6, 0.1),
+    scale=st.sampled_from([0.125, 1.0, 64.0]),
+)
+def test_noise_ends_no_later_than_patience_alone_and_has_the_losses_unit(losses, patience, noise, scale):
+    plain, noisy = (Passes(maximum=100, patience=patience, noise=share) for share in (0.0, noise))
+    assert noisy.are_over(losses) or not plain.are_over(losses)
+    assert noisy.are_over([scale * loss for loss in losses]) == noisy.are_over(losses)
+
+
 def test_makes_the_asked_number_of_epochs_whatever_the_losses():
     for keeps in (True, False):
         passes = Recipe(epochs=3).passes(keeps_features=keeps, has_held_out=True)

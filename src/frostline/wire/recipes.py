@@ -72,6 +72,9 @@ FEW_EPOCHS = 5
 _ENOUGH_EPOCHS = 20
 _MAX_EPOCHS = 100
 _PATIENCE = 5
+# A fall that is smaller than this share of the first pass's loss is noise: a head that is right of all samples becomes
+# surer of itself for ever, and nothing is gained.
+_NOISE = 0.005
 _UNKEPT = "features are not kept, so that each epoch computes them again"
 _UNSCORED = "no samples are held out that may choose the epoch"
 _SCORED = "training ends when the loss of the held-out samples falls no more"
@@ -85,11 +88,14 @@ class Passes:
         maximum: passes over the training samples.
         patience: passes without a lower held-out loss after which training ends; the head of the pass with the lowest
             loss is kept then. None makes all passes and keeps the last head.
+        noise: share of the first pass's loss by which losses must fall, in one pass or several, for patience to begin
+            anew.
         reason: the reason why so many, in words; empty where somebody said how many.
     """
 
     maximum: int
     patience: int | None = None
+    noise: float = 0.0
     reason: str = ""
 
     def best_pass(self, losses: Sequence[float]) -> int | None:
@@ -108,10 +114,14 @@ class Passes:
             losses: the losses after each pass.
             since: pass, counted from 0, from which on patience counts; those before it are made in any case.
         """
-        best = self.best_pass(losses)
-        if best is None or self.patience is None:
+        if self.patience is None or not losses:
             return False
-        return len(losses) - max(best + 1, since) >= self.patience
+        gained, low = 0, math.inf
+        least = self.noise * abs(next((loss for loss in losses if math.isfinite(loss)), 0.0))
+        for place, loss in enumerate(losses):
+            if loss < low - least:
+                gained, low = place, loss
+        return len(losses) - max(gained + 1, since) >= self.patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +219,8 @@ class Recipe:
             return Passes(maximum=FEW_EPOCHS, patience=patience, reason=_UNKEPT)
         if not (has_held_out and self.selects):
             return Passes(maximum=_ENOUGH_EPOCHS, reason=_UNSCORED)
-        return Passes(maximum=_MAX_EPOCHS, patience=patience or _PATIENCE, reason=_SCORED)
+        noise = 0.0 if patience else _NOISE  # who names a patience means every fall
+        return Passes(maximum=_MAX_EPOCHS, patience=patience or _PATIENCE, noise=noise, reason=_SCORED)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
