@@ -441,7 +441,7 @@ def skipping_head(
     try:
         with modes(model, flags), torch.no_grad(), kept_buffers(model):
             features = _features(part, batch, device)
-            plan = plan_of(model, inputs, fed(model, batch), features)
+            plan = plan_of(model, fed(model, batch), features)
         if plan is None:
             return None
         for training in (flags, all_in_eval(model)):
