@@ -454,7 +454,7 @@ def skipping_head(
     try:
         with modes(model, flags), torch.no_grad(), kept_buffers(model):
             features = _features(part, batch, device)
-            plan = plan_of(model, inputs, cast_inputs(model, batch), features)
+            plan = plan_of(model, cast_inputs(model, batch), features)
         if plan is None:
             return None
         for training in (flags, all_in_eval(model)):
