@@ -17,7 +17,7 @@ PARTS = {
     "client.owners": "BlockOwners Blocks as_steps slack",
     "control.settings": "ControlSettings ControlTenant ControlledJob",
     "datasets.copy.layout": (
-        "FolderNames Loose Metadata OutputObject Packer divided metadata_in packer_named say_what_is_left "
+        "FolderNames CopySample Metadata OutputObject Packer divide_samples metadata_in packer_named say_what_is_left "
         "suffix_by_content"
     ),
     "datasets.formats.folders": (
@@ -25,15 +25,17 @@ PARTS = {
     ),
     "datasets.formats.tables": (
         "ColumnRoles columns_by_input columns_in_text columns_of_schema is_label is_scalar "
-        "labels_said roles_in roles_of_parts"
+        "label_texts roles_in roles_of_parts"
     ),
     "datasets.manifest": (
-        "Changes JoinedRows as_chosen changes_elsewhere changes_in_words kept_of listed_elsewhere numbered "
-        "refusal_of refusing rows_of_ids within"
+        "Changes JoinedRows as_chosen changes_elsewhere changes_in_words rows_at external_entries select_part "
+        "refusal_of refusing_observer rows_of_ids within"
     ),
-    "datasets.manifest_store": "History history_of history_text lies_beside tidied",
+    "datasets.manifest_store": "History history_of history_text lies_beside prune_history",
     "datasets.selection": "parse_expression",
-    "engines.protocols": "Pixels calibrating calibration_of identity judged_on judging levels_of offer_name",
+    "engines.protocols": (
+        "Pixels calibration_of calibration_pixels evaluation_name evaluation_pixels identity levels_of offer_name"
+    ),
     "io_service.rows": "InFlightBudget JobBytes",
     "node.trials.queue": "EngineMemory Requester TrialPolicy policy_of",
     "node.weights": "Evictable Incoming Key ResidentWeights WaitQueue Waiter to_evict",
@@ -46,9 +48,9 @@ PARTS = {
     "ray.tasks": "row_ranges",
     "stores.protocols": "LinkBounds StoreLimits Waits",
     "stores.reads": "Range RangePiece RangePlan plan_ranges plan_ranges_apart",
-    "training.run": "Sides few_of_a_class in_words is_test sides_of",
-    "training.what_if": "MeasuredSituation Question WhatIf WhatIfPlan answer relative",
-    "wire.codecs": "Codec offered offered_precisions",
+    "training.run": "TrainValSplit few_of_a_class in_words is_test sides_of",
+    "training.what_if": "MeasuredSituation Question WhatIf WhatIfPlan answer relative_speed",
+    "wire.codecs": "Codec offered_codecs offered_precisions",
     "wire.messages": (
         "Patch error_from_answer error_from_json error_from_line error_to_json fields_of_patch retry_after status_of"
     ),
