@@ -21,8 +21,8 @@ forget_how_it_was_started()
 # work would otherwise spin on a core that another process has work for (on two cores one test took 72 s in place of 9).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# What is imported and collected stays to the end: to look through it took a fourth of the time of collecting, and nearly
-# a second each time that a test made enough objects.
+# What is imported and collected stays to the end: to look through it took a fourth of the time of collecting, and
+# nearly a second each time that a test made enough objects.
 gc.disable()
 
 # Sections whose code runs where that framework is, as tests/frameworks has it; all else runs everywhere.
