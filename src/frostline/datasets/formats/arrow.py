@@ -17,7 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from frostline.core.errors import DataError, EmptyDataset
-from frostline.datasets.formats.base import ListedSamples, column_at, digest_of, is_hidden, short_lists
+from frostline.datasets.formats.base import (
+    ListedSamples,
+    check_written_out,
+    column_at,
+    digest_of,
+    is_hidden,
+    short_lists,
+)
 from frostline.datasets.formats.folders import NO_MASK, Mask, size_at, target_columns
 from frostline.datasets.formats.labels import column_name, joined, labelled, with_splits
 from frostline.datasets.formats.left_out import LeftOut
@@ -404,6 +411,7 @@ def _table(
     # In the order in which they lie there, so that reading goes on and does not go back.
     places = batch.cells(columns.image)
     beside = pa.table({name: batch.column(name) for name in _beside(columns, batch.names)})
+    check_written_out(entry.object, beside)
     table = _columns(entry, columns, places, beside, row)
     if columns.mask is not None:
         look = partial(size_at, store, entry.object, is_turned=columns.is_turned)
