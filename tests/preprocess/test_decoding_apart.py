@@ -145,6 +145,7 @@ def test_sounds_texts_and_several_inputs_have_the_same_values(decoders):
     several = named_inputs(pixel_values=WHOLE, input_ids=words)
     cases = [(tone, encoded_sound(some_waves(1)[0][0], kind=kind)) for kind in kinds]
     cases += [(words, one.encode()) for one in TEXTS]
+    cases += [(text(tokenizer_of_words(f"more{n}"), 8), TEXTS[n % 4].encode()) for n in range(6) for _ in range(2)]
     cases.append((several, framed([jpeg(3), TEXTS[2].encode()])))
     for preprocess, encoded in cases:
         here, apart = both(decoders, preprocess, encoded)

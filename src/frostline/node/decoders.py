@@ -40,7 +40,7 @@ from frostline.engines.machine import ENVIRONMENT
 from frostline.preprocess import Decode, DecodeAudio, Preprocess, Tokenize, audio, imagenet
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
 from frostline.preprocess.sounds import has_sound_packages
-from frostline.preprocess.tokens import content_digest
+from frostline.preprocess.tokens import opened_tokenizer
 
 __all__ = ("MAX_DECODE_S", "Decoders", "confine", "takes_decoders")
 
@@ -424,20 +424,19 @@ class _Bounds:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-_tokenizers: dict[str, bytes] = {}
+_equipped: dict[str, Preprocess] = {}
+"""Preprocessings of texts with their tokenizers, by their steps."""
 
 
 def _answered(orders: dict[str, Any], memory: mmap.mmap, bounds: _Bounds) -> dict[str, Any]:
     preprocess = _parsed(orders["steps"])
     if preprocess.tokens is not None:
-        digest, (start, length) = preprocess.tokens.tokenizer, orders["tokenizer"]
-        if digest not in _tokenizers:
+        start, length = orders["tokenizer"]
+        if orders["steps"] not in _equipped:
             if not length:
                 return {"lacks_tokenizer": True}
-            bounds.begin(bounds.most)
-            _keep_tokenizer(digest, memory[start : start + length])
-            bounds.end()
-        preprocess = preprocess.with_tokenizer(_tokenizers[digest])
+            _equip(orders["steps"], memory[start : start + length], bounds)
+        preprocess = _equipped[orders["steps"]]
     start, length = orders["at"]
     encoded = memory[start : start + length]
     try:
@@ -449,8 +448,6 @@ def _answered(orders: dict[str, Any], memory: mmap.mmap, bounds: _Bounds) -> dic
         return {"error": "decoding it takes more memory than was reserved for it"}
     finally:
         bounds.end()
-        if preprocess.tokens is not None:
-            bounds.take_base()
 
 
 def _decoded(preprocess: Preprocess, encoded: bytes, orders: dict[str, Any], memory: mmap.mmap) -> dict[str, Any]:
@@ -472,11 +469,16 @@ def _parsed(steps: str) -> Preprocess:
     return Preprocess.from_json(json.loads(steps))
 
 
-def _keep_tokenizer(digest: str, content: bytes) -> None:
-    assert content_digest(content) == digest
-    while len(_tokenizers) >= _KEPT_TOKENIZERS:
-        del _tokenizers[next(iter(_tokenizers))]
-    _tokenizers[digest] = content
+def _equip(steps: str, content: bytes, bounds: _Bounds) -> None:
+    """Open a tokenizer, which stays: what a text takes is counted from there on."""
+    if len(_equipped) >= _KEPT_TOKENIZERS:
+        _equipped.clear()
+        opened_tokenizer.cache_clear()
+    bounds.begin(bounds.most)
+    _equipped[steps] = _parsed(steps).with_tokenizer(content)
+    opened_tokenizer(content)
+    bounds.end()
+    bounds.take_base()
 
 
 def _warm_up() -> None:
