@@ -580,7 +580,7 @@ def grown_by(call):
 
 
 @pytest.mark.promise("bounded", mended="a dictionary of one large cell was written out for each row")
-@pytest.mark.skipif(not can_measure(), reason="this system does not say how much memory a process takes at its peak")
+@pytest.mark.skipif(not can_measure(), reason="this system does not say how much a process takes")
 @pytest.mark.parametrize("form", ["dictionary", "text", "prefixes", "fixed"])
 def test_a_small_file_is_read_in_hardly_more_memory_than_its_pages_have(store, form):
     data, cells = swelling(form)
@@ -601,7 +601,7 @@ def test_a_small_file_is_read_in_hardly_more_memory_than_its_pages_have(store, f
     assert said == cells if form in ("dictionary", "text") else "bytes of" in said
 
 
-@pytest.mark.skipif(not can_measure(), reason="this system does not say how much memory a process takes at its peak")
+@pytest.mark.skipif(not can_measure(), reason="this system does not say how much a process takes")
 def test_listing_writes_no_text_out_for_each_row_that_shares_it(store):
     image, rows = pa.array([EXAMPLES[0].data]), 1_500
     long = pa.array(["x" * SWELLING]).dictionary_encode()

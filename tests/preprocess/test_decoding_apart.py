@@ -22,9 +22,9 @@ from frostline.core import View
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import SampleError
 from frostline.node import Node
-from frostline.node.decoders import Decoders
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, audio, imagenet, named_inputs, text
 from frostline.preprocess.apply import decode_into, pixels_into
+from frostline.preprocess.decoders import Decoders
 from frostline.preprocess.steps import framed
 from support.nodes import joined, jpeg, make_images, request, same, served, until
 from support.sounds import encoded_sound, some_waves
@@ -42,7 +42,7 @@ WHOLE = Preprocess(steps=(Decode(), Resize(32), CenterCrop(32), Normalize(mean=(
 HOSTILE = """
     import ctypes, os, signal, socket, sys
     from frostline.core.errors import SampleError
-    from frostline.node import decoders
+    from frostline.preprocess import decoders
 
     decoders.MAX_DECODE_S = 0.5
     parent = os.getppid()
@@ -224,7 +224,7 @@ def alive(pid):
 def test_no_process_is_left_of_a_node_that_was_killed(tmp_path):
     code = """
         import json, numpy as np, sys, time
-        from frostline.node.decoders import Decoders
+        from frostline.preprocess.decoders import Decoders
         from frostline.preprocess import imagenet
         decoders, preprocess = Decoders(1 << 28), imagenet(32)
         with open(sys.argv[1], "rb") as file:

@@ -28,7 +28,7 @@ __all__ = (
 
 
 STARTED = {
-    "decoding": "frostline.node.decoders",
+    "decoding": "frostline.preprocess.decoders",
     "inspection": "frostline.node.inspection_process",
     "I/O service": "frostline.io_service",
     "listing": "frostline.datasets.listing_process",

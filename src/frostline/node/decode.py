@@ -17,12 +17,12 @@ from frostline.batching import readable_bytes
 from frostline.core import UNPACKED, URLS, Samples, Skipped, View
 from frostline.core.config import NodeSettings, cache_folder
 from frostline.core.errors import FrostlineError, ObjectNotFound, SampleError, SettingError
-from frostline.node.decoders import Decoders, takes_decoders
 from frostline.node.memory import Pool
 from frostline.node.pipeline import Slab
 from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
+from frostline.preprocess.decoders import Decoders, takes_decoders
 from frostline.stores.disk_tier import LocalTier, TierStatistics, tier_name
 from frostline.stores.local import MmapFolder
 from frostline.stores.protocols import Buffer, Place, Versioned, is_other_version
@@ -365,7 +365,7 @@ class SampleReader(StoredSamples):
         self._view = view
         self._decoding = decoding
         self._is_abandoned = is_abandoned
-        self._apart = decoding.apart if takes_decoders(preprocess) else None
+        self._apart = decoding.apart if decoding.apart is not None and takes_decoders(preprocess) else None
         within = max(1, _pixels_within(decoding.memory.total_bytes))
         # The size of a ready format's images is known before anything is read.
         self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)

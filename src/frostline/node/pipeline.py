@@ -29,12 +29,12 @@ from frostline.datasets.formats.parquet import CELLS_BYTES, CellCache
 from frostline.datasets.formats.urls import UrlReader
 from frostline.datasets.reading import check_object, open_samples
 from frostline.engines.protocols import levels_of
-from frostline.node.decoders import Decoders
 from frostline.node.feature_cache import Found
 from frostline.node.memory import Cancelled, CancelScope, Lane, Pool, Reservation
 from frostline.node.prefixes import Resident
 from frostline.preprocess import Preprocess, Tokenize
 from frostline.preprocess.apply import decode_into, pixels_needed, scratch_bytes
+from frostline.preprocess.decoders import Decoders
 from frostline.preprocess.tokens import content_digest
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.protocols import Buffer, LinkBounds, Place, StoreLimits, Versioned

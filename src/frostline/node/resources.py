@@ -19,7 +19,6 @@ from frostline.core.config import NodeSettings, TenantSettings, devices_of
 from frostline.core.errors import BadRequest, OverBudget, SettingError
 from frostline.engines.machine import free_device_bytes, is_accelerator
 from frostline.node.decode import NodeTier, ReadWatch, SampleReader, SharedDecoder
-from frostline.node.decoders import Decoders
 from frostline.node.device import Device, Devices
 from frostline.node.feature_cache import shared_bytes
 from frostline.node.memory import CancelScope, Lane, LockedFairShares, Pool, Readers, Reservation, Shares
@@ -38,6 +37,7 @@ from frostline.node.tenants import (
 )
 from frostline.node.weights import WeightMemory
 from frostline.preprocess import DecodeAudio, Preprocess
+from frostline.preprocess.decoders import Decoders
 from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages
 from frostline.preprocess.tokens import has_tokenizers, opened_tokenizer
 from frostline.stores.cql.store import CqlStore

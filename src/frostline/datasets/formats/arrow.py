@@ -19,7 +19,6 @@ import pyarrow as pa
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets.formats.base import (
     ListedSamples,
-    check_written_out,
     column_at,
     digest_of,
     is_hidden,
@@ -28,7 +27,7 @@ from frostline.datasets.formats.base import (
 from frostline.datasets.formats.folders import NO_MASK, Mask, size_at, target_columns
 from frostline.datasets.formats.labels import column_name, joined, labelled, with_splits
 from frostline.datasets.formats.left_out import LeftOut
-from frostline.datasets.formats.ranges import ObjectRanges
+from frostline.datasets.formats.ranges import ObjectRanges, check_written_out
 from frostline.datasets.formats.tables import (
     LOOKED_AT,
     SAID,

@@ -31,6 +31,7 @@ __all__ = (
     "COLUMNS",
     "MAX_VALUES",
     "TARGET_COLUMNS",
+    "VALUE_BYTES",
     "ArrowTexts",
     "ChosenTexts",
     "Format",
@@ -41,7 +42,6 @@ __all__ = (
     "SelectedRows",
     "WholeSamples",
     "Widespread",
-    "check_written_out",
     "column_at",
     "column_paths",
     "digest_of",
@@ -626,10 +626,8 @@ def _targets_of(columns: ManifestColumns) -> Targets | None:
 # Longer lists are data and not what is said of it: a table of samples would be as large as they are.
 MAX_VALUES = 256
 """Values of a list, on average, with which a column is still what is said of samples."""
-# Of the text that a number takes.
-_BYTES_A_VALUE = 16
-# Texts of a column that may be so large however few bytes the file has, and so much larger than there.
-_LARGEST_TEXTS, _LARGEST_GROWTH = 64 << 20, 64
+VALUE_BYTES = 16
+"""Of the text that a number takes."""
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -667,24 +665,8 @@ def short_lists(table: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
     """Columns of lists of a table as texts, by their paths, without those whose lists are long once written out."""
     names = {*table.column_names}
     found = {path: column_at(table, path) for path in paths if path in names or path.partition(".")[0] in names}
-    most = MAX_VALUES * _BYTES_A_VALUE * len(table)
+    most = MAX_VALUES * VALUE_BYTES * len(table)
     return {path: in_json(column) for path, column in found.items() if written_out_bytes(column) <= most}
-
-
-def check_written_out(object: str, table: pa.Table) -> None:
-    """Make sure that columns of a file have no far larger texts than the file itself once they are written out.
-
-    Raises:
-        DataError: naming the column that has.
-    """
-    most = max(_LARGEST_TEXTS, MAX_VALUES * _BYTES_A_VALUE * len(table))
-    for name in table.column_names:
-        nbytes = written_out_bytes(table[name])
-        if nbytes > most and nbytes > _LARGEST_GROWTH * table[name].nbytes:
-            raise DataError(
-                f"the column {name!r} of {object} has {nbytes} bytes written out, and {table[name].nbytes} in its "
-                "file: take it away, or write shorter texts"
-            )
 
 
 def written_out_bytes(column: pa.ChunkedArray | pa.Array) -> int:
@@ -701,19 +683,19 @@ def written_out_bytes(column: pa.ChunkedArray | pa.Array) -> int:
     if pa.types.is_map(kind):
         return written_out_bytes(column.keys) + written_out_bytes(column.items)
     if pa.types.is_struct(kind):
-        return _BYTES_A_VALUE * len(column) + sum(map(written_out_bytes, column.flatten()))
+        return VALUE_BYTES * len(column) + sum(map(written_out_bytes, column.flatten()))
     if pa.types.is_nested(kind):
         inner = column.flatten()
-        return max(_BYTES_A_VALUE * len(inner), written_out_bytes(inner))
+        return max(VALUE_BYTES * len(inner), written_out_bytes(inner))
     if _is_text(kind) or holds_binary(kind):
         return int(pc.sum(pc.binary_length(column)).as_py() or 0)
-    return _BYTES_A_VALUE * len(column)
+    return VALUE_BYTES * len(column)
 
 
 def _of_dictionary(column: pa.DictionaryArray) -> int:
     values = column.dictionary
     if pa.types.is_nested(values.type) or not (_is_text(values.type) or holds_binary(values.type)):
-        return _BYTES_A_VALUE * len(column) + (written_out_bytes(values) if pa.types.is_nested(values.type) else 0)
+        return VALUE_BYTES * len(column) + (written_out_bytes(values) if pa.types.is_nested(values.type) else 0)
     lengths = pa.array(_view_lengths(values)) if "view" in str(values.type) else pc.binary_length(values)
     return int(pc.sum(lengths.take(column.indices).cast(pa.int64())).as_py() or 0)
 
@@ -738,7 +720,7 @@ def list_column(values: Sequence[Any]) -> pa.Array | None:
         return None
     column = in_json(values)
     nbytes = sum(len(text) for text in column.to_pylist() if text)
-    return None if nbytes > MAX_VALUES * _BYTES_A_VALUE * len(values) else column
+    return None if nbytes > MAX_VALUES * VALUE_BYTES * len(values) else column
 
 
 def in_json(values: pa.ChunkedArray | Sequence[Any]) -> pa.Array:

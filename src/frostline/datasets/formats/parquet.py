@@ -160,7 +160,7 @@ def group_cells(source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, group:
 
     Args:
         source: the file, of which ranges are read in this thread.
-        metadata: what its footer says.
+        metadata: metadata of its footer.
         group: number of the row group.
         path: path of the column, that of a leaf or of a list of numbers.
 

@@ -8,12 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core.errors import DataError
-from frostline.datasets.formats.base import MAX_VALUES, check_written_out, is_hidden, short_lists
+from frostline.datasets.formats.base import MAX_VALUES, VALUE_BYTES, is_hidden, short_lists, written_out_bytes
 from frostline.stores.protocols import Entry, Versioned, is_other_version
 
 __all__ = (
     "ObjectRanges",
     "RangeFile",
+    "check_written_out",
     "column_chunk",
     "in_words",
     "is_parquet",
@@ -211,6 +212,26 @@ def read_columns(source: RangeFile, metadata: pq.FileMetaData, object: str, name
     table = pa.concat_tables(tables) if tables else file.read(columns=list(names), use_threads=False)
     check_written_out(object, table)
     return table
+
+
+# Texts of a column that may be so large however few bytes the file has, and so much larger than there.
+_LARGEST_TEXTS, _LARGEST_GROWTH = 64 << 20, 64
+
+
+def check_written_out(object: str, table: pa.Table) -> None:
+    """Make sure that columns of a file have no far larger texts than the file itself once they are written out.
+
+    Raises:
+        DataError: naming the column that has.
+    """
+    most = max(_LARGEST_TEXTS, MAX_VALUES * VALUE_BYTES * len(table))
+    for name in table.column_names:
+        nbytes = written_out_bytes(table[name])
+        if nbytes > most and nbytes > _LARGEST_GROWTH * table[name].nbytes:
+            raise DataError(
+                f"the column {name!r} of {object} has {nbytes} bytes written out, and {table[name].nbytes} in its "
+                "file: take it away, or write shorter texts"
+            )
 
 
 def list_columns(

@@ -36,7 +36,6 @@ from PIL import AvifImagePlugin, Image
 from frostline.core import View
 from frostline.core.errors import FrostlineError, SampleError
 from frostline.core.system import STARTED
-from frostline.engines.machine import ENVIRONMENT
 from frostline.preprocess import Decode, DecodeAudio, Preprocess, Tokenize, audio, imagenet
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
 from frostline.preprocess.sounds import has_sound_packages
@@ -51,7 +50,7 @@ MAX_DECODE_S = 20.0
 _LONGEST_S = 6 * MAX_DECODE_S
 _STARTING_S = 60.0
 _MESSAGE_BYTES = 1 << 16
-_LEAST_BYTES, _KEPT_BYTES = 1 << 20, 16 << 20
+_MIN_BYTES, _KEPT_BYTES = 1 << 20, 16 << 20
 _PAGE = 4096
 # What a child may take beside what was reserved: gaps in its heap, and tokenizers, each several times its JSON.
 _SLACK_BYTES, _TOKENIZER_BYTES = 64 << 20, 1 << 30
@@ -61,7 +60,8 @@ _ENVIRONMENT = {
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
     "TOKENIZERS_PARALLELISM": "false",
     # Freed memory is kept for the next sample, up to what most of them take.
-    **ENVIRONMENT,
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "JPEG2000", "ICO", "AVIF")
@@ -328,7 +328,7 @@ class _Child:
         """Share more memory, where that is needed; its file, which is to be sent."""
         if nbytes <= len(self._memory) and len(self._memory) > _PAGE:
             return []
-        size = max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length())
+        size = max(_MIN_BYTES, 1 << (nbytes - 1).bit_length())
         file = os.memfd_create("frostline-decode", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(file, size)
         # A child could cut it short, and this process would end where it reads on.
