@@ -33,10 +33,12 @@ from frostline.core.errors import (
     SettingError,
 )
 from frostline.core.events import SampleSkipped
+from frostline.datasets.formats.base import written_out_bytes
 from frostline.datasets.formats.known import format_named
 from frostline.datasets.formats.parquet import Cell, CellCache, CellReader, Parquet
 from frostline.datasets.formats.tables import columns_of_schema
 from frostline.datasets.reading import open_samples
+from frostline.engines.machine import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry
@@ -383,7 +385,12 @@ def test_encrypted_files_get_a_sentence(store, plaintext_footer):
     table = pa.table({"image": [b"1"], "label": [0]})
     with pq.ParquetWriter(sink, table.schema, encryption_properties=properties) as writer:
         writer.write_table(table)
-    assert "is encrypted" in refused(store, sink.getvalue().to_pybytes())
+    data = sink.getvalue().to_pybytes()
+    assert "is encrypted" in refused(store, data)
+    store.write("encrypted.parquet", data)
+    entry = next(entry for entry in store.list() if entry.object == "encrypted.parquet")
+    with pytest.raises(ObjectNotFound, match="is encrypted"):
+        CellReader(store, CellCache()).read(str(Cell.of(entry, "image")), 0, 1)
 
 
 def test_a_cell_has_a_name_whatever_its_file_and_column_are_called():
@@ -533,3 +540,89 @@ def test_a_node_is_asked_for_the_column_by_the_format():
     assert ListingRequest.from_json(asked.to_json()) == asked
     with pytest.raises(BadRequest, match="format"):
         ListingRequest.from_json({**asked.to_json(), "format": "parquet:\n"})
+
+
+SWELLING = 1_000_000  # bytes of a cell of which each row says no more than its place or its beginning
+
+
+def swelling(form, rows=1_500):
+    """A Parquet file of a few kB whose cells take 1.5 GB where each is written out by itself."""
+    cells = [row.to_bytes(8, "big") + bytes(SWELLING - 8) for row in range(4)]
+    options = {"compression": "zstd", "dictionary_pagesize_limit": 1 << 30}
+    places = np.arange(300 if form == "fixed" else rows) % 4  # Arrow writes these out before it writes them
+    if form == "prefixes":  # which Arrow writes only of what is written out
+        options |= {"use_dictionary": False, "column_encoding": {"image": "DELTA_BYTE_ARRAY"}}
+        column = pa.array(cells[:1] * 200)
+    elif form == "fixed":
+        column = pa.DictionaryArray.from_arrays(places % 1, pa.array(cells[:1], pa.binary(SWELLING)))
+    else:
+        column = pa.DictionaryArray.from_arrays(
+            places, pa.array(cells, pa.binary() if form == "dictionary" else pa.string())
+        )
+    if form == "dictionary":
+        column = pa.StructArray.from_arrays([column, pa.nulls(rows, pa.string())], ["bytes", "path"])
+    return table_bytes({"image": column}, **options), cells
+
+
+def table_bytes(columns, **options):
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file, store_schema=False, **options)
+    return file.getvalue()
+
+
+def grown_by(call):
+    """By how many bytes this process grows at most while something is called, and what that gives."""
+    give_back_freed()
+    look_anew()
+    before = resident_bytes()
+    found = call()
+    return peak_bytes() - before, found
+
+
+@pytest.mark.promise("bounded", mended="a dictionary of one large cell was written out for each row")
+@pytest.mark.skipif(not can_measure(), reason="this system does not say how much a process takes")
+@pytest.mark.parametrize("form", ["dictionary", "text", "prefixes", "fixed"])
+def test_a_small_file_is_read_in_hardly_more_memory_than_its_pages_have(store, form):
+    data, cells = swelling(form)
+    assert len(data) < 100_000
+    store.write("x.parquet", data)
+    [entry] = store.list()
+    object = str(Cell.of(entry, "image.bytes" if form == "dictionary" else "image"))
+    reader = CellReader(store, CellCache(64 << 20))
+
+    def read_all():
+        try:
+            return [reader.read(object, row, SWELLING) for row in range(4)]
+        except (ObjectNotFound, SampleError) as error:
+            return str(error)
+
+    grown, said = grown_by(read_all)
+    assert grown < 150 << 20
+    assert said == cells if form in ("dictionary", "text") else "bytes of" in said
+
+
+@pytest.mark.skipif(not can_measure(), reason="this system does not say how much a process takes")
+def test_listing_writes_no_text_out_for_each_row_that_shares_it(store):
+    image, rows = pa.array([EXAMPLES[0].data]), 1_500
+    long = pa.array(["x" * SWELLING]).dictionary_encode()
+    many = np.zeros(rows, np.int64)
+    store.write("x.parquet", table_bytes({"image": image.take(many), "about": long.take(many)}, compression="zstd"))
+
+    def listed():
+        with pytest.raises(DataError, match=r"'about' of x.parquet has 1500000000 bytes written out, and \d+ in its"):
+            read(store)
+
+    assert grown_by(listed)[0] < 100 << 20
+
+
+def test_what_columns_take_written_out_counts_shared_values_for_each_row():
+    text = pa.array(["a" * 1_000, None, "b" * 10])
+    many = pa.array([0, 0, 1, 2, None, 0])
+    assert written_out_bytes(text) == 1_010
+    assert written_out_bytes(pa.DictionaryArray.from_arrays(many, text)) == 3_010
+    assert written_out_bytes(pa.DictionaryArray.from_arrays(many, text.cast(pa.string_view()))) == 3_010
+    assert written_out_bytes(text.cast(pa.string_view()).slice(1)) == 10
+    assert written_out_bytes(pa.ListArray.from_arrays([0, 2, 3], text)) == 1_010
+    assert written_out_bytes(pa.FixedSizeListArray.from_arrays(pa.nulls(4_000), 1_000)) == 64_000
+    assert written_out_bytes(pa.StructArray.from_arrays([text, pa.nulls(3)], ["a", "b"])) == 1_010 + 3 * 16 + 3 * 16
+    assert written_out_bytes(pa.ListViewArray.from_arrays([0, 0], [3, 3], text)) > 1 << 60

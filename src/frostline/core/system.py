@@ -28,6 +28,7 @@ __all__ = (
 
 
 STARTED = {
+    "decoding": "frostline.preprocess.decoders",
     "inspection": "frostline.node.inspection_process",
     "I/O service": "frostline.io_service",
     "listing": "frostline.datasets.listing_process",

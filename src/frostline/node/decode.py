@@ -22,6 +22,7 @@ from frostline.node.pipeline import Slab
 from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
+from frostline.preprocess.decoders import Decoders, takes_decoders
 from frostline.stores.disk_tier import LocalTier, TierStatistics, tier_name
 from frostline.stores.local import MmapFolder
 from frostline.stores.protocols import Buffer, Place, Versioned, is_other_version
@@ -241,12 +242,14 @@ class SharedDecoder:
         slots: one slot per image that may be decoded at once; more may be read at once, to hide the store's latency.
         counters: counters of the request.
         reads: sees whether reads end.
+        apart: processes that decode, where strangers ask; None decodes in this one.
     """
 
     memory: Pool
     slots: threading.Semaphore
     counters: Counters
     reads: ReadWatch = field(default_factory=ReadWatch)
+    apart: Decoders | None = None
 
 
 class StoredSamples:
@@ -362,6 +365,7 @@ class SampleReader(StoredSamples):
         self._view = view
         self._decoding = decoding
         self._is_abandoned = is_abandoned
+        self._apart = decoding.apart if decoding.apart is not None and takes_decoders(preprocess) else None
         within = max(1, _pixels_within(decoding.memory.total_bytes))
         # The size of a ready format's images is known before anything is read.
         self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
@@ -392,7 +396,7 @@ class SampleReader(StoredSamples):
         it. If all of them fit at once, this is therefore done once for all.
         """
         nbytes = _COPIES * sum(self._samples.lengths[list(rows)].tolist()) + scratch_bytes(self._first_guess)
-        if not self.is_mapped or nbytes > self._decoding.memory.total_bytes:
+        if not self.is_mapped or self._apart is not None or nbytes > self._decoding.memory.total_bytes:
             return [self.pixels_into(*buffer) for buffer in zip(rows, out, strict=True)]
         with self._decoding.memory.reserve(nbytes, self._is_abandoned):
             found = self._read_all(rows)
@@ -418,9 +422,8 @@ class SampleReader(StoredSamples):
             self._check(nbytes)
             with self._decoding.memory.reserve(nbytes, self._is_abandoned):
                 encoded = self._read(row)
-                needed = pixels_needed(self._preprocess, encoded)
+                needed = self._decode_within(row, encoded, out, pixels)
                 if needed <= pixels or needed > MAX_PIXELS:
-                    self._decode_now(row, encoded, out)
                     self._guess = max(self._first_guess, min(needed, pixels))  # the next image often has a similar size
                     return
             self._decoding.counters.add(decode_retries=1)
@@ -448,11 +451,22 @@ class SampleReader(StoredSamples):
         self._decoding.counters.add(read_s=time.perf_counter() - started, bytes_read=nbytes)
         return found
 
-    def _decode_now(self, row: int, encoded: Buffer, out: Row) -> None:
+    def _decode_within(self, row: int, encoded: Buffer, out: Row, pixels: int) -> int:
+        """Decode a sample if it needs no more pixels than that, or more than any may have; those that it needs."""
+        needed = pixels_needed(self._preprocess, encoded) if self._apart is None else 0
+        if pixels < needed <= MAX_PIXELS:
+            return needed
         with self._decoding.slots:
             started = time.perf_counter()
-            self._write(row, encoded, out)
+            if self._apart is None:
+                self._write(row, encoded, out)
+            else:
+                id = int(self._samples.ids[row])
+                needed = self._apart.decode_into(
+                    self._preprocess, encoded, out, id=id, view=self._view, max_pixels=pixels
+                )
             self._decoding.counters.add(decode_s=time.perf_counter() - started)
+        return needed
 
     def _made(self, row: int, found: Buffer | Skipped, out: Row) -> Skipped | None:
         """Decode a sample whose size is known."""

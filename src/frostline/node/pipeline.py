@@ -34,6 +34,7 @@ from frostline.node.memory import Cancelled, CancelScope, Pool, RequestMemory, R
 from frostline.node.prefixes import Resident
 from frostline.preprocess import Preprocess, Tokenize
 from frostline.preprocess.apply import decode_into, pixels_needed, scratch_bytes
+from frostline.preprocess.decoders import Decoders
 from frostline.preprocess.tokens import content_digest
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.protocols import Buffer, LinkBounds, Place, StoreLimits, Versioned
@@ -530,7 +531,12 @@ class EmbeddingInputs:
 
 
 def embedding_inputs(
-    wanted: EmbeddingRequest, resident: Resident, maximum: int, memory: Pool, is_abandoned: Callable[[], bool]
+    wanted: EmbeddingRequest,
+    resident: Resident,
+    maximum: int,
+    memory: Pool,
+    is_abandoned: Callable[[], bool],
+    apart: Decoders | None = None,
 ) -> EmbeddingInputs:
     """The features that a request for embeddings is answered by.
 
@@ -540,6 +546,7 @@ def embedding_inputs(
         maximum: maximum count of numbers in the answer.
         memory: pool for decoding, in which texts are tokenized.
         is_abandoned: True if the request was cancelled.
+        apart: processes that tokenize; None does it in this one.
 
     Raises:
         BadRequest: the inputs are not of the network's kind, or it gives several tensors.
@@ -574,7 +581,7 @@ def embedding_inputs(
         sent=SentSamples(encoded),
         tokens=0
         if preprocess.tokens is None
-        else _tokens(preprocess.with_tokenizer(prefix.tokenizer), encoded, memory, is_abandoned),
+        else _tokens(preprocess.with_tokenizer(prefix.tokenizer), encoded, memory, is_abandoned, apart),
     )
 
 
@@ -594,16 +601,25 @@ def _preprocess(wanted: EmbeddingRequest, resident: Resident) -> Preprocess:
     return preprocess
 
 
-def _tokens(preprocess: Preprocess, texts: Sequence[bytes], memory: Pool, is_abandoned: Callable[[], bool]) -> int:
+def _tokens(
+    preprocess: Preprocess,
+    texts: Sequence[bytes],
+    memory: Pool,
+    is_abandoned: Callable[[], bool],
+    apart: Decoders | None,
+) -> int:
     """Tokens of all texts, without those of padding."""
     row = np.zeros(preprocess.shape, np.int64)
     count = 0
     for number, text in enumerate(texts):
-        nbytes = scratch_bytes(pixels_needed(preprocess, text))
+        pixels = pixels_needed(preprocess, text)
+        nbytes = scratch_bytes(pixels)
         if nbytes > memory.total_bytes:
             raise OverBudget(f"input[{number}]: its {len(text)} bytes may take {readable_bytes(nbytes)} as tokens")
         with memory.reserve(nbytes, is_abandoned):
-            decode_into(preprocess, text, row, id=number, view=None)
+            (decode_into if apart is None else apart.decode_into)(
+                preprocess, text, row, id=number, view=None, max_pixels=pixels
+            )
         count += int(row[1].sum())
     return count
 

@@ -37,6 +37,7 @@ from frostline.node.tenants import (
 )
 from frostline.node.weights import WeightMemory
 from frostline.preprocess import DecodeAudio, Preprocess
+from frostline.preprocess.decoders import Decoders
 from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages
 from frostline.preprocess.tokens import has_tokenizers, opened_tokenizer
 from frostline.stores.cql.store import CqlStore
@@ -75,6 +76,7 @@ class Resources:
         readers: threads that read and decode samples.
         waiters: threads that only wait for stores, for reading ahead.
         gate: admits requests.
+        decoders: processes that decode for tenants; started by the first sample.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
@@ -106,6 +108,7 @@ class Resources:
         )
         self.readers = _readers(max(_READERS, settings.decode_threads), settings)
         self.waiters = _readers(settings.read_threads, settings)
+        self.decoders = Decoders(self.pools["decode"].total_bytes)
         self.gate = Gate(settings.max_requests, self.pools["messages"], self._work, self.tenants.accounts)
 
     def lane(self, account: Account, device_s: Callable[[], float] = float) -> RequestMemory:
@@ -318,12 +321,19 @@ class RequestOpener:
         self._memory: Pool = resources.pools["decode"]
         self.reads = ReadWatch()
         self._decoders = threading.Semaphore(settings.decode_threads)
+        self._processes = resources.decoders
+        self._tenants = resources.tenants
         self._blocks = BlockReadRegistry()
         self._tier = NodeTier(settings)
         self._settings = settings
         self._lock = threading.Lock()
         self._queues: dict[str, ReadAheadQueue] = {}
         self._late: WeakKeyDictionary[Versioned, HedgedReads] = WeakKeyDictionary()
+
+    @property
+    def decoders(self) -> Decoders | None:
+        """Processes that decode, where somebody may ask who is not the node's own user; None decodes in this one."""
+        return self._processes if self._tenants.has_strangers and Decoders.are_possible() else None
 
     def tier_statistics(self) -> TierStatistics | None:
         """The statistics of the samples on the node's own disk."""
@@ -364,7 +374,8 @@ class RequestOpener:
         resident = held.enter_context(self.prefixes.pin(request.prefix, asker=account))
         try:
             equipped = preprocess.with_tokenizer(resident.prefix.tokenizer)
-            opened_tokenizer(equipped.tokenizer)
+            if self.decoders is None:
+                opened_tokenizer(equipped.tokenizer)
         except SettingError as error:
             raise BadRequest(f"preprocess: {error}") from error
         return equipped
@@ -389,7 +400,9 @@ class RequestOpener:
             BadRequest: if they do not lie under a root of this node that the account may read.
         """
         store = self.store(request, preprocess, account) if sent is None else sent
-        decoding = SharedDecoder(memory=self._memory, slots=self._decoders, counters=counters, reads=self.reads)
+        decoding = SharedDecoder(
+            memory=self._memory, slots=self._decoders, counters=counters, reads=self.reads, apart=self.decoders
+        )
         samples = request.samples
         # The system reads a folder's next bytes ahead by itself.
         if sent is not None or isinstance(store, FolderStore | MmapFolder):

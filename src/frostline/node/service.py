@@ -443,7 +443,8 @@ class Node:
         admission.account.check_may("compute", wanted.model)
         with self._prefixes.pin(wanted.model, asker=admission.account) as resident:
             most, scope = max_numbers(self._settings.memory_bytes), self.cancel_scope()
-            inputs = embedding_inputs(wanted, resident, most, self._pools["decode"], scope.is_cancelled)
+            memory, apart = self._pools["decode"], self._opener.decoders
+            inputs = embedding_inputs(wanted, resident, most, memory, scope.is_cancelled, apart)
         return self.features(inputs.request, admission, sent=inputs.sent), inputs
 
     def direct_reads(self) -> DirectReads:
@@ -506,6 +507,7 @@ class Node:
         for answer in answers:
             answer.close()
         self._resources.readers.close()
+        self._resources.decoders.close()
         self._resources.waiters.close()
         self._resources.devices.close()
         self._cache.close()

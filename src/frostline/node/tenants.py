@@ -287,6 +287,11 @@ class Tenants:
         return self._everybody
 
     @property
+    def has_strangers(self) -> bool:
+        """Whether a tenant may not see all, as the user who started the node may."""
+        return any(not account.settings.sees_all for account in self._accounts)
+
+    @property
     def accounts(self) -> list[Account]:
         """The accounts that are counted separately; the list follows who joins and leaves."""
         return self._accounts

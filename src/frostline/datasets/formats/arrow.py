@@ -17,11 +17,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from frostline.core.errors import DataError, EmptyDataset
-from frostline.datasets.formats.base import ListedSamples, column_at, digest_of, is_hidden, short_lists
+from frostline.datasets.formats.base import (
+    ListedSamples,
+    column_at,
+    digest_of,
+    is_hidden,
+    short_lists,
+)
 from frostline.datasets.formats.folders import NO_MASK, Mask, size_at, target_columns
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import LeftOut
-from frostline.datasets.formats.ranges import ObjectRanges
+from frostline.datasets.formats.ranges import ObjectRanges, check_written_out
 from frostline.datasets.formats.tables import (
     LOOKED_AT,
     SAID,
@@ -404,6 +410,7 @@ def _table(
     # In the order in which they lie there, so that reading goes on and does not go back.
     places = batch.cells(columns.image)
     beside = pa.table({name: batch.column(name) for name in _beside(columns, batch.names)})
+    check_written_out(entry.object, beside)
     table = _columns(entry, columns, places, beside, row)
     if columns.mask is not None:
         look = partial(size_at, store, entry.object, is_turned=columns.is_turned)

@@ -7,6 +7,7 @@ Lists that samples say of themselves, such as boxes and tags, as a table keeps t
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from frostline.core import OBJECTS, READINGS, Samples, Targets
 from frostline.core.errors import DataError
@@ -29,7 +29,9 @@ from frostline.stores.protocols import Entries, Entry, ObjectStore
 
 __all__ = (
     "COLUMNS",
+    "MAX_VALUES",
     "TARGET_COLUMNS",
+    "VALUE_BYTES",
     "ArrowTexts",
     "ChosenTexts",
     "ExternalReferences",
@@ -52,10 +54,10 @@ __all__ = (
     "label_column",
     "label_numbers",
     "list_column",
-    "list_columns",
     "nested_names",
     "short_lists",
     "stable_ids",
+    "written_out_bytes",
 )
 
 
@@ -622,9 +624,10 @@ def _targets_of(columns: ManifestColumns) -> Targets | None:
 
 
 # Longer lists are data and not what is said of it: a table of samples would be as large as they are.
-_MAX_VALUES = 256
-# Of the text that a number takes.
-_BYTES_A_VALUE = 16
+MAX_VALUES = 256
+"""Values of a list, on average, with which a column is still what is said of samples."""
+VALUE_BYTES = 16
+"""Of the text that a number takes."""
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -658,28 +661,52 @@ def holds_binary(kind: pa.DataType) -> bool:
     )
 
 
-def list_columns(parquet: pq.ParquetFile, names: Sequence[str]) -> dict[str, pa.Array]:
-    """Columns of lists as texts, by their paths, without those whose lists have more than 256 values on average."""
-    short = [name for name in names if _mean_values(parquet, name) <= _MAX_VALUES]
-    if not short:
-        return {}
-    # One thread: Arrow's pool would not survive a fork of the process.
-    table = parquet.read(columns=short, use_threads=False)
-    return {name: in_json(column_at(table, name)) for name in short}
-
-
 def short_lists(table: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
-    """Columns of lists of a table as texts, by their paths, without those with long lists; see ``list_columns``."""
+    """Columns of lists of a table as texts, by their paths, without those whose lists are long once written out."""
     names = {*table.column_names}
     found = {path: column_at(table, path) for path in paths if path in names or path.partition(".")[0] in names}
-    return {path: in_json(column) for path, column in found.items() if _leaves(column) <= _MAX_VALUES * len(table)}
+    most = MAX_VALUES * VALUE_BYTES * len(table)
+    return {path: in_json(column) for path, column in found.items() if written_out_bytes(column) <= most}
 
 
-def _leaves(column: pa.ChunkedArray) -> int:
-    """Values in all lists of a column together; of maps and structs the bytes of them, as numbers take."""
-    while _inner(column.type) is not None:
-        column = pc.list_flatten(column)
-    return int(column.nbytes) // _BYTES_A_VALUE if pa.types.is_nested(column.type) else len(column)
+def written_out_bytes(column: pa.ChunkedArray | pa.Array) -> int:
+    """Bytes of all values of a column as text, each by itself where several rows share one: 16 for a number."""
+    if isinstance(column, pa.ChunkedArray):
+        return sum(map(written_out_bytes, column.chunks))
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _of_dictionary(column)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return int(_view_lengths(column).sum())
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind) or pa.types.is_run_end_encoded(kind):
+        return sys.maxsize  # its rows may share values too, and nobody writes such metadata
+    if pa.types.is_map(kind):
+        return written_out_bytes(column.keys) + written_out_bytes(column.items)
+    if pa.types.is_struct(kind):
+        return VALUE_BYTES * len(column) + sum(map(written_out_bytes, column.flatten()))
+    if pa.types.is_nested(kind):
+        inner = column.flatten()
+        return max(VALUE_BYTES * len(inner), written_out_bytes(inner))
+    if _is_text(kind) or holds_binary(kind):
+        return int(pc.sum(pc.binary_length(column)).as_py() or 0)
+    return VALUE_BYTES * len(column)
+
+
+def _of_dictionary(column: pa.DictionaryArray) -> int:
+    values = column.dictionary
+    if pa.types.is_nested(values.type) or not (_is_text(values.type) or holds_binary(values.type)):
+        return VALUE_BYTES * len(column) + (written_out_bytes(values) if pa.types.is_nested(values.type) else 0)
+    lengths = pa.array(_view_lengths(values)) if "view" in str(values.type) else pc.binary_length(values)
+    return int(pc.sum(lengths.take(column.indices).cast(pa.int64())).as_py() or 0)
+
+
+def _view_lengths(column: pa.Array) -> _Numbers:
+    """Each view has 16 bytes, of which the first four are its length."""
+    views = column.buffers()[1]
+    if views is None:
+        return np.zeros(len(column), np.int64)
+    numbers = np.frombuffer(views, np.int32, 4 * len(column), 16 * column.offset)
+    return np.where(np.asarray(column.is_valid()), numbers[::4], 0).astype(np.int64)
 
 
 def list_column(values: Sequence[Any]) -> pa.Array | None:
@@ -693,7 +720,7 @@ def list_column(values: Sequence[Any]) -> pa.Array | None:
         return None
     column = in_json(values)
     nbytes = sum(len(text) for text in column.to_pylist() if text)
-    return None if nbytes > _MAX_VALUES * _BYTES_A_VALUE * len(values) else column
+    return None if nbytes > MAX_VALUES * VALUE_BYTES * len(values) else column
 
 
 def in_json(values: pa.ChunkedArray | Sequence[Any]) -> pa.Array:
@@ -730,16 +757,6 @@ def _fields(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
             yield from ((f"{field.name}.{inner.name}", inner.type) for inner in field.type)
         else:
             yield field.name, field.type
-
-
-def _mean_values(parquet: pq.ParquetFile, name: str) -> float:
-    """Values of a sample's list, by what the file says of itself."""
-    about = parquet.metadata
-    values = 0
-    for group in range(about.num_row_groups):
-        chunks = map(about.row_group(group).column, range(about.num_columns))
-        values += sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.startswith(f"{name}."))
-    return float(values / max(1, about.num_rows))
 
 
 def column_at(table: pa.Table, path: str) -> pa.ChunkedArray:

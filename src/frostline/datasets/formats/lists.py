@@ -21,7 +21,6 @@ from frostline.datasets.formats.base import (
     is_hidden,
     is_list,
     label_column,
-    list_columns,
     nested_names,
 )
 from frostline.datasets.formats.folders import MASK_FIELDS, ClassFolderFormat, is_sample
@@ -40,7 +39,7 @@ from frostline.datasets.formats.labels import (
     text_label,
 )
 from frostline.datasets.formats.left_out import ROWS, LeftOut, of_names
-from frostline.datasets.formats.ranges import is_parquet, open_parquet
+from frostline.datasets.formats.ranges import is_parquet, list_columns, open_parquet, read_columns
 from frostline.datasets.formats.tables import is_label, is_scalar, plain_column
 from frostline.stores.protocols import Entry, ObjectStore
 
@@ -206,7 +205,7 @@ def _of_json(entry: Entry, data: bytes, label: str | None) -> tuple[pa.Table, st
 
 
 def _of_parquet(store: ObjectStore, entry: Entry, label: str | None) -> tuple[pa.Table, str | None]:
-    with open_parquet(store, entry.object, entry.size) as (parquet, _):
+    with open_parquet(store, entry.object, entry.size) as (parquet, source):
         schema = parquet.schema_arrow
         _check_names(entry, schema.names)
         label = _label_of(entry, schema.names, label)
@@ -214,8 +213,8 @@ def _of_parquet(store: ObjectStore, entry: Entry, label: str | None) -> tuple[pa
         if kind is not None and not (is_label(kind) or is_list(kind) or pa.types.is_null(kind)):
             raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
         wanted = [field.name for field in schema if is_scalar(field.type)]
-        table = parquet.read(columns=wanted, use_threads=False)
-        lists = list_columns(parquet, nested_names(schema))
+        table = read_columns(source, parquet.metadata, entry.object, wanted)
+        lists = list_columns(source, parquet.metadata, entry.object, nested_names(schema))
         table = table.select([name for name in table.column_names if name not in lists])
         for name, column in lists.items():
             table = table.append_column(name, column)

@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import accumulate
-from typing import NamedTuple
+from itertools import accumulate, islice
+from typing import IO, NamedTuple
 from urllib.parse import quote, unquote
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,12 +25,27 @@ from cachetools import LRUCache
 
 from frostline.core import CELLS, URLS
 from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError
-from frostline.datasets.formats.base import ListedSamples, column_at, column_paths, digest_of, list_columns
+from frostline.datasets.formats.base import (
+    ListedSamples,
+    column_at,
+    column_paths,
+    digest_of,
+)
 from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, target_columns
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import ROWS, LeftOut
 from frostline.datasets.formats.lists import ObjectFinder
-from frostline.datasets.formats.ranges import is_parquet, open_parquet
+from frostline.datasets.formats.ranges import (
+    RangeFile,
+    column_chunk,
+    in_words,
+    is_parquet,
+    keeps_dictionaries,
+    list_columns,
+    open_parquet,
+    read_columns,
+    with_dictionaries,
+)
 from frostline.datasets.formats.tables import (
     HEADER_BYTES,
     LOOKED_AT,
@@ -59,21 +75,124 @@ __all__ = (
     "Cell",
     "CellCache",
     "CellReader",
+    "Cells",
     "Parquet",
-    "leaf",
+    "group_cells",
 )
 
 
-def leaf(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The only leaf of a column, however deep it lies in structs, as binary; lists of numbers as arrays of NumPy."""
+# Of pages whose values begin as those before do, at once; and rows, where a page is small.
+_WRITTEN_OUT_BYTES, _WRITTEN_OUT_ROWS = 16 << 20, 1024
+# Where a row's bytes lie (part, start, length), and what Arrow has for it.
+_ROW_BYTES = 32
+# Where values begin as those before them do, they may have so many times the bytes of their pages.
+_PREFIXES_GROWTH = 2
+# Of a number of 96 bits.
+_LONGEST_NUMBER = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cells:
+    """The cells of a column of a row group. A value that many rows have is there once.
+
+    Attributes:
+        parts: memory in which they lie.
+        part: number of the part of each row's cell, ``int64[rows]``.
+        starts: where a cell begins in its part, ``int64[rows]``.
+        lengths: bytes of each cell, ``int64[rows]``; -1 where there is none.
+    """
+
+    parts: tuple[memoryview, ...]
+    part: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all of it."""
+        return sum(part.nbytes for part in self.parts) + self.part.nbytes + self.starts.nbytes + self.lengths.nbytes
+
+    def view(self, row: int) -> memoryview | None:
+        """A view of a row's cell; None where there is none."""
+        start, length = int(self.starts[row]), int(self.lengths[row])
+        return None if length < 0 else self.parts[int(self.part[row])][start : start + length]
+
+    @classmethod
+    def of(cls, chunks: Sequence[pa.Array]) -> "Cells":
+        """The cells of chunks of binary values, or of dictionaries of them, without a copy."""
+        found = [_places(chunk) for chunk in chunks]
+        numbers = [np.full(len(starts), part, np.int64) for part, (_, starts, _) in enumerate(found)]
+        none = np.zeros(0, np.int64)
+        return cls(
+            parts=tuple(data for data, _, _ in found),
+            part=np.concatenate([none, *numbers]),
+            starts=np.concatenate([none, *(starts for _, starts, _ in found)]),
+            lengths=np.concatenate([none, *(lengths for _, _, lengths in found)]),
+        )
+
+
+def _places(chunk: pa.Array) -> tuple[memoryview, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The memory of a chunk's values, and start and length of each row."""
+    if pa.types.is_dictionary(chunk.type):
+        data, starts, lengths = _places(chunk.dictionary)
+        valid = np.asarray(chunk.is_valid())
+        rows = np.asarray(chunk.indices.fill_null(0)).astype(np.int64)
+        if len(rows) and not 0 <= rows.min() <= rows.max() < max(1, len(starts)):
+            raise DataError("a column names a value that its dictionary has not: the file is damaged")
+        rows = np.where(valid, rows, len(starts))  # behind the last one stands none
+        return data, np.append(starts, 0)[rows], np.append(lengths, -1)[rows]
+    values = chunk.cast(pa.large_binary())
+    _, places, data = values.buffers()
+    count = len(values)
+    ends = np.frombuffer(places, np.int64, count + 1, 8 * values.offset) if count else np.zeros(1, np.int64)
+    lengths = np.where(np.asarray(values.is_valid()), np.diff(ends), -1)
+    return memoryview(data or b""), ends[:-1], lengths
+
+
+def group_cells(source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, group: int, path: str) -> Cells:
+    """The cells of a column of a row group, in hardly more memory than its pages have bytes.
+
+    Pages with dictionaries are read as such, so that a value that many rows have is there once. Pages in which a value
+    begins as the one before does are written out a few rows at a time, as far as ``_decoded_bytes`` goes.
+
+    Args:
+        source: the file, of which ranges are read in this thread.
+        metadata: metadata of its footer.
+        group: number of the row group.
+        path: path of the column, that of a leaf or of a list of numbers.
+
+    Raises:
+        DataError: it is damaged, or has more bytes than the footer says.
+        ObjectNotFound: there is no such column.
+    """
+    place = _leaf_place(metadata, path)
+    if not metadata.row_group(group).num_rows:
+        return Cells.of([])
+    about = column_chunk(metadata, group, place)
+    if about.physical_type != "BYTE_ARRAY" or keeps_dictionaries(metadata, group, place):
+        file = with_dictionaries(source, metadata, [path])
+        return Cells.of(_leaves(file.read_row_group(group, columns=[path], use_threads=False).column(0)))
+    file = pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=False)
+    most, found = _decoded_bytes(metadata, group, place), list[pa.Array]()
+    rows = max(1, min(_WRITTEN_OUT_ROWS, _WRITTEN_OUT_BYTES // max(1, about.total_uncompressed_size)))
+    for batch in file.iter_batches(rows, row_groups=[group], columns=[path], use_threads=False):
+        found += _leaves(pa.chunked_array([batch.column(0)]))
+        if sum(chunk.nbytes for chunk in found) > most:
+            raise DataError(f"a row group has more than {most} bytes of {path}: write it in another encoding")
+    return Cells.of(found)
+
+
+def _leaves(column: pa.ChunkedArray) -> list[pa.Array]:
+    """The only leaf of a column, however deep it lies in structs; lists of numbers as arrays of NumPy."""
     if number_lists(column.type) is not None:
-        return arrays_of(column)
-    chunks = column.chunks
-    kind = column.type
-    while pa.types.is_struct(kind):
-        kind = kind.field(0).type
+        return list(arrays_of(column).chunks)
+    chunks = list(column.chunks)
+    while chunks and pa.types.is_struct(chunks[0].type):
         chunks = [chunk.flatten()[0] for chunk in chunks]
-    return pa.chunked_array(chunks, kind).cast(pa.large_binary())
+    return chunks
 
 
 CELLS_BYTES = 256 << 20
@@ -147,7 +266,7 @@ class CellCache:
         self._maximum = max_bytes
         self._used = 0
         self._changed = threading.Condition()
-        self._kept: OrderedDict[tuple[object, ...], tuple[pa.ChunkedArray, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], tuple[Cells, int]] = OrderedDict()
         self._under_way: set[tuple[object, ...]] = set()
 
     @property
@@ -155,7 +274,7 @@ class CellCache:
         """What is kept, and what those that are being decoded take."""
         return self._used
 
-    def get(self, key: tuple[object, ...], nbytes: int, decode: Callable[[], pa.ChunkedArray]) -> pa.ChunkedArray:
+    def get(self, key: tuple[object, ...], nbytes: int, decode: Callable[[], Cells]) -> Cells:
         """A column, decoded now or before.
 
         Args:
@@ -185,7 +304,7 @@ class CellCache:
                 self._under_way.discard(key)
                 self._changed.notify_all()
 
-    def _decoded(self, key: tuple[object, ...], takes: int, decode: Callable[[], pa.ChunkedArray]) -> pa.ChunkedArray:
+    def _decoded(self, key: tuple[object, ...], takes: int, decode: Callable[[], Cells]) -> Cells:
         with self._changed:
             self._changed.wait_for(lambda: self._makes_room(takes))
             self._used += takes
@@ -252,8 +371,9 @@ class CellReader:
             if group == len(file.ends):
                 raise ObjectNotFound(f"{cell.file} has no row {offset}: it has changed")
             row = offset - (file.ends[group - 1] if group else 0)
-            values = [self._column(each, file, group)[row].as_buffer() for each in cell.each_column()]
-        data = None if any(value is None for value in values) else _record([value.to_pybytes() for value in values])
+            values = [self._column(each, file, group).view(row) for each in cell.each_column()]
+        there = [bytes(value) for value in values if value is not None]
+        data = _record(there) if len(there) == len(values) else None
         if data is None or len(data) != length:
             raise ObjectNotFound(f"row {offset} of {cell.file} has no sample of {length} bytes: it has changed")
         return data, file.etag
@@ -263,9 +383,9 @@ class CellReader:
         self._check(cell, etag)
         return data, etag
 
-    def _column(self, cell: Cell, file: _CellFile, group: int) -> pa.ChunkedArray:
-        place = _leaf_place(file.metadata, cell)
-        nbytes = _decoded_bytes(file.metadata.row_group(group), place)
+    def _column(self, cell: Cell, file: _CellFile, group: int) -> Cells:
+        place = _leaf_place(file.metadata, cell.columns[0])
+        nbytes = _decoded_bytes(file.metadata, group, place)
         return self._cache.get((self._url, cell, group), nbytes, lambda: self._decoded(cell, file, group))
 
     def _file(self, cell: Cell) -> _CellFile:
@@ -282,11 +402,11 @@ class CellReader:
             self._files[key] = file
         return file
 
-    def _decoded(self, cell: Cell, file: _CellFile, group: int) -> pa.ChunkedArray:
-        with open_parquet(self._store, cell.file, cell.size, file.metadata) as (parquet, source):
-            table = parquet.read_row_group(group, columns=list(cell.columns), use_threads=False)
+    def _decoded(self, cell: Cell, file: _CellFile, group: int) -> Cells:
+        with open_parquet(self._store, cell.file, cell.size, file.metadata) as (_, source):
+            cells = group_cells(source, file.metadata, group, cell.columns[0])
         self._check(cell, source.version)
-        return leaf(table.column(0))
+        return cells
 
     def _check(self, cell: Cell, etag: str) -> None:
         if _version(etag) != cell.version:
@@ -297,29 +417,31 @@ class CellReader:
 def _said(file: str) -> Iterator[None]:
     # What is wrong with a file as a whole was said when it was listed: now it is another one.
     try:
-        yield
+        with in_words(file):
+            yield
     except DataError as error:
         raise ObjectNotFound(f"{error}; it may have changed since it was listed") from error
-    except pa.ArrowException as error:
-        raise ObjectNotFound(f"{file} is damaged, or has changed since it was listed") from error
 
 
-def _leaf_place(metadata: pq.FileMetaData, cell: Cell) -> int:
-    [column] = cell.columns
+def _leaf_place(metadata: pq.FileMetaData, column: str) -> int:
     # The leaf of a list has more names behind that of its column, which writers choose.
     paths = [f"{metadata.schema.column(place).path}." for place in range(metadata.num_columns)]
     found = [place for place, path in enumerate(paths) if path.startswith(f"{column}.")]
     if len(found) != 1:
-        raise ObjectNotFound(f"{cell.file} has no column {column[:100]!r}: it has changed")
+        raise ObjectNotFound(f"there is no column {column[:100]!r} in the file: it has changed")
     return found[0]
 
 
-def _decoded_bytes(group: pq.RowGroupMetaData, place: int) -> int:
-    """Bytes of a column of a row group, of which a dictionary of numbers may take far fewer in the file."""
-    column = group.column(place)
-    if column.physical_type not in NUMBER_BYTES:
-        return int(column.total_uncompressed_size)
-    return int(column.num_values * NUMBER_BYTES[column.physical_type] + group.num_rows * HEADER_BYTES)
+def _decoded_bytes(metadata: pq.FileMetaData, group: int, place: int) -> int:
+    """The most bytes of the cells of a column of a row group, by what the file's footer says."""
+    rows, about = metadata.row_group(group).num_rows, column_chunk(metadata, group, place)
+    if about.physical_type in NUMBER_BYTES:
+        return int(about.num_values * NUMBER_BYTES[about.physical_type] + rows * HEADER_BYTES)
+    column = metadata.schema.column(place)
+    if about.physical_type != "BYTE_ARRAY":
+        return int(about.num_values * (max(column.length, _LONGEST_NUMBER) + _ROW_BYTES))
+    growth = _PREFIXES_GROWTH if "DELTA_BYTE_ARRAY" in about.encodings else 1
+    return int(growth * about.total_uncompressed_size + about.num_values * _ROW_BYTES)
 
 
 def _record(parts: list[bytes]) -> bytes:
@@ -472,10 +594,12 @@ def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> 
             table, left = known[entry.object, entry.etag]
             return _File(table, columns.classes, left, columns.is_turned)
         if may_name_classes(columns) and columns.mask is not None:
-            first = next(_groups(parquet, columns.mask), pa.chunked_array([], pa.large_binary()))
-            columns = with_names_for_masks(columns, first.drop_null().slice(0, LOOKED_AT).to_pylist())
-        table = _table(parquet, entry, columns, paths)
-        elsewhere = _elsewhere(parquet, table.filter(pc.is_null(table["length"])), paths)
+            first = next(_groups(source, parquet.metadata, columns.mask), Cells.of([]))
+            views = (first.view(row) for row in range(len(first)))
+            values = list(islice((bytes(view) for view in views if view is not None), LOOKED_AT))
+            columns = with_names_for_masks(columns, values)
+        table = _table(parquet, source, entry, columns, paths)
+        elsewhere = _elsewhere(parquet, source, table.filter(pc.is_null(table["length"])), paths)
     if is_other_version(entry.etag, source.version):
         raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
     lost = np.flatnonzero(table["length"].is_null().to_numpy())
@@ -486,13 +610,15 @@ def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> 
     return _File(kept, columns.classes, left, columns.is_turned, elsewhere, names, rows)
 
 
-def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: Sequence[str]) -> pa.Table:
-    lengths = _record_lengths(parquet, paths)
+def _table(
+    parquet: pq.ParquetFile, source: RangeFile, entry: Entry, columns: ColumnRoles, paths: Sequence[str]
+) -> pa.Table:
+    lengths = _record_lengths(source, parquet.metadata, paths)
     wanted = [name for name in (*columns.about, columns.label, columns.other) if name is not None]
-    beside = parquet.read(columns=wanted, use_threads=False) if wanted else None
+    beside = read_columns(source, parquet.metadata, entry.object, wanted) if wanted else None
     rows = len(lengths)
     said = pa.nulls(rows, pa.string()) if beside is None else label_texts(entry.object, columns, beside)
-    lists = list_columns(parquet, columns.lists)
+    lists = list_columns(source, parquet.metadata, entry.object, columns.lists)
     places = pa.array(range(rows), pa.int64())
     return pa.table(
         {
@@ -504,19 +630,20 @@ def _table(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles, paths: S
             SAID: said,
             **({column_name(name): plain_column(column_at(beside, name)) for name in columns.about} if beside else {}),
             **{column_name(name): column for name, column in lists.items()},
-            **(_targets(parquet, entry, columns) if columns.mask else {}),
+            **(_targets(source, parquet.metadata, entry, columns) if columns.mask else {}),
         }
     )
 
 
-def _elsewhere(parquet: pq.ParquetFile, table: pa.Table, paths: Sequence[str]) -> pa.Table | None:
+def _elsewhere(parquet: pq.ParquetFile, source: RangeFile, table: pa.Table, paths: Sequence[str]) -> pa.Table | None:
     """Those rows of a file, which hold no image, that say the path of one instead; None where there are none."""
     [image] = paths if len(paths) == 1 else [""]
     column, _, field = image.rpartition(".")
     says_paths = field == "bytes" and dict(column_paths(parquet.schema_arrow)).get(f"{column}.path") is not None
     if not says_paths or not len(table):
         return None
-    said = pc.struct_field(parquet.read(columns=[f"{column}.path"], use_threads=False)[column], "path")
+    read = read_columns(source, parquet.metadata, "the file", [f"{column}.path"])
+    said = pc.struct_field(read[column], "path")
     said = said.cast(pa.string()).take(table["offset"])
     table = table.drop_columns(["length", "etag"]).set_column(table.schema.get_field_index("object"), "object", said)
     place = table.schema.get_field_index("offset")
@@ -525,31 +652,32 @@ def _elsewhere(parquet: pq.ParquetFile, table: pa.Table, paths: Sequence[str]) -
     return rows if len(rows) else None
 
 
-def _targets(parquet: pq.ParquetFile, entry: Entry, columns: ColumnRoles) -> dict[str, pa.Array]:
+def _targets(source: RangeFile, metadata: pq.FileMetaData, entry: Entry, columns: ColumnRoles) -> dict[str, pa.Array]:
     assert columns.mask is not None
     cell = str(Cell.of(entry, columns.mask))
-    lengths = pc.fill_null(_lengths(parquet, columns.mask), 0).to_pylist()
+    lengths = pc.fill_null(_lengths(source, metadata, columns.mask), 0).to_pylist()
     masks = [Mask(cell, row, length, entry.etag) if length else NO_MASK for row, length in enumerate(lengths)]
+    images = (cells.view(row) for cells in _groups(source, metadata, columns.image) for row in range(len(cells)))
     sizes = [
-        size_of(cell.as_buffer(), is_turned=columns.is_turned) if cell.is_valid and length else (0, 0)
-        for column in _groups(parquet, columns.image)
-        for cell, length in zip(column, lengths, strict=False)
+        size_of(image, is_turned=columns.is_turned) if image is not None and length else (0, 0)
+        for image, length in zip(images, lengths, strict=False)
     ]
     return target_columns(masks, sizes)
 
 
-def _lengths(parquet: pq.ParquetFile, path: str) -> pa.ChunkedArray:
-    found = [pc.cast(pc.binary_length(column), pa.int64()) for column in _groups(parquet, path)]
-    return pa.chunked_array([chunk for column in found for chunk in column.chunks], pa.int64())
+def _lengths(source: RangeFile, metadata: pq.FileMetaData, path: str) -> pa.ChunkedArray:
+    """Bytes of each cell; null where there is none."""
+    found = [cells.lengths for cells in _groups(source, metadata, path)]
+    return pa.chunked_array([pa.array(lengths, mask=lengths < 0) for lengths in found], pa.int64())
 
 
-def _record_lengths(parquet: pq.ParquetFile, paths: Sequence[str]) -> pa.ChunkedArray:
+def _record_lengths(source: RangeFile, metadata: pq.FileMetaData, paths: Sequence[str]) -> pa.ChunkedArray:
     """Bytes of each sample; null where one of its parts is missing."""
-    lengths = [_lengths(parquet, path) for path in paths]
+    lengths = [_lengths(source, metadata, path) for path in paths]
     return lengths[0] if len(lengths) == 1 else reduce(pc.add, lengths, pa.scalar(record_bytes(len(paths))))
 
 
-def _groups(parquet: pq.ParquetFile, path: str) -> Iterator[pa.ChunkedArray]:
+def _groups(source: RangeFile, metadata: pq.FileMetaData, path: str) -> Iterator[Cells]:
     """A column, a row group at a time."""
-    for group in range(parquet.num_row_groups):
-        yield leaf(parquet.read_row_group(group, columns=[path], use_threads=False).column(0))
+    for group in range(metadata.num_row_groups):
+        yield group_cells(source, metadata, group, path)

@@ -1,16 +1,29 @@
 """Reads files of a store by ranges: Parquet files as Arrow reads them, and headers that mostly follow each other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core.errors import DataError
-from frostline.datasets.formats.base import is_hidden
+from frostline.datasets.formats.base import MAX_VALUES, VALUE_BYTES, is_hidden, short_lists, written_out_bytes
 from frostline.stores.protocols import Entry, Versioned, is_other_version
 
-__all__ = ("ObjectRanges", "RangeFile", "is_parquet", "open_parquet")
+__all__ = (
+    "ObjectRanges",
+    "RangeFile",
+    "check_written_out",
+    "column_chunk",
+    "in_words",
+    "is_parquet",
+    "keeps_dictionaries",
+    "list_columns",
+    "open_parquet",
+    "read_columns",
+    "with_dictionaries",
+)
 
 
 def is_parquet(entry: Entry) -> bool:
@@ -80,6 +93,23 @@ class RangeFile:
 
 
 @contextmanager
+def in_words(name: str) -> Iterator[None]:
+    """Translate what Arrow says of a Parquet file; ``name`` is that of the object.
+
+    Raises:
+        DataError: the file is damaged, cut off or encrypted.
+    """
+    try:
+        yield
+    except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the file
+        raise
+    except (pa.ArrowException, OSError) as error:
+        if "crypt" in str(error).lower():
+            raise DataError(f"{name} is encrypted, and Frostline has no key: write it without encryption") from error
+        raise DataError(f"{name} is no Parquet file, or is damaged or cut off: make it again") from error
+
+
+@contextmanager
 def open_parquet(
     store: Versioned, name: str, size: int, metadata: pq.FileMetaData | None = None
 ) -> Iterator[tuple[pq.ParquetFile, RangeFile]]:
@@ -96,14 +126,129 @@ def open_parquet(
         StoreError: the store failed.
     """
     source = RangeFile(store, name, size)
-    try:
+    with in_words(name):
         yield pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=False), source
-    except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the file
-        raise
-    except (pa.ArrowException, OSError) as error:
-        if "crypt" in str(error).lower():
-            raise DataError(f"{name} is encrypted, and Frostline has no key: write it without encryption") from error
-        raise DataError(f"{name} is no Parquet file, or is damaged or cut off: make it again") from error
+
+
+# Encodings of which a cell takes as many bytes as it has there.
+_KNOWN = frozenset({"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"})
+# Of a dictionary that Arrow makes, whose places have 32 bits.
+_LARGEST_DICTIONARY = 1 << 30
+
+
+class _Asked(Exception):
+    """Arrow asks for the bytes of a column."""
+
+
+class _Unread(RangeFile):
+    """A file of any size, of which nothing is read."""
+
+    def __init__(self) -> None:
+        self._place, self._size = 0, 1 << 62
+
+    def read(self, size: int = -1) -> bytes:  # noqa: ARG002
+        """See ``_Asked``."""
+        raise _Asked
+
+
+def column_chunk(metadata: pq.FileMetaData, group: int, place: int) -> pq.ColumnChunkMetaData:
+    """What a footer says of a column of a row group.
+
+    Asked for what is encrypted or makes no sense, Arrow ends the process; asked to read such a column, it raises. So it
+    is asked to read first, from where there is nothing.
+
+    Raises:
+        ArrowException, OSError: it is encrypted or damaged; see ``in_words``.
+    """
+    file = pq.ParquetFile(pa.PythonFile(_Unread(), mode="r"), metadata=metadata, pre_buffer=False)
+    path = metadata.schema.column(place).path
+    try:
+        for _ in file.iter_batches(1, row_groups=[group], columns=[path], use_threads=False):
+            break
+    except _Asked:
+        return metadata.row_group(group).column(place)
+    raise pa.ArrowInvalid(f"the column {path} has no pages")
+
+
+def with_dictionaries(
+    source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, columns: Sequence[str]
+) -> pq.ParquetFile:
+    """A file of which some columns of texts and binary values are read as dictionaries, wherever that can be.
+
+    A value that many rows have is then in memory once, as it is in the file.
+    """
+    groups = [group for group in range(metadata.num_row_groups) if metadata.row_group(group).num_rows]
+    paths = [f"{metadata.schema.column(place).path}." for place in range(metadata.num_columns)]
+    wanted = tuple(f"{column}." for column in columns)
+    places = [place for place, path in enumerate(paths) if path.startswith(wanted)]
+    kept = [place for place in places if all(keeps_dictionaries(metadata, group, place) for group in groups)]
+    return pq.ParquetFile(
+        pa.PythonFile(source, mode="r"),
+        metadata=metadata,
+        pre_buffer=False,
+        read_dictionary=[metadata.schema.column(place).path for place in kept],
+    )
+
+
+def keeps_dictionaries(metadata: pq.FileMetaData, group: int, place: int) -> bool:
+    """Whether a column of a row group holds texts or binary values that can be read as a dictionary."""
+    if metadata.schema.column(place).physical_type != "BYTE_ARRAY":
+        return False
+    about = column_chunk(metadata, group, place)
+    fits = about.total_uncompressed_size < _LARGEST_DICTIONARY
+    return _KNOWN.issuperset(about.encodings) and bool(fits)
+
+
+def read_columns(source: RangeFile, metadata: pq.FileMetaData, object: str, names: Sequence[str]) -> pa.Table:
+    """Columns beside the samples, of which texts may be dictionaries.
+
+    Raises:
+        DataError: written out, their texts would have far more bytes than the file.
+    """
+    file = with_dictionaries(source, metadata, names)
+    # Each by itself: a field of a struct has one dictionary at a time in Arrow.
+    groups = range(metadata.num_row_groups)
+    tables = [file.read_row_group(group, columns=list(names), use_threads=False) for group in groups]
+    table = pa.concat_tables(tables) if tables else file.read(columns=list(names), use_threads=False)
+    check_written_out(object, table)
+    return table
+
+
+# Texts of a column that may be so large however few bytes the file has, and so much larger than there.
+_LARGEST_TEXTS, _LARGEST_GROWTH = 64 << 20, 64
+
+
+def check_written_out(object: str, table: pa.Table) -> None:
+    """Make sure that columns of a file have no far larger texts than the file itself once they are written out.
+
+    Raises:
+        DataError: naming the column that has.
+    """
+    most = max(_LARGEST_TEXTS, MAX_VALUES * VALUE_BYTES * len(table))
+    for name in table.column_names:
+        nbytes = written_out_bytes(table[name])
+        if nbytes > most and nbytes > _LARGEST_GROWTH * table[name].nbytes:
+            raise DataError(
+                f"the column {name!r} of {object} has {nbytes} bytes written out, and {table[name].nbytes} in its "
+                "file: take it away, or write shorter texts"
+            )
+
+
+def list_columns(
+    source: RangeFile, metadata: pq.FileMetaData, object: str, names: Sequence[str]
+) -> dict[str, pa.Array]:
+    """Columns of lists as texts, by their paths, without those whose lists have more than 256 values on average."""
+    short = [name for name in names if _mean_values(metadata, name) <= MAX_VALUES]
+    return short_lists(read_columns(source, metadata, object, short), short) if short else {}
+
+
+def _mean_values(metadata: pq.FileMetaData, name: str) -> float:
+    """Values of a sample's list, by what the file says of itself."""
+    paths = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
+    leaves = [place for place, path in enumerate(paths) if path.startswith(f"{name}.")]
+    groups = [group for group in range(metadata.num_row_groups) if metadata.row_group(group).num_rows]
+    values = sum(column_chunk(metadata, group, place).num_values for group in groups for place in leaves)
+    return float(values / max(1, metadata.num_rows))
 
 
 # Reading on through what is not needed costs less than another round trip, up to about here.

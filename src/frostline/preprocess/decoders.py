@@ -1,0 +1,586 @@
+"""Decodes what strangers may have made in child processes: bounded, without files or a network, and kept ready.
+
+A process that imports the decoders once forks a child for each decoding thread. Encoded samples, pixels and tokens
+lie in memory that node and child share; what is said about them are small messages of JSON. A child that ends takes
+the one sample with it that it had, and the next sample gets a new one.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import logging
+import mmap
+import os
+import platform
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from io import BytesIO
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+from PIL import AvifImagePlugin, Image
+
+from frostline.core import View
+from frostline.core.errors import FrostlineError, SampleError
+from frostline.core.system import STARTED
+from frostline.preprocess import Decode, DecodeAudio, Preprocess, Tokenize, audio, imagenet
+from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
+from frostline.preprocess.sounds import has_sound_packages
+from frostline.preprocess.tokens import opened_tokenizer
+
+__all__ = ("MAX_DECODE_S", "Decoders", "confine", "takes_decoders")
+
+MAX_DECODE_S = 20.0
+"""Core seconds that one sample may take; an image of 50 million pixels takes a tenth of it."""
+
+# Seconds on the clock, on a machine where a child gets few of its core seconds.
+_LONGEST_S = 6 * MAX_DECODE_S
+_STARTING_S = 60.0
+_MESSAGE_BYTES = 1 << 16
+_MIN_BYTES, _KEPT_BYTES = 1 << 20, 16 << 20
+_PAGE = 4096
+# What a child may take beside what was reserved: gaps in its heap, and tokenizers, each several times its JSON.
+_SLACK_BYTES, _TOKENIZER_BYTES = 64 << 20, 1 << 30
+_KEPT_TOKENIZERS = 4
+_ENVIRONMENT = {
+    # Threads of other libraries would not survive the forks, and cannot be started in children.
+    **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
+    "TOKENIZERS_PARALLELISM": "false",
+    # Freed memory is kept for the next sample, up to what most of them take.
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "JPEG2000", "ICO", "AVIF")
+_LOG = logging.getLogger("frostline.node")
+# -P keeps the current folder off the import path.
+_COMMAND = (sys.executable, "-P", "-m", STARTED["decoding"])
+
+
+def takes_decoders(preprocess: Preprocess) -> bool:
+    """Whether samples are decoded by libraries; records of a ready format and arrays are numbers as they lie there."""
+    return any(isinstance(part.steps[0], Decode | DecodeAudio | Tokenize) for part in preprocess.parts)
+
+
+class Decoders:
+    """Child processes that decode. The first sample starts them. Safe for threads.
+
+    Args:
+        memory_bytes: memory for decoding of the node: the most that a child may take for one sample.
+        command: program that runs ``serve_decoding``; it gets the number of its socket and the memory behind it.
+    """
+
+    def __init__(self, memory_bytes: int, command: Sequence[str] = _COMMAND) -> None:
+        self._memory_bytes = memory_bytes
+        self._command = command
+        self._lock = threading.Lock()
+        self._starter: _Starter | None = None
+        self._idle: list[_Child] = []
+        self._is_closed = self._is_told = False
+
+    def decode_into(
+        self,
+        preprocess: Preprocess,
+        encoded: bytes | memoryview,
+        out: npt.NDArray[Any],
+        *,
+        id: int,
+        view: View | None,
+        max_pixels: int = MAX_PIXELS,
+    ) -> int:
+        """Decode one sample into ``out`` as ``preprocess.apply`` does it, to the bit.
+
+        Args:
+            preprocess: the steps, of which ``takes_decoders`` is true.
+            encoded: the sample as stored.
+            out: array of the shape and type of ``preprocess.sample``, or ``uint8[H, W, C]`` for pixels alone.
+            id: see ``preprocess.apply.decode_into``.
+            view: likewise.
+            max_pixels: pixels for which memory was reserved.
+
+        Returns:
+            The pixels that the sample needs; where they are more than ``max_pixels`` and may be reserved at all,
+            nothing was decoded.
+
+        Raises:
+            SampleError: see ``preprocess.apply.decode_into``; or the child that decoded it ended.
+        """
+        while True:
+            child = self._taken()
+            is_sound = False
+            try:
+                needed = child.decode(preprocess, encoded, out, id=id, view=view, max_pixels=max_pixels)
+                is_sound = True
+                return needed
+            except BrokenPipeError:  # it had ended while it waited: another one gets the sample
+                continue
+            except SampleError:
+                is_sound = not child.has_ended
+                raise
+            finally:
+                self._give_back(child, is_sound=is_sound)
+
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the children that wait for a sample."""
+        with self._lock:
+            return tuple(child.pid for child in self._idle)
+
+    @staticmethod
+    def are_possible() -> bool:
+        """Whether the system has what they need: memory without a name, and handles of processes."""
+        return hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
+
+    def close(self) -> None:
+        """Kill all of them. Calling it again does nothing."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            starter, self._starter = self._starter, None
+        for child in idle:
+            child.kill()
+        if starter is not None:
+            starter.close()
+
+    def _taken(self) -> "_Child":
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            if self._is_closed:
+                raise SampleError("the node is stopping")
+            try:
+                return self._started()
+            except OSError:  # what starts them has died
+                if self._starter is not None:
+                    self._starter.close()
+                    self._starter = None
+                return self._started()
+
+    def _started(self) -> "_Child":
+        if self._starter is None:
+            self._starter = _Starter(self._command, self._memory_bytes)
+        child = self._starter.child()
+        if not self._is_told:
+            self._is_told = True
+            _LOG.info("samples are decoded in processes of their own, confined by %s", child.confined_by)
+        return child
+
+    def _give_back(self, child: "_Child", *, is_sound: bool) -> None:
+        with self._lock:
+            if is_sound and not self._is_closed:
+                self._idle.append(child)
+                return
+        child.kill()
+
+
+class _Starter:
+    """The process that forks children, which end with it; it ends with this process."""
+
+    def __init__(self, command: Sequence[str], memory_bytes: int) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # A new session keeps Ctrl-C in the terminal away.
+            self._process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
+                [*command, str(theirs.fileno()), str(memory_bytes)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,
+            )
+        self._control = ours
+
+    def child(self) -> "_Child":
+        """A new child, which is ready.
+
+        Raises:
+            OSError: the process has died.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"x"], [theirs.fileno()])
+            ours.settimeout(_STARTING_S)
+            hello = json.loads(ours.recv(_MESSAGE_BYTES) or b"{}")
+            if not hello:
+                raise BrokenPipeError
+            return _Child(ours, int(hello["pid"]), str(hello["by"]))
+        except OSError:
+            ours.close()
+            raise
+
+    def close(self) -> None:
+        """Kill it, and with it its children."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
+class _Child:
+    """One child, and the memory that it shares with this process. For one thread at a time."""
+
+    def __init__(self, peer: socket.socket, pid: int, confined_by: str) -> None:
+        self.pid = pid
+        self.confined_by = confined_by
+        self.has_ended = False
+        self._peer = peer
+        peer.settimeout(_LONGEST_S)
+        # The number may be another process's once it has ended.
+        self._handle = os.pidfd_open(pid)
+        self._memory = mmap.mmap(-1, _PAGE)
+
+    def decode(
+        self,
+        preprocess: Preprocess,
+        encoded: bytes | memoryview,
+        out: npt.NDArray[Any],
+        *,
+        id: int,
+        view: View | None,
+        max_pixels: int,
+    ) -> int:
+        """See ``Decoders.decode_into``."""
+        shape, dtype = _made(preprocess, out)
+        made_bytes = int(np.prod(shape)) * dtype.itemsize
+        start = -(-made_bytes // _PAGE) * _PAGE
+        orders = {
+            "steps": _steps(preprocess),
+            "is_pixels": dtype == np.uint8,
+            "id": id,
+            "view": None if view is None else [view.seed, view.epoch],
+            "max_pixels": max_pixels,
+            "at": [start, len(encoded)],
+            "tokenizer": [start + len(encoded), 0],
+        }
+        answer = self._asked(orders, start, encoded, b"")
+        if answer.get("lacks_tokenizer"):
+            orders["tokenizer"] = [start + len(encoded), len(preprocess.tokenizer)]
+            answer = self._asked(orders, start, encoded, preprocess.tokenizer)
+        if "error" in answer:
+            raise SampleError(str(answer["error"]))
+        needed = int(answer["needed"])
+        if answer.get("is_made"):
+            made = np.frombuffer(self._memory, dtype, int(np.prod(shape))).reshape(shape)
+            if dtype == out.dtype:
+                np.copyto(out, made)
+            else:
+                assert preprocess.levels is not None, "its pixels were asked for"
+                preprocess.levels.into(made, out)
+            del made
+        if len(self._memory) > _KEPT_BYTES:
+            self._memory = mmap.mmap(-1, _PAGE)
+        return needed
+
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self.has_ended = True
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        os.close(self._handle)
+        self._peer.close()
+
+    def _asked(self, orders: dict[str, Any], start: int, encoded: bytes | memoryview, more: bytes) -> dict[str, Any]:
+        files = self._with_room(start + len(encoded) + len(more))
+        self._memory[start : start + len(encoded)] = encoded
+        self._memory[start + len(encoded) : start + len(encoded) + len(more)] = more
+        try:
+            try:
+                socket.send_fds(self._peer, [json.dumps(orders).encode()], files)
+            except OSError as error:
+                raise BrokenPipeError from error
+            answer = self._peer.recv(_MESSAGE_BYTES)
+        except BrokenPipeError:
+            raise
+        except OSError:  # it has ended, or takes too long
+            answer = b""
+        finally:
+            for file in files:
+                os.close(file)
+        if not answer:
+            self.has_ended = True
+            raise SampleError(
+                f"the process that decoded it ended: decoding it takes more than {MAX_DECODE_S:g} s of a core or more "
+                "memory than was reserved for it, or it breaks the decoder"
+            )
+        try:
+            value = json.loads(answer)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict) or not isinstance(value.get("needed", 0), int):
+            self.has_ended = True
+            raise SampleError("the process that decoded it answered what makes no sense")
+        return value
+
+    def _with_room(self, nbytes: int) -> list[int]:
+        """Share more memory, where that is needed; its file, which is to be sent."""
+        if nbytes <= len(self._memory) and len(self._memory) > _PAGE:
+            return []
+        size = max(_MIN_BYTES, 1 << (nbytes - 1).bit_length())
+        file = os.memfd_create("frostline-decode", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(file, size)
+        # A child could cut it short, and this process would end where it reads on.
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self._memory = mmap.mmap(file, size)
+        return [file]
+
+
+def _made(preprocess: Preprocess, out: npt.NDArray[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of what a child makes: of images the pixels, whose numbers are made here while they are copied."""
+    if preprocess.levels is None or out.dtype == np.uint8:
+        return out.shape, out.dtype
+    channels, height, width = out.shape
+    return (height, width, channels), np.dtype(np.uint8)
+
+
+@lru_cache(256)
+def _steps(preprocess: Preprocess) -> str:
+    return json.dumps(preprocess.to_json())
+
+
+# What runs in the processes beside the node.
+
+
+def serve_decoding(control: socket.socket, memory_bytes: int) -> NoReturn:
+    """Fork a child for each socket that comes over another one, until that is closed. Never returns."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit status of children is not needed
+    _warm_up()
+    gc.freeze()
+    starter = os.getpid()
+    while True:
+        said, files, _, _ = socket.recv_fds(control, 1, 1)
+        if not said:
+            os._exit(0)
+        for file in files:
+            if os.fork() == 0:
+                control.close()
+                _end_with(starter)
+                _serve(socket.socket(fileno=file), memory_bytes)
+            os.close(file)
+
+
+def _end_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _serve(peer: socket.socket, memory_bytes: int) -> NoReturn:
+    figures = os.open("/proc/self/statm", os.O_RDONLY)
+    bounds = _Bounds(figures, memory_bytes)
+    with contextlib.suppress(BaseException):
+        peer.send(json.dumps({"pid": os.getpid(), "by": confine()}).encode())
+        memory = mmap.mmap(-1, _PAGE)
+        while True:
+            said, files, _, _ = socket.recv_fds(peer, _MESSAGE_BYTES, 1)
+            if not said:
+                break
+            for file in files:
+                memory = mmap.mmap(file, os.fstat(file).st_size)
+                os.close(file)
+            peer.send(json.dumps(_answered(json.loads(said), memory, bounds)).encode())
+    os._exit(0)
+
+
+@dataclass(slots=True)
+class _Bounds:
+    """The limits of a child, which it sets for each sample and cannot raise above those of the first."""
+
+    figures: int
+    memory_bytes: int
+    base: int = 0
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        self.take_base()
+        self.most = self.base + self.memory_bytes + _SLACK_BYTES + _TOKENIZER_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (self.most, self.most))
+        for kind, maximum in ((resource.RLIMIT_NOFILE, 16), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+            resource.setrlimit(kind, (maximum, maximum))
+
+    def take_base(self) -> None:
+        """Count from what the process has now."""
+        self.base = int(os.pread(self.figures, 256, 0).split()[5]) * resource.getpagesize()
+
+    def begin(self, nbytes: int) -> None:
+        """A sample may take so many bytes, and its part of a core."""
+        resource.setrlimit(resource.RLIMIT_DATA, (min(self.most, self.base + nbytes + _SLACK_BYTES), self.most))
+        signal.setitimer(signal.ITIMER_PROF, MAX_DECODE_S)  # its signal ends the process, whatever library it is in
+
+    def end(self) -> None:
+        """Nothing is decoded."""
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+_equipped: dict[str, Preprocess] = {}
+"""Preprocessings of texts with their tokenizers, by their steps."""
+
+
+def _answered(orders: dict[str, Any], memory: mmap.mmap, bounds: _Bounds) -> dict[str, Any]:
+    preprocess = _parsed(orders["steps"])
+    if preprocess.tokens is not None:
+        start, length = orders["tokenizer"]
+        if orders["steps"] not in _equipped:
+            if not length:
+                return {"lacks_tokenizer": True}
+            _equip(orders["steps"], memory[start : start + length], bounds)
+        preprocess = _equipped[orders["steps"]]
+    start, length = orders["at"]
+    encoded = memory[start : start + length]
+    try:
+        bounds.begin(3 * length + scratch_bytes(orders["max_pixels"]))
+        return _decoded(preprocess, encoded, orders, memory)
+    except (SampleError, FrostlineError) as error:
+        return {"error": str(error)[: _MESSAGE_BYTES // 8]}
+    except MemoryError:
+        return {"error": "decoding it takes more memory than was reserved for it"}
+    finally:
+        bounds.end()
+
+
+def _decoded(preprocess: Preprocess, encoded: bytes, orders: dict[str, Any], memory: mmap.mmap) -> dict[str, Any]:
+    needed = pixels_needed(preprocess, encoded)
+    if orders["max_pixels"] < needed <= MAX_PIXELS:
+        return {"needed": needed}
+    view = None if orders["view"] is None else View(seed=orders["view"][0], epoch=orders["view"][1])
+    shape, dtype, into = preprocess.sample.shape, np.dtype(preprocess.sample.dtype), decode_into
+    if orders["is_pixels"]:
+        channels, height, width = shape
+        shape, dtype, into = (height, width, channels), np.dtype(np.uint8), pixels_into
+    out = np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape)
+    into(preprocess, encoded, out, id=orders["id"], view=view)
+    return {"needed": needed, "is_made": True}
+
+
+@lru_cache(64)
+def _parsed(steps: str) -> Preprocess:
+    return Preprocess.from_json(json.loads(steps))
+
+
+def _equip(steps: str, content: bytes, bounds: _Bounds) -> None:
+    """Open a tokenizer, which stays: what a text takes is counted from there on."""
+    if len(_equipped) >= _KEPT_TOKENIZERS:
+        _equipped.clear()
+        opened_tokenizer.cache_clear()
+    bounds.begin(bounds.most)
+    _equipped[steps] = _parsed(steps).with_tokenizer(content)
+    opened_tokenizer(content)
+    bounds.end()
+    bounds.take_base()
+
+
+def _warm_up() -> None:
+    """Decode a sample of each kind, which loads what children cannot load, and have no library start threads."""
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    for name in ("tokenizers", "pillow_heif"):
+        if find_spec(name) is not None:
+            import_module(name)
+    heif = sys.modules.get("pillow_heif")
+    if heif is not None:
+        heif.options.DECODE_THREADS = 1
+    for name in _FORMATS:
+        with contextlib.suppress(OSError, KeyError):  # Pillow may be built without it
+            file = BytesIO()
+            Image.new("RGB", (64, 64)).save(file, name)
+            _decode_once(imagenet(32, augment=True), file.getvalue())
+    array = BytesIO()
+    np.save(array, np.zeros((64, 64, 3), np.uint8))
+    _decode_once(imagenet(32, augment=True), array.getvalue())
+    if has_sound_packages():
+        sound = BytesIO()
+        import_module("soundfile").write(sound, np.zeros(16_000, np.float32), 16_000, format="WAV")
+        _decode_once(audio(0.5, sample_rate=8_000), sound.getvalue())
+
+
+def _decode_once(preprocess: Preprocess, encoded: bytes) -> None:
+    out = np.empty(preprocess.shape, preprocess.dtype)
+    with contextlib.suppress(SampleError):
+        decode_into(preprocess, encoded, out, id=0, view=View(seed=0, epoch=0))
+
+
+# prctl(2), seccomp(2), landlock(7).
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_MODE_FILTER = 2
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000  # EPERM where it is refused
+_ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+# Calls of the system that decoding needs, by their numbers on either architecture: nothing that opens, connects,
+# starts or looks for anything. A socket and memory are there already.
+_CALLS = (
+    *((0, 63), (1, 64), (3, 57), (5, 80), (8, 62), (17, 67)),  # read write close fstat lseek pread64
+    *((9, 222), (10, 226), (11, 215), (12, 214), (25, 216), (28, 233)),  # mmap mprotect munmap brk mremap madvise
+    *((13, 134), (14, 135), (15, 139), (131, 132), (38, 103)),  # rt_sig* sigaltstack setitimer
+    *((7, 73), (271, 73), (44, 206), (45, 207), (46, 211), (47, 212)),  # poll ppoll send* recv*
+    *((24, 124), (35, 101), (230, 115), (219, 128), (202, 98), (273, 99)),  # waiting and futexes
+    *((32, 23), (39, 172), (186, 178), (96, 169), (228, 113), (98, 165), (99, 179)),  # dup, ids, clocks, usage
+    *((204, 123), (309, 168), (318, 278), (324, 283), (334, 293), (63, 160)),  # cores, getrandom, rseq, uname
+    *((97, 163), (160, 164), (60, 93), (231, 94), (262, 79)),  # getrlimit setrlimit exit exit_group newfstatat
+)
+# Calls whose first argument may be this process alone (a number in place of it), or files that it has.
+_PRLIMIT, _TGKILL, _FCNTL = (302, 261), (234, 131), (72, 25)
+_DUPLICATE = (0, 1, 2, 3, 1030)  # fcntl(2): F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
+_LANDLOCK = (444, 446)
+# What each version of Landlock knows more of files: all of it is refused.
+_FILES_BY_VERSION = {1: 13, 2: 14, 3: 15, 4: 15}
+_LATEST_FILES = 16
+
+
+def confine() -> str:
+    """Take from this process what decoding does not need, for good; in words, what is in force."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return "limits alone"
+    found = [f"Landlock {version}"] if (version := _confine_by_landlock(library)) else []
+    found += ["seccomp"] if _confine_by_seccomp(library) else []
+    return " and ".join(found) or "limits alone"
+
+
+def _confine_by_landlock(library: ctypes.CDLL) -> int:
+    """Refuse every file, connection and signal that the kernel's version of Landlock knows; 0 where it has none."""
+    create, restrict = _LANDLOCK
+    version = int(library.syscall(create, None, ctypes.c_size_t(0), 1))
+    if version < 1:
+        return 0
+    files = (1 << _FILES_BY_VERSION.get(version, _LATEST_FILES)) - 1
+    rules = struct.pack("<QQQ", files, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
+    handle = library.syscall(create, rules, ctypes.c_size_t(len(rules)), 0)
+    if handle < 0:
+        return 0
+    refused = library.syscall(restrict, handle, 0)
+    os.close(handle)
+    return version if refused == 0 else 0
+
+
+def _confine_by_seccomp(library: ctypes.CDLL) -> bool:
+    known = _ARCHITECTURES.get(platform.machine())
+    if known is None or sys.platform != "linux":
+        return False
+    architecture, place = known
+    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+    for number in sorted({call[place] for call in _CALLS}):
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    pid = os.getpid()
+    for call, argument, values in ((_PRLIMIT, 0, (0, pid)), (_TGKILL, 0, (pid,)), (_FCNTL, 1, _DUPLICATE)):
+        checks = [step for value in values for step in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW))]
+        rest = [(_LOAD, 0, 0, 16 + 8 * argument), *checks, (_RETURN, 0, 0, _REFUSE)]
+        program += [(_EQUAL, 0, len(rest), call[place]), *rest]
+    program.append((_RETURN, 0, 0, _REFUSE))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in program))
+    header = struct.pack("@HP", len(program), ctypes.addressof(code))
+    return bool(library.prctl(_PR_SET_SECCOMP, _MODE_FILTER, header, 0, 0) == 0)
+
+
+if __name__ == "__main__":
+    serve_decoding(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

@@ -1,0 +1,255 @@
+"""Strangers' samples are decoded in processes of their own: the same values, and nothing else that they could do.
+
+These tests run real processes, confined as on a node; the hostile ones run code in the place of a decoder.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import closing
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from frostline.client.http import HttpTransport
+from frostline.core import View
+from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import SampleError
+from frostline.node import Node
+from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, audio, imagenet, named_inputs, text
+from frostline.preprocess.apply import decode_into, pixels_into
+from frostline.preprocess.decoders import Decoders
+from frostline.preprocess.steps import framed
+from support.nodes import joined, jpeg, make_images, request, same, served, until
+from support.sounds import encoded_sound, some_waves
+from support.tenants import tenant, token_of
+from support.texts import TEXTS, tokenizer_of_words
+
+pytestmark = [
+    pytest.mark.promise("apart"),
+    pytest.mark.skipif(not Decoders.are_possible(), reason="this system has no memory without a name"),
+]
+
+MEMORY = 256 << 20
+WHOLE = Preprocess(steps=(Decode(), Resize(32), CenterCrop(32), Normalize(mean=(0.5,) * 3, std=(0.25,) * 3)))
+
+HOSTILE = """
+    import ctypes, os, signal, socket, sys
+    from frostline.core.errors import SampleError
+    from frostline.preprocess import decoders
+
+    decoders.MAX_DECODE_S = 0.5
+    parent = os.getppid()
+
+    def act(preprocess, encoded, out, **more):
+        match encoded.decode():
+            case "endless":
+                while True: pass
+            case "crash":
+                ctypes.string_at(0)
+            case "memory":
+                bytearray(1 << 30)
+            case "exit":
+                os._exit(0)
+        acts = {
+            "open": lambda: open("/etc/hostname"),
+            "write": lambda: open("/tmp/frostline-was-here", "w"),
+            "list": lambda: os.listdir("/"),
+            "socket": lambda: socket.socket(),
+            "pair": lambda: socket.socketpair(),
+            "fork": lambda: os.fork(),
+            "exec": lambda: os.execv(sys.executable, [sys.executable]),
+            "kill": lambda: os.kill(parent, signal.SIGKILL),
+            "limits": lambda: __import__("resource").prlimit(parent, 9, (1, 1)),
+            "memfd": lambda: os.memfd_create("x"),
+            "more memory": lambda: __import__("resource").setrlimit(2, (1 << 40, 1 << 40)),
+        }
+        try:
+            acts[encoded.decode()]()
+        except (OSError, ValueError) as error:
+            raise SampleError(f"refused: {error}") from error
+        raise SampleError("it was done")
+
+    decoders.pixels_into = act
+    decoders.serve_decoding(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def decoders():
+    with closing(Decoders(MEMORY)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    with closing(Decoders(MEMORY, (sys.executable, "-c", textwrap.dedent(HOSTILE)))) as made:
+        yield made
+
+
+def both(decoders, preprocess, encoded, *, is_pixels=False, view=None, id=7):
+    """What this process makes of a sample, and another one; or what either says is wrong with it."""
+    channels, *sides = preprocess.shape if is_pixels else (0, *preprocess.shape)
+    shape, dtype = ((*sides, channels), np.uint8) if is_pixels else (tuple(sides), preprocess.dtype)
+    found = []
+    for decode in (pixels_into if is_pixels else decode_into, decoders.decode_into):
+        out = np.zeros(shape, dtype)
+        try:
+            decode(preprocess, encoded, out, id=id, view=view)
+            found.append(out)
+        except SampleError as error:
+            found.append(str(error))
+    return found
+
+
+def encoded_as(name, mode="RGB", **options):
+    pixels = np.random.default_rng(5).integers(0, 255, (41, 57, 3), np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, name, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "JPEG2000", "ICO", "AVIF"])
+@pytest.mark.parametrize("is_pixels", [False, True])
+def test_images_of_every_format_have_the_same_bits(decoders, name, is_pixels):
+    here, apart = both(decoders, WHOLE, encoded_as(name), is_pixels=is_pixels)
+    np.testing.assert_array_equal(here, apart)
+    assert apart.any()
+
+
+def test_random_views_and_turned_images_have_the_same_bits(decoders):
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    random = imagenet(32, augment=True)
+    for view in (View(seed=3, epoch=0), View(seed=3, epoch=1)):
+        here, apart = both(decoders, random.oriented(is_turned=True), encoded_as("JPEG", exif=turned), view=view)
+        np.testing.assert_array_equal(here, apart)
+
+
+@pytest.mark.parametrize("encoded", [b"", b"no image", jpeg(0)[:300], encoded_as("TIFF", "F")])
+def test_broken_samples_are_refused_by_the_same_words(decoders, encoded):
+    here, apart = both(decoders, WHOLE, encoded)
+    assert isinstance(here, str)
+    assert here == apart
+
+
+def test_sounds_texts_and_several_inputs_have_the_same_values(decoders):
+    words = text(tokenizer_of_words(), 12)
+    tone, kinds = audio(0.3, sample_rate=8_000), ("WAV", "FLAC", "OGG")
+    several = named_inputs(pixel_values=WHOLE, input_ids=words)
+    cases = [(tone, encoded_sound(some_waves(1)[0][0], kind=kind)) for kind in kinds]
+    cases += [(words, one.encode()) for one in TEXTS]
+    cases += [(text(tokenizer_of_words(f"more{n}"), 8), TEXTS[n % 4].encode()) for n in range(6) for _ in range(2)]
+    cases.append((several, framed([jpeg(3), TEXTS[2].encode()])))
+    for preprocess, encoded in cases:
+        here, apart = both(decoders, preprocess, encoded)
+        np.testing.assert_array_equal(here, apart)
+        assert apart.any()
+
+
+def test_an_image_that_needs_more_memory_than_was_reserved_is_not_decoded_and_says_how_much(decoders):
+    large, out = encoded_as("PNG"), np.zeros(WHOLE.shape, np.float32)
+    assert decoders.decode_into(WHOLE, large, out, id=0, view=None, max_pixels=1_000) == 41 * 57
+    assert not out.any()
+    assert decoders.decode_into(WHOLE, large, out, id=0, view=None, max_pixels=41 * 57) == 41 * 57
+    assert out.any()
+
+
+def test_samples_of_every_size_go_through_the_same_processes(decoders):
+    for side in (8, 2_000, 16, 3_000):  # shared memory grows and goes back
+        file = BytesIO()
+        Image.fromarray(np.random.default_rng(0).integers(0, 255, (side, side, 3), np.uint8)).save(file, "PPM")
+        np.testing.assert_array_equal(*both(decoders, WHOLE, file.getvalue()))
+    assert len(decoders.pids()) == 1
+
+
+def done(hostile, act):
+    with pytest.raises(SampleError) as raised:
+        hostile.decode_into(WHOLE, act.encode(), np.zeros((32, 32, 3), np.uint8), id=0, view=None)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "act", ["open", "write", "list", "socket", "pair", "fork", "exec", "kill", "limits", "memfd", "more memory"]
+)
+def test_a_decoder_reaches_no_file_network_or_process(hostile, act):
+    assert "refused: " in done(hostile, act)
+    assert not Path("/tmp/frostline-was-here").exists()
+
+
+@pytest.mark.parametrize("act", ["endless", "crash", "exit"])
+def test_a_decoder_that_ends_or_never_ends_takes_one_sample_with_it(hostile, act):
+    assert "refused" in done(hostile, "open")  # one that is ready
+    [before] = hostile.pids()
+    assert "the process that decoded it ended" in done(hostile, act)
+    assert "refused" in done(hostile, "open")
+    assert before not in hostile.pids()
+
+
+def test_a_decoder_gets_no_more_memory_than_was_reserved(hostile):
+    out = np.zeros((32, 32, 3), np.uint8)
+    with pytest.raises(SampleError, match="more memory than was reserved"):
+        hostile.decode_into(WHOLE, b"memory", out, id=0, view=None, max_pixels=1_000)
+    assert "refused" in done(hostile, "open")
+
+
+def test_what_was_killed_while_it_waited_costs_no_sample():
+    with closing(Decoders(MEMORY)) as decoders:
+        out = np.zeros(WHOLE.shape, np.float32)
+        decoders.decode_into(WHOLE, jpeg(0), out, id=0, view=None)
+        [pid] = decoders.pids()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid))
+        decoders.decode_into(WHOLE, jpeg(0), out, id=0, view=None)
+        os.kill(decoders._starter._process.pid, signal.SIGKILL)  # noqa: SLF001 (the process that forks them)
+        until(lambda: not any(map(alive, decoders.pids())))
+        decoders.decode_into(WHOLE, jpeg(0), out, id=0, view=None)
+        last = decoders.pids()
+    until(lambda: not any(map(alive, last)))
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_no_process_is_left_of_a_node_that_was_killed(tmp_path):
+    code = """
+        import json, numpy as np, sys, time
+        from frostline.preprocess.decoders import Decoders
+        from frostline.preprocess import imagenet
+        decoders, preprocess = Decoders(1 << 28), imagenet(32)
+        with open(sys.argv[1], "rb") as file:
+            decoders.decode_into(preprocess, file.read(), np.zeros(preprocess.shape, np.float32), id=0, view=None)
+        print(json.dumps([*decoders.pids(), decoders._starter._process.pid]), flush=True)
+        time.sleep(600)
+    """
+    (tmp_path / "a.jpg").write_bytes(jpeg(0))
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "a.jpg")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        pids = json.loads(process.stdout.readline())
+        assert all(map(alive, pids))
+        process.kill()
+        until(lambda: not any(map(alive, pids)))
+
+
+def test_a_tenant_gets_the_same_pixels_as_the_nodes_own_user(tmp_path):
+    images = make_images(tmp_path / "images", 6, broken=(2,))
+    wanted = request(images, 1)
+    answers = []
+    for tenants in ((), (tenant("a"), tenant("b"))):
+        node = Node(NodeSettings(memory_bytes=512 << 20, tenants=tenants), (images.as_uri(),))
+        token = LoaderSettings(token=token_of("a") if tenants else None)
+        with node, served(node) as url, closing(HttpTransport(url, token)) as transport:
+            answers.append(joined(transport.features(wanted)))
+            assert bool(node._resources.decoders.pids()) is bool(tenants)  # noqa: SLF001 (whether they were asked)
+    same(*answers)
+    assert len(answers[0][3]) == 1
