@@ -49,11 +49,8 @@ class NodePool(Protocol):
     def others(self, request: FeatureRequest, tried: set[int]) -> bool:
         """Whether a node is left that can run the request's engine and is not known to be away."""
 
-    def undecided(self, tried: set[int]) -> tuple[str, ...]:
-        """Names of the nodes that were not tried, since they are away, and may be back soon."""
-
-    def numbered(self) -> dict[int, str]:
-        """Names of the members by number."""
+    def numbered(self, *, may_come_back: bool = False) -> dict[int, str]:
+        """Names of the members by number; or of those alone that went away a moment ago, and may be back soon."""
 
 
 # What says nothing of the node: it is asked again once it has the prefix or the engine, or the store has recovered.
@@ -160,7 +157,8 @@ class BalancedResponse:
             lost = batch.skipped[0]
             reason = f"it cannot read what another node can, such as {lost.object}: {lost.reason}"
             self._pool.misread(number, read, reason, read_others=len(batch) > 0)
-        if whole.skipped and (absent := self._pool.undecided(answered)):
+        away = self._pool.numbered(may_come_back=True) if whole.skipped else {}
+        if absent := [name for other, name in away.items() if other not in answered]:
             lost, name = whole.skipped[0], self._pool.numbered().get(number, "one that left")
             self._end()
             raise NodeUnreachable(

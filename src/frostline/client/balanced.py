@@ -547,16 +547,11 @@ class BalancedTransport:
             able = self._able(self._turns.order(self._clock()), request.engine, request.prefix)
             return bool(set(self._turns.present(self._clock())).intersection(able) - tried)
 
-    def undecided(self, tried: set[int]) -> tuple[str, ...]:
-        """Names of the nodes that were not tried, since they are away, and may be back soon."""
+    def numbered(self, *, may_come_back: bool = False) -> dict[int, str]:
+        """Names of the members by number; or of those alone that went away a moment ago, and may be back soon."""
         with self._lock:
-            away = self._turns.may_come_back(self._clock(), self._patience_s)
-            return tuple(self._names[number] for number in away if number not in tried)
-
-    def numbered(self) -> dict[int, str]:
-        """Names of the members by number."""
-        with self._lock:
-            return {number: self._names[number] for number in self._turns.members}
+            away = self._turns.may_come_back(self._clock(), self._patience_s) if may_come_back else None
+            return {number: self._names[number] for number in (self._turns.members if away is None else away)}
 
     def _able(self, numbers: Sequence[int], engine: str, prefix: str | None = None) -> list[int]:
         """Those that can run the engine; of these, those that have the network, where there are such."""

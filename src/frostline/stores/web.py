@@ -432,7 +432,7 @@ class _Entries:
         """An entry has ended."""
         self._bytes = 0
 
-    def read(self, nbytes: int) -> bytes:
+    def read(self, nbytes: int = -1, /) -> bytes:
         """The next bytes.
 
         Raises:
