@@ -72,12 +72,14 @@ test-long: test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --hypothesis-profile long -m 'long or not long'
 	@$(MAKE) --no-print-directory fuzz
 
-# Graphs that strangers could upload, and networks that users could train, made at random, for SECONDS each; the tests
-# try a few of them.
+# Graphs that strangers could upload, and networks that users could train, made at random, for SECONDS each, and SEEDS
+# runs of a whole system in trouble; the tests try a few of them.
 SECONDS ?= 600
+SEEDS ?= 100000
 fuzz: install-test
 	$(BIN)/python tests/support/graph_fuzz.py --seconds $(SECONDS)
 	$(BIN)/python tests/support/random_training.py --seconds $(SECONDS)
+	$(BIN)/python tests/support/whole_system.py --seeds $(SEEDS)
 
 # How many small changes of what decides its tests notice, of SAMPLE tried in each.
 SAMPLE ?= 40

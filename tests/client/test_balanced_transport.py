@@ -27,6 +27,7 @@ from frostline.core.errors import (
     Refused,
     StoreError,
     StoreThrottled,
+    StoreUnavailable,
     Unauthenticated,
     Unavailable,
     UnknownName,
@@ -227,10 +228,31 @@ def test_a_node_that_cannot_read_several_in_a_row_that_another_can_is_left_out()
     assert sick.asked == 2
 
 
-def test_what_the_second_node_cannot_be_asked_for_stays_unreadable():
-    spread = BalancedTransport([Scripted([values(1, skipped=lost(2))]), Scripted([GONE])], clock=lambda: 0.0)
-    (batch,) = spread.features(asked_for(1, 2), ("0",))
+@pytest.mark.promise(
+    "complete", mended="a sample that one node could not read, while others were starting, was left out"
+)
+@pytest.mark.parametrize("trouble", [GONE, StoreUnavailable("no store"), Overloaded("full", retry_after_s=2)], ids=str)
+def test_what_one_cannot_read_is_left_out_once_the_others_have_been_away_for_long(trouble):
+    clock = SimpleNamespace(now=100.0)
+    sick, other = Scripted(*[[values(1, skipped=lost(2))]] * 3), Scripted([trouble], [trouble], [trouble])
+    spread = BalancedTransport([sick, other], clock=lambda: clock.now, patience_s=20.0, names="ab")
+    for clock.now in (100.0, 119.0):
+        with pytest.raises(NodeUnreachable, match=r"a cannot read 2\.jpg \(input/output error\), and b, which may,"):
+            next(spread.features(asked_for(1, 2), ("a",)))
+    clock.now = 120.0
+    (batch,) = spread.features(asked_for(1, 2), ("a",))
+    assert batch.ids.tolist() == [1]
     assert [sample.id for sample in batch.skipped] == [2]
+
+
+def test_what_one_cannot_read_a_node_that_is_back_reads():
+    now = 100.0
+    sick, other = Scripted(*[[values(1, skipped=lost(2))]] * 2), Scripted([GONE], [values(2)])
+    spread = BalancedTransport([sick, other], clock=lambda: now, names="ab")
+    with pytest.raises(NodeUnreachable, match="which may, cannot be reached"):
+        next(spread.features(asked_for(1, 2), ("a",)))
+    now = 103.0
+    assert ids(spread.features(asked_for(1, 2), ("a",))) == [1, 2]
 
 
 class Hanging(ScriptedTransport):

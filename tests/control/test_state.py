@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frostline.control.app import ControlPlane, steady_clock
 from frostline.control.messages import ControlledStage, StageReport
 from frostline.control.settings import ControlledJob, ControlSettings, ControlTenant
 from frostline.control.shares import Amounts
@@ -96,6 +97,31 @@ def test_the_share_of_a_silent_stage_is_its_own_for_a_lease_and_no_longer():
     assert settle(state, [second], 14.0, rounds=2) == [BYTES]
     assert first.bounds(100.0).bytes_per_s == 500, "it keeps its last settings for ever"
     assert settle(state, [first, second], 20.0) == [500, 500]
+
+
+class Forgets:
+    def write(self, changed, events, changes):
+        pass
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0, 86400.0 * 400])
+def test_a_clock_that_is_set_anew_ends_no_lease_and_keeps_none(jump_s):
+    """The machine's clock jumps; the seconds that pass beside it are those of the leases."""
+    passed, wall = [0.0], [1_700_000_000.0]
+    clock = steady_clock(lambda: wall[0] + passed[0], lambda: 77.0 + passed[0])
+    state = ControlState(plane().settings, now_s=clock())
+    served, first, second = ControlPlane(state, Forgets(), clock), stage("a"), stage("b")
+
+    def told(each):
+        each.take(served.receive("everybody", each.report(Amounts(), 0)), clock())
+        return each.in_force.bytes_per_s if each.version else 0.0
+
+    assert told(first) == BYTES
+    wall[0] += jump_s
+    for passed[0] in (1.0, 5.0, 9.0):
+        assert told(second) == 0, "the first may be using all of it"
+    passed[0] = 11.0
+    assert told(second) == BYTES, "nothing was heard of the first for a lease"
 
 
 def test_a_share_of_nothing_ends_with_its_lease_so_that_no_job_stops():

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from frostline.core import FeatureBatch, Samples, Skipped
+from frostline.core import FeatureBatch, Route, Samples, Skipped
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable
 from frostline.prefetch import Window, plan_requests
+from frostline.prefetch.requests import PlannedRequest
 from frostline.prefetch.window import Failing, delay_s
 from support.mixing import one_way
 
@@ -582,3 +583,36 @@ def test_encoded_samples_count_with_their_own_lengths():
 def test_without_failures_every_position_comes_once_in_order(count, per_request, bound, requests):
     held = window(count, per_request=per_request, window_bytes=bound, requests_in_flight=requests)
     assert run_to_the_end(held) == list(range(count))
+
+
+@pytest.mark.promise("complete", mended="the last samples of an epoch that the next owner had were left out")
+@given(
+    owners=st.lists(st.integers(0, 2), min_size=1, max_size=24),
+    per_request=st.integers(1, 4),
+    requests=st.integers(1, 4),
+    bound=st.integers(1, 200),
+)
+def test_no_place_counts_as_handed_out_before_it_is_where_requests_by_owner_lie_between_each_other(
+    owners, per_request, requests, bound
+):
+    """With one request under way, [0, 2] leaves before [1] was asked for, and an epoch of three would end there."""
+    samples, numbers = table(len(owners)), np.array(owners)
+    mine = [np.flatnonzero(numbers == owner) for owner in range(3)]
+    pieces = [places[start : start + per_request] for places in mine for start in range(0, len(places), per_request)]
+    planned = [
+        PlannedRequest(
+            positions=piece, samples=samples.take(piece), expected_bytes=ROW_BYTES * len(piece), route=Route(cut=1)
+        )
+        for piece in sorted(pieces, key=lambda piece: int(piece[0]))
+    ]
+    chosen = LoaderSettings(samples_per_request=per_request, requests_in_flight=requests, window_bytes=bound)
+    held, missing = Window(planned, chosen), set(range(len(owners)))
+    while not held.is_done:
+        for ask in held.asks(0):
+            held.arrived(ask, answer(ask.samples.ids))
+            held.finished(ask, 0)
+        while (delivery := held.take()) is not None:
+            missing -= set(delivery.positions.tolist())
+            assert delivery.stop <= min(missing, default=len(owners))
+    assert not missing
+    assert delivery is None

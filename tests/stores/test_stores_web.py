@@ -1,7 +1,9 @@
 """Web servers that redirect, close and turn on us: nothing outside of a root is asked."""
 
 import os
-from contextlib import suppress
+import socket
+import threading
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -219,3 +221,53 @@ def test_a_server_that_would_be_left_alone_for_years_is_asked_again_soon():
             store.read("x", 0, 1)
         assert caught.value.retry_after_s <= 10
     assert max(waited, default=0) <= 10
+
+
+@contextmanager
+def endless_server(head):
+    """A server that answers every request with a head and a body that never ends; gives its URL and the bytes sent."""
+    sent = [0]
+
+    def answer(connection):
+        with connection, suppress(OSError):
+            while b"\r\n\r\n" not in connection.recv(1 << 16):
+                pass
+            connection.sendall(head)
+            while True:
+                connection.sendall(b"01234" * 13_107)
+                sent[0] += 5 * 13_107
+
+    def accept():
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=(listening.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/photos", sent
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.promise("bounded", mended="a listing whose entry had no end was kept as it grew, and read over and over")
+@pytest.mark.parametrize(
+    ("head", "read", "error"),
+    [
+        (b"206 Partial Content\r\nContent-Range: bytes 0-4/10", "read", None),
+        (b"206 Partial Content\r\nContent-Range: bytes 0-4/10\r\nContent-Length: 99999999999", "read", None),
+        (b"200 OK", "read", "gives whole objects only"),
+        (b"503 Slow Down", "read", "503"),
+        (b"404 Not Found", "read", "x.jpg"),
+        (b"302 Found\r\nLocation: y.jpg", "read", "redirects more than 5 times"),
+        (b"207 Multi-Status", "list", "the listing of .* broke off, or is no WebDAV"),
+        (b"404 Not Found", "list", "photos"),
+    ],
+)
+def test_a_body_without_an_end_is_read_no_further_than_was_asked_for(head, read, error):
+    with endless_server(b"HTTP/1.1 " + head + b"\r\n\r\n") as (url, sent):
+        store = cloud_store(url, parse_url(url), retry_for_s=0.0)
+        if error is None:
+            assert bytes(store.read("x.jpg", 0, 5)) == b"01234"
+        else:
+            with pytest.raises((DataError, StoreError, StoreUnavailable), match=error):
+                store.read("x.jpg", 0, 5) if read == "read" else list(store.list())
+    assert sent[0] < 64 << 20

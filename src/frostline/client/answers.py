@@ -49,8 +49,8 @@ class NodePool(Protocol):
     def others(self, request: FeatureRequest, tried: set[int]) -> bool:
         """Whether a node is left that can run the request's engine and is not known to be away."""
 
-    def names_by_number(self) -> dict[int, str]:
-        """Names of the members by number."""
+    def names_by_number(self, *, may_come_back: bool = False) -> dict[int, str]:
+        """Names of the members by number; or of those alone that went away a moment ago, and may be back soon."""
 
 
 # What says nothing of the node: it is asked again once it has the prefix or the engine, or the store has recovered.
@@ -142,20 +142,34 @@ class BalancedResponse:
         return batch
 
     def _read_elsewhere(self, number: int, batch: FeatureBatch) -> FeatureBatch:
-        """Ask another node for what this one could not read: only what no node can read is unreadable."""
+        """Ask another node for what this one could not read: only what no node can read is unreadable.
+
+        Raises:
+            NodeUnreachable: Others may be able to, and went away a moment ago.
+        """
         asked = self._stretch(batch)
         rows = self._rows + np.flatnonzero(np.isin(asked, [sample.id for sample in batch.skipped]))
-        found = self._second_answer(replace(self._request, samples=self._request.samples.take(rows)), number)
+        answered = {number}
+        found = self._second_answer(replace(self._request, samples=self._request.samples.take(rows)), answered)
         whole = _merged(batch, found, asked)
         read = len(batch.skipped) - len(whole.skipped)
         if read:
             lost = batch.skipped[0]
             reason = f"it cannot read what another node can, such as {lost.object}: {lost.reason}"
             self._pool.note_read_failure(number, read, reason, read_others=len(batch) > 0)
+        away = self._pool.names_by_number(may_come_back=True) if whole.skipped else {}
+        if absent := [name for other, name in away.items() if other not in answered]:
+            lost, name = whole.skipped[0], self._pool.names_by_number().get(number, "one that left")
+            self._end()
+            raise NodeUnreachable(
+                f"{name} cannot read {lost.object} ({lost.reason}), and {', '.join(absent[:3])}, which may, cannot be "
+                "reached"
+            )
         return whole
 
-    def _second_answer(self, request: FeatureRequest, number: int) -> list[FeatureBatch]:
-        tried = {number}
+    def _second_answer(self, request: FeatureRequest, answered: set[int]) -> list[FeatureBatch]:
+        """What the first other node says that answers; whoever said something is added to those that answered."""
+        tried = set(answered)
         while self._pool.others(request, tried):
             other, answer = self._pool.begin(request, tried)
             tried.add(other)
@@ -168,11 +182,12 @@ class BalancedResponse:
                     return []
                 with self._pool.watch_wait(other):
                     found = [unpack(part) if part.packed else part for part in answer]
-            except Unavailable as error:
+            except (Unavailable, StoreUnavailable) as error:
                 self._pool.note_failure(other, error)
             except FrostlineError:
-                continue  # what is read there at all is another request's to find out
+                answered.add(other)  # what is read there at all is another request's to find out
             else:
+                answered.add(other)
                 return found
             finally:
                 _close(answer)

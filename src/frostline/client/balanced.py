@@ -29,6 +29,7 @@ from frostline.transport import Cancellation, NodeUse, Transport, TransportStati
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = (
+    "PATIENCE_S",
     "BalancedTransport",
     "LoadBalancer",
     "OwnersFirst",
@@ -52,6 +53,7 @@ class _Place:
     timed: int = 0
     begun: int = 0
     away_until: float = 0.0
+    away_since: float = math.inf
     failures: int = 0
     rows: int = 0
     busy_s: float = 0.0
@@ -111,7 +113,7 @@ class LoadBalancer:
     def join(self, node: int) -> None:
         """Ask that node from now on, as one that answers."""
         place = self._places[node]
-        place.is_member, place.away_until, place.failures = True, 0.0, 0
+        place.is_member, place.away_until, place.away_since, place.failures = True, 0.0, math.inf, 0
         place.is_refusing, place.misread_in_a_row = False, 0
 
     def leave(self, node: int) -> None:
@@ -136,6 +138,15 @@ class LoadBalancer:
     def reachable_nodes(self, now: float) -> list[int]:
         """Those that are not known to be away, in the same order."""
         return [node for node in self.order(now) if self._places[node].away_until <= now]
+
+    def may_come_back(self, now: float, patience_s: float) -> list[int]:
+        """Those that are away, and have been for so short a time that they may only be starting again."""
+        places = {node: self._places[node] for node in self.members}
+        return [
+            node
+            for node, place in places.items()
+            if place.away_until > now and not place.is_refusing and now - place.away_since < patience_s
+        ]
 
     def begin_request(self, node: int, now: float = 0.0, *, is_timed: bool = True, is_retry: bool = False) -> None:
         """A request went to it.
@@ -166,7 +177,7 @@ class LoadBalancer:
         place.samples += rows
         # What a lost node had brought before it fell silent is no sign that it is back.
         if rows and math.isfinite(place.away_until):
-            place.failures, place.is_refusing = 0, False
+            place.failures, place.is_refusing, place.away_since = 0, False, math.inf
 
     def note_failure(
         self, node: int, now: float, *, away_s: float, is_full: bool = False, reason: str = "", is_damaged: bool = False
@@ -182,17 +193,17 @@ class LoadBalancer:
             is_damaged: the answer did not come as it was sent.
         """
         place = self._places[node]
-        place.away_until = max(place.away_until, now + away_s)
+        place.away_until, place.away_since = max(place.away_until, now + away_s), min(place.away_since, now)
         place.failed += 1
         place.damaged += is_damaged
         if not is_full:
             place.reason = place.reason if place.is_lost else reason
             place.failures += 1
 
-    def lose(self, node: int, reason: str) -> None:
+    def lose(self, node: int, reason: str, now: float = 0.0) -> None:
         """It is silent, or in trouble: nothing is asked of it until it joins again, but where nobody else is left."""
         place = self._places[node]
-        place.reason = reason
+        place.reason, place.away_since = reason, min(place.away_since, now)
         place.away_until, place.failures = math.inf, max(place.failures, _LOST_AFTER)
 
     def note_refusal(self, node: int, now: float, reason: str) -> None:
@@ -234,6 +245,8 @@ _AWAY_S = 2.0
 # A job begins when one node has its network; the others, which have it soon after, own blocks from the start.
 _GRACE_S = 1.0
 _AT_ONCE = 32
+PATIENCE_S = 30.0
+"""What no node can read is left out of a job for good: one that starts again gets so long to say whether it can."""
 
 T = TypeVar("T")
 
@@ -259,6 +272,7 @@ class BalancedTransport:
         left_out: function that is told of a node, by its name, that cannot run an engine; once for each, in the
             caller's thread.
         names: names of the nodes, such as their URLs; their places by default.
+        patience_s: seconds for which a node that went away may still be the one that reads what others cannot.
     """
 
     def __init__(
@@ -267,7 +281,9 @@ class BalancedTransport:
         clock: Callable[[], float] = time.monotonic,
         left_out: Callable[[str, str, EngineNotReady], None] = _nobody_told,
         names: Sequence[str] = (),
+        patience_s: float = PATIENCE_S,
     ) -> None:
+        self._patience_s = patience_s
         self._nodes = list(nodes)
         self._names = list(names) or [str(place) for place in range(len(nodes))]
         self._left_out = left_out
@@ -335,7 +351,7 @@ class BalancedTransport:
         with self._lock:
             number = self._names.index(name)
             if isinstance(error, Unavailable):
-                self._turns.lose(number, str(error))
+                self._turns.lose(number, str(error), self._clock())
         if not isinstance(error, Unavailable):
             self.note_failure(number, error)
         self._nodes[number].break_off()
@@ -532,10 +548,11 @@ class BalancedTransport:
             able = self._able(self._turns.order(self._clock()), request.engine, request.prefix)
             return bool(set(self._turns.reachable_nodes(self._clock())).intersection(able) - tried)
 
-    def names_by_number(self) -> dict[int, str]:
-        """Names of the members by number."""
+    def names_by_number(self, *, may_come_back: bool = False) -> dict[int, str]:
+        """Names of the members by number; or of those alone that went away a moment ago, and may be back soon."""
         with self._lock:
-            return {number: self._names[number] for number in self._turns.members}
+            away = self._turns.may_come_back(self._clock(), self._patience_s) if may_come_back else None
+            return {number: self._names[number] for number in (self._turns.members if away is None else away)}
 
     def _able(self, numbers: Sequence[int], engine: str, prefix: str | None = None) -> list[int]:
         """Those that can run the engine; of these, those that have the network, where there are such."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from frostline.client.balanced import BalancedTransport
+from frostline.client.balanced import PATIENCE_S, BalancedTransport
 from frostline.core.errors import EngineNotReady, FrostlineError, NodeUnreachable, Refused, SettingError, Unavailable
 from frostline.core.files import stamp_of
 from frostline.core.system import __version__
@@ -336,6 +336,7 @@ def connect_balanced(
     probe: Callable[[str], Transport],
     left_out: Callable[[str, str, EngineNotReady], None],
     watch: NodeWatch,
+    patience_s: float = PATIENCE_S,
 ) -> Iterator[BalancedTransport]:
     """The way to several nodes, which come and go as lists say; closed at the end.
 
@@ -345,6 +346,7 @@ def connect_balanced(
         probe: makes a way to a node on which it is asked whether it is there.
         left_out: function that is told of a node that cannot run an engine.
         watch: function that is told who comes and goes.
+        patience_s: seconds, as of ``BalancedTransport``.
 
     Raises:
         NodeUnreachable: A list cannot be read, or names no node.
@@ -353,7 +355,7 @@ def connect_balanced(
     nodes = listed_nodes(tuple(near))
     if not nodes:
         raise NodeUnreachable(f"there is no node in {', '.join(near)}: start one and list it there, or correct near=")
-    transport = BalancedTransport([make(node) for node in nodes], left_out=left_out, names=nodes)
+    transport = BalancedTransport([make(node) for node in nodes], left_out=left_out, names=nodes, patience_s=patience_s)
     membership = Membership(near, transport, make=make, probe=probe, watch=watch)
     try:
         membership.check()

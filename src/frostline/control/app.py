@@ -48,7 +48,24 @@ __all__ = (
     "make_control_app",
     "metrics_text",
     "stage_routes",
+    "steady_clock",
 )
+
+
+def steady_clock(
+    wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
+    """Return a clock of seconds since 1970 that only grows, as if nobody set the machine's clock from now on.
+
+    Set forward, every lease would be over at once, and amounts that are in use given to others; set back, the amounts
+    of who has gone would be kept for as long.
+
+    Args:
+        wall: returns seconds since 1970, and may jump.
+        monotonic: returns seconds that only grow.
+    """
+    began_s = wall() - monotonic()
+    return lambda: began_s + monotonic()
 
 
 def metrics_text(view: Mapping[str, Any]) -> bytes:
@@ -132,7 +149,7 @@ class ControlPlane:
     Args:
         state: the state.
         store: file of its records.
-        clock: returns seconds since 1970.
+        clock: returns seconds since 1970; None takes a ``steady_clock``.
         audit: log of who changed what and was refused; None keeps none.
 
     Attributes:
@@ -143,13 +160,13 @@ class ControlPlane:
         self,
         state: ControlState,
         store: RecordWriter,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         audit: AuditLog | None = None,
     ) -> None:
         self.audit = audit or AuditLog(None)
         self._state = state
         self._store = store
-        self._clock = clock
+        self._clock = clock or steady_clock()
         self._lock = threading.Lock()
         self._touched: dict[tuple[str, str], StageRecord | None] = {}
         self._unsaved: dict[int, ControlEvent | None] = {}

@@ -59,6 +59,7 @@ def reach(
             probe=partial(_way, settings=probing),
             left_out=left_out,
             watch=_watch(observe),
+            patience_s=settings.retry_for_s / 2,
         )
         return stack.enter_context(several)
     if nodes:

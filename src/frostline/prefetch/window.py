@@ -582,8 +582,9 @@ class Window:
         return flight
 
     def _first_place(self) -> int:
-        """The earliest place that was asked for and not handed out."""
-        return self._open[0].place(self._open[0].rows_out) if self._open else self._stop
+        """The earliest place that was drawn and not handed out: by owner, the next request may lie before others."""
+        first = self._open[0].place(self._open[0].rows_out) if self._open else self._stop
+        return first if self._next is None else min(first, int(self._next.positions[0]))
 
     def _hand_out(self, flight: InFlight) -> Delivery:
         arrival = flight.hand_out()

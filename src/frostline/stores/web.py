@@ -90,6 +90,7 @@ class WebClient:
             try:
                 yield response
             except BaseException:
+                response.close()  # which has the socket of a connection that carries no other answer
                 connection.close()
                 raise
             self._keep(connection, response)
@@ -382,12 +383,14 @@ class WebStore:
         asked = {"Depth": depth, "Content-Type": "application/xml"}
         with self._client.answer("PROPFIND", folder, asked, _ASKED) as response:
             self._check(response, "", 207)
+            entries = _Entries(response)
             try:
-                for _, element in ET.iterparse(response):  # noqa: S314 (expat bounds what entities may grow to)
+                for _, element in ET.iterparse(entries):  # noqa: S314 (expat bounds what entities may grow to)
                     if element.tag == f"{_DAV}response":
                         if found := self._entry(element, folder):
                             yield found
                         element.clear()
+                        entries.went_on()
             except (ET.ParseError, LookupError, ValueError) as error:  # the last two of encodings and of addresses
                 raise StoreUnavailable(f"the listing of {self._url} broke off, or is no WebDAV") from error
 
@@ -408,6 +411,38 @@ class WebStore:
             return Entry(shown, UNREADABLE, ""), False
         changed = element.findtext(f".//{_DAV}getlastmodified", "")
         return Entry(name, int(size) if not is_folder else 0, _version_of(said["getetag"], changed)), is_folder
+
+
+# Between two entries of a listing; what none ends would be kept, and read again, as it grows.
+_MAX_ENTRY_BYTES = 1 << 20
+
+
+class _Entries:
+    """A listing that is read as long as its entries end.
+
+    Args:
+        response: the answer that has it.
+    """
+
+    def __init__(self, response: HTTPResponse) -> None:
+        self._response = response
+        self._bytes = 0
+
+    def went_on(self) -> None:
+        """An entry has ended."""
+        self._bytes = 0
+
+    def read(self, nbytes: int = -1, /) -> bytes:
+        """The next bytes.
+
+        Raises:
+            ValueError: No entry has ended for too many.
+        """
+        found = self._response.read(nbytes)
+        self._bytes += len(found)
+        if self._bytes > _MAX_ENTRY_BYTES:
+            raise ValueError("an entry has no end")
+        return found
 
 
 def _exactly(response: HTTPResponse, name: str, length: int) -> memoryview:
