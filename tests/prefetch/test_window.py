@@ -609,7 +609,7 @@ def test_no_place_counts_as_handed_out_before_it_is_where_requests_by_owner_lie_
     held, missing = Window(planned, chosen), set(range(len(owners)))
     while not held.is_done:
         for ask in held.asks(0):
-            held.arrived(ask, answer(ask.samples.ids))
+            held.take_rows(ask, answer(ask.samples.ids))
             held.finished(ask, 0)
         while (delivery := held.take()) is not None:
             missing -= set(delivery.positions.tolist())
