@@ -9,11 +9,14 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.graph_runner import Runner, leaf_values
 from frostline.models import cut_network, freeze
 from frostline.models.head import SkippingHead, TracedHead, portable
+from frostline.models.tracing import takes_rows
 from support.networks import Small
+from support.texts import small_bert
 
 pytestmark = pytest.mark.promise(
     "equal", mended="custom backwards, hooks and attributes of a head were left out of its traced graph"
@@ -159,6 +162,42 @@ def same_training(build, change=lambda _, __: None, until="stem"):
     assert trained(model, through(network), change) == trained(plain, plain, change)
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in model.state_dict().items())
     return network
+
+
+class Normalised(Functional):
+    """Calls functions that take a place for their results and are given none, as timm's XCiT and SwinV2 do."""
+
+    def forward(self, x):
+        hidden = nn.functional.normalize(self.body[0](self.stem(x)), dim=1)
+        return self.fc(torch.sum(hidden, (2, 3), out=None))
+
+
+def test_functions_that_could_write_their_results_elsewhere_are_skipped():
+    same_training(Normalised, until="body.0")
+
+
+@pytest.mark.parametrize("until", ["bert.encoder.layer.0", "bert.encoder.layer.1"])
+def test_the_head_of_a_network_for_texts_is_the_users_own_code(until):
+    """transformers looks at the mask of a batch, which does not cross behind the last layer of the encoder."""
+    names = ("input_ids", "attention_mask")
+    inputs = tuple(TensorSpec((8,), "int64") for _ in names)
+    model = freeze(small_bert().train(), until, input_shape=dict(zip(names, inputs, strict=True)))
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    plain = copy.deepcopy(model)
+    network = cut_network(takes_rows(model, names), (TensorSpec((2, 8), "int64"),))
+    assert isinstance(network.head, SkippingHead)
+    assert network.fallback is None
+    draw = torch.Generator().manual_seed(4)
+    ids, labels = torch.randint(4, 30, (STEPS, ROWS, 8), generator=draw), torch.randint(0, 2, (STEPS, ROWS))
+    masks = torch.arange(8) < torch.tensor([8, 3, 8, 5, 8, 8])[:, None]
+    given = [(torch.stack([some, masks.long()], 1), label) for some, label in zip(ids, labels, strict=True)]
+    for mine in (model, plain):  # after the cut
+        mine.classifier.register_forward_hook(lambda _, __, output: output * 0.5)
+        mine.dropout.p = 0.4
+    whole = takes_rows(plain, names)
+    assert trained(model, through(network), given=given) == trained(plain, whole, given=given)
 
 
 @pytest.mark.parametrize("kind", [Reversed, Rounded, Scaled])

@@ -23,6 +23,7 @@ from frostline.engines.measure import version_of
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import DTYPE_BYTES, input_cuts
 from frostline.models.frozen import (
+    NOBODY_FROZE,
     FrozenPart,
     FrozenRest,
     find_frozen,
@@ -354,10 +355,7 @@ def _untraced(
     model: nn.Module, specs: Sequence[TensorSpec], flags: Mapping[str, bool], why: str, *, frozen_in_eval: bool
 ) -> CutNetwork:
     if all(parameter.requires_grad for parameter in model.parameters()):
-        raise NothingFrozen(
-            "nothing is frozen: freeze layers with frostline.freeze(model, until=...), or load data without a model: "
-            "frostline.loader(data, ...)"
-        )
+        raise NothingFrozen(NOBODY_FROZE)
     found = _cut_at_a_boundary(model, specs, flags)
     if isinstance(found, str):
         return uncut(model, specs, f"{why}, and {found}: the whole network runs here; {_mend(why)}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from frostline.core import TensorSpec
@@ -141,6 +142,8 @@ class _Absent(torch.Tensor):
 
     known: torch.Tensor
     run: "_Run"
+    # By this class code of others, such as transformers' masks, knows a tensor whose values it must not ask for.
+    __class__ = property(lambda _: FakeTensor)  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls: type["_Absent"], inner: torch.Tensor, run: "_Run") -> "_Absent":
@@ -268,8 +271,9 @@ class _Run:
         return tree_unflatten(wrapped, structure)
 
     def _computed(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        target = kwargs.get("out", args[0] if args else None)
-        if (name in _WRITING or "out" in kwargs or _is_in_place(name)) and not isinstance(target, _Absent):
+        out = kwargs.get("out")
+        target = args[0] if out is None and args else out
+        if (name in _WRITING or out is not None or _is_in_place(name)) and not isinstance(target, _Absent):
             raise ModelError(f"the network writes values ({name}) that were skipped into a tensor of its own")
         if self._is_real:
             return func(*_replaced(args, _bare), **_replaced(kwargs, _bare))
