@@ -140,13 +140,17 @@ def tied():
         (small_bert, "nothing is frozen: every parameter is trained; freeze layers with"),
         (
             embeddings_forgotten,
-            "nothing is frozen before the first layer that changes: parameter 'embeddings.weight' is trained, though 2 "
-            "others are frozen; call requires_grad_(False) of it too, or freeze layers with",
+            (
+                "nothing is frozen before the first layer that changes: parameter 'embeddings.weight' is trained, "
+                "though 2 others are frozen; call requires_grad_(False) of it too, or freeze layers with"
+            ),
         ),
         (
             tied,
-            "nothing is frozen before the first layer that changes: parameter 'lm_head.weight' (the same as "
-            "'embeddings.weight') is trained; untie them",
+            (
+                "nothing is frozen before the first layer that changes: parameter 'lm_head.weight' (the same as "
+                "'embeddings.weight') is trained; untie them"
+            ),
         ),
     ],
 )

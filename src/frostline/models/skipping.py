@@ -6,7 +6,7 @@ activations in their places.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.machine import computing
 from frostline.engines.measure import version_of
-from frostline.models.modules import plain_copy, reads_told
+from frostline.models.modules import inverse_order, memory_order, plain_copy, reads_told, with_forwards
 from frostline.models.tracing import fed_specs
 
 __all__ = (
@@ -70,7 +70,7 @@ class _Absence:
         """The shape alone, for so many rows."""
         sizes = [fixed + rows * grows for fixed, grows in self.shape]
         laid = torch.empty([sizes[dim] for dim in self.order], dtype=self.dtype, device="meta")
-        return laid.permute(_inverse(self.order))
+        return laid.permute(inverse_order(self.order))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class _Absent(torch.Tensor):
     known: torch.Tensor
     run: "_Run"
     # By this class code of others, such as transformers' masks, knows a tensor whose values it must not ask for.
-    __class__ = property(lambda _: FakeTensor)  # type: ignore[assignment]
+    __class__ = property(lambda _: FakeTensor)
 
     @staticmethod
     def __new__(cls: type["_Absent"], inner: torch.Tensor, run: "_Run") -> "_Absent":
@@ -335,18 +335,6 @@ def _staying(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return (args[0], *(kept or ([] if kwargs else [args[0].known.dtype]))), kwargs
 
 
-def _order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Dimensions from the outermost in memory to the innermost."""
-    strides = tensor.stride()
-    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True)):
-        return tuple(range(tensor.dim()))
-    return tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
-
-
-def _inverse(order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(order)), key=order.__getitem__))
-
-
 def _laid(feature: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> torch.Tensor | None:
     """A copy of an activation in the shape and memory order of the network's own tensor; None where it does not fit.
 
@@ -354,11 +342,11 @@ def _laid(feature: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> 
     """
     across = [shape[dim] for dim in order]
     if tuple(order) != tuple(range(len(order))) and order[0] == 0 and list(feature.shape) == across:
-        return feature.clone(memory_format=torch.contiguous_format).permute(_inverse(order))
+        return feature.clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
     if feature.numel() != torch.Size(shape).numel() or feature.shape[:1] != torch.Size(shape)[:1]:
         return None
     own = feature.reshape(tuple(shape))
-    return own.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(_inverse(order))
+    return own.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
 
 
 def _given(
@@ -385,20 +373,6 @@ class _Call:
     ends: int = -1
     leaves: list[Any] = field(default_factory=list)
     structure: TreeSpec | None = None
-
-
-@contextmanager
-def _forwards(modules: Mapping[str, nn.Module], forward: Callable[..., Callable[..., Any]]) -> Iterator[None]:
-    """Give modules other forwards for a while, made of their path and their own one; hooks and attributes stay."""
-    with ExitStack() as stack:
-        for path, module in modules.items():
-            own = vars(module)
-            if "forward" in own:
-                stack.callback(own.__setitem__, "forward", own["forward"])
-            else:
-                stack.callback(own.pop, "forward", None)
-            own["forward"] = forward(path, module.forward)
-        yield
 
 
 class _Recorder:
@@ -556,7 +530,7 @@ def _recognised(
     """The value itself, where it is one of those at the frost line."""
     if name in _MADE_LIKE or value.dim() == 0 or type(value) is not torch.Tensor:
         return None
-    order = _order(value)
+    order = memory_order(value)
     for tensor, feature in enumerate(features):
         if feature.dtype == value.dtype and feature.numel() == value.numel():
             laid = _laid(feature, value.shape, order)
@@ -582,13 +556,17 @@ def _is_close(one: torch.Tensor, other: torch.Tensor, error: float) -> bool:
 def _recorded(model: nn.Module, run: _Run, inputs: Sequence[torch.Tensor]) -> list[_Call]:
     recorder = _Recorder(run)
     modules = {path: module for path, module in model.named_modules() if path}
-    with torch.no_grad(), computing(), _forwards(modules, recorder.forward), suppress(_Reached):
+    with torch.no_grad(), computing(), with_forwards(modules, recorder.forward), suppress(_Reached):
         model(*inputs)
     return recorder.calls
 
 
 def _calls_on(
-    model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], features: Sequence[torch.Tensor], rows: int
+    model: nn.Module,
+    plan: SkipPlan,
+    inputs: Sequence[TensorSpec],
+    features: Sequence[torch.Tensor],
+    rows: int,
 ) -> list[_Call]:
     """The calls of modules up to the frost line on another number of rows, of which there are only the shapes."""
     last = plan.placements[-1]
@@ -650,11 +628,17 @@ def _skippable(
         if any(parameter.requires_grad for parameter in model.get_submodule(call.path).parameters()):
             continue
         other = alike.get((call.path, call.call))
-        leaves = _crossing(call, plan, placed) if _is_at_line(call, plan, placed) else _absences(call, other, plan)
+        is_at_line = _is_layer(model.get_submodule(call.path)) and _is_at_line(call, plan, placed)
+        leaves = _crossing(call, plan, placed) if is_at_line else _absences(call, other, plan)
         if leaves is not None:
             taken.append(id(call))
             gives = tree_unflatten(leaves, call.structure)
             yield _SkippedCall(path=call.path, call=call.call, starts=call.starts, ends=call.ends, gives=gives)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether it is one of torch's own: other code may do more with a tensor at the frost line, as values have it."""
+    return type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is None
 
 
 def _is_within(call: _Call, taken: Sequence[int]) -> bool:
@@ -725,7 +709,7 @@ def _absence(leaf: Any, other: Any) -> Any:
     rows = leaf.run.rows
     pairs = zip(leaf.known.shape, other.known.shape, strict=True)
     shape = tuple((size - (more - size) * rows, more - size) for size, more in pairs)
-    return _Absence(shape=shape, order=_order(leaf.known), dtype=leaf.known.dtype)
+    return _Absence(shape=shape, order=memory_order(leaf.known), dtype=leaf.known.dtype)
 
 
 def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], features: Sequence[torch.Tensor]) -> Any:
@@ -744,7 +728,7 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
     run = _Run(features[0].device, rows, _placing(plan, features), last=max(-1, plan.placements[-1].operation))
     skipper = _Skipper(run, plan, features)
     modules = {path: model.get_submodule(path) for path in skipper.paths}
-    with computing(), _forwards(modules, skipper.forward):
+    with computing(), with_forwards(modules, skipper.forward):
         given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(fed_specs(model, inputs))]
         versions = _versions(features)
         output = model(*given)
