@@ -54,6 +54,7 @@ def options(parser):
     parser.add_argument("--weights", help="as of `frostline train`; random ones must travel")
     parser.add_argument("--epochs", default="16", help="epochs of the scripts, and of ours where --extra has none")
     parser.add_argument("--extra", default="", help="more options of `frostline train`")
+    parser.add_argument("--crops", action="store_true", help="random crops each epoch, which nobody extracts once")
     parser.add_argument("--ways", default=",".join(WAYS))
 
 
@@ -65,10 +66,15 @@ def measure(wanted):
             link.rate(mbit)
             for number in range(wanted.rounds):
                 with laid_out(link, data, Path(folder) / f"{mbit:g}-{number}") as world:
-                    for way in wanted.ways.split(","):
+                    for way in ways_of(wanted):
                         doing(f"{way}, {mbit:g} Mbit/s, round {number + 1}")
                         rows.append({"mbit": mbit, "round": number, "way": way, **RUNS[way](world, wanted)})
                         yield {"photographs": len(world.names), "rows": rows}
+
+
+def ways_of(wanted):
+    """The ways that are timed: features of random crops are not extracted once beside the store."""
+    return [way for way in wanted.ways.split(",") if not (wanted.crops and way == "script there")]
 
 
 def chosen(wanted, folder):
@@ -153,7 +159,9 @@ def job(world, wanted):
     words += ["--model", wanted.model, "--until", wanted.until, "--json", *wanted.extra.split()]
     if wanted.weights:
         words += ["--weights", wanted.weights]
-    if wanted.quick:
+    if wanted.crops:
+        words += ["--augment"]
+    if wanted.quick or wanted.crops:
         words += ["--epochs", wanted.epochs]
     began = time.perf_counter()
     with (out / "report.json").open("w") as report, (out / "log.txt").open("w") as log:
@@ -174,7 +182,8 @@ def job(world, wanted):
 
 
 def script_here(world, wanted):
-    said, seconds = world.script("trainer", "here", world.listed, wanted.model, wanted.epochs, world.web)
+    role = "crops" if wanted.crops else "here"
+    said, seconds = world.script("trainer", role, world.listed, wanted.model, wanted.epochs, world.web)
     return {"seconds": seconds, **json.loads(said)}
 
 

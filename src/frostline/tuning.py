@@ -432,6 +432,8 @@ class Parallelism:
         return len(self._surprises) >= 2
 
     def _next_try(self, period: Period, max_bytes: int) -> Move | None:
+        if len(self._tries) > 1 and self._tries[0] == _SEARCH and self._queues(period):
+            self._tries.rotate(-1)  # more would only wait longer, for minutes where the link is thin
         while self._tries:
             factor = self._tries[0]
             requests = self._target(factor, period, max_bytes)
@@ -459,6 +461,10 @@ class Parallelism:
         if not self._base.is_leap:
             target = max(target, self._ample(period))
         return target if target <= _LESS * now else None
+
+    def _queues(self, period: Period) -> bool:
+        """Whether fewer requests would still be as many again as those that wait for nobody."""
+        return self._ample(period) <= _LESS * self._base.requests
 
     def _ample(self, period: Period) -> int:
         """Requests that need not be as slow as those of the period, by Little's law, and as many again."""

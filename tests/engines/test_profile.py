@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 import torch
 
 from frostline.engines.graph_runner import leaf_values
@@ -62,3 +63,14 @@ def test_measures_an_operation_without_what_others_do_between():
 
     measured = engine.cut_seconds(pixels(8), repeats=1, clock=clock, between=between)
     assert measured.max() * 8 < 1000
+
+
+@pytest.mark.parametrize(("tick_s", "ticks"), [(1.0, "the first run"), (1e-6, "another one")])
+def test_one_run_that_takes_long_is_measured_without_another_to_warm_up(tick_s, ticks):
+    prefix = small_prefix()
+    engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors)
+    calls = itertools.count()
+    measured = engine.cut_seconds(pixels(8), repeats=1, clock=lambda: next(calls) * tick_s)
+    runs = 1 if ticks == "the first run" else 2
+    assert len(measured) == 1
+    assert next(calls) == runs * (len(prefix.graph.nodes) + 1)

@@ -19,6 +19,7 @@ from frostline.core.errors import OverBudget, Unavailable
 from frostline.core.events import SetupWarning
 from frostline.engines.catalog import absence
 from frostline.jobs import beginning
+from frostline.jobs.partition import TorchLocalPrefix
 from frostline.loaders.fetch import Shipment
 from frostline.node.process import start_node
 from support.images import image_folder, tiny_preprocess
@@ -74,7 +75,7 @@ def job_near(url, folder, *, events=None, settings=None, **options):
         fl.Dataset(folder),
         preprocess=tiny_preprocess(),
         near=url,
-        settings=LoaderSettings(samples_per_request=8, device_batch=8, cache_bytes=0, **(settings or {})),
+        settings=LoaderSettings(**{"samples_per_request": 8, "device_batch": 8, "cache_bytes": 0, **(settings or {})}),
         observe=None if events is None else events.append,
         **options,
     )
@@ -117,6 +118,23 @@ def test_both_sides_give_the_features_of_the_reference_to_the_bit_where_it_is_as
         said = str(job.explain())
     assert "node and trainer both ran the frozen layers" in said
     assert "trainer" in said
+
+
+def test_no_run_of_the_trainer_is_filled_up_where_another_request_could_fill_it(folder, monkeypatch):
+    """Eager torch runs as many rows each time, so that each sample has the bits of the reference."""
+    runs = []
+    run = TorchLocalPrefix.run
+
+    def noted(self, arrays, size):
+        runs.append((len(arrays[0]), size))
+        return run(self, arrays, size)
+
+    monkeypatch.setattr(TorchLocalPrefix, "run", noted)
+    settings = {"samples_per_request": 16, "device_batch": 16, "hedge_quantile": 1.0}
+    with node_elsewhere(folder) as url, job_near(url, folder, accuracy="exact", settings=settings) as job:
+        rows_of(job)
+    assert runs
+    assert [rows for rows, size in runs if rows < size][1:] == []  # the last samples of the pass
 
 
 @pytest.mark.skipif(absence("openvino", "cpu") is not None, reason="OpenVINO is not installed")

@@ -146,6 +146,27 @@ def test_requests_are_short_while_a_way_is_closed():
     assert dealer.deal(5).rows == 5
 
 
+def test_a_way_whose_runs_are_filled_up_gets_whole_runs_even_while_another_is_closed():
+    """A trainer that runs eager torch with so many rows, whatever a request has: 8 of 32 would take as long as all."""
+    now = [0.0]
+    dealer = ShortestWait(
+        {NODE: 60, TRAINER: 1},
+        samples_per_request=32,
+        bytes_per_sample=lambda _: 1,
+        clock=lambda: now[0],
+        rows_per_run={TRAINER: 32},
+    )
+    dealer.close(NODE)
+    assert dealer.deal(100).rows == 32
+    assert dealer.deal(20).rows == 20
+    dealer.open(NODE)
+    for _ in range(200):
+        now[0] += 0.01
+        deal = dealer.deal(1000)
+        assert deal.rows == 32 or deal.route == NODE
+        dealer.done(deal.route, deal.rows)
+
+
 def test_a_way_that_begins_again_is_believed_as_at_first():
     world = World({NODE: 60, TRAINER: 2}, {NODE: 60, TRAINER: 60})
     world.run(400)

@@ -86,13 +86,13 @@ class SharedLine(Queues):
             self._later(self.now + self.round_trip_s / 2, "_arrive", number)
 
 
-def hundred_mbit(rule, photographs, round_trip_ms, seed):
-    """A line of 100 Mbit/s less what frames take, whose rate wanders by an eighth, and requests for photographs."""
+def hundred_mbit(rule, photographs, round_trip_ms, seed, mbit=100):
+    """A line of 100 Mbit/s, or so many, less what frames take; its rate wanders by an eighth. Photographs cross it."""
     return SharedLine(
         rule,
         request_bytes=57_000 * photographs,
         size_spread=0.33 / photographs**0.5,
-        bytes_per_s=11.9e6,
+        bytes_per_s=0.952 * mbit * 1e6 / 8,
         round_trip_s=round_trip_ms / 1000,
         service_s=0.001 * photographs**0.5,
         spread=0.5,

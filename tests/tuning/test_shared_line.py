@@ -32,3 +32,20 @@ def test_from_cold_nearly_all_is_carried_that_the_best_fixed_number_does(photogr
 def test_few_requests_leave_a_long_line_idle(photographs, round_trip_ms, requests):
     cell = photographs, round_trip_ms, 0
     assert rate(Steady(Setting(requests=requests, window_bytes=256 << 20)), *cell) < 0.98 * rate(Steady(MAX), *cell)
+
+
+@pytest.mark.parametrize(("photographs", "round_trip_ms"), [(8, 20), (32, 20), (32, 2)])
+def test_where_requests_evidently_wait_for_one_another_fewer_are_tried_first(photographs, round_trip_ms):
+    """On a thin line more of them only hand out later, for the half minute that it takes to see that nothing is won."""
+    rule = AutoTuning(MAX, requests=8)
+    held = hundred_mbit(rule, photographs, round_trip_ms, 0, mbit=20)
+    seen = []
+    for _ in range(30):
+        held.run(1)
+        seen.append(rule.setting.requests)
+    assert max(seen[:20]) == 8
+    assert min(seen) < 8
+    assert max(seen) < 16
+    best = hundred_mbit(Steady(MAX), photographs, round_trip_ms, 0, mbit=20)
+    best.run(30)
+    assert held.carried_rate(0, 30) >= 0.99 * best.carried_rate(0, 30)

@@ -34,6 +34,7 @@ from frostline.engines.protocols import Arrays, Between, Footprint
 
 __all__ = (
     "BROKEN",
+    "LONG_RUN_S",
     "ROWS",
     "CutMemory",
     "GraphLimits",
@@ -53,6 +54,8 @@ __all__ = (
     "version_of",
 )
 
+LONG_RUN_S = 0.5
+"""Seconds of a run of which the making ready of kernels, in a first run, is a small part."""
 
 ROWS = 8
 """The samples of the smallest run; every batch is a multiple of it."""
@@ -611,7 +614,8 @@ def cut_seconds(
         leaves: its tensors.
         cuts: cut 1 and higher.
         inputs: real samples, an array ``[n, ...]`` for each input of the network, or the one.
-        repeats: measured runs, after one to warm up.
+        repeats: measured runs, after one to warm up. Where one will do and the first is long, that one is it: to make
+            kernels ready is a small part of it.
         clock: monotonic seconds.
         between: as for ``Runner.run``; what it takes is not measured.
 
@@ -621,7 +625,9 @@ def cut_seconds(
     device = _device_of(leaves)
     runner = Runner(graph, device=device)
     batch = input_tensors(inputs, device)
-    rows = [_run(runner, batch, leaves, clock, between) for _ in range(repeats + 1)][1:]
+    rows = [_run(runner, batch, leaves, clock, between)]
+    if repeats > 1 or rows[0][-1] <= LONG_RUN_S:
+        rows = [_run(runner, batch, leaves, clock, between) for _ in range(repeats)]
     stops = [cut.after + 1 for cut in cuts]
     return np.array([[row[stop] for stop in stops] for row in rows]) / len(batch[0])
 

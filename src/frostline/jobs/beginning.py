@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from frostline.batching import ROWS
 from frostline.core import EXACT, Route
 from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError
@@ -88,18 +89,19 @@ def begin(
         plan = make_plan(situation, policy) if context.cut is None else fixed(situation, context.cut, codec)
         return Beginning(engine=engine, situation=situation, plan=plan)
     # With it come the engines, for which a plain loader has no use.
-    from frostline.jobs.both_sides import dealer_of
+    from frostline.jobs.both_sides import can_be_tried, dealer_of
 
     health = context.asking(context.transport.health)
     kept = MeasurementCache(cache_folder() / "measurements", asked_of(context, health, len(nodes)))
-    both_sides = dealer_of(context, health, len(nodes))
+    tries_here = computed_in_all(context) >= _MIN_TO_TRY and can_be_tried(context)
+    both_sides = dealer_of(context, health, len(nodes), ROWS if tries_here else context.settings.device_batch)
     found = kept.get()
     planned = _planned(context, found, both_sides)
     later = None
     if not (len(nodes) < 2 and shares_cores(health, context.device)) and (found is None or found.situation is None):
         later = _plan(context, network, nodes, lacking, kept, both_sides)
     if both_sides is not None and planned is None:
-        return _at_once(context, network, engine, both_sides, found, kept, later)
+        return _at_once(context, network, engine, both_sides, found, kept, later, tries_here=tries_here)
     refused = network.refusal(context)
     if refused is not None:
         return Beginning(engine=engine, refused=refused)
@@ -132,9 +134,11 @@ def _at_once(
     found: Measurements | None,
     kept: MeasurementCache,
     later: Stage | None,
+    *,
+    tries_here: bool,
 ) -> Beginning:
     """Begin at the trainer, while the frozen part is on its way to the node and the node tries an engine."""
-    from frostline.jobs.both_sides import TrainerEngine, can_be_tried
+    from frostline.jobs.both_sides import TrainerEngine
 
     line, samples = Route(context.cuts[-1].number), computed_in_all(context)
     tries = found is None and context.accuracy != EXACT and samples >= _MIN_TO_TRY
@@ -171,7 +175,7 @@ def _at_once(
     both_sides.close(line)
     stages = [Stage(is_worth=is_worth_trying, measure=measure), *filter(None, (later,))]
     measuring = Measuring(samples=samples, stages=stages)
-    trainer = TrainerEngine(context) if samples >= _MIN_TO_TRY and can_be_tried(context) else None
+    trainer = TrainerEngine(context) if tries_here else None
     if trainer is not None:
         trainer.when_ready(partial(both_sides.begin_again, Route(0)))
     measuring.begin(wait_s=0)

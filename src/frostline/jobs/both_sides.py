@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from frostline.batching import ROWS, padded
+from frostline.batching import padded
 from frostline.core import REFERENCE, Route
 from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError
@@ -23,8 +23,10 @@ from frostline.core.system import usable_cores, usable_memory_bytes
 from frostline.engines.catalog import OFFERS
 from frostline.engines.choice import Choice, is_prompt
 from frostline.engines.machine import host_digest, keeps_freed_memory, names_processor
-from frostline.engines.protocols import Engine, Footprint
+from frostline.engines.measure import LONG_RUN_S
+from frostline.engines.protocols import Engine, Footprint, Pixels, judging
 from frostline.engines.torch import TorchEngine
+from frostline.engines.trials import features
 from frostline.jobs.context import JobContext, computed_in_all, has_engines, judges_of
 from frostline.jobs.partition import TorchLocalPrefix
 from frostline.jobs.router import BothSides
@@ -51,13 +53,14 @@ _ACCELERATED = 20.0
 _LINK_SHARE, _MIN_SHARE, _TELLING_BYTES = 0.95, 0.05, 256 << 10
 
 
-def dealer_of(context: JobContext, health: Health, nodes: int) -> BothSides | None:
+def dealer_of(context: JobContext, health: Health, nodes: int, rows_here: int) -> BothSides | None:
     """What deals a job's samples to both sides; None where the trainer cannot do what the node does, or need not.
 
     Args:
         context: context of the job.
         health: health of its node, or of one of its nodes.
         nodes: number of nodes.
+        rows_here: rows of each run at the trainer, which is filled up where a request has fewer.
     """
     if not context.preprocess.are_images or context.preprocess.stored is not None or _shares_a_core(health, context):
         return None
@@ -82,6 +85,7 @@ def dealer_of(context: JobContext, health: Health, nodes: int) -> BothSides | No
         bytes_per_sample=lambda route: max(context.cuts[route.cut].bytes_per_sample, line.bytes_per_sample),
         clock=time.monotonic,
         bound=bound,
+        rows_per_run={Route(0): rows_here},
     )
     return BothSides(ways)
 
@@ -144,8 +148,8 @@ class TrainerEngine:
         """See ``loaders.local_stage.LocalPrefix``; waits until an engine was found."""
         self._thread.join()
         engine = self._engine
-        if engine is None:
-            return self._eager.run(arrays, size)
+        if engine is None:  # another batch may round otherwise, which an accuracy with engines to try allows
+            return self._eager.run(arrays, min(size, padded(len(arrays[0]))))
         [pixels] = arrays
         parts = [self._run(engine, pixels[start : start + size]) for start in range(0, len(pixels), size)]
         return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -166,12 +170,13 @@ class TrainerEngine:
 
     def _found(self) -> Engine | None:
         context, digest = self._context, self._context.shipment.digest if self._context.shipment else ""
-        reference = _Eager(self._prefix, context.settings.device_batch)
+        pixels = _pixels(context)
+        reference = _Eager(self._prefix, context.settings.device_batch, judging(pixels))
         with closing(_trials(context)) as trials:
             self.choice = choice = trials.choose(
                 digest,
                 self._prefix,
-                _pixels(context),
+                pixels,
                 context.accuracy,
                 reference,
                 max_s=_TRIAL_S if context.settings.trial_s is None else context.settings.trial_s,
@@ -207,20 +212,25 @@ def _pixels(context: JobContext) -> npt.NDArray[np.float32]:
 
 
 class _Eager:
-    """The frozen part in eager torch, with which engines are compared; see ``node.trials.processes.Reference``."""
+    """The frozen part in eager torch, with which engines are compared; see ``node.trials.processes.Reference``.
 
-    def __init__(self, prefix: Prefix, rows: int) -> None:
+    Args:
+        prefix: the frozen part.
+        rows: rows of a batch of the job.
+        judging: the samples on which engines are judged; what they give is kept, since it is timed too.
+    """
+
+    def __init__(self, prefix: Prefix, rows: int, judging: Pixels) -> None:
         self._cuts = prefix.cuts
         self._engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, max_rows=padded(rows))
+        self._judging = judging
+        self._known: dict[int, tuple[npt.NDArray[np.generic], ...]] = {}
 
     def seconds(self, cut: int) -> float:
         """See ``Reference``."""
-        shape = self._cuts[0].shapes[0]
-        batch = np.zeros((ROWS, *shape), np.float32)
-        self._engine.run(batch, cut)
-        started = time.perf_counter()
-        self._engine.run(batch, cut)
-        return (time.perf_counter() - started) / ROWS
+        took_s = self._timed(cut)
+        # The first run makes kernels ready, which is a small part of a long one.
+        return (took_s if took_s > LONG_RUN_S else self._timed(cut)) / len(self._judging)
 
     def footprint(self, cut: int) -> Footprint:
         """See ``Reference``."""
@@ -232,7 +242,11 @@ class _Eager:
 
     def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """See ``Reference``."""
-        starts = range(0, len(samples), ROWS)
-        whole = (np.resize(samples[start : start + ROWS], (ROWS, *samples.shape[1:])) for start in starts)
-        parts = [self._engine.run(some, cut) for some in whole]
-        return tuple(np.concatenate(columns)[: len(samples)] for columns in zip(*parts, strict=True))
+        if cut in self._known and np.array_equal(samples, self._judging):
+            return self._known[cut]
+        return features(self._engine, samples, cut)
+
+    def _timed(self, cut: int) -> float:
+        started = time.perf_counter()
+        self._known[cut] = features(self._engine, self._judging, cut)
+        return time.perf_counter() - started

@@ -405,16 +405,13 @@ class _Reached(BaseException):
     """The last activation has come in; no error, so that no network's own code takes it for one."""
 
 
-def plan_of(
-    model: nn.Module, inputs: Sequence[TensorSpec], batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]
-) -> SkipPlan | None:
+def plan_of(model: nn.Module, batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]) -> SkipPlan | None:
     """Find out where the tensors at the frost line come from, and what need not run before it.
 
     It is the caller who sets modes, and puts buffers back.
 
     Args:
         model: the user's network.
-        inputs: specifications of its inputs.
         batch: a few rows, as the network takes them.
         features: tensors that its frozen part gives for them.
 
@@ -438,7 +435,7 @@ def plan_of(
     placed = {id(value): placement for placement, value in found}
     plan = replace(plan, idle=_idle(model, calls, placed))
     plan = replace(plan, reads=_reads_again(model, plan, batch, features, before))
-    others = _calls_on(model, plan, inputs, features, len(batch[0]) + 1)
+    others = _calls_on(model, plan, batch, features)
     return replace(plan, skipped=tuple(_skippable(model, calls, others, plan, placed)))
 
 
@@ -562,16 +559,14 @@ def _recorded(model: nn.Module, run: _Run, inputs: Sequence[torch.Tensor]) -> li
 
 
 def _calls_on(
-    model: nn.Module,
-    plan: SkipPlan,
-    inputs: Sequence[TensorSpec],
-    features: Sequence[torch.Tensor],
-    rows: int,
+    model: nn.Module, plan: SkipPlan, batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]
 ) -> list[_Call]:
-    """The calls of modules up to the frost line on another number of rows, of which there are only the shapes."""
+    """The calls of modules up to the frost line on one row more.
+
+    They have values: PyTorch's shapes without values import torch._dynamo, which takes longer than some rows do.
+    """
     last = plan.placements[-1]
-    some = [torch.cat([feature, feature[:1]])[:rows] for feature in features]
-    given = _placing(plan, some)
+    given = _placing(plan, [torch.cat([feature, feature[:1]]) for feature in features])
 
     def placed(place: int, number: int, name: str, value: torch.Tensor) -> torch.Tensor | None:
         tensor = given(place, number, name, value)
@@ -579,11 +574,7 @@ def _calls_on(
             raise _Reached
         return tensor
 
-    run = _Run(features[0].device, rows, placed)
-    if last.operation < 0:
-        return []
-    shapes = fed_specs(model, inputs)
-    return _recorded(model, run, [run.given(place, _meta(spec, rows)) for place, spec in enumerate(shapes)])
+    return [] if last.operation < 0 else _run_on(model, [torch.cat([rows, rows[:1]]) for rows in batch], placed)
 
 
 def _meta(spec: TensorSpec, rows: int) -> torch.Tensor:

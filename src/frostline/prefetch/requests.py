@@ -328,6 +328,7 @@ class ShortestWait:
         bytes_per_sample: payload of a sample that takes a way; 0 where the encoded sample itself travels.
         clock: monotonic seconds.
         bound: most rows a second that a way may be believed to have; infinity where nothing bounds it.
+        rows_per_run: rows that each run of a way computes, however few a request has; 1 where that is not said.
     """
 
     def __init__(
@@ -338,6 +339,7 @@ class ShortestWait:
         bytes_per_sample: Callable[[Route], int],
         clock: Callable[[], float],
         bound: Callable[[Route], float] = lambda _: math.inf,
+        rows_per_run: Mapping[Route, int] | None = None,
     ) -> None:
         assert min(priors.values()) > 0, "every way may be taken"
         self._ways = {route: _Way(prior=prior, since=clock()) for route, prior in priors.items()}
@@ -345,6 +347,7 @@ class ShortestWait:
         self._bytes_per_sample = bytes_per_sample
         self._clock = clock
         self._bound = bound
+        self._rows_per_run = dict(rows_per_run or {})
         self._dealt: Counter[Route] = Counter()
         self._are_bound: dict[Route, bool] = {}
         self._closed: set[Route] = set()
@@ -403,6 +406,7 @@ class ShortestWait:
         route = min(ways, key=lambda route: self._wait_s(route, rows, now))
         if self._ways[route].waiting:
             route, rows = self._idle_way(route, ways, rows, now)
+        rows = min(max(rows, self._rows_per_run.get(route, 1)), self._samples_per_request, left)
         way = self._ways[route]
         if not way.waiting:
             way.since = now
@@ -452,6 +456,8 @@ class ShortestWait:
                 bounded_s = wait_s - max(0.0, way.bounded_until - now)
                 fitting = max(0.0, min(self._rate(way) * wait_s, self._bound(route) * bounded_s, rows))
                 few = max(int(fitting), 0 if way.rows else min(_FIRST, rows))
+                if way.rows and few < min(self._rows_per_run.get(route, 1), rows):
+                    few = 0  # as many rows are computed as a run has
                 if few:
                     return route, few
         return chosen, rows
