@@ -144,6 +144,7 @@ class _Absent(torch.Tensor):
     run: "_Run"
     # By this class code of others, such as transformers' masks, knows a tensor whose values it must not ask for.
     __class__ = property(lambda _: FakeTensor)
+    pytype = None  # which torch.compile reads of such a tensor
 
     @staticmethod
     def __new__(cls: type["_Absent"], inner: torch.Tensor, run: "_Run") -> "_Absent":
