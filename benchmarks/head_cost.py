@@ -1,12 +1,12 @@
-"""What a head of the user's own code costs a training step, beside the same layers called by hand and traced.
+"""What a head of the user's own code costs a training step, beside the same layers called by hand.
 
     python benchmarks/head_cost.py [--rows 64] [--rounds 6] [--out FILE]
 
 A ResNet-18 is frozen up to layer3 and a ViT-B/16 up to its tenth block. By turns a step of SGD is timed on activations
-at the frost line: through ``job.head``, which runs the network's own ``forward`` with its frozen modules skipped;
-through the trained layers as one would call them by hand; and through the traced head, which stands in where the user's
-code looks at values. One thread, memory that is freed is kept. What is beside by hand is by seconds of a processor,
-which others on the machine change less. It does not grow with the batch, so `--rows 2 --rounds 40` shows it best.
+at the frost line: through ``job.head``, which runs the network's own ``forward`` with its frozen modules skipped, and
+through the trained layers as one would call them by hand. One thread, memory that is freed is kept. What is beside by
+hand is by seconds of a processor, which others on the machine change less. It does not grow with the batch, so
+`--rows 2 --rounds 40` shows it best.
 """
 
 import importlib
@@ -16,7 +16,7 @@ import torch
 from harness import doing, markdown, median, run, spread
 
 NETWORKS = {"resnet18": "layer3", "vit_b_16": "encoder.layers.encoder_layer_9"}
-WAYS = ("own code", "by hand", "traced")
+WAYS = ("own code", "by hand")
 QUICK = {"networks": "resnet18", "rows": 2, "rounds": 1}
 WARM_UP = 2
 
@@ -41,7 +41,7 @@ def measure(wanted):
         batch = [torch.randn(wanted.rows, *shape) for shape in network.frost_line.shapes]
         labels = torch.randint(0, 6, (wanted.rows,))
         optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.01)
-        heads = dict(zip(WAYS, (network.head, by_hand(name, model), network.head.traced_head()), strict=True))
+        heads = dict(zip(WAYS, (network.head, by_hand(name, model)), strict=True))
         for number in range(WARM_UP + wanted.rounds):
             doing(f"{name}, round {number + 1}")
             for way, head in heads.items():

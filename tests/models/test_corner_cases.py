@@ -135,7 +135,7 @@ def test_a_chosen_part_of_a_view_crosses_without_the_rest():
 def test_tracing_leaves_nothing_behind_in_the_network():
     model = CountsItsRuns()
     kept = model.runs
-    assert cut_network(model, SHAPE).head.traced_head().graphs()
+    assert cut_network(model, SHAPE).head.traced_graphs()
     assert model.seen == {}
     assert model.runs is kept
     assert float(model.runs) == 0

@@ -290,6 +290,26 @@ def test_an_operator_that_nodes_do_not_run_ends_the_frozen_part():
         assert torch.equal(network.head(features), model(batch))
 
 
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+def test_nothing_is_said_of_a_trained_layer_whose_operator_nodes_do_not_run(cell):
+    class Recurrent(Small):
+        """Takes the columns of the last picture one by one, so that frozen views stand between the trained steps."""
+
+        def __init__(self):
+            super().__init__()
+            self.cell = cell(8, 16)
+
+        def forward(self, x):
+            state = None
+            for column in self.stem(x).mean(2).unbind(-1)[:3]:
+                state = self.cell(column, state)
+            return self.fc(state[0] if isinstance(state, tuple) else state)
+
+    network = cut_network(freeze(Recurrent().train(), "stem", input_shape=SHAPE), SHAPE)
+    assert network.frost_line.number > 1
+    assert network.fallback is None
+
+
 def test_an_operator_at_the_very_start_that_nodes_do_not_run_leaves_the_input():
     class First(nn.Module):
         def __init__(self):

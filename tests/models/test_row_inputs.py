@@ -134,15 +134,27 @@ def tied():
 
 
 @pytest.mark.parametrize(
-    ("make", "cause"),
+    ("make", "sentence"),
     [
-        (nobody_froze, "parameter 'embeddings.weight' is trained"),
-        (embeddings_forgotten, "parameter 'embeddings.weight' is trained"),
-        (tied, "parameter 'lm_head.weight' (the same as 'embeddings.weight') is trained"),
-        (small_bert, "parameter 'bert.embeddings.word_embeddings.weight' is trained"),
+        (nobody_froze, "nothing is frozen: every parameter is trained; freeze layers with"),
+        (small_bert, "nothing is frozen: every parameter is trained; freeze layers with"),
+        (
+            embeddings_forgotten,
+            (
+                "nothing is frozen before the first layer that changes: parameter 'embeddings.weight' is trained, "
+                "though 2 others are frozen; call requires_grad_(False) of it too, or freeze layers with"
+            ),
+        ),
+        (
+            tied,
+            (
+                "nothing is frozen before the first layer that changes: parameter 'lm_head.weight' (the same as "
+                "'embeddings.weight') is trained; untie them"
+            ),
+        ),
     ],
 )
-def test_a_text_network_of_which_nothing_is_frozen_says_which_parameter_is_trained(make, cause):
+def test_a_text_network_of_which_nothing_is_frozen_says_why(make, sentence):
     with pytest.raises(NothingFrozen) as refused:
         cut_network(takes_rows(make(), NAMES), (TensorSpec((2, TOKENS), "int64"),))
-    assert str(refused.value).startswith(f"nothing is frozen before the first layer that changes: {cause}; freeze")
+    assert str(refused.value).startswith(sentence)

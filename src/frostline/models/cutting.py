@@ -23,6 +23,7 @@ from frostline.engines.measure import version_of
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import DTYPE_BYTES, input_cuts
 from frostline.models.frozen import (
+    NOBODY_FROZE,
     FrozenPart,
     FrozenRest,
     find_frozen,
@@ -31,7 +32,7 @@ from frostline.models.frozen import (
     training_flags,
 )
 from frostline.models.graph import after, changes, prune, sources_of_change
-from frostline.models.head import Head, SkippingHead, TracedHead, WholeHead, equals_whole, skipping_head
+from frostline.models.head import Head, SkippingHead, WholeHead, equals_whole, skipping_head
 from frostline.models.modules import (
     Inputs,
     ModuleCall,
@@ -307,10 +308,10 @@ def _cut(
         refuse_train_mode(model, part.prefix.graph, specs)
     mixed = f"{part.mixing[-1].why}: the frozen layers from there on run here, as in your loop" if part.mixing else ""
     try:
-        head = _head_behind(model, part, specs, flags)
+        head = skipping_head(model, part, specs, flags, after(part.traced.graph, part.frost_line))
     except Unsteady as error:
         return _untraced(model, specs, flags, str(error), frozen_in_eval=frozen_in_eval)
-    if head is None:
+    if head is None or not equals_whole(model, part, head, specs, flags):
         return _untraced(model, specs, flags, _OTHERWISE, frozen_in_eval=frozen_in_eval)
     stopped = (
         f"a node does not run {part.stopped_by}: the frozen layers from there on run here; compute that by other "
@@ -335,30 +336,16 @@ def _with_rest(reason: str, rest: FrozenRest | None) -> str:
 
 
 _OTHERWISE = (
-    "behind the frost line the network does more than its trace says, such as a backward or hooks of its own or what "
-    "it reads of Python"
+    "behind its frozen layers alone the network does otherwise than whole, since its code looks at values before the "
+    "frost line or keeps some in Python"
 )
-
-
-def _head_behind(
-    model: nn.Module, part: FrozenPart, specs: Sequence[TensorSpec], flags: Mapping[str, bool]
-) -> Head | None:
-    """The user's own forward, or else its trace, where that gives what the whole network does; None where neither."""
-    own = skipping_head(model, part, specs, flags, after(part.traced.graph, part.frost_line))
-    if own is not None and equals_whole(model, part, own, specs, flags):
-        return own
-    traced = TracedHead(model, part, specs)
-    return traced if equals_whole(model, part, traced, specs, flags) else None
 
 
 def _untraced(
     model: nn.Module, specs: Sequence[TensorSpec], flags: Mapping[str, bool], why: str, *, frozen_in_eval: bool
 ) -> CutNetwork:
     if all(parameter.requires_grad for parameter in model.parameters()):
-        raise NothingFrozen(
-            "nothing is frozen: freeze layers with frostline.freeze(model, until=...), or load data without a model: "
-            "frostline.loader(data, ...)"
-        )
+        raise NothingFrozen(NOBODY_FROZE)
     found = _cut_at_a_boundary(model, specs, flags)
     if isinstance(found, str):
         return uncut_network(model, specs, f"{why}, and {found}: the whole network runs here; {_mend(why)}")

@@ -42,6 +42,7 @@ from frostline.models.row_check import MixedRows, differs, mixed_rows
 from frostline.models.tracing import UNFIT, Trace, device_of, has_several_parts, observe_run, run_whole
 
 __all__ = (
+    "NOBODY_FROZE",
     "FrozenPart",
     "FrozenRest",
     "find_frozen",
@@ -582,31 +583,49 @@ def _has_layers(graph: Graph, reach: int) -> bool:
 
 def _is_left_out(graph: Graph, changing: Collection[str], reach: int) -> bool:
     """Whether something behind the reach would be frozen, if a node ran what ends it: no trained layer is before it."""
-    flow = Flow(graph)
+    flow, rest = Flow(graph), graph.nodes[reach + 1 :]
+    if not rest or rest[0].name in changing:  # a trained layer, which no node would run anyway
+        return False
     behind = set(changing)
     for node, needs in zip(graph.nodes, flow.depends, strict=False):
         if not behind.isdisjoint(needs):
             behind.add(node.name)
-    return any(node.name in flow.data and node.name not in behind for node in graph.nodes[reach + 1 :])
+    return any(node.name in flow.data and node.name not in behind for node in rest)
+
+
+_FREEZE = "freeze layers with frostline.freeze(model, until=...)"
+_NO_MODEL = "or load data without a model: frostline.loader(data, ...)"
+NOBODY_FROZE = f"nothing is frozen: every parameter is trained; {_FREEZE}, {_NO_MODEL}"
+"""What a network is told of which all is trained."""
 
 
 def _why_nothing(model: nn.Module, graph: Graph, trainable: set[str], reach: int) -> str:
     first = graph.nodes[reach + 1] if reach + 1 < len(graph.nodes) else None
     paths = dict(graph.leaves)
-    names = [] if first is None else [paths[name] for name in reads(first) if name in trainable]
+    path = next((paths[name] for name in (() if first is None else reads(first)) if name in trainable), None)
+    if all(parameter.requires_grad for parameter in model.parameters()):
+        return NOBODY_FROZE
     where = "the network" if first is None or not first.module else first.module
-    cause = f"{_named(model, names[0])} is trained" if names else f"{where} changes from run to run"
-    return (
-        f"nothing is frozen before the first layer that changes: {cause}; freeze layers with "
-        "frostline.freeze(model, until=...), or load data without a model: frostline.loader(data, ...)"
-    )
+    cause, mend = f"{where} changes from run to run", _FREEZE
+    if path is not None:
+        cause, mend = _trained_first(model, path)
+    return f"nothing is frozen before the first layer that changes: {cause}; {mend}, {_NO_MODEL}"
 
 
-def _named(model: nn.Module, path: str) -> str:
-    """A parameter by its path, and by the others at which the network holds it, as where layers are tied."""
+def _trained_first(model: nn.Module, path: str) -> tuple[str, str]:
+    """That a parameter at the start of a network of which others are frozen is trained, and what to do about it.
+
+    It is named by the other paths too at which the network holds it, as where layers are tied.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     others = [repr(name) for name, tensor in parameters.items() if tensor is parameters[path] and name != path]
-    return f"parameter {path!r}" + (f" (the same as {' and '.join(others)})" if others else "")
+    if others:
+        cause = f"parameter {path!r} (the same as {' and '.join(others)}) is trained"
+        return cause, "untie them, as by tie_word_embeddings=False in a config of transformers, or freeze both"
+    frozen = sum(not parameter.requires_grad for parameter in model.parameters())
+    many = "1 other is" if frozen == 1 else f"{frozen} others are"
+    mend = f"call requires_grad_(False) of it too, or {_FREEZE}"
+    return f"parameter {path!r} is trained, though {many} frozen", mend
 
 
 def _why_moved(model: nn.Module, graph: Graph, line: Cut, changing: Collection[str]) -> str:

@@ -12,7 +12,6 @@ from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from frostline.core import Graph, TensorSpec
 from frostline.core.errors import ModelError, NotTraceable, UnsafeArtifact
@@ -57,7 +56,7 @@ __all__ = (
     "PortableHead",
     "PortedHead",
     "SkippingHead",
-    "TracedHead",
+    "TracedRest",
     "WholeHead",
     "equals_whole",
     "head_from_json",
@@ -220,7 +219,6 @@ class HeadGraph:
     Attributes:
         graph: the graph from the frost line to the network's outputs.
         places: the places, which of the tensors that cross the frost line it takes, in the order of its inputs.
-        structure: structure of what the network returns.
         runner: runs the graph.
         leaves: the function, for each leaf of the graph, that gives the network's own tensor: ``.to()`` replaces
             buffers.
@@ -228,7 +226,6 @@ class HeadGraph:
 
     graph: Graph
     places: tuple[int, ...]
-    structure: TreeSpec
     runner: Runner
     leaves: tuple[Callable[[], torch.Tensor], ...]
 
@@ -239,14 +236,12 @@ class HeadGraph:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the network returns."""
-        outputs = self.runner.run([tensors[place] for place in self.places], [leaf() for leaf in self.leaves])
-        return tree_unflatten(list(outputs), self.structure)
+        [output] = self.runner.run([tensors[place] for place in self.places], [leaf() for leaf in self.leaves])
+        return output
 
 
-class TracedHead(Head):
-    """A network's graph from the frost line on.
-
-    The graph for each combination of modes is traced when it is first needed (0.1 to 10 s) and kept.
+class TracedRest:
+    """A network's graphs from the frost line on, one for each combination of modes, traced when it is first needed.
 
     Args:
         model: the user's network.
@@ -255,56 +250,31 @@ class TracedHead(Head):
     """
 
     def __init__(self, model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]) -> None:
-        graph = after(part.traced.graph, part.frost_line)
-        paths = [path for _, path in graph.leaves if not path.startswith("constant:")]
-        super().__init__(model, paths, _modules_of(graph, model))
+        self._model = model
         self._part = part
-        self._shared = (part,)
         self._inputs = tuple(inputs)
-        self._graphs: dict[tuple[torch.device, tuple[bool, ...]], HeadGraph] = {}
+        self._modules = _modules_of(after(part.traced.graph, part.frost_line), model)
+        self._graphs: dict[tuple[bool, ...], HeadGraph] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_graphs": {}}  # which hold this network's own tensors
+    def __call__(self, features: Sequence[torch.Tensor]) -> Any:
+        """What the network returns for these activations, in the modes that its layers are in."""
+        return self.graph().run(features)
 
-    def graphs(self) -> list[HeadGraph]:
-        """What the head computes in train mode and in eval mode; its modes stay as they are.
+    def graph(self) -> HeadGraph:
+        """What is computed in the modes that the layers are in.
 
         Raises:
             ModelError: The network gives something else than one tensor.
-            NotTraceable: The head cannot be traced in one of the modes.
+            NotTraceable: It cannot be traced in these modes.
         """
-        kept = [(module, module.training) for module in (*self.modules(), *self._modules_run.values())]
-        try:
-            found = [self.train(training).graph() for training in (True, False)]
-        finally:
-            for module, own in kept:
-                module.training = own
-        if not all(graph.structure.is_leaf() for graph in found):
-            raise ModelError("the network gives something else than one tensor")
-        return found
-
-    def graph(self) -> HeadGraph:
-        """What the head computes in the modes that its layers are in.
-
-        Raises:
-            NotTraceable: The head cannot be traced in these modes.
-        """
-        kind = (device_of(self._model[0]), tuple(module.training for module in self._modules_run.values()))
+        now = {path: module.training for path, module in self._modules.items()}
+        kind = tuple(now.values())
         if kind not in self._graphs:
-            self._graphs[kind] = self._traced()
+            self._graphs[kind] = self._traced({**self._part.traced.training, **now})
         return self._graphs[kind]
 
-    def _run(self, tensors: list[torch.Tensor]) -> Any:
-        if replaced := self.replaced_modules():
-            raise ModelError(
-                f"module {next(iter(replaced))!r} of the head was replaced, and this head is a traced graph, which has "
-                "none: replace it in your network, and call job.refreeze()"
-            )
-        return self.graph().run(tensors)
-
-    def _traced(self) -> HeadGraph:
-        model, part = self._model[0], self._part
-        flags = {**part.traced.training, **{path: module.training for path, module in self._modules_run.items()}}
+    def _traced(self, flags: Mapping[str, bool]) -> HeadGraph:
+        model, part = self._model, self._part
         with torch.enable_grad():  # as the part was traced: elsewhere transformers asks other things of sizes
             traced = trace(model, self._inputs, training=flags)
         graph = contiguous_copies(order_graph(model, traced.graph, self._inputs, part.mixing)[0], part.turned)
@@ -320,9 +290,12 @@ class TracedHead(Head):
         if not are_close(made, [meant[place] for place in places]):
             raise NotTraceable(_OTHERWISE)
         runner, leaves = Runner(rest, device=device), _leaves(model, traced, rest)
-        return HeadGraph(graph=rest, places=places, structure=traced.structure, runner=runner, leaves=leaves)
+        if not traced.structure.is_leaf():
+            raise ModelError("the network gives something else than one tensor")
+        return HeadGraph(graph=rest, places=places, runner=runner, leaves=leaves)
 
 
+_DOES_MORE = "it does more than its trace says, such as a backward or hooks of its own or what it reads of Python"
 _OTHERWISE = "the frozen part of the network computes something else when its head changes mode"
 
 
@@ -415,14 +388,32 @@ class SkippingHead(Head):
         except UNFIT:
             return False
 
-    def traced_head(self) -> TracedHead | None:
-        """The same head as a graph; None where the network was not traced."""
-        return TracedHead(self._model[0], self._part, self._inputs) if self._is_traced else None
+    def traced_graphs(self) -> tuple[HeadGraph, HeadGraph] | None:
+        """What it computes in train mode and in eval mode, as graphs; None where the network was not traced.
 
-    def equals(self, traced: TracedHead) -> bool:
-        """Whether the head as a graph gives what the user's own code gives, gradients included, in both modes."""
+        Its modes stay as they are.
+
+        Raises:
+            ModelError: The graphs are not what the user's own code does, gradients included; or it gives something else
+                than one tensor.
+            NotTraceable: It cannot be traced in one of the modes.
+        """
+        if not self._is_traced:
+            return None
+        model, rest = self._model[0], TracedRest(self._model[0], self._part, self._inputs)
+        kept = [(module, module.training) for module in model.modules()]
+        graphs = []
+        try:
+            for training in (True, False):
+                self.train(training)
+                graphs.append(rest.graph())
+        finally:
+            for module, own in kept:
+                module.training = own
         with kept_draws():
-            return equals_whole(self._model[0], self._part, traced, self._inputs, self._flags)
+            if not equals_whole(model, self._part, rest, self._inputs, self._flags):
+                raise ModelError(_DOES_MORE)
+        return graphs[0], graphs[1]
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
         if (changed := self.changed_read(theirs_alone=True)) is not None:
@@ -539,7 +530,7 @@ def _graft(head: nn.Module, model: nn.Module, path: str) -> None:
 def equals_whole(
     model: nn.Module,
     part: FrozenPart,
-    head: Head,
+    head: Callable[..., Any],
     inputs: Sequence[TensorSpec],
     flags: Mapping[str, bool],
     *,
@@ -624,21 +615,15 @@ def make_portable(head: nn.Module) -> PortableHead:
     Raises:
         ModelError: It cannot travel; the sentence says why, and what to do instead.
     """
-    traced = head.traced_head() if isinstance(head, SkippingHead) else head
-    if not isinstance(traced, TracedHead):
+    try:
+        modes = head.traced_graphs() if isinstance(head, SkippingHead) else None
+    except ModelError as error:
+        raise ModelError(f"the trainable rest of this network cannot travel, {error}: {_ELSEWHERE}") from error
+    if modes is None:
         kind = "its own code runs" if isinstance(head, Head) else "it is no head of a job"
         raise ModelError(
             f"the trainable rest of this network was not traced ({kind}), so it cannot travel: {_ELSEWHERE}"
         )
-    if isinstance(head, SkippingHead) and not head.equals(traced):
-        raise ModelError(
-            "the trainable rest of this network does more than its trace says, such as a backward or hooks of its own "
-            f"or what it reads of Python, so it cannot travel: {_ELSEWHERE}"
-        )
-    try:
-        modes = traced.graphs()
-    except ModelError as error:
-        raise ModelError(f"the trainable rest of this network cannot travel, {error}: {_ELSEWHERE}") from error
     strange = sorted({node.op for mode in modes for node in mode.graph.nodes} - ALLOWED)
     if strange:
         raise ModelError(f"the trainable rest uses {', '.join(strange)}, which a node does not run: {_ELSEWHERE}")

@@ -9,7 +9,7 @@ import operator
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,10 +31,12 @@ __all__ = (
     "all_in_eval",
     "has_same_parameters",
     "input_specs",
+    "inverse_order",
     "is_guard",
     "is_same_plain",
     "is_split",
     "lone_parameters",
+    "memory_order",
     "modes",
     "module_at",
     "not_averaged",
@@ -44,6 +46,7 @@ __all__ = (
     "resolved_path",
     "unwrap",
     "watch_reads",
+    "with_forwards",
     "with_modules",
     "with_parameters",
     "zeros",
@@ -251,6 +254,20 @@ def lone_parameters(head: nn.Module, model: nn.Module) -> Iterator[tuple[str, nn
         owner = path.rpartition(".")[0]
         if head.get_submodule(owner) is not model.get_submodule(owner):
             yield path, parameter
+
+
+@contextmanager
+def with_forwards(modules: Mapping[str, nn.Module], forward: Callable[..., Callable[..., Any]]) -> Iterator[None]:
+    """Give modules other forwards for a while, made of their path and their own one; hooks and attributes stay."""
+    with ExitStack() as stack:
+        for path, module in modules.items():
+            own = vars(module)
+            if "forward" in own:
+                stack.callback(own.__setitem__, "forward", own["forward"])
+            else:
+                stack.callback(own.pop, "forward", None)
+            own["forward"] = forward(path, module.forward)
+        yield
 
 
 @contextmanager
@@ -470,3 +487,16 @@ class FeaturesGuard:
 def is_guard(hook: object) -> bool:
     """Whether a hook is a ``FeaturesGuard``, which changes nothing that a network computes."""
     return isinstance(hook, FeaturesGuard)
+
+
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions from the outermost in memory to the innermost."""
+    strides = tensor.stride()
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True)):
+        return tuple(range(tensor.dim()))
+    return tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
+
+
+def inverse_order(order: Sequence[int]) -> tuple[int, ...]:
+    """Where each dimension lies in such an order."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))

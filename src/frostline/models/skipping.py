@@ -6,20 +6,21 @@ activations in their places.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
-from frostline.models.modules import plain_copy, watch_reads
+from frostline.models.modules import inverse_order, memory_order, plain_copy, watch_reads, with_forwards
 from frostline.models.tracing import cast_specs
 
 __all__ = (
@@ -69,7 +70,7 @@ class _Absence:
         """The shape alone, for so many rows."""
         sizes = [fixed + rows * grows for fixed, grows in self.shape]
         laid = torch.empty([sizes[dim] for dim in self.order], dtype=self.dtype, device="meta")
-        return laid.permute(_inverse(self.order))
+        return laid.permute(inverse_order(self.order))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,9 @@ class _Absent(torch.Tensor):
 
     known: torch.Tensor
     run: "_Run"
+    # By this class code of others, such as transformers' masks, knows a tensor whose values it must not ask for.
+    __class__ = property(lambda _: FakeTensor)
+    pytype = None  # which torch.compile reads of such a tensor
 
     @staticmethod
     def __new__(cls: type["_Absent"], inner: torch.Tensor, run: "_Run") -> "_Absent":
@@ -268,8 +272,9 @@ class _Run:
         return tree_unflatten(wrapped, structure)
 
     def _computed(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        target = kwargs.get("out", args[0] if args else None)
-        if (name in _WRITING or "out" in kwargs or _is_in_place(name)) and not isinstance(target, _Absent):
+        out = kwargs.get("out")
+        target = args[0] if out is None and args else out
+        if (name in _WRITING or out is not None or _is_in_place(name)) and not isinstance(target, _Absent):
             raise ModelError(f"the network writes values ({name}) that were skipped into a tensor of its own")
         if self._is_real:
             return func(*_replaced(args, _bare), **_replaced(kwargs, _bare))
@@ -331,18 +336,6 @@ def _staying(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return (args[0], *(kept or ([] if kwargs else [args[0].known.dtype]))), kwargs
 
 
-def _order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Dimensions from the outermost in memory to the innermost."""
-    strides = tensor.stride()
-    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True)):
-        return tuple(range(tensor.dim()))
-    return tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
-
-
-def _inverse(order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(order)), key=order.__getitem__))
-
-
 def _laid(feature: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> torch.Tensor | None:
     """A copy of an activation in the shape and memory order of the network's own tensor; None where it does not fit.
 
@@ -350,11 +343,11 @@ def _laid(feature: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> 
     """
     across = [shape[dim] for dim in order]
     if tuple(order) != tuple(range(len(order))) and order[0] == 0 and list(feature.shape) == across:
-        return feature.clone(memory_format=torch.contiguous_format).permute(_inverse(order))
+        return feature.clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
     if feature.numel() != torch.Size(shape).numel() or feature.shape[:1] != torch.Size(shape)[:1]:
         return None
     own = feature.reshape(tuple(shape))
-    return own.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(_inverse(order))
+    return own.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
 
 
 def _given(
@@ -381,20 +374,6 @@ class _Call:
     ends: int = -1
     leaves: list[Any] = field(default_factory=list)
     structure: TreeSpec | None = None
-
-
-@contextmanager
-def _forwards(modules: Mapping[str, nn.Module], forward: Callable[..., Callable[..., Any]]) -> Iterator[None]:
-    """Give modules other forwards for a while, made of their path and their own one; hooks and attributes stay."""
-    with ExitStack() as stack:
-        for path, module in modules.items():
-            own = vars(module)
-            if "forward" in own:
-                stack.callback(own.__setitem__, "forward", own["forward"])
-            else:
-                stack.callback(own.pop, "forward", None)
-            own["forward"] = forward(path, module.forward)
-        yield
 
 
 class _Recorder:
@@ -549,7 +528,7 @@ def _recognised(
     """The value itself, where it is one of those at the frost line."""
     if name in _MADE_LIKE or value.dim() == 0 or type(value) is not torch.Tensor:
         return None
-    order = _order(value)
+    order = memory_order(value)
     for tensor, feature in enumerate(features):
         if feature.dtype == value.dtype and feature.numel() == value.numel():
             laid = _laid(feature, value.shape, order)
@@ -575,7 +554,7 @@ def _is_close(tensor: torch.Tensor, other: torch.Tensor, error: float) -> bool:
 def _recorded(model: nn.Module, run: _Run, inputs: Sequence[torch.Tensor]) -> list[_Call]:
     recorder = _Recorder(run)
     modules = {path: module for path, module in model.named_modules() if path}
-    with torch.no_grad(), compute_slot(), _forwards(modules, recorder.forward), suppress(_Reached):
+    with torch.no_grad(), compute_slot(), with_forwards(modules, recorder.forward), suppress(_Reached):
         model(*inputs)
     return recorder.calls
 
@@ -641,11 +620,17 @@ def _skippable(
         if any(parameter.requires_grad for parameter in model.get_submodule(call.path).parameters()):
             continue
         other = alike.get((call.path, call.call))
-        leaves = _crossing(call, plan, placed) if _is_at_line(call, plan, placed) else _absences(call, other, plan)
+        is_at_line = _is_layer(model.get_submodule(call.path)) and _is_at_line(call, plan, placed)
+        leaves = _crossing(call, plan, placed) if is_at_line else _absences(call, other, plan)
         if leaves is not None:
             taken.append(id(call))
             gives = tree_unflatten(leaves, call.structure)
             yield _SkippedCall(path=call.path, call=call.call, starts=call.starts, ends=call.ends, gives=gives)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether it is one of torch's own: other code may do more with a tensor at the frost line, as values have it."""
+    return type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is None
 
 
 def _is_within(call: _Call, taken: Sequence[int]) -> bool:
@@ -716,7 +701,7 @@ def _absence(leaf: Any, other: Any) -> Any:
     rows = leaf.run.rows
     pairs = zip(leaf.known.shape, other.known.shape, strict=True)
     shape = tuple((size - (more - size) * rows, more - size) for size, more in pairs)
-    return _Absence(shape=shape, order=_order(leaf.known), dtype=leaf.known.dtype)
+    return _Absence(shape=shape, order=memory_order(leaf.known), dtype=leaf.known.dtype)
 
 
 def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], features: Sequence[torch.Tensor]) -> Any:
@@ -735,7 +720,7 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
     run = _Run(features[0].device, rows, _placing(plan, features), last=max(-1, plan.placements[-1].operation))
     skipper = _Skipper(run, plan, features)
     modules = {path: model.get_submodule(path) for path in skipper.paths}
-    with compute_slot(), _forwards(modules, skipper.forward):
+    with compute_slot(), with_forwards(modules, skipper.forward):
         given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(cast_specs(model, inputs))]
         versions = _versions(features)
         output = model(*given)

@@ -141,7 +141,7 @@ def place_inputs(inputs: Iterable[tuple[str, TensorSpec]]) -> tuple[InputPlace, 
 
 def unpack_inputs(places: Iterable[InputPlace], rows: Any) -> dict[str, Any]:
     """The inputs of a batch; see ``Preprocess.unpack``."""
-    kinds = import_module(type(rows).__module__.partition(".")[0])
+    kinds = import_module(type(rows.dtype).__module__.partition(".")[0])  # rows may be of a subclass of anybody's
     return {place.name: place.of(rows, getattr(kinds, place.spec.dtype)) for place in places}
 
 
