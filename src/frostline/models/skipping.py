@@ -5,8 +5,9 @@ operation's result is compared with what the frozen part gives. Later runs count
 activations in their places.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -144,7 +145,6 @@ class _Absent(torch.Tensor):
     run: "_Run"
     # By this class code of others, such as transformers' masks, knows a tensor whose values it must not ask for.
     __class__ = property(lambda _: FakeTensor)
-    pytype = None  # which torch.compile reads of such a tensor
 
     @staticmethod
     def __new__(cls: type["_Absent"], inner: torch.Tensor, run: "_Run") -> "_Absent":
@@ -551,10 +551,15 @@ def _is_close(tensor: torch.Tensor, other: torch.Tensor, error: float) -> bool:
     return bool(off <= error * size)
 
 
+def _uncompiled() -> AbstractContextManager[object]:
+    """Let nothing be compiled, where something may be: the compiler does not follow tensors that are not there."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
 def _recorded(model: nn.Module, run: _Run, inputs: Sequence[torch.Tensor]) -> list[_Call]:
     recorder = _Recorder(run)
     modules = {path: module for path, module in model.named_modules() if path}
-    with torch.no_grad(), compute_slot(), with_forwards(modules, recorder.forward), suppress(_Reached):
+    with torch.no_grad(), compute_slot(), _uncompiled(), with_forwards(modules, recorder.forward), suppress(_Reached):
         model(*inputs)
     return recorder.calls
 
@@ -716,14 +721,24 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
     Raises:
         ModelError: The network asks for something that was skipped, or its code before the frost line has changed.
     """
-    rows = len(features[0])
-    run = _Run(features[0].device, rows, _placing(plan, features), last=max(-1, plan.placements[-1].operation))
-    skipper = _Skipper(run, plan, features)
-    modules = {path: model.get_submodule(path) for path in skipper.paths}
-    with compute_slot(), with_forwards(modules, skipper.forward):
-        given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(cast_specs(model, inputs))]
-        versions = _versions(features)
-        output = model(*given)
+    rows, last = len(features[0]), plan.placements[-1]
+    given_at, before_the_line = _placing(plan, features), ExitStack()
+    with before_the_line:
+
+        def placed(place: int, number: int, name: str, value: torch.Tensor) -> torch.Tensor | None:
+            tensor = given_at(place, number, name, value)
+            if (place, number) == (last.operation, last.result):
+                before_the_line.close()  # compiled layers that are trained run compiled
+            return tensor
+
+        run = _Run(features[0].device, rows, placed, last=max(-1, last.operation))
+        skipper = _Skipper(run, plan, features, before_the_line.close)
+        modules = {path: model.get_submodule(path) for path in skipper.paths}
+        before_the_line.enter_context(_uncompiled())
+        with compute_slot(), with_forwards(modules, skipper.forward):
+            given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(cast_specs(model, inputs))]
+            versions = _versions(features)
+            output = model(*given)
     if any(isinstance(leaf, _Absent) for leaf in tree_leaves(output)):
         raise ModelError(_asked("returned"))
     if versions != _versions(features):
@@ -751,8 +766,11 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 class _Skipper:
     """Gives what skipped calls gave, as far as anything is known of it."""
 
-    def __init__(self, run: _Run, plan: SkipPlan, features: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, run: _Run, plan: SkipPlan, features: Sequence[torch.Tensor], reached: Callable[[], None]
+    ) -> None:
         self._run = run
+        self._reached = reached
         self._plan = plan
         self._features = features
         self._counts: dict[str, int] = {}
@@ -772,6 +790,8 @@ class _Skipper:
         if self._run.count != call.starts:
             raise ModelError(f"the network runs its frozen module {call.path!r} otherwise than when it was cut")
         self._run.count = call.ends
+        if call.ends > self._plan.placements[-1].operation:
+            self._reached()
         return tree_map(self._leaf, call.gives)
 
     def _leaf(self, leaf: Any) -> Any:
