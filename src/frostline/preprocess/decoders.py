@@ -65,7 +65,7 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "JPEG2000", "ICO", "AVIF")
-_LOG = logging.getLogger("frostline.node")
+_LOG = logging.getLogger("frostline.decoders")
 # -P keeps the current folder off the import path.
 _COMMAND = (sys.executable, "-P", "-m", STARTED["decoding"])
 
@@ -107,8 +107,8 @@ class Decoders:
             preprocess: the steps, of which ``takes_decoders`` is true.
             encoded: the sample as stored.
             out: array of the shape and type of ``preprocess.sample``, or ``uint8[H, W, C]`` for pixels alone.
-            id: see ``preprocess.apply.decode_into``.
-            view: likewise.
+            id: number of the sample; see ``preprocess.apply.decode_into``.
+            view: random view; see there.
             max_pixels: pixels for which memory was reserved.
 
         Returns:

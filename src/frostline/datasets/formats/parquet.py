@@ -98,7 +98,7 @@ class Cells:
     Attributes:
         parts: memory in which they lie.
         part: number of the part of each row's cell, ``int64[rows]``.
-        starts: where a cell begins in its part, ``int64[rows]``.
+        starts: places at which cells begin in their part, ``int64[rows]``.
         lengths: bytes of each cell, ``int64[rows]``; -1 where there is none.
     """
 
