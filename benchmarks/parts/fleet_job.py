@@ -163,11 +163,11 @@ class Costs:
         from frostline.prefetch.driver import Tuner
 
         for kind, names in (
-            (StatisticsCollector, ("__call__", "arrived", "statistics")),
+            (StatisticsCollector, ("__call__", "take_batch", "statistics")),
             (UsageMeter, ("__call__", "usage")),
             (PlanFollower, ("__call__",)),
-            (Tuner, ("look", "took", "begin", "end", "limit")),
-            (ControlFollower, ("wait", "came", "ended", "wake")),
+            (Tuner, ("look", "record_request", "begin", "end", "limit")),
+            (ControlFollower, ("wait", "count_bytes", "end_request", "wake")),
             (ControlReporter, ("begin", "report", "close")),
         ):
             for name in names:

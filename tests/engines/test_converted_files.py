@@ -67,13 +67,13 @@ def test_without_a_folder_nothing_outlives_its_use():
 KILLED = """
     import os, signal, sys
     from pathlib import Path
-    from frostline.engines.recipe import kept
+    from frostline.engines.recipe import converted_files
 
     def die(place):
         (place / "half").write_text("")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with kept(Path(sys.argv[1]), "one", die):
+    with converted_files(Path(sys.argv[1]), "one", die):
         pass
 """
 

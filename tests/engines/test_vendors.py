@@ -11,9 +11,9 @@ from frostline.engines.machine import version_of, versions
 def test_openvino_and_nncf_find_nothing_to_call_home_with():
     code = (
         "import sys\n"
-        "from frostline.engines.machine import imported, is_installed\n"
+        "from frostline.engines.machine import import_now, is_installed\n"
         "if is_installed('openvino') and is_installed('nncf'):\n"
-        "    imported('openvino'), imported('nncf')\n"
+        "    import_now('openvino'), import_now('nncf')\n"
         "sys.exit(any(name.startswith('openvino_telemetry') and module for name, module in sys.modules.items()))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

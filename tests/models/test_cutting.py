@@ -85,8 +85,15 @@ def test_a_frozen_batch_norm_in_train_mode_is_refused_with_its_name():
         assert torch.equal(torch.from_numpy(features[0]), model.stem[1](model.stem[0](batch)))
 
 
-def test_names_the_first_trained_parameter_where_no_layer_is_frozen():
+def test_names_the_first_trained_parameter_where_only_layers_behind_it_are_frozen():
+    model = Small()
+    list(model.parameters())[-1].requires_grad_(False)
     with pytest.raises(NothingFrozen, match=r"stem\.0\.weight"):
+        cut_network(model, SHAPE)
+
+
+def test_says_that_nobody_froze_a_network_whose_parameters_are_all_trained():
+    with pytest.raises(NothingFrozen, match="every parameter is trained"):
         cut_network(Small(), SHAPE)
 
 

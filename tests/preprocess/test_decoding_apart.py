@@ -25,7 +25,7 @@ from frostline.node import Node
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, audio, imagenet, named_inputs, text
 from frostline.preprocess.apply import decode_into, pixels_into
 from frostline.preprocess.decoders import Decoders
-from frostline.preprocess.steps import framed
+from frostline.preprocess.steps import frame_parts
 from support.nodes import joined, jpeg, make_images, request, same, served, until
 from support.sounds import encoded_sound, some_waves
 from support.tenants import tenant, token_of
@@ -146,7 +146,7 @@ def test_sounds_texts_and_several_inputs_have_the_same_values(decoders):
     cases = [(tone, encoded_sound(some_waves(1)[0][0], kind=kind)) for kind in kinds]
     cases += [(words, one.encode()) for one in TEXTS]
     cases += [(text(tokenizer_of_words(f"more{n}"), 8), TEXTS[n % 4].encode()) for n in range(6) for _ in range(2)]
-    cases.append((several, framed([jpeg(3), TEXTS[2].encode()])))
+    cases.append((several, frame_parts([jpeg(3), TEXTS[2].encode()])))
     for preprocess, encoded in cases:
         here, apart = both(decoders, preprocess, encoded)
         np.testing.assert_array_equal(here, apart)
