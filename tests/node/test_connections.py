@@ -260,7 +260,7 @@ def test_a_node_with_few_descriptors_answers_beside_more_unfinished_heads_than_i
         max_connections=st.integers(1, 8),
         young_s=st.sampled_from((0.0, 2.0)),
     ),
-    steps=st.lists(st.tuples(st.sampled_from(["enter", "recognised", "answered", "leave"]), st.integers(0, 99))),
+    steps=st.lists(st.tuples(st.sampled_from(["enter", "note_tenant", "note_answer", "leave"]), st.integers(0, 99))),
 )
 def test_limits_connections_and_never_closes_a_working_one(limits, steps):
     # Each is called by the number of its arrival, counted from one, which is its time too.
@@ -279,10 +279,10 @@ def test_limits_connections_and_never_closes_a_working_one(limits, steps):
         elif here:
             connection = here[place % len(here)]
             getattr(connections, step)(connection)
-            if step == "recognised":
+            if step == "note_tenant":
                 working.add(connection)
                 idle.discard(connection)
-            elif step == "answered" and connection in working:
+            elif step == "note_answer" and connection in working:
                 working.discard(connection)
                 idle.add(connection)
             elif step == "leave":

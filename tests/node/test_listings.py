@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 from contextlib import closing, contextmanager
@@ -183,12 +184,12 @@ def test_a_listing_gets_no_more_memory_than_its_node_gives_it(photos):
 
 
 def test_data_whose_listing_takes_too_much_memory_is_refused_with_the_option_that_raises_it(tmp_path):
-    """A thousand images that all have the same caption, which is long."""
+    """Images with captions of a megabyte."""
     folder = tmp_path / "data"
     folder.mkdir()
-    captions = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * 1_000_000]))
-    table = pa.table({"image": [b"P5 1 1 255 x"] * 1000, "label": ["a"] * 1000, "caption": captions})
-    pq.write_table(table, folder / "0.parquet")
+    captions = [random.randbytes(1 << 19).hex() for _ in range(200)]
+    table = pa.table({"image": [b"P5 1 1 255 x"] * 200, "label": ["a"] * 200, "caption": captions})
+    pq.write_table(table, folder / "0.parquet", compression="none", use_dictionary=False)
     with (
         listing_node(folder.as_uri(), listing_memory_bytes=256 << 20) as node,
         pytest.raises(OverBudget, match="--listing-memory"),
