@@ -218,7 +218,7 @@ with fl.offload(model, data, preprocess=tiny_preprocess(), near=near, settings=s
     said["trained on"] = sum(len(job.head(batch.features)) for batch in job.loader(8))
 
 for name, ask in {
-    "lock": lambda: FolderStore(sys.argv[1]).alone().__enter__(),
+    "lock": lambda: FolderStore(sys.argv[1]).lock_for_writing().__enter__(),
     "service": lambda: fl.offload(None, data, near="unix:///run/frostline/io.sock"),
 }.items():
     try:

@@ -521,7 +521,7 @@ class ControlServer(Server):
         except FrostlineError as error:
             self.refuse(client, error)
             return
-        self._state.touched()
+        self._state.take_touched()
         capacity, held = self._world.plan.capacity.row, self._state.held.row
         assert all(part <= whole * (1 + 1e-9) for part, whole in zip(held, capacity, strict=True))
         self.answer(client, 200, json.dumps(answer.to_json()).encode())
@@ -730,7 +730,7 @@ def prepared(folder):
         path = Path(folder) / ("even", "odd")[number % 2] / f"{number:02}.jpg"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"%d" % number)
-    data = Dataset(folder).refreshed()
+    data = Dataset(folder).refresh()
     data = {size: data.take(np.arange(size)) for size in SIZES}
     chance = random.Random(0)
     more = {

@@ -7,14 +7,12 @@ the one sample with it that it had, and the next sample gets a new one.
 
 import contextlib
 import ctypes
-import fcntl
 import gc
 import json
 import logging
 import mmap
 import os
 import platform
-import resource
 import signal
 import socket
 import struct
@@ -40,6 +38,12 @@ from frostline.preprocess import Decode, DecodeAudio, Preprocess, Tokenize, audi
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
 from frostline.preprocess.sounds import has_sound_packages
 from frostline.preprocess.tokens import opened_tokenizer
+
+try:
+    import fcntl
+    import resource
+except ImportError:  # they are Unix's; ``are_possible`` says so
+    pass
 
 __all__ = ("MAX_DECODE_S", "Decoders", "confine", "takes_decoders")
 
