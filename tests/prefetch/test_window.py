@@ -610,7 +610,7 @@ def test_no_place_counts_as_handed_out_before_it_is_where_requests_by_owner_lie_
     while not held.is_done:
         for ask in held.asks(0):
             held.take_rows(ask, answer(ask.samples.ids))
-            held.finished(ask, 0)
+            held.finish(ask, 0)
         while (delivery := held.take()) is not None:
             missing -= set(delivery.positions.tolist())
             assert delivery.stop <= min(missing, default=len(owners))
