@@ -128,7 +128,7 @@ def test_random_views_and_turned_images_have_the_same_bits(decoders):
     turned[0x0112] = 6
     random = imagenet(32, augment=True)
     for view in (View(seed=3, epoch=0), View(seed=3, epoch=1)):
-        here, apart = both(decoders, random.oriented(is_turned=True), encoded_as("JPEG", exif=turned), view=view)
+        here, apart = both(decoders, random.orient(is_turned=True), encoded_as("JPEG", exif=turned), view=view)
         np.testing.assert_array_equal(here, apart)
 
 
