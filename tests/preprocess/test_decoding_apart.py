@@ -77,6 +77,8 @@ HOSTILE = """
         raise SampleError("it was done")
 
     decoders.pixels_into = act
+    decoded = decoders._decoded
+    decoders._decoded = lambda *orders: {} if orders[1] == b"nonsense" else decoded(*orders)
     decoders.serve_decoding(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
 """
 
@@ -189,6 +191,13 @@ def test_a_decoder_that_ends_or_never_ends_takes_one_sample_with_it(hostile, act
     [before] = hostile.pids()
     assert "the process that decoded it ended" in done(hostile, act)
     assert "refused" in done(hostile, "open")
+    assert before not in hostile.pids()
+
+
+def test_a_decoder_that_answers_nonsense_is_ended(hostile):
+    assert "refused" in done(hostile, "open")
+    [before] = hostile.pids()
+    assert "what makes no sense" in done(hostile, "nonsense")
     assert before not in hostile.pids()
 
 

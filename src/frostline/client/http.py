@@ -248,7 +248,7 @@ class HttpTransport:
     """A ``Transport`` to a node at an address. Nothing is connected before the first call; a fork may use it too.
 
     Args:
-        url: the url, such as ``http://store-1:7070`` or ``https://store-1:7070``.
+        url: address, such as ``http://store-1:7070`` or ``https://store-1:7070``.
         settings: settings of the job's loader.
 
     Raises:

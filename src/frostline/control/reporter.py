@@ -51,7 +51,7 @@ class ControlLink:
     """The way to a control plane, and the name of the job there.
 
     Args:
-        url: the url, such as ``http://store-1:7075?job=night``; without a name the job is the process group on this
+        url: address, such as ``http://store-1:7075?job=night``; without a name the job is the process group on this
             host.
         token: token that identifies the job's tenant; None where the control plane knows none.
         tls: files of TLS where the URL is an ``https://``; None takes those of the environment.

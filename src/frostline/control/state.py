@@ -671,7 +671,7 @@ def view_of(
         tenant: tenant that asks, which sees its own alone; None sees all.
         now_s: seconds since 1970.
         may_change: True if whoever asks may change weights, jobs and capacities.
-        page: the jobs and stages are given; ``next`` says where the following ones begin, with null for none.
+        page: jobs and stages that are given; ``next`` says where the following ones begin, with null for none.
     """
     records = [record for record in state.records if tenant in (None, record.tenant)]
     jobs: dict[tuple[str, str], list[StageRecord]] = {}

@@ -279,7 +279,7 @@ class IoTransport:
     What it has received is what the service read for it from the node: what it found there costs no link.
 
     Args:
-        url: the url, such as ``unix:///run/user/1000/frostline/io.sock``.
+        url: address, such as ``unix:///run/user/1000/frostline/io.sock``.
         settings: settings of the job's loader.
         job: job that shares the service with others; a new one by default.
 

@@ -52,7 +52,7 @@ class JobContext:
 
     Attributes:
         data: the samples.
-        preprocess: the preprocess from encoded bytes to the network's input.
+        preprocess: the steps from encoded bytes to the network's input.
         transport: the transport to the node.
         asking: waits where it is full.
         cuts: cuts of the network, by number.

@@ -84,7 +84,7 @@ def offload(
             preprocessed pixels.
         data: the samples, or the URL or path of a data set; where they say ``changed="rebuild"`` they are listed again
             now, and stay so.
-        preprocess: the preprocess from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a
+        preprocess: the steps from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a
             ready format it declares the whole way too; what was applied is not done again.
         transform: the same as a transform of torchvision (v2 or before) or timm, an image processor of transformers, or
             any function of an image of Pillow. What steps can say of it runs at the node. The rest, where there is no

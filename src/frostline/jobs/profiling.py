@@ -92,7 +92,7 @@ class MeasuredPrefix:
 
     Attributes:
         cuts: ``seconds`` counted from the network's input.
-        codecs: the codecs on the activations of a few real samples.
+        codecs: costs of codecs on the activations of a few real samples.
     """
 
     cuts: tuple[CutCost, ...]

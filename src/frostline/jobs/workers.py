@@ -67,7 +67,7 @@ class WorkerSetup:
         device: the place where the trainer's part runs.
         engine: engine of the node, as it is when the job goes to a process.
         tried: samples that engines are tried on.
-        skipped: the skipped by all processes of the job; None where those cannot be told.
+        skipped: samples skipped by all processes of the job; None where those cannot be told.
         forked: serves processes that are forked; None where they read by themselves, as those do that are spawned.
     """
 

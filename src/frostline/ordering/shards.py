@@ -337,7 +337,7 @@ class ReadingPlan:
         """Read what ``to_bytes`` wrote.
 
         Args:
-            record: the record from the rank.
+            record: record from the rank.
             at: the number, for the sentence.
 
         Raises:

@@ -196,7 +196,7 @@ def delay_s(
         reason: reason of the last failure.
         now: the time in seconds.
         retry_for_s: the time to try.
-        jitter: the jitter from 0, for none, to 1.
+        jitter: random part of each wait, from 0, for none, to 1.
 
     Raises:
         NodeUnreachable: it has been failing for ``retry_for_s``, or would be before the node wants to be
@@ -289,7 +289,7 @@ class Window:
             now may have some later.
         settings: ``slack``, ``hedge_quantile``, ``retry_for_s`` and ``ramp`` are used, and the bounds
             hold until ``bound`` gives others.
-        jitter: the jitter from 0 to below 1, another each time, so that many windows do not ask a node again at once.
+        jitter: random part of each wait, from 0 to below 1, so that many windows do not ask a node again at once.
         nodes: nodes that the requests name; the ramp begins with two requests for each.
     """
 

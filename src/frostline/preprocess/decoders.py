@@ -68,6 +68,8 @@ _ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
+# A child's answer has one of these at least.
+_SAID = frozenset({"needed", "error", "lacks_tokenizer"})
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "JPEG2000", "ICO", "AVIF")
 _LOG = logging.getLogger("frostline.decoders")
 # -P keeps the current folder off the import path.
@@ -323,7 +325,7 @@ class _Child:
             value = json.loads(answer)
         except (ValueError, RecursionError):
             value = None
-        if not isinstance(value, dict) or not isinstance(value.get("needed", 0), int):
+        if not isinstance(value, dict) or not (_SAID & value.keys()) or not isinstance(value.get("needed", 0), int):
             self.has_ended = True
             raise SampleError("the process that decoded it answered what makes no sense")
         return value

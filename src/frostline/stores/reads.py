@@ -53,7 +53,7 @@ class RangePiece(NamedTuple):
 
     Attributes:
         read: number of the read.
-        start: the start in its bytes.
+        start: place in its bytes where it begins.
         length: the length as asked.
     """
 

@@ -89,7 +89,7 @@ def check_inputs(format: str | None, preprocess: Preprocess) -> None:
 
     Args:
         format: name of the format as it was asked for; None for none.
-        preprocess: the preprocess from encoded bytes to the network's inputs.
+        preprocess: the steps from encoded bytes to the network's inputs.
 
     Raises:
         SettingError: it makes them of others.

@@ -28,7 +28,7 @@ def render_plan_page(answer: WhatIfPlan, *, every: bool = False) -> str:
 
     Args:
         answer: the answer to show.
-        every: the table has a row for every codec of every cut.
+        every: True if the table has a row for every codec of every cut.
     """
     plan, situation, asked = answer.plan, answer.situation, answer.measured.asked
     view = PlanView.of(plan, memory_bytes=situation.memory_bytes, every=every)
