@@ -38,6 +38,9 @@ from frostline.node.trials.queue import EngineMemory, TrialPolicy
 from frostline.node.trials.selection import Trials
 from frostline.prefetch import ShortestWait
 from frostline.prefetch.requests import Slabs
+from frostline.preprocess import DecodeAudio, Preprocess
+from frostline.preprocess.sounds import has_sound_packages
+from frostline.preprocess.tokens import has_tokenizers
 from frostline.wire.messages import Health
 
 __all__ = ("TrainerEngine", "can_be_tried", "dealer_of")
@@ -66,7 +69,7 @@ def dealer_of(context: JobContext, health: Health, nodes: int, rows_here: int) -
         nodes: number of nodes.
         rows_here: rows of each run at the trainer, which is filled up where a request has fewer.
     """
-    if not context.preprocess.are_images or context.preprocess.stored is not None or _shares_a_core(health, context):
+    if _shares_a_core(health, context) or not _can_decode(context.preprocess):
         return None
     line, node, trainer = context.cuts[-1], max(1, len(health.cores)), len(usable_cores())
     encoded_bytes = context.data.samples.encoded_bytes / max(1, len(context.data))
@@ -92,6 +95,12 @@ def dealer_of(context: JobContext, health: Health, nodes: int, rows_here: int) -
         rows_per_run={Route(0): rows_here},
     )
     return BothSides(ways)
+
+
+def _can_decode(preprocess: Preprocess) -> bool:
+    """Whether this side has the packages that samples of this kind need; a node may have them where it has not."""
+    has_sounds = any(isinstance(part.steps[0], DecodeAudio) for part in preprocess.parts)
+    return (not has_sounds or has_sound_packages()) and (preprocess.tokens is None or has_tokenizers())
 
 
 def _shares_a_core(health: Health, context: JobContext) -> bool:
