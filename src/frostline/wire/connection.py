@@ -75,10 +75,9 @@ class LinkMeter:
     """Bytes that come, and the seconds in which at least one body is under way. Safe for threads.
 
     A body is under way while it is being read and what has not come of it yet takes the link a millisecond: 64 KiB of a
-    fast one, 4 KiB of a thin one. One that lies in the socket's buffer already, since its reader was busy, tells nothing
-    about the link. What comes meanwhile is counted
-    on all connections, also where nobody reads it yet: otherwise a link that is shared with a busy reader's
-    connection would look thinner than it is.
+    fast one, 4 KiB of a thin one. One that lies in the socket's buffer already, since its reader was busy, says nothing
+    about the link. What comes meanwhile is counted on all connections, also where nobody reads it yet: otherwise a link
+    that is shared with a busy reader's connection would look thinner than it is.
 
     Args:
         meter: counts what is read from the sockets.
