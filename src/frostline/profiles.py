@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from frostline.core import LOSSY
+from frostline.core.declared import Amount, Count
 
 __all__ = ("PRECISIONS", "CodecCost", "CutCost", "Profile", "Trial")
 
@@ -25,13 +26,13 @@ class CutCost:
         remaining_bytes_per_sample: the same as ``bytes_per_sample``, of running from this cut to the frost line.
     """
 
-    number: int
-    seconds: float
-    spread_s: float
-    fixed_bytes: int
-    bytes_per_sample: int
-    remaining_fixed_bytes: int = 0
-    remaining_bytes_per_sample: int = 0
+    number: Count
+    seconds: Amount
+    spread_s: Amount
+    fixed_bytes: Count
+    bytes_per_sample: Count
+    remaining_fixed_bytes: Count = 0
+    remaining_bytes_per_sample: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +50,13 @@ class CodecCost:
             0 where nothing is lost.
     """
 
-    cut: int
+    cut: Count
     codec: str
-    bytes_per_sample: float
-    encode_s: float
-    decode_s: float
-    spread_s: float = 0.0
-    error: float = 0.0
+    bytes_per_sample: Amount
+    encode_s: Amount
+    decode_s: Amount
+    spread_s: Amount = 0.0
+    error: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +83,16 @@ class Trial:
 
     engine: str
     precision: str
-    cut: int
-    seconds: float = 0.0
-    spread_s: float = 0.0
-    error: float = 0.0
-    rows: int = 0
-    threads: int = 0
-    weight_bytes: int = 0
-    load_bytes: int = 0
-    fixed_bytes: int = 0
-    bytes_per_sample: int = 0
+    cut: Count
+    seconds: Amount = 0.0
+    spread_s: Amount = 0.0
+    error: Amount = 0.0
+    rows: Count = 0
+    threads: Count = 0
+    weight_bytes: Count = 0
+    load_bytes: Count = 0
+    fixed_bytes: Count = 0
+    bytes_per_sample: Count = 0
     why_not: str | None = None
 
     def __post_init__(self) -> None:
@@ -126,10 +127,10 @@ class Profile:
     hardware: str
     host: str
     engine: str
-    device_batch: int
-    read_s: float
+    device_batch: Count
+    read_s: Amount
     cuts: tuple[CutCost, ...]
-    cores: tuple[int, ...] = ()
+    cores: tuple[Count, ...] = ()
     device: str = "cpu"
     codecs: tuple[CodecCost, ...] = ()
     trials: tuple[Trial, ...] = ()

@@ -22,6 +22,7 @@ from frostline.control.settings import ControlSettings, ControlTenant
 from frostline.control.shares import Amounts
 from frostline.control.state import ControlState, view_of
 from frostline.core import Cut, Route
+from frostline.core.declared import read_declared
 from frostline.core.errors import BadRequest, SettingError
 from frostline.core.events import BatchDelivered, EpochStarted, WaitingForRows
 from frostline.datasets import Dataset
@@ -68,7 +69,7 @@ def test_what_a_job_keeps_counts_once_as_in_its_report(tmp_path):
 
 @pytest.mark.parametrize("activity", [ACTIVITY, JobActivity(), ACTIVITY.abbreviate()])
 def test_what_is_said_is_read_again(activity):
-    assert JobActivity.from_json(plain(activity)) == activity
+    assert read_declared(JobActivity, plain(activity), "an activity") == activity
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_what_is_said_is_read_again(activity):
 )
 def test_refuses_what_a_stranger_may_not_say(field, value):
     with pytest.raises(BadRequest):
-        JobActivity.from_json({**plain(ACTIVITY), field: value})
+        read_declared(JobActivity, {**plain(ACTIVITY), field: value}, "an activity")
     with pytest.raises(BadRequest):
         StageReport.from_json({"stage": "a", "job": "b", "sequence": 1, "activity": {field: value}})
 

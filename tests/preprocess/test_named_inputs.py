@@ -143,7 +143,7 @@ def test_a_stranger_cannot_nest_or_leave_out(steps, why):
     "names", [["a"], ["a", "a"], ["a", "b c"], "ab", ["a", 3], [f"n{place}" for place in range(9)]]
 )
 def test_names_are_those_of_arguments_and_differ(names):
-    with pytest.raises(SettingError, match=r"named inputs|names of arguments"):
+    with pytest.raises(SettingError, match=r"named inputs|names of arguments|names must be a list"):
         NamedInputs(names, ((ReadArray((2,)),),) * len(names))
 
 

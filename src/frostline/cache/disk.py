@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.cache.keys import RowLayout, Tensors, add_checksum, fill, verify_checksum
+from frostline.core.declared import Count
 from frostline.core.errors import OutOfSpace, SettingError
 from frostline.core.files import make_private_file, make_private_folder
 
@@ -427,16 +428,16 @@ class DiskStatistics:
         failed: reads and writes that the disk refused; look whether it is full.
     """
 
-    bytes: int = 0
-    budget_bytes: int = 0
-    hits: int = 0
-    misses: int = 0
-    kept: int = 0
-    rejected: int = 0
-    cleared: int = 0
-    damaged: int = 0
-    resets: int = 0
-    failed: int = 0
+    bytes: Count = 0
+    budget_bytes: Count = 0
+    hits: Count = 0
+    misses: Count = 0
+    kept: Count = 0
+    rejected: Count = 0
+    cleared: Count = 0
+    damaged: Count = 0
+    resets: Count = 0
+    failed: Count = 0
 
 
 class FeatureStore:

@@ -29,6 +29,7 @@ from frostline.cache.shared_layout import (
     runs_of,
     surplus,
 )
+from frostline.core.declared import Count
 from frostline.core.errors import DataNotFound, FrostlineError, ObjectNotFound
 from frostline.core.system import in_background
 from frostline.stores.protocols import Buffer, Dated, ObjectStore, Prunable
@@ -265,19 +266,19 @@ class SharedStatistics:
         failed: calls that the store refused or did not answer.
     """
 
-    bytes: int = 0
-    budget_bytes: int = 0
-    indexed_rows: int = 0
-    hits: int = 0
-    kept: int = 0
-    objects: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    cleared: int = 0
-    rejected: int = 0
-    damaged: int = 0
-    late: int = 0
-    failed: int = 0
+    bytes: Count = 0
+    budget_bytes: Count = 0
+    indexed_rows: Count = 0
+    hits: Count = 0
+    kept: Count = 0
+    objects: Count = 0
+    bytes_read: Count = 0
+    bytes_written: Count = 0
+    cleared: Count = 0
+    rejected: Count = 0
+    damaged: Count = 0
+    late: Count = 0
+    failed: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

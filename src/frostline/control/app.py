@@ -1,6 +1,5 @@
 """The control plane over HTTP: who asks, what they say within limits, what is answered, and its metrics."""
 
-import json
 import logging
 import sys
 import threading
@@ -9,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from anyio import CapacityLimiter, to_thread
 from prometheus_client import CollectorRegistry, generate_latest
@@ -22,15 +21,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from frostline.control.changes import ControlChanges, ControlEvent
-from frostline.control.messages import ControlAnswer, StageReport
+from frostline.control.messages import ControlAnswer, ControlView, StageReport
 from frostline.control.settings import EVERY_TENANT, ControlTenant
 from frostline.control.state import ControlState, StageRecord, ViewPage, job_of, tenant_of, view_of
 from frostline.control.store import RecordWriter
 from frostline.core.audit import AuditLog
-from frostline.core.errors import BadRequest, Forbidden, OverBudget, SettingError
+from frostline.core.declared import Within, refuse_unknown_fields
+from frostline.core.errors import BadRequest, Forbidden, OverBudget, Overloaded, SettingError
 from frostline.core.tokens import FollowedFile, TokenTable
 from frostline.node.http.connection_guard import recognise
-from frostline.node.http.pages import MAX_VIEWERS, Dashboard, LiveAnswers
+from frostline.node.http.description import Body, DescribedRoute, Endpoint, Parameter
+from frostline.node.http.pages import EVENTS, MAX_VIEWERS, Dashboard, LiveAnswers
 from frostline.node.http.requests import (
     METRICS_TYPE,
     REFUSALS,
@@ -39,8 +40,9 @@ from frostline.node.http.requests import (
     body_length,
     json_bytes,
     json_response,
+    parsed_json,
 )
-from frostline.wire.messages import MAX_PATCH_BYTES, refuse_unknown_fields
+from frostline.wire.messages import MAX_PATCH_BYTES
 
 __all__ = (
     "ControlPlane",
@@ -68,7 +70,7 @@ def steady_clock(
     return lambda: began_s + monotonic()
 
 
-def metrics_text(view: Mapping[str, Any]) -> bytes:
+def metrics_text(view: ControlView) -> bytes:
     """Render what a tenant may see as Prometheus text.
 
     Args:
@@ -80,7 +82,7 @@ def metrics_text(view: Mapping[str, Any]) -> bytes:
 
 
 class _View(Collector):
-    def __init__(self, view: Mapping[str, Any]) -> None:
+    def __init__(self, view: ControlView) -> None:
         self._view = view
 
     def collect(self) -> Iterator[Metric]:
@@ -210,7 +212,7 @@ class ControlPlane:
         sees_all = self._is_open or tenant in self._seeing
         return Rights(tenant=None if sees_all else tenant, may_change=tenant in self._changing)
 
-    def view(self, rights: Rights, page: ViewPage) -> dict[str, Any]:
+    def view(self, rights: Rights, page: ViewPage) -> ControlView:
         """What somebody with such rights may see, as plain values."""
         with self._lock:
             return view_of(self._state, rights.tenant, self._clock(), may_change=rights.may_change, page=page)
@@ -287,8 +289,7 @@ def make_control_app(plane: ControlPlane, max_viewers: int = MAX_VIEWERS) -> Sta
     app = Starlette(
         routes=[
             Route("/", Dashboard("frostline.control").page, methods=["GET"]),
-            Route("/v1/stages", service.stages, methods=["POST"]),
-            Route("/v1/view", service.view, methods=["GET"]),
+            *_stage_routes(service),
             Route("/v1/capacity", service.capacity, methods=["PATCH"]),
             Route("/v1/tenants/{tenant}", service.tenant, methods=["PATCH"]),
             Route("/v1/jobs/{tenant}/{job}", service.job, methods=["PATCH"]),
@@ -302,12 +303,40 @@ def make_control_app(plane: ControlPlane, max_viewers: int = MAX_VIEWERS) -> Sta
 
 
 def stage_routes(plane: ControlPlane) -> list[Route]:
-    """Make the routes by which stages report and are seen, for an application that has others."""
-    service = _Routes(plane, MAX_VIEWERS)
+    """Make the routes by which stages report and are seen, also for an application that has others."""
+    return _stage_routes(_Routes(plane, MAX_VIEWERS))
+
+
+def _stage_routes(service: "_Routes") -> list[Route]:
     return [
-        Route("/v1/stages", service.stages, methods=["POST"]),
-        Route("/v1/view", service.view, methods=["GET"]),
+        DescribedRoute(
+            "/v1/stages",
+            service.stages,
+            post=Endpoint(
+                name="report",
+                summary="Report a stage of a job, such as its window, and be answered what it keeps to.",
+                body=Body(said="A report of at most 16 KiB; the latest by `sequence` counts.", kind=StageReport),
+                answers={200: Body(said="The settings to keep to from now on.", kind=ControlAnswer)},
+                refusals=(OverBudget, Overloaded),
+            ),
+        ),
+        DescribedRoute(
+            "/v1/view",
+            service.view,
+            get=Endpoint(
+                name="view",
+                summary="Tell which jobs of the tenant there are, what they do and saved, and what stages may use.",
+                parameters=(_first("jobs"), _first("stages")),
+                answers={200: Body(said="The state as far as the asker may see it.", kind=ControlView, others=EVENTS)},
+                refusals=(Overloaded,),
+            ),
+        ),
     ]
+
+
+def _first(name: str) -> Parameter:
+    said = f"Number of the first of the {name} that are given, from 0; `next` of the page before says it."
+    return Parameter(name=name, place="query", said=said, kind=Annotated[int, Within(0, 10**_MAX_DIGITS - 1)])
 
 
 class _Routes:
@@ -358,7 +387,7 @@ class _Routes:
     async def _body(self, request: Request, max_bytes: int, what: str) -> object:
         if body_length(request) > max_bytes:
             raise OverBudget(f"a {what} has at most {max_bytes:,} bytes")
-        return _parsed(await self._body_reader.read_whole(request))
+        return parsed_json(await self._body_reader.read_whole(request))
 
     async def health(self, request: Request) -> Response:
         self._asker(request)
@@ -378,11 +407,3 @@ def _page(request: Request) -> ViewPage:
         if not number.isascii() or not number.isdigit() or len(number) > _MAX_DIGITS:
             raise BadRequest(f"{name} must be the number of the first one, counted from 0")
     return ViewPage(jobs=int(said["jobs"]), stages=int(said["stages"]))
-
-
-def _parsed(body: bytearray) -> object:
-    try:
-        value: object = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    return value

@@ -12,12 +12,13 @@ Decides what is shown of a job of several processes, and what all jobs saved tog
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Any, Self, TypedDict
 
 from frostline.control.shares import Amounts
 from frostline.core.config import check_fields
+from frostline.core.declared import Amount, Count, Matching, OneOf, Refer, Sized, Within, read_declared
 from frostline.core.errors import BadRequest, SettingError
 
 __all__ = (
@@ -27,14 +28,17 @@ __all__ = (
     "MAX_SENTENCE",
     "Bottleneck",
     "ControlAnswer",
+    "ControlView",
     "ControlledStage",
     "JobActivity",
+    "JobSummary",
+    "JobView",
     "PlanOutline",
     "Prices",
     "RecentRates",
+    "Savings",
     "StageReport",
     "checked_job",
-    "count",
     "savings",
     "summarise_job",
 )
@@ -50,6 +54,11 @@ MAX_SENTENCE = 512
 """Characters of a sentence at most."""
 
 _MAX_COUNT = 2**52
+_Sum = Annotated[int, Within(0, _MAX_COUNT)]
+_Rate = Annotated[float, Within(0, _MAX_COUNT)]
+_Difference = Annotated[float, Within(-_MAX_COUNT, _MAX_COUNT)]
+_Time = Annotated[float, Within(0, is_above=True)]
+_Name = Annotated[str, Sized(0, MAX_NAME, is_printable=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +71,9 @@ class Bottleneck:
         gain: factor by which samples a second would rise without it.
     """
 
-    held_back_by: str
-    says: str
-    gain: float
-
-    @classmethod
-    def from_json(cls, value: object) -> Self:
-        """Read what a stranger sent; raises ``BadRequest`` where it is something else."""
-        table = _table(value, "diagnosis", ("held_back_by", "says", "gain"))
-        return cls(
-            held_back_by=_text(table["held_back_by"], "held_back_by", MAX_NAME),
-            says=_text(table["says"], "says", MAX_SENTENCE),
-            gain=_at_least_0(table["gain"], "gain"),
-        )
+    held_back_by: _Name
+    says: Annotated[str, Sized(0, MAX_SENTENCE, is_printable=True)]
+    gain: _Rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,25 +87,14 @@ class PlanOutline:
         codec: name of the codec that they cross with.
     """
 
-    names: tuple[str, ...]
-    nbytes: tuple[int, ...]
-    cut: int
-    codec: str
+    names: Annotated[tuple[_Name, ...], Sized(1, MAX_BLOCKS)]
+    nbytes: Annotated[tuple[_Sum, ...], Sized(1, MAX_BLOCKS)]
+    cut: _Sum
+    codec: _Name
 
-    @classmethod
-    def from_json(cls, value: object) -> Self:
-        """Read what a stranger sent; raises ``BadRequest`` where it is something else."""
-        table = _table(value, "plan", ("names", "nbytes", "cut", "codec"))
-        names, nbytes = (_list(table[name], name) for name in ("names", "nbytes"))
-        cut = count(table["cut"], "cut")
-        if len(names) != len(nbytes) or cut >= len(names):
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.nbytes) or self.cut >= len(self.names):
             raise BadRequest("a plan has a number of bytes for each name, and a cut among them")
-        return cls(
-            names=tuple(_text(name, "names", MAX_NAME) for name in names),
-            nbytes=tuple(count(number, "nbytes") for number in nbytes),
-            cut=cut,
-            codec=_text(table["codec"], "codec", MAX_NAME),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,27 +117,17 @@ class JobActivity:
         plan: the plan; None where this report does not say.
     """
 
-    epoch: int = 0
-    taken: int = 0
-    epoch_samples: int = 0
-    samples: int = 0
-    samples_per_s: float = 0.0
-    stall_share: float = 0.0
-    wire_bytes: int = 0
-    saved_bytes: float = 0.0
-    saved_s: float | None = None
+    epoch: _Sum = 0
+    taken: _Sum = 0
+    epoch_samples: _Sum = 0
+    samples: _Sum = 0
+    samples_per_s: _Rate = 0.0
+    stall_share: Annotated[float, Within(0, 1)] = 0.0
+    wire_bytes: _Sum = 0
+    saved_bytes: _Difference = 0.0
+    saved_s: _Difference | None = None
     hindrance: Bottleneck | None = None
     plan: PlanOutline | None = None
-
-    @classmethod
-    def from_json(cls, value: object) -> Self:
-        """Read what a stranger sent.
-
-        Raises:
-            BadRequest: It is something else; the sentence names the field.
-        """
-        table = _table(value, "activity", tuple(_READ_ACTIVITY), is_whole=False)
-        return cls(**{name: _READ_ACTIVITY[name](found, name) for name, found in table.items()})
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values, without what it does not say."""
@@ -166,78 +144,11 @@ class JobActivity:
         return replace(self, hindrance=None, plan=None)
 
 
-def _table(value: object, name: str, fields: tuple[str, ...], *, is_whole: bool = True) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or not value.keys() <= set(fields) or (is_whole and len(value) < len(fields)):
-        raise BadRequest(f"{name} is an object of {', '.join(fields)}")
-    return value
-
-
-def _list(value: object, name: str) -> Sequence[object]:
-    if not isinstance(value, list | tuple) or not 0 < len(value) <= MAX_BLOCKS:
-        raise BadRequest(f"{name} must be a list of 1 to {MAX_BLOCKS}")
-    return value
-
-
-def _text(value: object, name: str, longest: int) -> str:
-    if not isinstance(value, str) or len(value) > longest or not value.isprintable():
-        raise BadRequest(f"{name} must be a printable text of at most {longest} characters")
-    return value
-
-
-def count(value: object, name: str) -> int:
-    """Read a count that a stranger sent.
-
-    Args:
-        value: the count, as JSON gave it.
-        name: name of its field, for the sentence.
-
-    Raises:
-        BadRequest: It is no whole number from 0 to 2^52.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_COUNT:
-        raise BadRequest(f"{name} must be a whole number from 0 to {_MAX_COUNT}")
-    return value
-
-
-def _number(value: object, name: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not -_MAX_COUNT <= value <= _MAX_COUNT:
-        raise BadRequest(f"{name} must be a finite number, at most {_MAX_COUNT}")
-    return float(value)
-
-
-def _at_least_0(value: object, name: str) -> float:
-    number = _number(value, name)
-    if number < 0:
-        raise BadRequest(f"{name} must be 0 or more")
-    return number
-
-
-def _share(value: object, name: str) -> float:
-    number = _at_least_0(value, name)
-    if number > 1:
-        raise BadRequest(f"{name} must be at most 1")
-    return number
-
-
-_READ_ACTIVITY: dict[str, Callable[[object, str], Any]] = {
-    "epoch": count,
-    "taken": count,
-    "epoch_samples": count,
-    "samples": count,
-    "samples_per_s": _at_least_0,
-    "stall_share": _share,
-    "wire_bytes": count,
-    "saved_bytes": _number,
-    "saved_s": _number,
-    "hindrance": lambda value, _: Bottleneck.from_json(value),
-    "plan": lambda value, _: PlanOutline.from_json(value),
-}
-
-
 KINDS = ("window", "io", "node", "cache")
 """What a stage may be: a loader's window, an I/O service, a node or a cache."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_Known = Annotated[str, Matching(_NAME.pattern, "a name of 1 to 128 letters, digits and . _ : -")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,15 +170,15 @@ class StageReport:
         has_ended: True if this is its last report.
     """
 
-    stage: str
-    job: str
-    kind: str = "window"
-    sequence: int
-    version: int = 0
+    stage: _Known
+    job: _Known
+    kind: Annotated[str, OneOf(KINDS)] = "window"
+    sequence: _Sum
+    version: _Sum = 0
     in_force: Amounts = field(default_factory=Amounts)
     demand: Amounts = field(default_factory=Amounts)
     used: Amounts = field(default_factory=Amounts)
-    moved_bytes: int = 0
+    moved_bytes: _Sum = 0
     activity: JobActivity | None = None
     has_ended: bool = False
 
@@ -278,12 +189,7 @@ class StageReport:
         Raises:
             BadRequest: It is not one; the sentence names the field.
         """
-        if not isinstance(value, dict) or not {"stage", "job", "sequence"} <= value.keys() <= _READ_REPORT.keys():
-            raise BadRequest(f"a report needs stage, job and sequence, and may have {', '.join(sorted(_READ_REPORT))}")
-        try:
-            return cls(**{name: _READ_REPORT[name](found, name) for name, found in value.items()})
-        except SettingError as error:
-            raise BadRequest(str(error)) from error
+        return read_declared(cls, value, "a report")
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values."""
@@ -309,10 +215,10 @@ class ControlAnswer:
         notices: sentences about its job for people.
     """
 
-    version: int
+    version: _Sum
     settings: Amounts
-    round_s: float
-    lease_s: float
+    round_s: _Time
+    lease_s: _Time
     notices: tuple[str, ...] = ()
 
     @classmethod
@@ -322,18 +228,9 @@ class ControlAnswer:
         Raises:
             BadRequest: It is not one.
         """
-        try:
-            if not isinstance(value, Mapping):
-                raise BadRequest("an answer of a control plane is an object")
-            return cls(
-                version=count(value.get("version"), "version"),
-                settings=Amounts.from_json(value.get("settings"), "settings"),
-                round_s=_seconds(value.get("round_s"), "round_s"),
-                lease_s=_seconds(value.get("lease_s"), "lease_s"),
-                notices=_sentences(value.get("notices")),
-            )
-        except SettingError as error:
-            raise BadRequest(str(error)) from error
+        known = {field.name for field in fields(cls)}
+        said = {name: found for name, found in value.items() if name in known} if isinstance(value, dict) else value
+        return read_declared(cls, said, "an answer of a control plane")
 
     def to_json(self) -> dict[str, Any]:
         """The answer as plain values."""
@@ -352,52 +249,9 @@ def checked_job(name: str) -> str:
     Raises:
         BadRequest: No job can have it.
     """
-    return _name(name, "job")
-
-
-def _name(value: object, name: str) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise BadRequest(f"{name} must be a name of 1 to 128 letters, digits and . _ : -")
-    return value
-
-
-def _kind(value: object, name: str) -> str:
-    if value not in KINDS:
-        raise BadRequest(f"{name} must be one of {', '.join(KINDS)}")
-    return str(value)
-
-
-def _switch(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise BadRequest(f"{name} must be true or false")
-    return value
-
-
-def _seconds(value: object, name: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise BadRequest(f"{name} must be a number of seconds above 0")
-    return float(value)
-
-
-def _sentences(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(sentence, str) for sentence in value):
-        raise BadRequest("notices must be a list of sentences")
-    return tuple(value)
-
-
-_READ_REPORT: dict[str, Callable[[object, str], Any]] = {
-    "stage": _name,
-    "job": _name,
-    "kind": _kind,
-    "sequence": count,
-    "version": count,
-    "in_force": Amounts.from_json,
-    "demand": Amounts.from_json,
-    "used": Amounts.from_json,
-    "moved_bytes": count,
-    "activity": lambda value, _: JobActivity.from_json(value),
-    "has_ended": _switch,
-}
+    if not _NAME.fullmatch(name):
+        raise BadRequest("job must be a name of 1 to 128 letters, digits and . _ : -")
+    return name
 
 
 _UNCOUNTED = Amounts()
@@ -547,16 +401,122 @@ class Prices:
             raise SettingError(f"a currency has at most {_MAX_CURRENCY} printable characters, not {self.currency!r}")
 
 
-def savings(activities: Sequence[JobActivity], prices: Prices | None) -> dict[str, float | None]:
+class Savings(TypedDict):
+    """What jobs saved.
+
+    Attributes:
+        bytes: bytes that did not cross the network.
+        seconds: the time in which the link would have moved them, of jobs that know its bandwidth; None of others.
+        money: the price of both; None where nobody said any.
+    """
+
+    bytes: float
+    seconds: float | None
+    money: float | None
+
+
+class JobSummary(TypedDict):
+    """What all processes of a job say together.
+
+    Attributes:
+        processes: number of those that run.
+        epoch: number of the epoch that the most advanced ones are in.
+        taken: samples of it that loops have taken.
+        epoch_samples: samples of it in all.
+        samples: samples that loops took.
+        samples_per_s: samples a second in the last ten seconds.
+        stall_share: mean share of these in which loops waited.
+        wire_bytes: bytes that came from the store side.
+        saved: bytes, seconds and money that it saved.
+        hindrance: the part that holds back the process that waits longest; None where none says.
+        plan: the plan; None where none says.
+    """
+
+    processes: Count
+    epoch: Count
+    taken: Count
+    epoch_samples: Count
+    samples: Count
+    samples_per_s: Amount
+    stall_share: Amount
+    wire_bytes: Count
+    saved: Savings
+    hindrance: Annotated[dict[str, Any], Refer("Bottleneck")] | None
+    plan: Annotated[dict[str, Any], Refer("PlanOutline")] | None
+
+
+class JobView(TypedDict):
+    """A job as a view shows it.
+
+    Attributes:
+        tenant: name of its tenant.
+        job: the name.
+        weight: number; the share of what its tenant has is in proportion to this.
+        priority: number by which jobs are served first.
+        ends_at_s: the time when it must have ended, in seconds since 1970; None where it may take its time.
+        work_bytes: bytes that its stages move until then.
+        changed: names of fields that differ from the file because they were changed.
+        stages: number of its stages.
+        moved_bytes: bytes that they moved.
+        notices: sentences about it for people.
+        activity: account of its processes; None where none gives any.
+    """
+
+    tenant: str
+    job: str
+    weight: float
+    priority: int
+    ends_at_s: float | None
+    work_bytes: float
+    changed: list[str]
+    stages: Count
+    moved_bytes: Count
+    notices: list[str]
+    activity: JobSummary | None
+
+
+class ControlView(TypedDict):
+    """The state of a control plane as far as the asker may see it.
+
+    Attributes:
+        now_s: time of the control plane, in seconds since 1970.
+        may_change: True if the asker may change weights, jobs and capacities.
+        capacity: amounts that all stages together may use.
+        changed: names of capacities that differ from the file because they were changed.
+        policies: names of the rules, in the order in which they divide.
+        held: amounts that stages may use now; None for who does not see all.
+        tenants: tenants with their weights.
+        prices: prices at which money is said; None without any.
+        saved: bytes, seconds and money that all jobs saved.
+        counts: numbers of jobs and of stages that there are.
+        next: numbers of the first job and of the first stage after this page; None where there is none.
+        jobs: jobs of this page.
+        stages: stages of this page: their last reports, and what they were answered.
+        events: the last events.
+    """
+
+    now_s: Amount
+    may_change: bool
+    capacity: Annotated[dict[str, float], Refer("Amounts")]
+    changed: list[str]
+    policies: list[str]
+    held: Annotated[dict[str, float], Refer("Amounts")] | None
+    tenants: list[dict[str, Any]]
+    prices: dict[str, Any] | None
+    saved: Savings
+    counts: dict[str, Count]
+    next: dict[str, Count | None]
+    jobs: list[JobView]
+    stages: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+
+def savings(activities: Sequence[JobActivity], prices: Prices | None) -> Savings:
     """Bytes, seconds of the link and money that jobs saved.
 
     Args:
         activities: the last word of each process, those that have ended too.
         prices: prices of both; None where nobody said.
-
-    Returns:
-        ``bytes``, ``seconds`` of those who know their bandwidth, None where nobody does, and ``money``, None without
-        prices.
     """
     known = [activity.saved_s for activity in activities if activity.saved_s is not None]
     nbytes, seconds = sum(activity.saved_bytes for activity in activities), sum(known) if known else None
@@ -568,7 +528,7 @@ def savings(activities: Sequence[JobActivity], prices: Prices | None) -> dict[st
 
 def summarise_job(
     running: Sequence[JobActivity], ended: Sequence[JobActivity], prices: Prices | None
-) -> dict[str, Any] | None:
+) -> JobSummary | None:
     """What is shown of a job.
 
     Ranks and workers each take a part of an epoch, so samples, rates and bytes add up. Progress is that of the epoch
@@ -581,7 +541,7 @@ def summarise_job(
         prices: prices of what is saved.
 
     Returns:
-        A dictionary of plain values; None where no process said anything.
+        The summary; None where no process said anything.
     """
     if not running:
         return None

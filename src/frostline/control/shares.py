@@ -12,12 +12,13 @@ Decides when a job's next request may go, so that its requests and bytes a secon
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core.errors import SettingError
+from frostline.core.declared import Within, read_declared
+from frostline.core.errors import BadRequest, SettingError
 from frostline.core.units import in_bytes
 
 __all__ = (
@@ -50,6 +51,11 @@ Row = tuple[float, ...]
 """An amount of each resource, in the order of ``RESOURCES``."""
 
 
+# Beyond the bytes that any store moves in a second, and within what floats count exactly.
+_MAX_AMOUNT = 2**52
+_Bound = Annotated[float, Within(0, _MAX_AMOUNT)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
     """An amount of each resource; infinite where there is no bound.
@@ -62,11 +68,11 @@ class Amounts:
         memory_bytes: bytes that may be asked for and not yet used.
     """
 
-    compute_s_per_s: float = math.inf
-    bytes_per_s: float = math.inf
-    requests_per_s: float = math.inf
-    requests: float = math.inf
-    memory_bytes: float = math.inf
+    compute_s_per_s: _Bound = math.inf
+    bytes_per_s: _Bound = math.inf
+    requests_per_s: _Bound = math.inf
+    requests: _Bound = math.inf
+    memory_bytes: _Bound = math.inf
 
     @classmethod
     def of(cls, row: Iterable[float]) -> Self:
@@ -84,12 +90,12 @@ class Amounts:
         Raises:
             SettingError: The table is something else.
         """
-        if not isinstance(value, Mapping) or not value.keys() <= set(RESOURCES):
+        if not isinstance(value, Mapping):
             raise SettingError(f"{name} must be a table of amounts, named {', '.join(RESOURCES)}")
-        for resource, amount in value.items():
-            if not _is_amount(amount):
-                raise SettingError(f"{name}: {resource} must be a finite number, 0 or more")
-        return cls(**{resource: float(amount) for resource, amount in value.items()})
+        try:
+            return read_declared(cls, value, name, f"{name}: ")
+        except BadRequest as error:
+            raise SettingError(str(error)) from error
 
     @property
     def row(self) -> Row:
@@ -100,14 +106,6 @@ class Amounts:
         """Those that are bounded, by their resources."""
         named = zip(RESOURCES, self.row, strict=True)
         return {resource: amount for resource, amount in named if amount < math.inf}
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MAX_AMOUNT
-
-
-# Beyond the bytes that any store moves in a second, and within what floats count exactly.
-_MAX_AMOUNT = 2**52
 
 
 Floats = npt.NDArray[np.float64]

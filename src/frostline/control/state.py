@@ -26,7 +26,15 @@ from frostline.control.changes import (
     describe_job_change,
     describe_tenant_change,
 )
-from frostline.control.messages import ControlAnswer, JobActivity, StageReport, savings, summarise_job
+from frostline.control.messages import (
+    ControlAnswer,
+    ControlView,
+    JobActivity,
+    JobView,
+    StageReport,
+    savings,
+    summarise_job,
+)
 from frostline.control.settings import EVERY_TENANT, ControlledJob, ControlSettings, ControlTenant
 from frostline.control.shares import (
     RESOURCES,
@@ -663,7 +671,7 @@ def view_of(
     *,
     may_change: bool = False,
     page: ViewPage = ViewPage(),
-) -> dict[str, Any]:
+) -> ControlView:
     """The stages that are there, their jobs and tenants, what was saved by all that are remembered, and what happened.
 
     Args:
@@ -708,9 +716,9 @@ def view_of(
     }
 
 
-def _within(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _within(jobs: Iterable[JobView]) -> list[JobView]:
     """The first jobs that have ``_JOBS_BYTES`` together, one at least."""
-    shown: list[dict[str, Any]] = []
+    shown: list[JobView] = []
     nbytes = 0
     for job in jobs:
         nbytes += len(json.dumps(job))
@@ -754,16 +762,15 @@ def job_of(state: ControlState, key: tuple[str, str]) -> dict[str, Any]:
     }
 
 
-def _job(
-    state: ControlState, key: tuple[str, str], stages: list[StageRecord], ended: list[StageRecord]
-) -> dict[str, Any]:
-    return {
-        **job_of(state, key),
+def _job(state: ControlState, key: tuple[str, str], stages: list[StageRecord], ended: list[StageRecord]) -> JobView:
+    shown: JobView = {
+        **job_of(state, key),  # type: ignore[typeddict-item]  # has the first fields
         "stages": len(stages),
         "moved_bytes": sum(record.report.moved_bytes for record in stages),
         "notices": list(state.notices(*key)),
         "activity": summarise_job(_activities(stages), _activities(ended), state.settings.prices),
     }
+    return shown
 
 
 def _stage(state: ControlState, record: StageRecord, now_s: float) -> dict[str, Any]:

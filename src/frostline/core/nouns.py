@@ -18,6 +18,8 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
+from frostline.core.declared import Count
+
 __all__ = (
     "CELLS",
     "EXACT",
@@ -475,8 +477,8 @@ class View:
             way.
     """
 
-    seed: int
-    epoch: int
+    seed: Count
+    epoch: Count
     recurs: bool = False
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from frostline.core import Samples, TensorSpec
+from frostline.core.declared import refuse_unknown_fields
 from frostline.core.errors import BadRequest, FrostlineError, NodeUnreachable, Refused, UnsafeArtifact
 from frostline.core.events import Observer, PhaseStarted
 from frostline.models.artifact import BROKEN, integer, metadata, text
@@ -26,7 +27,7 @@ from frostline.models.cuts import DTYPE_BYTES
 from frostline.models.head import PortableHead, head_from_json, head_to_json
 from frostline.preprocess import Preprocess
 from frostline.transport import BesideTraining, TrainsBeside
-from frostline.wire.messages import error_from_json, refuse_unknown_fields
+from frostline.wire.messages import error_from_json
 from frostline.wire.recipes import Recipe, event_from_json
 
 __all__ = (

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from frostline.batching import ANYBODY, Claim, FairShares, MemoryBudget
+from frostline.core.declared import Count
 from frostline.core.errors import Unavailable
 from frostline.core.system import in_background
 
@@ -109,10 +110,10 @@ class PoolStatistics:
         waiting: number of reservations that wait for memory.
     """
 
-    total_bytes: int
-    reserved_bytes: int
-    peak_bytes: int
-    waiting: int
+    total_bytes: Count
+    reserved_bytes: Count
+    peak_bytes: Count
+    waiting: Count
 
 
 class Reservation:

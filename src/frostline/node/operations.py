@@ -35,6 +35,7 @@ from frostline.wire.listings import ListingRequest
 __all__ = (
     "Listing",
     "Listings",
+    "Operation",
     "Training",
     "Trainings",
 )
@@ -46,7 +47,69 @@ _TRAINING_RETRY_S = 10.0
 _MAX_KEPT = 4
 
 
-class Training:
+class Operation:
+    """A training or a listing in a process of its own. ``close`` may be called from any thread, and repeatedly.
+
+    Args:
+        what: name of it in sentences.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._process: BoundedProcess | None = None
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._is_closed = False
+
+    def line(self) -> bytes:
+        """The next line of its output; empty at the end.
+
+        Raises:
+            Refused: if it ended without a final line.
+            Unavailable: if it was closed.
+        """
+        with self._turn:
+            self._check()
+            assert self._process, "it was started"
+            try:
+                return self._process.line()
+            except Refused:
+                self._check()
+                raise
+            finally:
+                self._pay(self._process)
+
+    def piece(self, _: int) -> bytes:
+        """Bytes that come behind its last line, from a place on; empty at the end."""
+        return b""
+
+    def close(self) -> None:
+        """Kill its process if it runs, and free what it held."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            process = self._process
+        if process is not None:
+            process.processor_s()  # read before the kill, because a dead process has no clock
+            process.kill()
+            with self._turn:  # no thread reads from it any more
+                self._pay(process)
+                process.close()
+        self._free()
+
+    def _pay(self, process: BoundedProcess) -> None:
+        """Account for what the process took since the last call."""
+
+    def _free(self) -> None:
+        """Free what it held."""
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise Unavailable(f"{self._what} was cancelled: its client has gone, or the node is stopping")
+
+
+class Training(Operation):
     """One training: its files, its process and its slot. Made by ``Trainings``; closing it again does nothing.
 
     It has a slot from its start, so that an assignment that does not come keeps nobody else from training.
@@ -63,6 +126,7 @@ class Training:
         charge: Callable[[float], None],
         take_place: Callable[[ExitStack], None],
     ) -> None:
+        super().__init__("the training")
         self.id = secrets.token_hex(16)
         self._settings = settings
         self._take_place = take_place
@@ -73,10 +137,6 @@ class Training:
         # Temporary files without names: nothing stays behind, however the node ends.
         self._assignment = held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (a context closes it)
         self._trained = tempfile.TemporaryFile()  # noqa: SIM115 (it outlives the process that fills it)
-        self._process: BoundedProcess | None = None
-        self._lock = threading.Lock()
-        self._turn = threading.Lock()
-        self._is_closed = False
 
     def write(self, chunk: bytes) -> None:
         """Write the next piece of the assignment.
@@ -124,20 +184,6 @@ class Training:
             )
         return self.line()
 
-    def line(self) -> bytes:
-        """The next line of its output; empty at the end.
-
-        Raises:
-            Refused: if it ended without a final line.
-        """
-        with self._turn:
-            if self._is_closed:
-                return b""
-            assert self._process, "it was started"
-            line = self._process.line()
-            self._pay(self._process)
-            return line
-
     def stop(self) -> None:
         """Ask the process to end after its current step."""
         with self._lock:
@@ -156,19 +202,7 @@ class Training:
         with self._lock:
             self._trained.close()
 
-    def close(self) -> None:
-        """Kill its process if it runs, and free its slot."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            process = self._process
-        if process is not None:
-            process.processor_s()  # read before the kill, because a dead process has no clock
-            process.kill()
-            with self._turn:  # no thread reads from it any more
-                self._pay(process)
-                process.close()
+    def _free(self) -> None:
         self._held.close()
 
     def _pay(self, process: BoundedProcess) -> None:
@@ -344,8 +378,8 @@ _PIECE = 256 << 10
 _NICENESS = 5
 
 
-class Listing:
-    """A running listing. ``close`` may be called from any thread and repeatedly, everything else from one thread.
+class Listing(Operation):
+    """A running listing.
 
     Args:
         process: process that lists.
@@ -353,26 +387,9 @@ class Listing:
     """
 
     def __init__(self, process: BoundedProcess, file: IO[bytes]) -> None:
+        super().__init__("the listing")
         self._process = process
         self._file = file
-        self._lock = threading.Lock()
-        self._turn = threading.Lock()
-        self._is_closed = False
-
-    def line(self) -> bytes:
-        """The next line of its output; empty at the end.
-
-        Raises:
-            Refused: if it ended without a final line.
-            Unavailable: if it was closed.
-        """
-        with self._turn:
-            self._check()
-            try:
-                return self._process.line()
-            except Refused:
-                self._check()
-                raise
 
     def piece(self, place: int) -> bytes:
         """Some bytes of the manifest, or of the splits behind it, from ``place`` on; empty at the end.
@@ -384,20 +401,9 @@ class Listing:
             self._check()
             return os.pread(self._file.fileno(), _PIECE, place)
 
-    def close(self) -> None:
-        """Kill the process if it runs, and close the files."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._process.kill()
-        with self._turn:  # a thread that waited for a line has returned now
-            self._process.close()
+    def _free(self) -> None:
+        with self._turn:
             self._file.close()
-
-    def _check(self) -> None:
-        if self._is_closed:
-            raise Unavailable("the listing was cancelled: its client has gone, or the node is stopping")
 
 
 class Listings:

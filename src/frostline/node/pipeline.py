@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Executor, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from cachetools import LRUCache
 
 from frostline.batching import readable_bytes
 from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, FeatureBatch, Samples, Skipped
+from frostline.core.declared import Count, Digest
 from frostline.core.errors import BadRequest, OverBudget, SettingError
 from frostline.core.nouns import widen_bfloat16
 from frostline.datasets.formats.parquet import CELLS_BYTES, CellCache
@@ -47,6 +48,7 @@ __all__ = (
     "MAX_NUMBERS",
     "BatchStream",
     "EmbeddingInputs",
+    "Embeddings",
     "Ending",
     "Made",
     "PendingBatch",
@@ -559,7 +561,7 @@ def embedding_inputs(
             "model: several tensors cross the frost line of this network, and an embedding is one: freeze it up to a "
             "layer that gives one"
         )
-    count = len(wanted.inputs) * math.prod(line.shapes[0])
+    count = len(wanted.input) * math.prod(line.shapes[0])
     if count > maximum:
         raise OverBudget(
             f"the answer would have {count} numbers, and this node gives up to {maximum}: send fewer inputs, or start "
@@ -642,10 +644,40 @@ def gather_embeddings(batches: Iterable[FeatureBatch]) -> npt.NDArray[np.float32
     return found
 
 
+class Embedding(TypedDict):
+    """The embedding of one input.
+
+    Attributes:
+        object: the word "embedding".
+        index: number of the input, counted from 0.
+        embedding: numbers, or the base64 of little-endian float32.
+    """
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+
+
+class Embeddings(TypedDict):
+    """The embeddings of some inputs.
+
+    Attributes:
+        object: the word "list".
+        data: the embeddings in the order of the inputs.
+        model: digest of the prefix.
+        usage: numbers of tokens, ``prompt_tokens`` and ``total_tokens``.
+    """
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: Digest
+    usage: dict[str, Count]
+
+
 def answer_body(wanted: EmbeddingRequest, found: npt.NDArray[np.float32], tokens: int) -> bytes:
     """The answer to a request for embeddings as JSON, written a row at a time, since lists of floats are large."""
     rows = b",".join(
-        b'{"object":"embedding","index":%d,"embedding":%s}' % (number, _written(row, wanted.encoding))
+        b'{"object":"embedding","index":%d,"embedding":%s}' % (number, _written(row, wanted.encoding_format))
         for number, row in enumerate(found)
     )
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from frostline.cache import DiskStatistics, SharedStatistics
+from frostline.core.declared import Amount, Count
 from frostline.node.memory import PoolStatistics
 from frostline.stores.disk_tier import TierStatistics
 
@@ -58,35 +59,35 @@ class Totals:
         nonfinite: the computed rows with Inf or NaN, which are delivered and not cached.
     """
 
-    requests: int = 0
-    refused_busy: int = 0
-    finished: int = 0
-    abandoned: int = 0
-    failed: int = 0
-    samples: int = 0
-    skipped: int = 0
-    batches: int = 0
-    bytes_read: int = 0
-    tier_hits: int = 0
-    bytes_sent: int = 0
-    decode_retries: int = 0
-    hedged_reads: int = 0
-    uploads: int = 0
-    evicted: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    read_s: float = 0.0
-    decode_s: float = 0.0
-    compute_s: float = 0.0
-    trial_s: float = 0.0
-    train_s: float = 0.0
-    encode_s: float = 0.0
-    refused_quota: int = 0
-    expired: int = 0
-    runs: int = 0
-    rows_run: int = 0
-    rows_merged: int = 0
-    nonfinite: int = 0
+    requests: Count = 0
+    refused_busy: Count = 0
+    finished: Count = 0
+    abandoned: Count = 0
+    failed: Count = 0
+    samples: Count = 0
+    skipped: Count = 0
+    batches: Count = 0
+    bytes_read: Count = 0
+    tier_hits: Count = 0
+    bytes_sent: Count = 0
+    decode_retries: Count = 0
+    hedged_reads: Count = 0
+    uploads: Count = 0
+    evicted: Count = 0
+    cache_hits: Count = 0
+    cache_misses: Count = 0
+    read_s: Amount = 0.0
+    decode_s: Amount = 0.0
+    compute_s: Amount = 0.0
+    trial_s: Amount = 0.0
+    train_s: Amount = 0.0
+    encode_s: Amount = 0.0
+    refused_quota: Count = 0
+    expired: Count = 0
+    runs: Count = 0
+    rows_run: Count = 0
+    rows_merged: Count = 0
+    nonfinite: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +100,8 @@ class StageLatency:
         seconds: the sum.
     """
 
-    counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
-    seconds: float = 0.0
+    counts: tuple[Count, ...] = (0,) * (len(BOUNDS_S) + 1)
+    seconds: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +117,10 @@ class TenantStatistics:
         totals: work done for it; a run with rows of several tenants is divided by rows in ``compute_s``.
     """
 
-    weight: float
-    requests_in_progress: int
-    work_bytes: int
-    weight_bytes: int
+    weight: Amount
+    requests_in_progress: Count
+    work_bytes: Count
+    weight_bytes: Count
     quotas: dict[str, float | None]
     totals: Totals
 
@@ -147,12 +148,12 @@ class NodeStatistics:
             one, in which it is sent.
     """
 
-    uptime_s: float
-    cpu_s: float
-    requests_in_progress: int
-    prefixes: int
-    waiting_for_device: int
-    devices_in_service: int
+    uptime_s: Amount
+    cpu_s: Amount
+    requests_in_progress: Count
+    prefixes: Count
+    waiting_for_device: Count
+    devices_in_service: Count
     memory: dict[str, PoolStatistics]
     totals: Totals
     tenants: dict[str, TenantStatistics] = field(default_factory=dict)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self, TypedDict
 
 from frostline.batching import Allowance, Claim, readable_bytes
 from frostline.core.config import TenantSettings, with_ends
+from frostline.core.declared import Within
 from frostline.core.errors import (
     BadRequest,
     Forbidden,
@@ -38,7 +39,9 @@ __all__ = (
     "QUOTAS",
     "Account",
     "Admission",
+    "ChangedTenant",
     "Gate",
+    "TenantChange",
     "TenantLimits",
     "TenantUsage",
     "Tenants",
@@ -488,9 +491,41 @@ def changed_settings(before: TenantSettings, body: object) -> TenantSettings:
         raise BadRequest(str(error)) from error
 
 
-def tenant_to_json(settings: TenantSettings) -> dict[str, Any]:
+_Number = Annotated[float, Within(0, 2**52, is_above=True)]
+_Whole = Annotated[int, Within(1, 2**52)]
+
+
+class TenantChange(TypedDict, total=False):
+    """What is to change of a tenant, one field at least; see ``config.TenantSettings``. A quota of null is no bound."""
+
+    weight: _Number
+    requests: _Whole | None
+    work_bytes: _Whole | None
+    device_s_per_s: _Number | None
+    weight_bytes: _Whole | None
+
+
+class ChangedTenant(TypedDict):
+    """A tenant's name, its weight and its quotas as they are now; see ``config.TenantSettings``."""
+
+    name: str
+    weight: _Number
+    requests: _Whole | None
+    work_bytes: _Whole | None
+    device_s_per_s: _Number | None
+    weight_bytes: _Whole | None
+
+
+def tenant_to_json(settings: TenantSettings) -> ChangedTenant:
     """The name, the weight and the quotas of a tenant as plain values."""
-    return {name: getattr(settings, name) for name in ("name", "weight", *QUOTAS)}
+    return ChangedTenant(
+        name=settings.name,
+        weight=settings.weight,
+        requests=settings.requests,
+        work_bytes=settings.work_bytes,
+        device_s_per_s=settings.device_s_per_s,
+        weight_bytes=settings.weight_bytes,
+    )
 
 
 # Bytes of Python objects per byte of JSON while it is parsed; the worst case, `{"":0},`, takes 27.

@@ -4,13 +4,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, Literal
 
 import PIL
 from PIL import features
 
 from frostline.core import Levels, TensorSpec
+from frostline.core.declared import Schemas
 from frostline.core.errors import BadRequest, SettingError
 from frostline.preprocess.sounds import sounds_name
 from frostline.preprocess.steps import (
@@ -38,7 +39,7 @@ from frostline.preprocess.steps import (
 )
 from frostline.preprocess.tokens import checked_content, tokenizers_name
 
-__all__ = ("Preprocess", "decoder_name", "step_from_json", "step_to_json")
+__all__ = ("Preprocess", "decoder_name", "preprocess_schema", "step_from_json", "step_to_json")
 
 _MAX_STEPS = 16
 _MIN_STEPS = 3
@@ -270,9 +271,15 @@ class Preprocess:
         if len(value["steps"]) > _MAX_STEPS:
             raise BadRequest(f"preprocess has more than {_MAX_STEPS} steps")
         try:
-            return cls(steps=tuple(step_from_json(step) for step in value["steps"]))
-        except SettingError as error:
+            return _preprocess_of(json.dumps(value["steps"]))
+        except (SettingError, RecursionError) as error:
             raise BadRequest(f"preprocess: {error}") from error
+
+
+@lru_cache(64)
+def _preprocess_of(steps: str) -> Preprocess:
+    """The same for all requests that say the same, whose shapes are then computed once."""
+    return Preprocess(steps=tuple(map(step_from_json, json.loads(steps))))
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
@@ -310,6 +317,19 @@ def _parts_from_json(value: object) -> tuple[tuple[Step, ...], ...]:
     if any(isinstance(step, dict) and step.get("step") == _NAMES[NamedInputs] for part in value for step in part):
         raise BadRequest("preprocess: a named input has no named inputs of its own")
     return tuple(tuple(map(step_from_json, part)) for part in value)
+
+
+def preprocess_schema() -> dict[str, Any]:
+    """JSON Schema of ``Preprocess.to_json``."""
+    kinds = []
+    for name, kind in _STEPS.items():
+        made = Schemas().object(kind, is_asked=True)
+        made["properties"] = {"step": {"const": name}, **made["properties"]}
+        kinds.append({**made, "required": list(made["properties"])})
+    steps = {"type": "array", "items": {"anyOf": kinds}, "minItems": 1, "maxItems": _MAX_STEPS}
+    said = "decode first, normalize last, at least one crop between; or the stored pixels of a ready format first; or "
+    steps["description"] = f"{said}read_array, decode_audio, tokenize or named_inputs alone."
+    return {"type": "object", "properties": {"steps": steps}, "required": ["steps"], "additionalProperties": False}
 
 
 @cache

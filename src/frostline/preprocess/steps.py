@@ -6,17 +6,17 @@ Several inputs of a network by name: their parts as one record where they are st
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from frostline.core import TensorSpec
+from frostline.core.declared import Digest, Read, Sized, Within, check_declared
 from frostline.core.errors import SampleError, SettingError
 
 __all__ = (
@@ -57,6 +57,30 @@ _LENGTH = np.dtype("<u4")
 _WORD_BYTES = 8
 
 
+def is_argument(name: object) -> bool:
+    """Whether a value can be the name of an argument of a network's ``forward``."""
+    return isinstance(name, str) and len(name) <= _MAX_NAME and name.isidentifier()
+
+
+def _argument(value: object, name: str) -> str:
+    if not is_argument(value):
+        raise SettingError(f"{name} must be names of arguments, such as pixel_values and input_ids")
+    return str(value)
+
+
+def _parts(value: Iterable[Iterable["Step"]], _: str) -> tuple[tuple["Step", ...], ...]:
+    return tuple(map(tuple, value))
+
+
+_Argument = Annotated[str, Read(_argument, {"type": "string", "minLength": 1, "maxLength": _MAX_NAME})]
+_PARTS = {
+    "type": "array",
+    "items": {"$ref": "#/components/schemas/Preprocess/properties/steps"},
+    "minItems": 2,
+    "maxItems": MAX_INPUTS,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class NamedInputs:
     """Make several inputs of a network, each of a part of its own; always the only step.
@@ -67,29 +91,20 @@ class NamedInputs:
         steps: steps from the encoded part to the input, for each part.
     """
 
-    names: tuple[str, ...]
-    steps: tuple[tuple["Step", ...], ...]
+    names: Annotated[tuple[_Argument, ...], Sized(2, MAX_INPUTS)]
+    steps: Annotated[tuple[tuple["Step", ...], ...], Read(_parts, _PARTS)]
 
     def __post_init__(self) -> None:
-        names: object = self.names  # of a stranger, where it comes from JSON
-        if not isinstance(names, list | tuple) or not all(map(is_argument, names)):
-            raise SettingError("names must be names of arguments, such as pixel_values and input_ids")
-        if not 2 <= len(self.names) <= MAX_INPUTS or len(set(self.names)) != len(self.names):
+        check_declared(self)
+        if len(set(self.names)) != len(self.names):
             raise SettingError(f"a sample has from 2 to {MAX_INPUTS} named inputs, each of another name")
         if len(self.steps) != len(self.names):
             raise SettingError("each named input has steps of its own")
-        object.__setattr__(self, "names", tuple(self.names))
-        object.__setattr__(self, "steps", tuple(map(tuple, self.steps)))
 
     @property
     def dtype(self) -> str:
         """Type of a sample's numbers, of which floats fill two in one."""
         return "int64"
-
-
-def is_argument(name: object) -> bool:
-    """Whether a value can be the name of an argument of a network's ``forward``."""
-    return isinstance(name, str) and len(name) <= _MAX_NAME and name.isidentifier()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,23 +187,32 @@ def unframe_parts(record: bytes | memoryview, parts: int) -> list[memoryview]:
 
 Filter = Literal["bilinear", "bicubic"]
 
-_MAX_SIDE = 4096
 Mode = Literal["RGB", "L", "RGBA"]
 CHANNELS: Mapping[Mode, int] = {"RGB": 3, "L": 1, "RGBA": 4}
 """The number of channels of each mode that pixels are decoded to."""
-_DTYPES = ("uint8", "fp16")
 _MAX_TOKENS = 8192
 _MAX_DIMENSIONS = 8
 _MAX_LENGTH = 1 << 24
 _MAX_NUMBERS = 50_000_000  # as many as there may be pixels
-_NUMBERS = ("float32", "int64")
-_SAMPLE_RATES = (1_000, 192_000)
-_MAX_SECONDS = 600
 _MAX_SAMPLES = 1 << 24
-_FRAMES = (16, 8192)
-_MAX_MELS = 512
-_INPUTS = 2
-_DIGEST = re.compile("[0-9a-f]{64}")
+_MAX_FRAME = 8192
+
+_Side = Annotated[int, Within(1, 4096)]
+_Area = Annotated[float, Within(0.0001, 1)]
+_Ratio = Annotated[float, Within(0.01, 100)]
+_Change = Annotated[float, Within(0, 100)]
+_EACH_CHANNEL = Sized(1, max(CHANNELS.values()))
+
+
+def _two_numbers(value: object, name: str) -> tuple[float, float]:
+    numbers = list(value) if isinstance(value, list | tuple) else []
+    are_numbers = all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
+    if len(numbers) != 2 or not are_numbers or not all(map(math.isfinite, numbers)) or numbers[0] == numbers[1]:
+        raise SettingError(f"{name} is two different numbers: what becomes black and what white, as (0, 65535)")
+    return float(numbers[0]), float(numbers[1])
+
+
+_TWO_NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,48 +235,42 @@ class Decode:
     mode: Mode = "RGB"
     reduced: bool = False
     orientation: Literal["data", "exif", "stored"] = "data"
-    value_range: tuple[float, float] | None = None
+    value_range: Annotated[tuple[float, float], Read(_two_numbers, _TWO_NUMBERS)] | None = None
 
     def __post_init__(self) -> None:
-        _one_of("mode", self.mode, tuple(CHANNELS))
-        _flag("reduced", self.reduced)
-        _one_of("orientation", self.orientation, ("data", "exif", "stored"))
-        if self.value_range is not None:
-            object.__setattr__(self, "value_range", _two_numbers(self.value_range))
+        check_declared(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
     """Scale so that the shorter side has ``shorter`` pixels; the longer one is cut to a whole number."""
 
-    shorter: int
+    shorter: _Side
     filter: Filter = "bilinear"
 
     def __post_init__(self) -> None:
-        _side("shorter", self.shorter)
-        _one_of("filter", self.filter, ("bilinear", "bicubic"))
+        check_declared(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Squeeze:
     """Scale the whole image to a square of ``size`` pixels, whatever its proportions; as many of transformers' do."""
 
-    size: int
+    size: _Side
     filter: Filter = "bilinear"
 
     def __post_init__(self) -> None:
-        _side("size", self.size)
-        _one_of("filter", self.filter, ("bilinear", "bicubic"))
+        check_declared(self)
 
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop:
     """Cut out the middle square of ``size`` pixels; a smaller image stands on black."""
 
-    size: int
+    size: _Side
 
     def __post_init__(self) -> None:
-        _side("size", self.size)
+        check_declared(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,30 +286,27 @@ class RandomResizedCrop:
         filter: resampling filter of the scaling.
     """
 
-    size: int
-    min_area: float = 0.08
-    max_area: float = 1.0
-    min_ratio: float = 3 / 4
-    max_ratio: float = 4 / 3
+    size: _Side
+    min_area: _Area = 0.08
+    max_area: _Area = 1.0
+    min_ratio: _Ratio = 3 / 4
+    max_ratio: _Ratio = 4 / 3
     filter: Filter = "bilinear"
 
     def __post_init__(self) -> None:
-        _side("size", self.size)
-        _between("min_area", self.min_area, 0.0001, 1)
-        _between("max_area", self.max_area, self.min_area, 1)
-        _between("min_ratio", self.min_ratio, 0.01, 100)
-        _between("max_ratio", self.max_ratio, self.min_ratio, 100)
-        _one_of("filter", self.filter, ("bilinear", "bicubic"))
+        check_declared(self)
+        if self.max_area < self.min_area or self.max_ratio < self.min_ratio:
+            raise SettingError("max_area and max_ratio must be no less than min_area and min_ratio")
 
 
 @dataclass(frozen=True, slots=True)
 class RandomHorizontalFlip:
     """Mirror left and right with probability ``p``."""
 
-    p: float = 0.5
+    p: Annotated[float, Within(0, 1)] = 0.5
 
     def __post_init__(self) -> None:
-        _between("p", self.p, 0, 1)
+        check_declared(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,15 +323,13 @@ class ColorJitter:
         hue: the greatest share of the colour circle, up to 0.5, by which hues are turned; grey images have none.
     """
 
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
-    hue: float = 0.0
+    brightness: _Change = 0.0
+    contrast: _Change = 0.0
+    saturation: _Change = 0.0
+    hue: Annotated[float, Within(0, 0.5)] = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("brightness", "contrast", "saturation"):
-            _between(name, getattr(self, name), 0, 100)
-        _between("hue", self.hue, 0, 0.5)
+        check_declared(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,17 +339,11 @@ class Normalize:
     torchvision's figures are for pixels from 0 to 1: multiply them by 255.
     """
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Annotated[tuple[Annotated[float, Within(-1e6, 1e6)], ...], _EACH_CHANNEL]
+    std: Annotated[tuple[Annotated[float, Within(1e-6, 1e6)], ...], _EACH_CHANNEL]
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            if not isinstance(values, list | tuple) or not 1 <= len(values) <= max(CHANNELS.values()):
-                raise SettingError(f"{name} must have a number for each channel")
-            object.__setattr__(self, name, tuple(_between(name, value, -1e6, 1e6) for value in values))
-        if min(self.std) < 1e-6:
-            raise SettingError("std must be above 0")
+        check_declared(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,17 +360,13 @@ class Stored:
         applied: digest of the steps that were applied, and of the decoder.
     """
 
-    side: int
+    side: _Side
     mode: Mode
     dtype: Literal["uint8", "fp16"]
-    applied: str
+    applied: Digest
 
     def __post_init__(self) -> None:
-        _side("side", self.side)
-        _one_of("mode", self.mode, tuple(CHANNELS))
-        _one_of("dtype", self.dtype, _DTYPES)
-        if not _DIGEST.fullmatch(str(self.applied)):  # a list from JSON is none either
-            raise SettingError("applied must be a SHA-256 in hexadecimal digits")
+        check_declared(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,16 +379,14 @@ class Tokenize:
         names: arguments of the network's ``forward`` that take the ids and the mask.
     """
 
-    tokenizer: str
-    max_length: int
-    names: tuple[str, str] = ("input_ids", "attention_mask")
+    tokenizer: Digest
+    max_length: Annotated[int, Within(1, _MAX_TOKENS)]
+    names: tuple[_Argument, _Argument] = ("input_ids", "attention_mask")
 
     def __post_init__(self) -> None:
-        if not _DIGEST.fullmatch(str(self.tokenizer)):
-            raise SettingError("tokenizer must be a SHA-256 in hexadecimal digits")
-        _whole("max_length", self.max_length, _MAX_TOKENS)
-        _two_arguments(self.names)
-        object.__setattr__(self, "names", tuple(self.names))
+        check_declared(self)
+        if len(set(self.names)) != len(self.names):
+            raise SettingError("names must be two: of the argument for token ids, and of that for the mask")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -407,15 +408,13 @@ class ReadArray:
         dtype: type of the numbers that the network takes, ``float32`` or ``int64``.
     """
 
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[Annotated[int, Within(1, _MAX_LENGTH)], ...], Sized(1, _MAX_DIMENSIONS)]
     dtype: Literal["float32", "int64"] = "float32"
 
     def __post_init__(self) -> None:
-        _lengths("shape", self.shape)
+        check_declared(self)
         if math.prod(self.shape) > _MAX_NUMBERS:
             raise SettingError(f"shape must have up to {_MAX_NUMBERS} numbers, not {math.prod(self.shape)}")
-        _one_of("dtype", self.dtype, _NUMBERS)
-        object.__setattr__(self, "shape", tuple(self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,24 +431,21 @@ class DecodeAudio:
         normalize: bring a waveform to mean 0 and variance 1, before silence is put behind it.
     """
 
-    sample_rate: int
-    seconds: float
+    sample_rate: Annotated[int, Within(1_000, 192_000)]
+    seconds: Annotated[float, Within(1e-3, 600)]
     features: Literal["log_mel", "waveform"] = "log_mel"
-    n_mels: int = 80
-    n_fft: int = 400
-    hop_length: int = 160
+    n_mels: Annotated[int, Within(1, 512)] = 80
+    n_fft: Annotated[int, Within(16, _MAX_FRAME)] = 400
+    hop_length: Annotated[int, Within(1, _MAX_FRAME)] = 160
     normalize: bool = False
 
     def __post_init__(self) -> None:
-        _whole("sample_rate", self.sample_rate, _SAMPLE_RATES[1], _SAMPLE_RATES[0])
-        object.__setattr__(self, "seconds", _between("seconds", self.seconds, 1e-3, _MAX_SECONDS))
-        _one_of("features", self.features, ("log_mel", "waveform"))
-        _whole("n_fft", self.n_fft, _FRAMES[1], _FRAMES[0])
+        check_declared(self)
         if self.n_fft % 2:
             raise SettingError("n_fft must be even, so that each frame has a middle")
-        _whole("hop_length", self.hop_length, self.n_fft)
-        _whole("n_mels", self.n_mels, min(_MAX_MELS, self.n_fft // 2 + 1))
-        _flag("normalize", self.normalize)
+        for name, most in (("hop_length", self.n_fft), ("n_mels", self.n_fft // 2 + 1)):
+            if getattr(self, name) > most:
+                raise SettingError(f"{name} must be a whole number from 1 to {most}")
         if self.normalize and self.features != "waveform":
             raise SettingError("normalize is for features='waveform': leave it out for a spectrogram")
         if not 1 <= self.samples <= _MAX_SAMPLES or math.prod(self.shape) > _MAX_NUMBERS:
@@ -491,52 +487,3 @@ Step = (
     | ColorJitter
     | Normalize
 )
-
-
-def _two_arguments(names: object) -> None:
-    if not isinstance(names, list | tuple) or not all(map(is_argument, names)):
-        raise SettingError("names must be names of arguments, such as input_ids and attention_mask")
-    if len(set(names)) != len(names) or len(names) != _INPUTS:
-        raise SettingError("names must be two: of the argument for token ids, and of that for the mask")
-
-
-def _lengths(name: str, value: object) -> None:
-    if not isinstance(value, list | tuple) or not 1 <= len(value) <= _MAX_DIMENSIONS:
-        raise SettingError(f"{name} must have from 1 to {_MAX_DIMENSIONS} lengths, such as (16, 3)")
-    for length in value:
-        _whole(f"every length of {name}", length, _MAX_LENGTH)
-
-
-def _side(name: str, value: object) -> None:
-    _whole(name, value, _MAX_SIDE)
-
-
-def _whole(name: str, value: object, maximum: int, minimum: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        raise SettingError(f"{name} must be a whole number from {minimum} to {maximum}")
-
-
-def _between(name: str, value: object, minimum: float, maximum: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SettingError(f"{name} must be a number")
-    if not minimum <= value <= maximum or not math.isfinite(value):
-        raise SettingError(f"{name} must lie from {minimum:g} to {maximum:g}")
-    return float(value)
-
-
-def _flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise SettingError(f"{name} must be true or false")
-
-
-def _two_numbers(value: object) -> tuple[float, float]:
-    numbers = list(value) if isinstance(value, list | tuple) else []
-    are_numbers = all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
-    if len(numbers) != 2 or not are_numbers or not all(map(math.isfinite, numbers)) or numbers[0] == numbers[1]:
-        raise SettingError("value_range is two different numbers: what becomes black and what white, as (0, 65535)")
-    return float(numbers[0]), float(numbers[1])
-
-
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise SettingError(f"{name} must be {' or '.join(known)}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from frostline.core.declared import Count
 from frostline.core.errors import SettingError
 from frostline.core.files import make_private_folder, open_private
 from frostline.stores.protocols import Buffer, Place
@@ -52,14 +53,14 @@ class TierStatistics:
         damaged: files that were not what was written; each counts as a miss too, and is removed.
     """
 
-    budget_bytes: int
-    bytes: int = 0
-    hits: int = 0
-    misses: int = 0
-    kept: int = 0
-    rejected: int = 0
-    removed: int = 0
-    damaged: int = 0
+    budget_bytes: Count
+    bytes: Count = 0
+    hits: Count = 0
+    misses: Count = 0
+    kept: Count = 0
+    rejected: Count = 0
+    removed: Count = 0
+    damaged: Count = 0
 
 
 class _File(NamedTuple):

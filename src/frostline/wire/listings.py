@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from frostline.core.config import CHANGED
+from frostline.core.declared import Digest, Matching, OneOf, Sized, read_declared
 from frostline.core.errors import (
     BadRequest,
     DataChanged,
@@ -18,7 +19,7 @@ from frostline.core.errors import (
     UserError,
 )
 from frostline.core.events import Event, PhaseStarted, ProgressMade
-from frostline.wire.messages import error_from_json, error_to_json, refuse_unknown_fields
+from frostline.wire.messages import error_from_json, error_to_json
 
 __all__ = (
     "MAX_KNOWN",
@@ -38,8 +39,8 @@ MAX_SPLITS = 1000
 """Saved splits that come with a manifest."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(r"[a-z0-9-]{1,40}")
-_FORMAT = re.compile(r"[a-z0-9-]{1,40}(:[^\x00-\x1f]{1,200})?")  # with the name of a column behind the colon
+# With the name of a column behind the colon.
+_FORMAT = Matching(r"[a-z0-9-]{1,40}(:[^\x00-\x1f]{1,200})?", "null or the name of a format")
 _LIMIT = 1 << 63
 _MAX_URL = 4096
 _MAX_TEXT = 200
@@ -59,11 +60,11 @@ class ListingRequest:
         known: SHA-256 of manifest files that the client has and need not get again.
     """
 
-    data: str
-    format: str | None = None
+    data: Annotated[str, Sized(1, _MAX_URL)]
+    format: Annotated[str, _FORMAT] | None = None
     relist: bool = True
-    changed: str = CHANGED[0]
-    known: tuple[str, ...] = ()
+    changed: Annotated[str, OneOf(CHANGED)] = CHANGED[0]
+    known: Annotated[tuple[Digest, ...], Sized(0, MAX_KNOWN)] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values, as the body of ``POST /v1/listings``."""
@@ -72,22 +73,7 @@ class ListingRequest:
     @classmethod
     def from_json(cls, value: object) -> "ListingRequest":
         """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong."""
-        if not isinstance(value, dict):
-            raise BadRequest("the request must be an object")
-        body = {"format": None, "relist": True, "changed": CHANGED[0], "known": [], **value}
-        refuse_unknown_fields(body, cls.__slots__, "a listing")
-        data, format, known = body.get("data"), body["format"], body["known"]
-        if not isinstance(data, str) or not 0 < len(data) <= _MAX_URL or "\0" in data:
-            raise BadRequest(f"data must be a URL of up to {_MAX_URL} characters")
-        if format is not None and not (isinstance(format, str) and _FORMAT.fullmatch(format)):
-            raise BadRequest("format must be null or the name of a format")
-        if not isinstance(body["relist"], bool):
-            raise BadRequest("relist must be true or false")
-        if body["changed"] not in CHANGED:
-            raise BadRequest(f"changed must be one of {', '.join(CHANGED)}")
-        if not isinstance(known, list) or len(known) > MAX_KNOWN or not all(map(_is_digest, known)):
-            raise BadRequest(f"known must be a list of up to {MAX_KNOWN} SHA-256 in 64 small hexadecimal digits")
-        return cls(data=data, format=format, relist=body["relist"], changed=body["changed"], known=tuple(known))
+        return read_declared(cls, value, "a listing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,24 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 
-from frostline.core import EXACT, OBJECTS, READINGS, REFERENCE, Samples, View
+from frostline.core import EXACT, FLOAT32, LOSSY, OBJECTS, READINGS, REFERENCE, Samples, View
+from frostline.core.declared import (
+    Amount,
+    As,
+    Count,
+    Flat,
+    Matching,
+    OneOf,
+    Read,
+    Refer,
+    Sized,
+    read_declared,
+    refuse_unknown_fields,
+)
 from frostline.core.errors import (
     AccessDenied,
     AnswerDamaged,
@@ -43,7 +56,6 @@ from frostline.core.errors import (
     UnknownTraining,
     UnsafeArtifact,
     Untrusted,
-    suggest_names,
 )
 from frostline.wire.codecs import CODECS, Codec, offered_precisions
 
@@ -54,11 +66,14 @@ __all__ = (
     "PROTOCOLS",
     "PROTOCOL_HEADER",
     "TRAVELLING",
+    "CodecName",
     "EmbeddingRequest",
+    "EngineName",
     "FeatureRequest",
     "Health",
     "Patch",
     "ProfileRequest",
+    "SampleColumns",
     "check_protocol",
     "common_protocol",
     "error_from_answer",
@@ -66,7 +81,6 @@ __all__ = (
     "error_from_line",
     "error_to_json",
     "fields_of_patch",
-    "refuse_unknown_fields",
     "retry_after",
     "status_of",
 )
@@ -109,6 +123,74 @@ def check_protocol(said: str, ours: tuple[int, int] = PROTOCOLS) -> None:
         raise Refused(f"the request is of protocol {said}, and this node speaks {ours[0]} to {ours[1]}")
 
 
+def _codec(value: object, name: str) -> str:
+    try:
+        return Codec.parse(str(value)).name
+    except SettingError as error:
+        raise BadRequest(f"{name}: {error}") from error
+
+
+def _accuracy(value: object, name: str) -> str | float:
+    if not isinstance(value, str | int | float):
+        raise BadRequest(f"{name} must be a name or a number")
+    offered_precisions(value)
+    return value
+
+
+_MAX_SAMPLES = 65_536
+_LONGEST_VERSION = 256
+_SOME = Sized(1, _MAX_SAMPLES)
+_Numbers = Annotated[tuple[Count, ...], _SOME]
+_ACCURACY = {"anyOf": [{"enum": [EXACT, FLOAT32, *LOSSY]}, {"type": "number", "minimum": 0}]}
+
+CodecName = Annotated[str, Read(_codec, {"enum": list(CODECS)})]
+EngineName = Annotated[
+    str,
+    Matching(
+        r"[a-z0-9-]{1,40}(\+[0-9a-f]{16})?(@[0-9a-f]{16})?",
+        "small letters, digits and dashes, and may have digests behind + and @",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleColumns:
+    """The samples of a request as columns of equal length.
+
+    Attributes:
+        ids: the ids, each once.
+        objects: names relative to the data; a cell is named FILE#COLUMN@SIZE.VERSION, and its row is the offset.
+        offsets: the offset of each sample in its object.
+        lengths: the bytes of each sample as it is encoded.
+        versions: ETag of each object as the store listed it, empty where unknown; features of a sample with one may be
+            kept and found again. Left out, or as long as the other columns.
+    """
+
+    ids: _Numbers
+    objects: Annotated[tuple[Annotated[str, Sized(1)], ...], _SOME]
+    offsets: _Numbers
+    lengths: _Numbers
+    versions: Annotated[tuple[Annotated[str, Sized(0, _LONGEST_VERSION)], ...], Sized(0, _MAX_SAMPLES)] = ()
+
+    def samples(self) -> Samples:
+        """The samples, without labels.
+
+        Raises:
+            BadRequest: a column is shorter than another.
+        """
+        columns = (self.ids, self.objects, self.offsets, self.lengths, self.versions or self.ids)
+        if len({len(column) for column in columns}) != 1:
+            raise BadRequest("the columns of samples have different lengths")
+        return Samples(
+            ids=np.array(self.ids, np.int64),
+            objects=list(self.objects),
+            offsets=np.array(self.offsets, np.int64),
+            lengths=np.array(self.lengths, np.int64),
+            labels=np.full(len(self.ids), -1, np.int64),
+            versions=list(self.versions),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FeatureRequest:
     """Ask for the activations of some samples at one cut. Stateless and idempotent.
@@ -127,35 +209,25 @@ class FeatureRequest:
         reading: the way that the bytes at the samples' addresses are found: one of ``core.READINGS``.
     """
 
-    data: str
-    samples: Samples
-    prefix: str | None
-    cut: int
-    preprocess: dict[str, Any]
+    data: Annotated[str, Sized(1)]
+    samples: Annotated[Samples, As(SampleColumns, SampleColumns.samples)]
+    prefix: Annotated[str, Sized(1)] | None = None
+    cut: Count
+    preprocess: Annotated[dict[str, Any], Refer("Preprocess")]
     view: View | None = None
-    codec: str = EXACT
-    tolerance: float | None = None
-    engine: str = REFERENCE
-    reading: str = OBJECTS
+    codec: CodecName = EXACT
+    tolerance: Amount | None = None
+    engine: EngineName = REFERENCE
+    reading: Annotated[str, OneOf(READINGS)] = OBJECTS
 
     def check(self) -> Self:
-        """The request itself, if its fields make sense.
+        """The request itself, if its fields make sense together.
 
         Raises:
-            BadRequest: a field does not; the message names it.
+            BadRequest: they do not; the message names one.
         """
-        if self.reading not in READINGS:
-            raise BadRequest(f"reading must be {', '.join(READINGS[:-1])} or {READINGS[-1]}")
-        if not _ENGINE.fullmatch(self.engine):
-            raise BadRequest("engine must be small letters, digits and dashes, and may have digests behind + and @")
-        try:
-            Codec.parse(self.codec)
-        except SettingError as error:
-            raise BadRequest(f"codec: {error}") from error
         if self.cut == 0 and self.codec != EXACT:
             raise BadRequest(f"codec must be {EXACT} at cut 0, which ships samples as they are stored")
-        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
-            raise BadRequest(f"tolerance must be 0 or more, not {self.tolerance}")
         return self
 
     def to_json(self) -> dict[str, Any]:
@@ -182,23 +254,7 @@ class FeatureRequest:
     @classmethod
     def from_json(cls, value: object) -> "FeatureRequest":
         """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong or unknown."""
-        body = _object(value, "the request")
-        refuse_unknown_fields(body, (field.name for field in fields(cls)), "the request")
-        view = body.get("view")
-        prefix = body.get("prefix")
-        tolerance = body.get("tolerance")
-        return cls(
-            data=_text(body.get("data"), "data"),
-            samples=_samples(_object(body.get("samples"), "samples")),
-            prefix=None if prefix is None else _text(prefix, "prefix"),
-            cut=_integer(body.get("cut"), "cut"),
-            preprocess=_object(body.get("preprocess"), "preprocess"),
-            view=None if view is None else _view(_object(view, "view")),
-            codec=_text(body.get("codec", EXACT), "codec"),
-            tolerance=None if tolerance is None else _number(tolerance, "tolerance"),
-            engine=_text(body.get("engine", REFERENCE), "engine"),
-            reading=_text(body.get("reading", OBJECTS), "reading"),
-        ).check()
+        return read_declared(cls, value, "the request").check()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -219,26 +275,13 @@ class ProfileRequest:
         only_engine: find the engine and measure nothing else; the profile has no costs.
     """
 
-    features: FeatureRequest
-    codecs: tuple[str, ...] = ()
-    accuracy: str | float = EXACT
+    features: Annotated[FeatureRequest, Flat()]
+    codecs: Annotated[tuple[CodecName, ...], Sized(0, len(CODECS))] = ()
+    accuracy: Annotated[str | float, Read(_accuracy, _ACCURACY)] = EXACT
     only_here: bool = False
-    trial_s: float | None = None
-    samples_left: int | None = None
+    trial_s: Amount | None = None
+    samples_left: Count | None = None
     only_engine: bool = False
-
-    def __post_init__(self) -> None:
-        if self.trial_s is not None and not 0 <= self.trial_s < math.inf:
-            raise BadRequest(f"trial_s must be 0 or more, not {self.trial_s}")
-        if self.samples_left is not None and self.samples_left < 0:
-            raise BadRequest(f"samples_left must be 0 or more, not {self.samples_left}")
-        try:
-            offered_precisions(self.accuracy)
-        except SettingError as error:
-            raise BadRequest(str(error)) from error
-        unknown = [name for name in self.codecs if name not in CODECS]
-        if unknown:
-            raise BadRequest(f"codecs: there is no codec {unknown[0][:50]!r}")
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values, as the body of ``POST /v1/profiles``."""
@@ -255,23 +298,9 @@ class ProfileRequest:
     @classmethod
     def from_json(cls, value: object) -> "ProfileRequest":
         """The inverse of ``to_json``; raises ``BadRequest`` naming the field that is wrong or unknown."""
-        body = _object(value, "the request")
-        own = {field.name for field in fields(cls)} - {"features"}
-        refuse_unknown_fields(body, (*own, *(field.name for field in fields(FeatureRequest))), "the request")
-        codecs = _list(body.get("codecs", []), "codecs")
-        if len(codecs) > len(CODECS):
-            raise BadRequest(f"codecs must be a list of up to {len(CODECS)} names")
-        accuracy = body.get("accuracy", EXACT)
-        trial_s, samples_left = body.get("trial_s"), body.get("samples_left")
-        return cls(
-            features=FeatureRequest.from_json({name: said for name, said in body.items() if name not in own}),
-            codecs=tuple(_text(codec, "codecs") for codec in codecs),
-            accuracy=_text(accuracy, "accuracy") if isinstance(accuracy, str) else _number(accuracy, "accuracy"),
-            only_here=_boolean(body.get("only_here", False), "only_here"),
-            trial_s=None if trial_s is None else _number(trial_s, "trial_s"),
-            samples_left=None if samples_left is None else _integer(samples_left, "samples_left"),
-            only_engine=_boolean(body.get("only_engine", False), "only_engine"),
-        )
+        request = read_declared(cls, value, "the request")
+        request.features.check()
+        return request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,9 +321,9 @@ class Health:
     version: str
     host: str
     hardware: str
-    memory_bytes: int
+    memory_bytes: Count
     roots: tuple[str, ...]
-    cores: tuple[int, ...] = ()
+    cores: tuple[Count, ...] = ()
     protocol: tuple[int, int] = PROTOCOLS
     trouble: str = ""
 
@@ -314,113 +343,32 @@ class Health:
         return cls(**{**known, **lists})
 
 
-_MAX_SAMPLES = 65_536
-_ENGINE = re.compile(r"[a-z0-9-]{1,40}(\+[0-9a-f]{16})?(@[0-9a-f]{16})?")
-_LONGEST_VERSION = 256
-_LIMIT = 1 << 63
-
-
-def _object(value: object, field: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRequest(f"{field} must be an object")
-    return value
-
-
-def _text(value: object, field: str) -> str:
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise BadRequest(f"{field} must be a text that is not empty")
-    return value
-
-
-def _integer(value: object, field: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _LIMIT:
-        raise BadRequest(f"{field} must be an integer from 0 to 2^63 - 1")
-    return value
-
-
-def _boolean(value: object, field: str) -> bool:
-    if not isinstance(value, bool):
-        raise BadRequest(f"{field} must be true or false")
-    return value
-
-
-def _number(value: object, field: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadRequest(f"{field} must be a number")
-    return value
-
-
-def _list(value: object, field: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise BadRequest(f"{field} must be a list")
-    return value
-
-
-def refuse_unknown_fields(body: dict[str, Any], known: Iterable[str], what: str) -> None:
-    """Make sure that somebody's JSON has no field that nobody reads: one that is misspelt would be left out unseen.
-
-    Args:
-        body: the object.
-        known: names of its fields.
-        what: name of it, for the sentence.
-
-    Raises:
-        BadRequest: It has another field; the sentence names it, and those that are near.
-    """
-    names = sorted(known)
-    unknown = [str(name) for name in body if name not in names]
-    if unknown:
-        shown = unknown[0][:50]
-        there_are = f": there are {', '.join(names)}" if names else ", and no other one"
-        raise BadRequest(f"{what} has no field {shown!r}{suggest_names(shown, names) or there_are}")
-
-
-_SAMPLE_COLUMNS = ("ids", "objects", "offsets", "lengths", "versions")
-
-
-def _samples(body: dict[str, Any]) -> Samples:
-    refuse_unknown_fields(body, _SAMPLE_COLUMNS, "samples")
-    columns = {name: _list(body.get(name), f"samples.{name}") for name in ("ids", "objects", "offsets", "lengths")}
-    if len({len(column) for column in columns.values()}) != 1:
-        raise BadRequest("the columns of samples have different lengths")
-    if not 1 <= len(columns["ids"]) <= _MAX_SAMPLES:
-        raise BadRequest(f"a request names 1 to {_MAX_SAMPLES} samples")
-    numbers = {
-        name: np.array([_integer(value, f"samples.{name}") for value in columns[name]], np.int64)
-        for name in ("ids", "offsets", "lengths")
-    }
-    objects = [_text(name, "samples.objects") for name in columns["objects"]]
-    versions = [_version(version) for version in _list(body.get("versions", []), "samples.versions")]
-    if versions and len(versions) != len(objects):
-        raise BadRequest("the columns of samples have different lengths")
-    labels = np.full(len(objects), -1, np.int64)
-    return Samples(objects=objects, labels=labels, versions=versions, targets=None, **numbers)
-
-
-def _version(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST_VERSION or "\0" in value:
-        raise BadRequest(f"samples.versions must be texts of up to {_LONGEST_VERSION} characters")
-    return value
-
-
-def _view(body: dict[str, Any]) -> View:
-    refuse_unknown_fields(body, (field.name for field in fields(View)), "view")
-    return View(
-        seed=_integer(body.get("seed"), "view.seed"),
-        epoch=_integer(body.get("epoch"), "view.epoch"),
-        recurs=_boolean(body.get("recurs", False), "view.recurs"),
-    )
-
-
 _ENCODINGS = ("float", "base64")
 """How the numbers of an embedding are written: as JSON, or as the base64 of little-endian float32."""
 
 MAX_INPUTS = 2048
 """Maximum number of inputs of one request."""
 
-_EMBEDDING_FIELDS = ("model", "input", "encoding_format", "preprocess", "dimensions", "user")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _DATA_URL = re.compile(r"data:[\w.+-]{1,64}/[\w.+-]{1,64};base64,", re.ASCII)
+
+
+def _inputs(value: object, name: str) -> tuple[str, ...]:
+    inputs = [value] if isinstance(value, str) else value
+    if not isinstance(inputs, list) or not all(isinstance(text, str) and text for text in inputs):
+        raise BadRequest(f"{name} must be a text, a data URL of an image, or a list of these; none may be empty")
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        raise BadRequest(f"{name} must have from 1 to {MAX_INPUTS} texts or images, not {len(inputs)}")
+    return tuple(inputs)
+
+
+def _no_dimensions(value: object, name: str) -> None:
+    if value is not None:
+        raise BadRequest(f"{name}: an embedding has as many numbers as the network gives; leave it out")
+
+
+_HELD = Matching("[0-9a-f]{64}", "the digest of a prefix that this node holds: 64 hexadecimal digits")
+_TEXT = {"type": "string", "minLength": 1}
+_INPUTS = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -429,37 +377,24 @@ class EmbeddingRequest:
 
     Attributes:
         model: digest of the prefix, which the node must hold.
-        inputs: texts, or images as data URLs.
-        encoding: one of ``_ENCODINGS``.
+        input: a text, a data URL of an image (data:image/jpeg;base64,...), or several of these.
+        encoding_format: the form of numbers: JSON's own, or the base64 of little-endian float32.
         preprocess: preprocessing of images as plain JSON; None for texts, whose tokenizer is the prefix's.
+        dimensions: a null, for an embedding has as many numbers as the network gives.
+        user: anything, which clients may send and says nothing here.
     """
 
-    model: str
-    inputs: tuple[str, ...]
-    encoding: str = _ENCODINGS[0]
-    preprocess: dict[str, Any] | None = None
+    model: Annotated[str, _HELD]
+    input: Annotated[tuple[str, ...], Read(_inputs, _INPUTS)]
+    encoding_format: Annotated[str, OneOf(_ENCODINGS)] = _ENCODINGS[0]
+    preprocess: Annotated[dict[str, Any], Refer("Preprocess")] | None = None
+    dimensions: Annotated[None, Read(_no_dimensions, {"type": "null"})] = None
+    user: Any = None
 
     @classmethod
     def from_json(cls, value: object) -> "EmbeddingRequest":
-        """Read the body of ``POST /v1/embeddings``. ``user``, which clients may send, says nothing here.
-
-        Raises:
-            BadRequest: naming the field that is wrong, or that there is none of.
-        """
-        if not isinstance(value, dict):
-            raise BadRequest("the request must be an object with 'model' and 'input'")
-        refuse_unknown_fields(value, _EMBEDDING_FIELDS, "the request")
-        model, encoding = value.get("model"), value.get("encoding_format", _ENCODINGS[0])
-        preprocess = value.get("preprocess")
-        if not isinstance(model, str) or not _DIGEST.fullmatch(model):
-            raise BadRequest("model must be the digest of a prefix that this node holds: 64 hexadecimal digits")
-        if encoding not in _ENCODINGS:
-            raise BadRequest(f"encoding_format must be {' or '.join(_ENCODINGS)}")
-        if preprocess is not None and not isinstance(preprocess, dict):
-            raise BadRequest("preprocess must be an object")
-        if value.get("dimensions") is not None:
-            raise BadRequest("dimensions: an embedding has as many numbers as the network gives; leave it out")
-        return cls(model=model, inputs=_inputs(value.get("input")), encoding=encoding, preprocess=preprocess)
+        """Read the body of ``POST /v1/embeddings``; raises ``BadRequest`` naming the field that is wrong or unknown."""
+        return read_declared(cls, value, "the request")
 
     def texts(self) -> tuple[bytes, ...]:
         """The inputs as texts in UTF-8.
@@ -468,7 +403,7 @@ class EmbeddingRequest:
             BadRequest: one cannot be written so.
         """
         try:
-            return tuple(text.encode() for text in self.inputs)
+            return tuple(text.encode() for text in self.input)
         except UnicodeEncodeError as error:
             raise BadRequest("input: a text holds half a character, which cannot be written in UTF-8") from error
 
@@ -478,16 +413,7 @@ class EmbeddingRequest:
         Raises:
             BadRequest: one is no data URL.
         """
-        return tuple(_image(number, url) for number, url in enumerate(self.inputs))
-
-
-def _inputs(value: object) -> tuple[str, ...]:
-    inputs = [value] if isinstance(value, str) else value
-    if not isinstance(inputs, list) or not all(isinstance(text, str) and text for text in inputs):
-        raise BadRequest("input must be a text, a data URL of an image, or a list of these; none may be empty")
-    if not 1 <= len(inputs) <= MAX_INPUTS:
-        raise BadRequest(f"input must have from 1 to {MAX_INPUTS} texts or images, not {len(inputs)}")
-    return tuple(inputs)
+        return tuple(_image(number, url) for number, url in enumerate(self.input))
 
 
 def _image(number: int, url: str) -> bytes:

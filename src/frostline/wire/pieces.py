@@ -8,8 +8,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from frostline.core.declared import Digest, Sized
 from frostline.core.errors import BadRequest
 
 __all__ = (
@@ -18,6 +19,7 @@ __all__ = (
     "MEDIA_TYPE",
     "MIN_BYTES",
     "PREAMBLE_BYTES",
+    "Names",
     "Piece",
     "list_bytes",
     "names_from_json",
@@ -45,6 +47,9 @@ MIN_BYTES = 1 << 16
 
 _HEX = frozenset("0123456789abcdef")
 _NAME_LENGTH = 64
+
+Names = Annotated[tuple[Digest, ...], Sized(0, _MAX_PIECES)]
+"""Names of pieces as a client asks about them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from frostline.core.declared import refuse_unknown_fields
 from frostline.core.errors import BadRequest, SettingError
 from frostline.core.events import (
     BatchDelivered,
@@ -25,7 +26,6 @@ from frostline.core.events import (
     StepFinished,
     WaitingForRows,
 )
-from frostline.wire.messages import refuse_unknown_fields
 
 __all__ = (
     "FEW_EPOCHS",

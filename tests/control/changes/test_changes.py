@@ -116,7 +116,10 @@ def test_what_is_in_force_never_exceeds_the_greatest_capacity_that_anybody_may_s
         (lambda state: state.change_job("ann", "ann", "night", {"ends_at": "2030-01-01"}, 0.0), "with its offset"),
         (lambda state: state.change_job("ann", "ann", "night", {"ends_at": 5}, 0.0), "with its offset"),
         (lambda state: state.change_job("ann", "ann", "night", {"ends_at": "2030-01-01T00:00Z"}, 0.0), "work_bytes"),
-        (lambda state: state.change_capacity("ann", {"bytes_per_s": -1}, 0.0), "must be a finite number, 0 or more"),
+        (
+            lambda state: state.change_capacity("ann", {"bytes_per_s": -1}, 0.0),
+            "bytes_per_s must be a finite number from 0",
+        ),
         (lambda state: state.change_capacity("ann", {"memory_bytes": 1}, 0.0), "memory_bytes is not divided here"),
     ],
 )

@@ -5,16 +5,14 @@ Sends an answer while it is made, and ends it when its client disconnects.
 The node's statistics in the text format of Prometheus.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from importlib.resources import files
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar
 
 import anyio
 from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
@@ -28,10 +26,30 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.core import FeatureBatch
-from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Unavailable
+from frostline.core.declared import Count, Digest, Matching, Within, refuse_unknown_fields
+from frostline.core.errors import (
+    AccessDenied,
+    AnswerDamaged,
+    BadRequest,
+    EngineNotReady,
+    Forbidden,
+    FrostlineError,
+    NodeUnreachable,
+    ObjectNotFound,
+    OverBudget,
+    Overloaded,
+    StoreError,
+    StoreUnavailable,
+    Unavailable,
+    UnknownName,
+    UnknownPrefix,
+    UnknownTraining,
+    UnsafeArtifact,
+)
 from frostline.node.http.connection_guard import recognise
-from frostline.node.http.operations import ListingRoutes, TrainingRoutes
-from frostline.node.http.pages import Dashboard, LiveAnswers
+from frostline.node.http.description import BINARY, Body, DescribedRoute, Endpoint, Parameter, describe, openapi_route
+from frostline.node.http.operations import LINES, ListingRoutes, TrainingRoutes
+from frostline.node.http.pages import EVENTS, Dashboard, LiveAnswers
 from frostline.node.http.requests import (
     METRICS_TYPE,
     REFUSALS,
@@ -43,27 +61,32 @@ from frostline.node.http.requests import (
     json_bytes,
     json_response,
     log_refusal,
+    parsed_json,
     run_while_connected,
 )
-from frostline.node.pipeline import BatchStream, answer_body, gather_embeddings, max_numbers
+from frostline.node.pipeline import BatchStream, Embeddings, answer_body, gather_embeddings, max_numbers
 from frostline.node.prefixes import Upload
 from frostline.node.service import Node
 from frostline.node.statistics import BOUNDS_S, NodeStatistics, Totals
-from frostline.node.tenants import Account, Admission, tenant_to_json
+from frostline.node.tenants import Account, Admission, ChangedTenant, TenantChange, tenant_to_json
+from frostline.preprocess.spec import preprocess_schema
+from frostline.profiles import Profile
 from frostline.wire import pieces
 from frostline.wire.framing import MEDIA_TYPE, Encoder
+from frostline.wire.listings import ListingRequest
 from frostline.wire.messages import (
     MAX_PATCH_BYTES,
     PROTOCOL_HEADER,
     EmbeddingRequest,
     FeatureRequest,
+    Health,
     ProfileRequest,
     check_protocol,
-    refuse_unknown_fields,
 )
 
 __all__ = (
     "FeatureResponse",
+    "describe_node",
     "make_app",
     "metrics_text",
 )
@@ -259,7 +282,6 @@ def _plain(name: str) -> str:
     return f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
 
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 # Parameters in the addresses of requests.
 _PARAMETERS = {"/v1/trainings": ("prefix",)}
 _LOOKERS = 2
@@ -270,6 +292,106 @@ _HANGS = "a folder that it serves cannot be listed in time"
 T = TypeVar("T")
 
 
+_BUSY = (OverBudget, Overloaded, Unavailable, NodeUnreachable, AnswerDamaged, StoreUnavailable)
+_OF_DATA = (*_BUSY, AccessDenied, Forbidden, UnknownPrefix, ObjectNotFound, StoreError)
+_HTML = {"text/html": ""}
+_IN_PIECES = (
+    "The file without pieces that the node holds: the length of a list in eight bytes (little-endian), the list as "
+    "JSON, [[start, stop, sha256], ...] in the order of the file, and the bytes of the file outside of these."
+)
+_STREAM = (
+    "An uncompressed Arrow IPC stream of record batches, in the order of the request. Columns: `id` (int64), and "
+    "`features_0` and on (arrow.fixed_shape_tensor; truth values as uint8 with `frostline.dtype` in the field's "
+    "metadata) or, at cut 0, `encoded` (large_binary). A batch's custom metadata may hold `frostline.skipped`, a JSON "
+    "list of [id, object, reason, changed], for samples that could not be read; `changed` is true for those whose "
+    "object is not what it was when it was listed, or is gone. Where a codec is asked for, each field's metadata "
+    "holds `frostline.codec`, `frostline.shape` (of a sample, as JSON) and `frostline.dtype`; values are narrower "
+    "(bf16 as uint16; int8 with `features_0_scale` beside it) or, where rows are packed one by one, large_binary; and "
+    "a batch's metadata may hold `frostline.error`, the relative error of its worst sample. A batch that is packed "
+    "otherwise than the one before it begins another stream: a batch without rows and with `frostline.next` ends the "
+    "first. Where the request fails after its first batch, a last batch without rows holds the error in "
+    "`frostline.failure`, the stream has no end mark, and the connection is closed."
+)
+_LISTED = (
+    "Lines of JSON while the node lists: `event` `phase` with `name`, `counted` with `done` and `total`; empty lines "
+    "come while nothing happens. The last has `event` `failed`, with `error` and `message`; or `event` `listed`, with "
+    "`digest` of the listing, `samples`, `nbytes` and `sha256` of the manifest, `is_known` where its client has that "
+    "file, names of `splits` and `splits_sha256`, `applied` of a ready form, and `found`. Behind it come the manifest "
+    "as Parquet, unless it is known, and for each split a bitmap of the samples, the lowest bit of a byte first. The "
+    "listing ends when the connection does."
+)
+_HEAD = (
+    "A safetensors file: tensors of the head, and columns of the samples with their labels; its metadata holds the "
+    "graphs and the recipe as JSON."
+)
+_TRAINED = (
+    "Lines of JSON, one an event, as they happen; empty lines come while nothing does. The first has `event` "
+    "`started` and `id`. The others are events of a job (`StepFinished` with `loss`, `Evaluated` with `scores`, and "
+    "so on), with floats that JSON does not know as text. The last has `event` `trained`, with `is_whole` (false "
+    "where the training was asked to end), `head_s`, and `bytes` and `digest` (SHA-256) of the tensors to fetch; or "
+    "`event` `failed`, with `error` and `message`. The training ends when the connection does."
+)
+_IN_PATH = Parameter(name="digest", place="path", said="SHA-256 of the prefix in hexadecimal.", kind=Digest)
+_BEHIND = Parameter(
+    name="prefix",
+    place="query",
+    said="SHA-256 of the frozen part, which the node holds and keeps while the training runs.",
+    kind=Digest,
+    is_needed=True,
+)
+_WHOLE_LENGTH = Parameter(
+    name=pieces.LENGTH_HEADER, place="header", said="Bytes of the whole file, where the body is in pieces.", kind=Count
+)
+_DEADLINE = Parameter(
+    name="Frostline-Deadline",
+    place="header",
+    said="Seconds that the client waits for the next part of the answer; what was not made by then is given up.",
+    kind=Annotated[float, Within(0, 1_000_000, is_above=True)],
+)
+_TRAINING = Parameter(
+    name="id",
+    place="path",
+    said="Name of the training, as its first event says it.",
+    kind=Annotated[str, Matching("[0-9a-f]{32}", "32 small hexadecimal digits")],
+)
+_TENANT = Parameter(
+    name="name",
+    place="path",
+    said="Name of the tenant.",
+    kind=Annotated[str, Matching("[A-Za-z0-9_.-]{1,64}", "the name of a tenant")],
+)
+
+
+class HeldPrefix(TypedDict):
+    """A prefix that is held."""
+
+    digest: Digest
+
+
+class HeldPieces(TypedDict):
+    """Pieces of prefixes that are held."""
+
+    held: list[Digest]
+
+
+class NamedTraining(TypedDict):
+    """A training."""
+
+    id: str
+
+
+class Readiness(TypedDict):
+    """Whether requests may come.
+
+    Attributes:
+        ready: true where they may.
+        why: the reason why not; empty where they may.
+    """
+
+    ready: bool
+    why: str
+
+
 def make_app(node: Node, routes: Sequence[Route] = ()) -> Starlette:
     """Make the ASGI application of a node, which the caller closes.
 
@@ -278,29 +400,192 @@ def make_app(node: Node, routes: Sequence[Route] = ()) -> Starlette:
         routes: more routes, such as its control plane.
     """
     service = _Service(node)
-    app = Starlette(
-        routes=[
-            Route("/", Dashboard().page, methods=["GET"]),
-            Route("/v1/prefixes/{digest}", service.prefix, methods=["HEAD", "PUT"]),
-            Route("/v1/pieces", service.pieces, methods=["POST"]),
-            Route("/v1/features", service.features, methods=["POST"]),
-            Route("/v1/profiles", service.profile, methods=["POST"]),
-            Route("/v1/embeddings", service.embeddings, methods=["POST"]),
-            Route("/v1/listings", service.listings.begin, methods=["POST"]),
-            Route("/v1/trainings", service.trainings.begin, methods=["POST"]),
-            Route("/v1/trainings/{id}", service.trainings.one, methods=["GET", "DELETE"]),
-            Route("/v1/health", service.health, methods=["GET"]),
-            Route("/v1/ready", service.ready, methods=["GET"]),
-            Route("/v1/statistics", service.statistics, methods=["GET"]),
-            Route("/v1/tenants/{name}", service.tenant, methods=["PATCH"]),
-            Route("/v1/metrics", service.metrics, methods=["GET"]),
-            Route("/v1/openapi.json", service.openapi, methods=["GET"]),
-            *routes,
-        ],
-        exception_handlers=REFUSALS,
-    )
+    app = Starlette(routes=[*_routes(service), *routes], exception_handlers=REFUSALS)
     app.state.audit = node.audit
     return app
+
+
+def _routes(service: "_Service") -> Iterator[Route]:
+    """The node's own routes, and what each does."""
+    yield DescribedRoute(
+        "/",
+        Dashboard().page,
+        get=Endpoint(
+            name="dashboard",
+            summary="A page for people, which shows the statistics and the jobs, and needs no token itself.",
+            answers={200: Body(said="HTML that asks for statistics, health and jobs.", others=_HTML)},
+            is_open=True,
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/prefixes/{digest}",
+        service.prefix,
+        head=Endpoint(
+            name="hasPrefix",
+            summary="Tell whether a prefix is held.",
+            parameters=(_IN_PATH,),
+            answers={200: Body(said="It is held."), 404: Body(said="It is not.")},
+        ),
+        put=Endpoint(
+            name="putPrefix",
+            summary="Upload a prefix: a safetensors file whose metadata holds the graph. Idempotent.",
+            parameters=(_IN_PATH, _WHOLE_LENGTH),
+            body=Body(said="The file.", others={BINARY: "", pieces.MEDIA_TYPE: _IN_PIECES}),
+            answers={
+                200: Body(said="It was held already.", kind=HeldPrefix),
+                201: Body(said="It is held now.", kind=HeldPrefix),
+            },
+            refusals=(UnknownPrefix, UnsafeArtifact, *_BUSY),
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/pieces",
+        service.pieces,
+        post=Endpoint(
+            name="heldPieces",
+            summary="Tell which pieces of prefixes are held: bytes of single weights, that the same tenant uploaded.",
+            body=Body(said="SHA-256 of the bytes of each.", kind=pieces.Names),
+            answers={200: Body(said="Those of them that are held; they may be evicted later.", kind=HeldPieces)},
+            refusals=_BUSY,
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/features",
+        service.features,
+        post=Endpoint(
+            name="getFeatures",
+            summary="Compute activations of samples at a cut, or send them encoded (cut 0) or decoded (cut 1).",
+            parameters=(_DEADLINE,),
+            body=Body(said="Samples and the cut at which they are wanted.", kind=FeatureRequest),
+            answers={200: Body(said=_STREAM, others={MEDIA_TYPE: ""})},
+            refusals=(*_OF_DATA, EngineNotReady),
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/profiles",
+        service.profile,
+        post=Endpoint(
+            name="measure",
+            summary="Measure reading, decoding, every cut of the prefix and some codecs on the first samples.",
+            parameters=(_DEADLINE,),
+            body=Body(said="Samples, and what to measure. Trials of engines take minutes.", kind=ProfileRequest),
+            answers={200: Body(said="The costs of each cut on this node.", kind=Profile)},
+            refusals=_OF_DATA,
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/embeddings",
+        service.embeddings,
+        post=Endpoint(
+            name="embed",
+            summary="Run the frozen part of a held network on texts or images that come with the request.",
+            parameters=(_DEADLINE,),
+            body=Body(said="Texts where the network came with a tokenizer, else images.", kind=EmbeddingRequest),
+            answers={200: Body(said="One embedding an input, in their order.", kind=Embeddings)},
+            refusals=_OF_DATA,
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/listings",
+        service.listings.begin,
+        post=Endpoint(
+            name="list",
+            summary="List a data set under a root of the node, and send its manifest.",
+            body=Body(said="The data to list, and the manifests that need not be sent.", kind=ListingRequest),
+            answers={200: Body(said=_LISTED, others={BINARY: ""})},
+            refusals=(Forbidden, *_BUSY),
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/trainings",
+        service.trainings.begin,
+        post=Endpoint(
+            name="train",
+            summary="Train a head beside the node, in a process of its own; only where the node allows it.",
+            parameters=(_BEHIND,),
+            body=Body(said=_HEAD, others={BINARY: ""}),
+            answers={200: Body(said=_TRAINED, others={LINES: ""})},
+            refusals=(Forbidden, UnknownPrefix, UnsafeArtifact, *_BUSY),
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/trainings/{id}",
+        service.trainings.one,
+        get=Endpoint(
+            name="getTrained",
+            summary="Fetch the result, once the training has ended. The last few are kept.",
+            parameters=(_TRAINING,),
+            answers={200: Body(said="A safetensors file of trained parameters and buffers.", others={BINARY: ""})},
+            refusals=(Forbidden, UnknownTraining),
+        ),
+        delete=Endpoint(
+            name="endTraining",
+            summary="Ask a training to end after the step that it is in; or, where it has ended, forget what it left.",
+            parameters=(_TRAINING,),
+            answers={
+                200: Body(said="It had ended; what it left is forgotten.", kind=NamedTraining),
+                202: Body(said="It ends; its last events still come.", kind=NamedTraining),
+            },
+            refusals=(Forbidden, UnknownTraining),
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/health",
+        service.health,
+        get=Endpoint(
+            name="health", summary="Say what the node is.", answers={200: Body(said="It serves.", kind=Health)}
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/ready",
+        service.ready,
+        get=Endpoint(
+            name="ready",
+            summary="Say to everybody whether requests may come.",
+            answers={
+                200: Body(said="They may.", kind=Readiness),
+                503: Body(said="It stops, is full, or its store is in trouble.", kind=Readiness),
+            },
+            is_open=True,
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/statistics",
+        service.statistics,
+        get=Endpoint(
+            name="statistics",
+            summary="Tell what the node did and holds.",
+            answers={200: Body(said="The state now.", kind=NodeStatistics, others=EVENTS)},
+            refusals=(Overloaded,),
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/tenants/{name}",
+        service.tenant,
+        patch=Endpoint(
+            name="changeTenant",
+            summary="Change a tenant's weight and quotas until the node ends, as a tenant that may.",
+            parameters=(_TENANT,),
+            body=Body(said="The fields to change; a quota of null is no bound but the node's own.", kind=TenantChange),
+            answers={200: Body(said="The tenant as it is now.", kind=ChangedTenant)},
+            refusals=(Forbidden, UnknownName, OverBudget),
+        ),
+    )
+    yield DescribedRoute(
+        "/v1/metrics",
+        service.metrics,
+        get=Endpoint(
+            name="metrics",
+            summary="The same for Prometheus.",
+            answers={200: Body(said="Its text format.", others={"text/plain": ""})},
+        ),
+    )
+    yield openapi_route(describe_node)
+
+
+def describe_node(app: Starlette) -> dict[str, Any]:
+    """The description of a node's application in OpenAPI 3.1."""
+    return describe("Frostline node", app.routes, {"Preprocess": preprocess_schema()})
 
 
 class _Service:
@@ -324,7 +609,6 @@ class _Service:
         )
         self.listings = ListingRoutes(node, self._threads, ask=self._asker, body_reader=self._body_reader)
         self._live = LiveAnswers(self._viewed)
-        self._openapi = files("frostline.node").joinpath("openapi.json").read_bytes()
 
     async def health(self, request: Request) -> Response:
         return json_response(self._node.health(self._asker(request)).to_json())
@@ -343,16 +627,13 @@ class _Service:
         asker = self._asker(request)
         if body_length(request) > MAX_PATCH_BYTES:
             raise OverBudget(f"a change has at most {MAX_PATCH_BYTES:,} bytes")
-        body = _parsed(await self._body_reader.read_whole(request), lambda value: value)
+        body = parsed_json(await self._body_reader.read_whole(request))
         change = partial(self._node.change_tenant, asker, request.path_params["name"], body)
         return json_response(tenant_to_json(await to_thread.run_sync(change, limiter=self._lookers)))
 
     async def metrics(self, request: Request) -> Response:
         statistics = await self._looked_up(self._asker(request))
         return Response(metrics_text(statistics), media_type=METRICS_TYPE)
-
-    async def openapi(self, _: Request) -> Response:
-        return Response(self._openapi, media_type="application/json")
 
     async def prefix(self, request: Request) -> Response:
         account = self._asker(request)
@@ -395,20 +676,22 @@ class _Service:
         with self._node.admit(
             body_length(request) + max_numbers(self._node.settings.memory_bytes), account
         ) as admission:
-            wanted = await self._run(_parsed, await self._body_reader.read_whole(request), EmbeddingRequest.from_json)
+            body = await self._body_reader.read_whole(request)
+            wanted = await self._run(lambda: EmbeddingRequest.from_json(parsed_json(body)))
             answer, inputs = await self._run(self._node.embeddings, wanted, admission)
 
             def computed() -> bytes:
                 with closing(answer):
                     return answer_body(wanted, gather_embeddings(answer), inputs.tokens)
 
-            body = await run_while_connected(request.receive, computed, answer.close, self._threads, deadline_s)
-        return Response(body, media_type="application/json")
+            made = await run_while_connected(request.receive, computed, answer.close, self._threads, deadline_s)
+        return Response(made, media_type="application/json")
 
     async def profile(self, request: Request) -> Response:
         account, deadline_s = self._asker(request), _deadline_s(request)
         with self._node.admit(body_length(request), account) as admission:
-            wanted = await self._run(_parsed, await self._body_reader.read_whole(request), ProfileRequest.from_json)
+            body = await self._body_reader.read_whole(request)
+            wanted = await self._run(lambda: ProfileRequest.from_json(parsed_json(body)))
             admission.read()
             scope = self._node.cancel_scope()
             measure = partial(self._node.profile, wanted, admission, scope)
@@ -439,7 +722,7 @@ class _Service:
 
     def _answered(self, body: bytearray, admission: Admission) -> BatchStream:
         """Parse a message within the memory of its admission, and begin to answer it."""
-        answer = self._node.features(_parsed(body, FeatureRequest.from_json), admission)
+        answer = self._node.features(FeatureRequest.from_json(parsed_json(body)), admission)
         admission.read()
         return answer
 
@@ -454,7 +737,7 @@ class _Service:
 
 def _digest(request: Request) -> str:
     digest: str = request.path_params["digest"]
-    if not _DIGEST.fullmatch(digest):
+    if not re.fullmatch("[0-9a-f]{64}", digest):
         raise BadRequest("a prefix is named by its SHA-256 in 64 lower-case hexadecimal digits")
     return digest
 
@@ -471,11 +754,3 @@ def _deadline_s(request: Request) -> float:
     if not 0 < deadline_s < math.inf:
         raise BadRequest("Frostline-Deadline must be a number of seconds above 0")
     return deadline_s
-
-
-def _parsed(body: bytearray, read: Callable[[object], T]) -> T:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    return read(value)

@@ -1,13 +1,13 @@
 """Trainings and listings over HTTP: they are asked for, their events stream out, and results are fetched.
 
-Listings over HTTP: streams the progress of a listing, and then the manifest itself.
+Both stream what their process says, and end it with its client; behind a listing's lines comes the manifest itself.
 """
 
-import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import IO, Any, TypeVar
 
 import anyio
@@ -20,23 +20,26 @@ from frostline.batching import readable_bytes
 from frostline.core.audit import AuditLog
 from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Refused
 from frostline.node.http.connection_guard import inside_url
-from frostline.node.http.requests import BodyReader, address_of, body_length, json_response
-from frostline.node.operations import Listing, Training, Trainings
+from frostline.node.http.description import BINARY
+from frostline.node.http.requests import BodyReader, address_of, body_length, json_response, parsed_json
+from frostline.node.operations import Operation, Training, Trainings
 from frostline.node.service import Node
-from frostline.node.tenants import Account, Admission
+from frostline.node.tenants import Account
 from frostline.wire.listings import ListingRequest, failure_to_json
 from frostline.wire.messages import error_from_line, error_to_json
 from frostline.wire.recipes import line_of
 
 __all__ = (
+    "LINES",
     "ListingRoutes",
     "TrainingRoutes",
 )
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_EVENTS_TYPE = b"application/x-ndjson"
-_BINARY = "application/octet-stream"
+LINES = "application/x-ndjson"
+"""The media type of lines of JSON."""
+
 _PIECE = 256 << 10
 # Seconds without a byte taken after which a reader has gone.
 _SILENCE_S = 30.0
@@ -83,15 +86,22 @@ class TrainingRoutes:
             await self._start(training, request)
         except BaseException:
             with CancelScope(shield=True):
-                await self._run(self._trainings.end, training)
+                await _run(self._threads, self._trainings.end, training)
             raise
         self._audit.note("train", tenant=account.name, prefix=_prefix(request), address=address_of(request))
-        return TrainingResponse(training, self._trainings, self._threads)
+        return OperationResponse(
+            training,
+            partial(self._trainings.end, training),
+            self._threads,
+            media_type=LINES,
+            told=error_to_json,
+            first=line_of({"event": "started", "id": training.id}),
+        )
 
     async def _start(self, training: Training, request: Request) -> None:
         async for chunk in self._chunks(request):
-            await self._run(training.write, chunk)
-        first = await self._run(training.start, _own_url(request), _token(request))
+            await _run(self._threads, training.write, chunk)
+        first = await _run(self._threads, training.start, _own_url(request), _token(request))
         failure = error_from_line(first)
         if failure is not None:
             raise failure
@@ -102,37 +112,55 @@ class TrainingRoutes:
         self._trainings.check()
         name = request.path_params["id"]
         if request.method == "DELETE":
-            is_running = await self._run(self._trainings.stop, name)
+            is_running = await _run(self._threads, self._trainings.stop, name)
             return json_response({"id": name}, status=202 if is_running else 200)
-        file = await self._run(self._trainings.result, name)
+        file = await _run(self._threads, self._trainings.result, name)
         length = os.fstat(file.fileno()).st_size
-        return StreamingResponse(_pieces(file), media_type=_BINARY, headers={"Content-Length": str(length)})
-
-    async def _run(self, call: Callable[..., T], *args: Any) -> T:
-        return await to_thread.run_sync(call, *args, limiter=self._threads)
+        return StreamingResponse(_pieces(file), media_type=BINARY, headers={"Content-Length": str(length)})
 
 
-class TrainingResponse:
-    """An ASGI application that streams the events of a training, and ends the training with its client.
+class OperationResponse:
+    """An ASGI application that streams what an operation says, and ends the operation with its client.
+
+    Empty lines come while nothing happens, but none behind the line after which its bytes come.
 
     Args:
-        training: running training.
-        trainings: trainings of the node.
+        operation: running operation.
+        end: function that ends it and frees its places; calling it again does nothing.
         threads: limiter of the threads that wait for its lines.
+        media_type: media type of the whole.
+        told: makes the line of an error.
+        first: line that comes first.
+        last: beginning of the line after which its bytes come.
     """
 
-    def __init__(self, training: Training, trainings: Trainings, threads: CapacityLimiter) -> None:
-        self._training = training
-        self._trainings = trainings
+    def __init__(
+        self,
+        operation: Operation,
+        end: Callable[[], None],
+        threads: CapacityLimiter,
+        *,
+        media_type: str,
+        told: Callable[[FrostlineError], dict[str, Any]],
+        first: bytes = b"",
+        last: bytes | None = None,
+    ) -> None:
+        self._operation = operation
+        self._end_it = end
         self._threads = threads
+        self._media_type = media_type
+        self._told = told
+        self._first = first
+        self._last = last
         self._has_ended = False
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         """Send everything, or stop when the client disconnects."""
+        head = [(b"content-type", self._media_type.encode())]
         try:
             async with create_task_group() as group:
                 group.start_soon(self._watch, receive, group.cancel_scope)
-                await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", _EVENTS_TYPE)]})
+                await send({"type": "http.response.start", "status": 200, "headers": head})
                 group.start_soon(self._beat, send)
                 with suppress(TimeoutError):
                     await self._send_all(send)
@@ -148,26 +176,44 @@ class TrainingResponse:
         await self._end()
 
     async def _beat(self, send: Send) -> None:
-        while True:
+        while not self._has_ended:
             await anyio.sleep(_BEAT_S)
             if not self._has_ended:
                 await _send(send, b"\n")
 
     async def _send_all(self, send: Send) -> None:
-        await _send(send, line_of({"event": "started", "id": self._training.id}))
+        """Send lines and bytes. If this returns before the last piece, the server breaks the connection."""
+        if self._first:
+            await _send(send, self._first)
+        is_behind = False
         try:
-            while line := await to_thread.run_sync(self._training.line, limiter=self._threads):
+            while line := await _run(self._threads, self._operation.line):
+                is_behind = is_behind or (self._last is not None and line.startswith(self._last))
+                self._has_ended = is_behind
                 await _send(send, line)
         except FrostlineError as error:
-            await _send(send, line_of({"event": "failed", **error_to_json(error)}))
+            is_behind = False
+            await _send(send, line_of({"event": "failed", **self._told(error)}))
         self._has_ended = True
-        # A client that reads the end may fetch the result at once.
-        await self._end()
+        if is_behind and not await self._send_pieces(send):
+            return
+        await self._end()  # a client that has everything may ask for the result, or for another one, at once
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_pieces(self, send: Send) -> bool:
+        """Send the bytes behind the lines, and return whether all were sent."""
+        place = 0
+        try:
+            while piece := await _run(self._threads, self._operation.piece, place):
+                place += len(piece)
+                await _send(send, piece)
+        except FrostlineError:
+            return False
+        return True
 
     async def _end(self) -> None:
         with CancelScope(shield=True):
-            await to_thread.run_sync(self._trainings.end, self._training, limiter=self._threads)
+            await _run(self._threads, self._end_it)
 
 
 async def _send(send: Send, body: bytes) -> None:
@@ -206,7 +252,6 @@ def _pieces(file: IO[bytes]) -> Iterator[bytes]:
             yield piece
 
 
-_MANIFEST_TYPE = b"application/octet-stream"
 _MAX_BODY = 64 << 10
 
 
@@ -236,7 +281,7 @@ class ListingRoutes:
             raise OverBudget(f"the request has {readable_bytes(length)}: a listing's request may have up to 64 KiB")
         admission = self._node.admit(length, account)
         try:
-            wanted = _parsed(await self._body_reader.read_whole(request))
+            wanted = ListingRequest.from_json(parsed_json(await self._body_reader.read_whole(request)))
             admission.read()
             with CancelScope(shield=True):  # so that every listing that has begun is also ended
                 listing = await _run(self._threads, self._node.listings.begin, wanted, account)
@@ -244,94 +289,14 @@ class ListingRoutes:
             admission.close()
             raise
         self._node.audit.note("list", tenant=account.name, data=wanted.data, address=address_of(request))
-        return ListingResponse(self._node, listing, admission, self._threads)
 
+        def end() -> None:
+            self._node.listings.end(listing)
+            admission.close()
 
-class ListingResponse:
-    """An ASGI application that streams a listing's progress and result, and ends the listing with its client.
-
-    Args:
-        node: node that lists.
-        listing: running listing.
-        admission: admission of the request; closed at the end.
-        threads: limiter of the threads that wait for its lines.
-    """
-
-    def __init__(self, node: Node, listing: Listing, admission: Admission, threads: CapacityLimiter) -> None:
-        self._node = node
-        self._listing = listing
-        self._admission = admission
-        self._threads = threads
-        self._has_ended = False
-
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
-        """Send everything, or stop when the client disconnects."""
-        try:
-            async with create_task_group() as group:
-                group.start_soon(self._watch, receive, group.cancel_scope)
-                await send(
-                    {"type": "http.response.start", "status": 200, "headers": [(b"content-type", _MANIFEST_TYPE)]}
-                )
-                group.start_soon(self._beat, send)
-                with suppress(TimeoutError):
-                    await self._send_all(send)
-                group.cancel_scope.cancel()
-        finally:
-            await self._end()
-            self._admission.close()
-
-    async def _watch(self, receive: Receive, scope: CancelScope) -> None:
-        """When the client disconnects, end the process at once, which also frees the thread that waits for a line."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        scope.cancel()
-        await self._end()
-
-    async def _beat(self, send: Send) -> None:
-        while not self._has_ended:
-            await anyio.sleep(_BEAT_S)
-            if not self._has_ended:
-                await _send(send, b"\n")
-
-    async def _send_all(self, send: Send) -> None:
-        """Send lines and manifest. If this returns before the last piece, the server breaks the connection."""
-        is_listed = False
-        try:
-            while line := await _run(self._threads, self._listing.line):
-                is_listed = is_listed or line.startswith(b'{"event":"listed"')
-                self._has_ended = is_listed
-                await _send(send, line)
-        except FrostlineError as error:
-            is_listed = False
-            await _send(send, line_of(failure_to_json(error)))
-        if is_listed and not await self._send_pieces(send):
-            return
-        await self._end()  # a client that has everything may ask for another listing at once
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send_pieces(self, send: Send) -> bool:
-        """Send the manifest and the splits, and return whether all bytes were sent."""
-        place = 0
-        try:
-            while piece := await _run(self._threads, self._listing.piece, place):
-                place += len(piece)
-                await _send(send, piece)
-        except FrostlineError:
-            return False
-        return True
-
-    async def _end(self) -> None:
-        with CancelScope(shield=True):
-            await _run(self._threads, self._node.listings.end, self._listing)
+        last = b'{"event":"listed"'
+        return OperationResponse(listing, end, self._threads, media_type=BINARY, told=failure_to_json, last=last)
 
 
 async def _run(threads: CapacityLimiter, call: Callable[..., T], *args: Any) -> T:
     return await to_thread.run_sync(call, *args, limiter=threads)
-
-
-def _parsed(body: bytearray) -> ListingRequest:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    return ListingRequest.from_json(value)

@@ -26,6 +26,7 @@ from frostline.core.errors import FrostlineError, Overloaded
 from frostline.node.http.connection_guard import is_stopping
 
 __all__ = (
+    "EVENTS",
     "MAX_VIEWERS",
     "Dashboard",
     "LiveAnswers",
@@ -77,6 +78,12 @@ def _digest_of(page: str, tag: str) -> str:
 
 _EVENT_STREAM = "text/event-stream"
 """The media type of an answer that goes on."""
+
+EVENTS = {
+    _EVENT_STREAM: "The same each second as the data of an event, for requests that accept it; JSON once where they "
+    "accept that too and there are too many viewers."
+}
+"""That media type, and what comes in it, for a description."""
 
 MAX_VIEWERS = 16
 """Viewers of a server that are sent events. Each holds one connection, of at least a hundred that servers have."""

@@ -53,6 +53,7 @@ __all__ = (
     "json_bytes",
     "json_response",
     "log_refusal",
+    "parsed_json",
     "run_while_connected",
 )
 
@@ -120,6 +121,19 @@ class BodyReader:
             f"the body came slower than {readable_bytes(self._min_bytes_per_s)} per second: send it over a faster "
             "link, or start the node with a smaller --min-upload-rate"
         )
+
+
+def parsed_json(body: bytearray) -> object:
+    """The value of a body.
+
+    Raises:
+        BadRequest: it is not JSON.
+    """
+    try:
+        value: object = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    return value
 
 
 def address_of(request: Request) -> str:
