@@ -43,7 +43,6 @@ from frostline.models.tracing import (
     are_close,
     cast_inputs,
     device_of,
-    kept_buffers,
     kept_draws,
     observe_run,
     run_whole,
@@ -381,7 +380,7 @@ class SkippingHead(Head):
         device = device_of(model)
         batch = random_batch(self._inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
         try:
-            with kept_draws(), modes(model, self._flags), torch.no_grad(), kept_buffers(model):
+            with kept_draws(), modes(model, self._flags), torch.no_grad():
                 return makes_same_features(
                     model, self._plan, cast_inputs(model, batch), _features(self._part, batch, device)
                 )
@@ -443,13 +442,13 @@ def skipping_head(
     device = device_of(model)
     batch = random_batch(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
     try:
-        with modes(model, flags), torch.no_grad(), kept_buffers(model):
+        with modes(model, flags), torch.no_grad():
             features = _features(part, batch, device)
             plan = plan_of(model, cast_inputs(model, batch), features)
         if plan is None:
             return None
         for training in (flags, all_in_eval(model)):
-            with modes(model, training), kept_buffers(model):
+            with modes(model, training):
                 written = written_activations(model, plan, inputs, features)
             plan = replace(plan, written=plan.written | written)
     except UNFIT:

@@ -35,6 +35,7 @@ __all__ = (
     "is_guard",
     "is_same_plain",
     "is_split",
+    "kept_buffers",
     "lone_parameters",
     "memory_order",
     "modes",
@@ -144,7 +145,7 @@ _CONTAINERS = (dict, OrderedDict, list, set)
 
 @contextmanager
 def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
-    """Set the modules' modes, and put these and all other attributes back.
+    """Set the modules' modes, and put these, all other attributes and the values of buffers back.
 
     Flags are set one by one, whatever ``train()`` overrides may do beside. A forward pass may leave things in a module
     (a cache of what it worked out, a buffer that was replaced); where it was only a trace, they are not even real.
@@ -154,15 +155,33 @@ def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
         training: the mode by module path: whether it is to be in train mode.
     """
     kept = [(vars(module), _attributes(module)) for module in model.modules()]
+    with kept_buffers(model):
+        try:
+            for path, module in model.named_modules():
+                module.training = training[path]
+            yield
+        finally:
+            for attributes, before in kept:
+                for name in attributes.keys() - {name for name, _, _ in before}:
+                    del attributes[name]
+                attributes.update((name, _restored(value, content)) for name, value, content in before)
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Put the buffers and their values back at the end, whatever a run made of them."""
+    kept = [
+        (*path.rpartition("."), buffer, buffer.clone())
+        for path, buffer in model.named_buffers(remove_duplicate=False)
+    ]
     try:
-        for path, module in model.named_modules():
-            module.training = training[path]
         yield
     finally:
-        for attributes, before in kept:
-            for name in attributes.keys() - {name for name, _, _ in before}:
-                del attributes[name]
-            attributes.update((name, _restored(value, content)) for name, value, content in before)
+        with torch.no_grad():
+            for owner, _, name, buffer, before in kept:
+                if not (buffer.is_meta or torch.equal(buffer, before)):
+                    buffer.copy_(before)
+                setattr(model.get_submodule(owner), name, buffer)
 
 
 _PLAIN = (bool, int, float, str, type(None))
