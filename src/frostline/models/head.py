@@ -366,7 +366,7 @@ class SkippingHead(Head):
             harmless = self._harmless.get((path, name), ())
             if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
                 continue
-            if not self._makes_the_same():
+            if not self.makes_the_same():
                 whose = f"module {path!r}" if path else "the network"
                 return (
                     f"attribute {name!r} of {whose}, which its frozen layers read, was changed since the job was made"
@@ -374,16 +374,19 @@ class SkippingHead(Head):
             self._harmless[path, name] = (*harmless, now)
         return None
 
-    def _makes_the_same(self) -> bool:
-        """Whether the network still makes what the frozen part makes, in the modes in which it is trained."""
+    def makes_the_same(self, *, is_moved: bool = False) -> bool:
+        """Whether the network still makes what the frozen part makes, in the modes in which it is trained.
+
+        Args:
+            is_moved: allow for other kernels, since its tensors are elsewhere or lie otherwise than when it was cut.
+        """
         model = self._model[0]
         device = device_of(model)
         batch = random_batch(self._inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
         try:
-            with kept_draws(), modes(model, self._flags), torch.no_grad():
-                return makes_same_features(
-                    model, self._plan, cast_inputs(model, batch), _features(self._part, batch, device)
-                )
+            with kept_draws(), modes(model, self._flags), torch.no_grad(), torch.autocast(device.type, enabled=False):
+                features = _features(self._part, batch, device)
+                return makes_same_features(model, self._plan, cast_inputs(model, batch), features, is_moved=is_moved)
         except UNFIT:
             return False
 
