@@ -168,6 +168,11 @@ READ_ELSEWHERE = {
     "a class of modules": lambda m, patch: patch.setattr(nn.ReLU, "forward", lambda _, x: x.abs()),
     "a long table": lambda m, patch: patch.setitem(m.table, 99, 2.0),
     "an array": lambda m, patch: patch.setattr(m, "numbers", m.numbers * 2),
+    "a hook of the whole network": lambda m, patch: patch.setitem(
+        m._forward_pre_hooks,  # noqa: SLF001 (as register_forward_pre_hook does)
+        10**6,
+        lambda _, given: (given[0] * 0.5,),
+    ),
     "hooks of all modules": lambda m, patch: patch.setitem(
         nn.modules.module._global_forward_hooks,  # noqa: SLF001 (as register_module_forward_hook does)
         10**6,

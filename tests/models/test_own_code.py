@@ -562,6 +562,34 @@ class TestHooks:
         assert torch.equal(losses[0][1], losses[1][1])
 
 
+class Stored:
+    """Keeps what a layer gave, as decoders of fastai's U-Nets read it."""
+
+    def __init__(self, layer):
+        layer.register_forward_hook(self.keep)
+        self.value = None
+
+    def keep(self, _, __, output):
+        self.value = output
+
+
+class Decoder(Small):
+    def __init__(self):
+        torch.manual_seed(3)
+        super().__init__()
+        self.stored = Stored(self.stem)
+        self.fc = nn.Linear(24, 3)
+
+    def forward(self, x):
+        deep = self.pool(self.body(self.stem(x))).flatten(1)
+        return self.fc(torch.cat([self.stored.value.mean((2, 3)), deep], 1))
+
+
+def test_what_a_hook_of_a_frozen_layer_kept_crosses_too():
+    network = same_training(Decoder, until="body")
+    assert network.fallback is None
+
+
 class TestAdapters:
     @pytest.fixture
     def adapted(self):
@@ -617,6 +645,24 @@ class TestAdapters:
         names = [name for name, parameter in network.head.named_parameters() if parameter.requires_grad]
         assert names
         assert all("second" in name for name in names)
+
+    def test_adapters_with_dropout_are_merged_and_taken_apart_while_they_learn(self):
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(
+            target_modules=["hidden"], modules_to_save=["fc"], r=4, lora_dropout=0.3, init_lora_weights=False
+        )
+        torch.manual_seed(0)
+        tuned = get_peft_model(Between(), config).train()
+        plain, network = self.parts(tuned)
+
+        def change(network, step):
+            if step == 1:
+                network.merge_adapter()
+            if step == 2:
+                network.unmerge_adapter()
+
+        assert trained(tuned, through(network), change) == trained(plain, plain, change)
 
 
 class TestAround:

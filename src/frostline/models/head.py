@@ -383,8 +383,9 @@ class SkippingHead(Head):
         model = self._model[0]
         device = device_of(model)
         batch = random_batch(self._inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
+        flags = {path: self._flags.get(path, module.training) for path, module in model.named_modules()}
         try:
-            with kept_draws(), modes(model, self._flags), torch.no_grad(), torch.autocast(device.type, enabled=False):
+            with kept_draws(), modes(model, flags), torch.no_grad(), torch.autocast(device.type, enabled=False):
                 features = _features(self._part, batch, device)
                 return makes_same_features(model, self._plan, cast_inputs(model, batch), features, is_moved=is_moved)
         except UNFIT:
