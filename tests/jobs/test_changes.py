@@ -1,8 +1,10 @@
 """What a user changes of a network after its job was made: told in one sentence, or equal to a plain loop behind it."""
 
 import copy
+import os
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -129,6 +131,102 @@ def test_attributes_that_frozen_code_reads_are_noticed_and_those_of_the_head_are
                 features_of(job.loader(BATCH, shuffle=True)), pixels_of(folder), strict=True
             ):
                 assert torch.allclose(job.head(features), plain_model(pixels), atol=1e-6)
+
+
+class Config:
+    """What nobody takes for plain values."""
+
+    scale = 1.0
+
+    def __init__(self):
+        self.shift = 0.0
+
+
+KNOBS = {"gain": 1.0}
+
+
+class Elsewhere(Net):
+    """Its frozen layers read what is no plain attribute of a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.config, self.activation = Config(), torch.relu
+        self.table, self.numbers = dict.fromkeys(range(100), 1.0), np.ones(1, np.float32)
+
+    def forward(self, pixels):
+        hidden = self.stem(pixels) * self.config.scale + self.config.shift
+        hidden = self.activation(hidden) * KNOBS["gain"] * float(os.environ.get("GAIN", "1"))
+        return self.fc(self.last(self.body(hidden * self.table[99] * float(self.numbers[0]))).mean((2, 3)))
+
+
+READ_ELSEWHERE = {
+    "a global variable": lambda m, patch: patch.setitem(KNOBS, "gain", 2.0),
+    "the environment": lambda m, patch: patch.setenv("GAIN", "3"),
+    "an object": lambda m, patch: patch.setattr(m.config, "shift", 0.5),
+    "a class": lambda m, patch: patch.setattr(Config, "scale", 0.5),
+    "a function": lambda m, patch: patch.setattr(m, "activation", torch.sigmoid),
+    "a class of modules": lambda m, patch: patch.setattr(nn.ReLU, "forward", lambda _, x: x.abs()),
+    "a long table": lambda m, patch: patch.setitem(m.table, 99, 2.0),
+    "an array": lambda m, patch: patch.setattr(m, "numbers", m.numbers * 2),
+    "a hook of the whole network": lambda m, patch: patch.setitem(
+        m._forward_pre_hooks,  # noqa: SLF001 (as register_forward_pre_hook does)
+        10**6,
+        lambda _, given: (given[0] * 0.5,),
+    ),
+    "hooks of all modules": lambda m, patch: patch.setitem(
+        nn.modules.module._global_forward_hooks,  # noqa: SLF001 (as register_module_forward_hook does)
+        10**6,
+        lambda module, _, output: output * 2 if isinstance(module, nn.Conv2d) else output,
+    ),
+}
+
+
+def test_whatever_else_frozen_code_reads_of_python_is_noticed_at_either_end_of_a_pass(folder, monkeypatch):
+    model = freeze(Elsewhere().train(), "last", input_shape=(3, 32, 32))
+    with job_for(folder, model) as job:
+        for kind, change in READ_ELSEWHERE.items():
+            for late in (False, True):
+                batches = iter(job.loader(BATCH))
+                found = [next(batches)] if late else []
+                with monkeypatch.context() as patch:
+                    change(model, patch)
+                    with pytest.raises(NetworkChanged, match=r"a global.*refreeze\(\)"):
+                        found.extend(batches)
+                assert len(found) == 3 * late, kind
+        expected = copy.deepcopy(model)
+        with monkeypatch.context() as patch:
+            patch.setitem(KNOBS, "gain", 2.0)
+            job.refreeze()
+            for (features, _), (pixels, _) in zip(
+                features_of(job.loader(BATCH, shuffle=True)), pixels_of(folder), strict=True
+            ):
+                assert torch.allclose(job.head(features), expected(pixels), atol=1e-6)
+
+
+def test_the_runs_that_notice_it_take_a_small_share_of_the_time(folder, monkeypatch):
+    model = freeze(Elsewhere().train(), "last", input_shape=(3, 32, 32))
+    now, runs = 100.0, 0
+    with job_for(folder, model) as job:
+        watch, own = job._watch, job.head.makes_the_same  # noqa: SLF001 (the test sets its clock)
+
+        def runs_long(**options):
+            nonlocal now, runs
+            now, runs = now + 3.0, runs + 1
+            return own(**options)
+
+        for clock in ("perf_counter", "thread_time"):
+            monkeypatch.setattr(f"frostline.models.changes.time.{clock}", lambda: now)
+        monkeypatch.setattr(job.head, "makes_the_same", runs_long)
+        for look, share in ((watch.step, 0.01), (watch.begin, 0.03)):
+            began, runs = now, 0
+            while now < began + 1000:
+                now += 5.0
+                look()
+            assert 1 <= runs <= 1 + share * (now - began) / 3
+        monkeypatch.setitem(KNOBS, "gain", 2.0)
+        now += 400.0
+        with pytest.raises(NetworkChanged, match="a global variable"):
+            watch.step()
 
 
 CHANGES = {

@@ -3,7 +3,9 @@
 import copy
 import pickle
 import random
+import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -237,9 +239,98 @@ def test_draws_of_python_are_the_users_own_and_none_are_taken_before():
     assert isinstance(network.head, SkippingHead)
 
 
-def test_counts_that_forward_keeps_are_not_changed_by_the_cut():
-    model, _, _ = cut(Counting())
-    assert model.steps == 0
+COUNTED = {"steps": 0}
+CALLS = 0
+
+
+class Counter:
+    def __init__(self):
+        self.steps, self.kept = 0, []
+
+    def __call__(self, x):
+        self.steps += 1
+        self.kept.append(self.steps)
+        return x
+
+
+class Everywhere(Between):
+    """Counts, draws and keeps what it saw, in all places that its code can reach; part of it behind the line."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(6, 16))
+        self.generator, self.numbers = torch.Generator().manual_seed(3), np.random.default_rng(3)
+        self.counter = Counter()
+        calls = 0
+
+        def closure(x):
+            nonlocal calls
+            calls += 1
+            return x + 0.1 * calls
+
+        self.closure = closure
+
+    def between(self, x):
+        global CALLS
+        CALLS += 1
+        COUNTED["steps"] += 1
+        noise = torch.randn(x.shape, generator=self.generator) * float(self.numbers.random())
+        self.queue[int(self.steps) % 6] = x.detach().mean(0)
+        self.steps += 1
+        x = self.closure(self.counter(x)) + self.queue.mean(0) + 0.1 * noise
+        return x * (1 + 0.1 * CALLS + 0.2 * COUNTED["steps"])
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Global variables as they were, whenever it is called."""
+
+    def begin():
+        monkeypatch.setitem(COUNTED, "steps", 0)
+        monkeypatch.setattr(sys.modules[__name__], "CALLS", 0)
+
+    begin()
+    return begin
+
+
+def test_what_forward_counts_draws_and_keeps_is_not_changed_by_the_cut(fresh):
+    model, plain, network = cut(Everywhere())
+    assert (model.steps, CALLS, COUNTED, model.counter.steps, model.counter.kept) == (0, 0, {"steps": 0}, 0, [])
+    assert not model.queue.any()
+    assert network.prefix is not None
+    # Copies share the function, and what it counts.
+    function, expected = model.closure.__closure__[0], []
+    for net, run in ((model, through(network)), (plain, plain)):
+        fresh()
+        function.cell_contents = 0
+        expected.append(trained(net, run))
+    assert expected[0] == expected[1]
+
+
+class Sized(nn.Module):
+    """How many values there are only the values tell, before the line and behind it."""
+
+    def __init__(self, at):
+        super().__init__()
+        torch.manual_seed(4)
+        self.stem, self.last, self.fc = nn.Conv2d(3, 6, 3, stride=4), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.at = at
+
+    def forward(self, x):
+        hidden = self.stem(x).mean((2, 3))
+        hidden = self.last(_less_the_distinct(hidden)) if self.at == "before" else self.last(hidden)
+        return self.fc(_less_the_distinct(hidden) if self.at == "behind" else hidden)
+
+
+def _less_the_distinct(x):
+    found, places = torch.unique(x, dim=0, return_inverse=True)
+    return found[places] - found.mean(0)
+
+
+@pytest.mark.parametrize("at", ["before", "behind"])
+def test_sizes_that_values_tell_are_left_to_the_loop(at):
+    network = same_training(lambda: Sized(at), until="last")
+    assert "its code decides by the values of a tensor" in network.fallback
 
 
 def test_a_layer_that_does_almost_nothing_is_not_taken_for_the_line():
@@ -471,6 +562,34 @@ class TestHooks:
         assert torch.equal(losses[0][1], losses[1][1])
 
 
+class Stored:
+    """Keeps what a layer gave, as decoders of fastai's U-Nets read it."""
+
+    def __init__(self, layer):
+        layer.register_forward_hook(self.keep)
+        self.value = None
+
+    def keep(self, _, __, output):
+        self.value = output
+
+
+class Decoder(Small):
+    def __init__(self):
+        torch.manual_seed(3)
+        super().__init__()
+        self.stored = Stored(self.stem)
+        self.fc = nn.Linear(24, 3)
+
+    def forward(self, x):
+        deep = self.pool(self.body(self.stem(x))).flatten(1)
+        return self.fc(torch.cat([self.stored.value.mean((2, 3)), deep], 1))
+
+
+def test_what_a_hook_of_a_frozen_layer_kept_crosses_too():
+    network = same_training(Decoder, until="body")
+    assert network.fallback is None
+
+
 class TestAdapters:
     @pytest.fixture
     def adapted(self):
@@ -526,6 +645,24 @@ class TestAdapters:
         names = [name for name, parameter in network.head.named_parameters() if parameter.requires_grad]
         assert names
         assert all("second" in name for name in names)
+
+    def test_adapters_with_dropout_are_merged_and_taken_apart_while_they_learn(self):
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(
+            target_modules=["hidden"], modules_to_save=["fc"], r=4, lora_dropout=0.3, init_lora_weights=False
+        )
+        torch.manual_seed(0)
+        tuned = get_peft_model(Between(), config).train()
+        plain, network = self.parts(tuned)
+
+        def change(network, step):
+            if step == 1:
+                network.merge_adapter()
+            if step == 2:
+                network.unmerge_adapter()
+
+        assert trained(tuned, through(network), change) == trained(plain, plain, change)
 
 
 class TestAround:

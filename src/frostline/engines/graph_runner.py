@@ -43,6 +43,7 @@ __all__ = (
     "as_tensor",
     "check_call",
     "input_tensors",
+    "is_known",
     "leaf_values",
     "resolve",
     "resolve_allowed",
@@ -207,6 +208,15 @@ def resolve(name: str) -> Callable[..., Any]:
     """
     own = _PYTHON.get(name) or _CHECKED.get(name) or _DIVIDING.get(name)
     return _of_torch(name) if own is None else own
+
+
+def is_known(name: str) -> bool:
+    """Whether ``resolve`` knows an operator."""
+    try:
+        resolve(name)
+    except UnsafeArtifact:
+        return False
+    return True
 
 
 def _of_torch(name: str) -> Callable[..., Any]:

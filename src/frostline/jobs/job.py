@@ -504,7 +504,12 @@ class Job(JobTable):
         make = partial(self._unguarded, batch_size, options)
         if self._watch is None:
             return make()
-        guard = _PassGuard(generations=lambda: self._generation, unguarded=make, begin=self._require_unchanged)
+        guard = _PassGuard(
+            generations=lambda: self._generation,
+            unguarded=make,
+            begin=self._require_unchanged,
+            end=lambda: None if self._watch is None else self._watch.end(),
+        )
         return guard.make()
 
     def _transformed(self, transform: Declared, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -541,6 +546,7 @@ class _PassGuard:
     generations: Callable[[], int]
     unguarded: Callable[[], ArrayLoader]
     begin: Callable[[], Callable[[], None]]
+    end: Callable[[], None]
 
     @property
     def generation(self) -> int:

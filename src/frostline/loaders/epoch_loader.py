@@ -73,6 +73,9 @@ class PassGuard(Protocol):
             NetworkChanged: Something has; the sentence says what.
         """
 
+    def end(self) -> None:
+        """Look again as a pass has come to its end; raises as ``begin``."""
+
 
 class LoaderSpec(Protocol):
     """Makes the same loader again, in the process that calls it."""
@@ -580,6 +583,8 @@ class ArrayLoader:
                     handed.positions.append(given)
                 yield batch if self._change is None else self._change(batch, self.view)
                 waiting = time.perf_counter()
+            if self._guard is not None:
+                self._guard.end()
             if self._ranks.workers == 1:  # else others may not be as far
                 handed.progress = Progress(len(self._order))
         finally:

@@ -5,6 +5,10 @@ network is looked at; the first thing that is another one now is named in one se
 object is another one, values are compared, so that the same weights loaded again are no change.
 """
 
+import math
+import os
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +41,9 @@ _READ_BYTES = 1 << 30
 _ROW_WORDS = 1021
 # In eval mode these change nothing; Lightning's callbacks set the second one of what they freeze.
 _IDLE = ("momentum", "track_running_stats", "training")
+# Shares of the time that runs on two rows may take, by when they are made, and what is quick enough for any time.
+_SHARES = {"begin": 0.03, "end": 0.03, "step": 0.01}
+_QUICK_S = 0.05
 _PLAIN = (bool, int, float, str, type(None), tuple)
 
 
@@ -50,6 +57,9 @@ class Reads(Protocol):
 
     def changed_read(self) -> str | None:
         """One of these that changes what lies before the frost line by its value now, in words."""
+
+    def makes_the_same(self, *, is_moved: bool = False) -> bool:
+        """Whether the network makes the same features at the frost line, but for other kernels where it was moved."""
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -116,6 +126,10 @@ class _Seen:
         """The tensor that stands in its place now."""
         found = self.table.get(self.name)
         return found if isinstance(found, torch.Tensor) else None
+
+
+def _laid(tensor: torch.Tensor) -> tuple[torch.device, tuple[int, ...]]:
+    return tensor.device, tensor.stride()
 
 
 def _about(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
@@ -240,6 +254,9 @@ class FrozenWatch:
             if not parameter.requires_grad and id(parameter) not in own
         ]
         self._quick = self._counted()
+        self._laid = [_laid(seen.tensor) for seen in self._seen]
+        self._thread, self._took_s = (os.getpid(), threading.get_ident()), math.inf
+        self._tried_at = dict.fromkeys(_SHARES, -math.inf)
         self.release: Callable[[], None] = (lambda: None) if guard is None else guard()
 
     def retire(self) -> None:
@@ -260,6 +277,15 @@ class FrozenWatch:
             if table.get(name) is not tensor or tensor._version != version or tensor.requires_grad:  # noqa: SLF001
                 self._look_at_all()
                 return
+        self._try("step")
+
+    def end(self) -> None:
+        """Look at what code reads of Python once more, as a pass has come to its end.
+
+        Raises:
+            NetworkChanged: The frozen part is another one.
+        """
+        self._try("end")
 
     def begin(self) -> None:
         """Look at everything, values among it, as before a pass.
@@ -278,6 +304,29 @@ class FrozenWatch:
         for path, parameter in self._others:
             if parameter.requires_grad:
                 raise NetworkChanged(f"parameter {path!r} is trained now: {_REMEDY}")
+        self._try("begin")
+
+    def _try(self, when: str) -> None:
+        """Run the network up to the frost line on two rows, unless that would take more than its share of the time.
+
+        So whatever its code reads is noticed: a global variable, a configuration, an object of another kind.
+        """
+        if not isinstance(self._head, Reads) or self._thread != (os.getpid(), threading.get_ident()):
+            return  # another thread may be running it; a forked process cannot
+        started = time.perf_counter()
+        is_due = (started - self._tried_at[when]) * _SHARES[when] >= self._took_s
+        if not is_due and (when == "step" or self._took_s > _QUICK_S):
+            return
+        is_moved = [_laid(tensor) for seen in self._seen if (tensor := seen.here) is not None] != self._laid
+        computed_s = time.thread_time()
+        is_same = self._head.makes_the_same(is_moved=is_moved)
+        self._tried_at[when] = started
+        self._took_s = min(self._took_s, time.thread_time() - computed_s)  # a pause once is no reason to look rarely
+        if not is_same:
+            raise NetworkChanged(
+                "the frozen layers give something else than when the job was made, by what their code reads of Python, "
+                f"such as a global variable, a configuration or an object: {_REMEDY}"
+            )
 
     def _see(self, kind: str, path: str, table: Mapping[str, Any], name: str, tensor: torch.Tensor) -> _Seen:
         return _Seen(

@@ -46,7 +46,7 @@ from frostline.models.modules import (
 )
 from frostline.models.skipping import Unsteady
 from frostline.models.trace_cache import trace
-from frostline.models.tracing import UNFIT, cast_inputs, device_of, kept_buffers, kept_draws, run_whole
+from frostline.models.tracing import UNFIT, cast_inputs, device_of, kept_draws, run_whole
 
 __all__ = (
     "ChainedModule",
@@ -488,7 +488,7 @@ def _holds(model: nn.Module, prefix: Prefix, texts: torch.Tensor) -> bool:
     last = prefix.cuts[-1]
     if not bucketed.takes(last.number):
         return False
-    with torch.no_grad(), modes(model, all_in_eval(model)), kept_buffers(model):
+    with torch.no_grad(), modes(model, all_in_eval(model)):
         padded = run_whole(model, [texts])
         bare = [run_whole(model, [row[None, :, : int(row[1].sum())]])[0] for row in texts]
         if not all(_is_close(own, other) for own, other in zip(bare, padded, strict=True)):

@@ -43,7 +43,6 @@ from frostline.models.tracing import (
     are_close,
     cast_inputs,
     device_of,
-    kept_buffers,
     kept_draws,
     observe_run,
     run_whole,
@@ -367,7 +366,7 @@ class SkippingHead(Head):
             harmless = self._harmless.get((path, name), ())
             if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
                 continue
-            if not self._makes_the_same():
+            if not self.makes_the_same():
                 whose = f"module {path!r}" if path else "the network"
                 return (
                     f"attribute {name!r} of {whose}, which its frozen layers read, was changed since the job was made"
@@ -375,16 +374,20 @@ class SkippingHead(Head):
             self._harmless[path, name] = (*harmless, now)
         return None
 
-    def _makes_the_same(self) -> bool:
-        """Whether the network still makes what the frozen part makes, in the modes in which it is trained."""
+    def makes_the_same(self, *, is_moved: bool = False) -> bool:
+        """Whether the network still makes what the frozen part makes, in the modes in which it is trained.
+
+        Args:
+            is_moved: allow for other kernels, since its tensors are elsewhere or lie otherwise than when it was cut.
+        """
         model = self._model[0]
         device = device_of(model)
         batch = random_batch(self._inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
+        flags = {path: self._flags.get(path, module.training) for path, module in model.named_modules()}
         try:
-            with kept_draws(), modes(model, self._flags), torch.no_grad(), kept_buffers(model):
-                return makes_same_features(
-                    model, self._plan, cast_inputs(model, batch), _features(self._part, batch, device)
-                )
+            with kept_draws(), modes(model, flags), torch.no_grad(), torch.autocast(device.type, enabled=False):
+                features = _features(self._part, batch, device)
+                return makes_same_features(model, self._plan, cast_inputs(model, batch), features, is_moved=is_moved)
         except UNFIT:
             return False
 
@@ -443,13 +446,13 @@ def skipping_head(
     device = device_of(model)
     batch = random_batch(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
     try:
-        with modes(model, flags), torch.no_grad(), kept_buffers(model):
+        with modes(model, flags), torch.no_grad():
             features = _features(part, batch, device)
             plan = plan_of(model, cast_inputs(model, batch), features)
         if plan is None:
             return None
         for training in (flags, all_in_eval(model)):
-            with modes(model, training), kept_buffers(model):
+            with modes(model, training):
                 written = written_activations(model, plan, inputs, features)
             plan = replace(plan, written=plan.written | written)
     except UNFIT:

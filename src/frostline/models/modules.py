@@ -6,14 +6,19 @@ Records a forward pass: which modules it runs, one in another and in order, and 
 """
 
 import operator
+import random
 import sys
+import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -35,6 +40,8 @@ __all__ = (
     "is_guard",
     "is_same_plain",
     "is_split",
+    "kept_buffers",
+    "laid_out",
     "lone_parameters",
     "memory_order",
     "modes",
@@ -144,7 +151,9 @@ _CONTAINERS = (dict, OrderedDict, list, set)
 
 @contextmanager
 def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
-    """Set the modules' modes, and put these and all other attributes back.
+    """Set the modules' modes, and put these, all other attributes and the values of buffers back.
+
+    What the user's own code reaches beside them is put back too (see ``_Outside``).
 
     Flags are set one by one, whatever ``train()`` overrides may do beside. A forward pass may leave things in a module
     (a cache of what it worked out, a buffer that was replaced); where it was only a trace, they are not even real.
@@ -153,16 +162,34 @@ def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
         model: any network.
         training: the mode by module path: whether it is to be in train mode.
     """
-    kept = [(vars(module), _attributes(module)) for module in model.modules()]
+    kept, outside = [(vars(module), _attributes(module)) for module in model.modules()], _Outside(model)
+    with kept_buffers(model):
+        try:
+            for path, module in model.named_modules():
+                module.training = training[path]
+            yield
+        finally:
+            for attributes, before in kept:
+                for name in attributes.keys() - {name for name, _, _ in before}:
+                    del attributes[name]
+                attributes.update((name, _restored(value, content)) for name, value, content in before)
+            outside.restore()
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Put the buffers and their values back at the end, whatever a run made of them."""
+    kept = [
+        (*path.rpartition("."), buffer, buffer.clone()) for path, buffer in model.named_buffers(remove_duplicate=False)
+    ]
     try:
-        for path, module in model.named_modules():
-            module.training = training[path]
         yield
     finally:
-        for attributes, before in kept:
-            for name in attributes.keys() - {name for name, _, _ in before}:
-                del attributes[name]
-            attributes.update((name, _restored(value, content)) for name, value, content in before)
+        with torch.no_grad():
+            for owner, _, name, buffer, before in kept:
+                if not (buffer.is_meta or torch.equal(buffer, before)):
+                    buffer.copy_(before)
+                setattr(model.get_submodule(owner), name, buffer)
 
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -311,6 +338,100 @@ def all_in_eval(model: nn.Module) -> dict[str, bool]:
 def _attributes(module: nn.Module) -> list[tuple[str, Any, Any]]:
     """Name, value, and a shallow copy of the value where it is a plain container."""
     return [(name, value, value.copy() if type(value) in _CONTAINERS else None) for name, value in vars(module).items()]
+
+
+class _Outside:
+    """What the user's own code reaches and may change that is no module's: put back behind each trial of a network.
+
+    Global variables and those of enclosing functions, containers, attributes of objects, and generators of random
+    numbers, as far as functions of the modules name them. Code of installed packages is not followed.
+
+    Args:
+        model: any network.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._undo: list[Callable[[], object]] = []
+        self._seen: set[int] = set()
+        kinds = {base for module in model.modules() for base in type(module).__mro__ if _is_users(base)}
+        todo = [function for kind in kinds for function in vars(kind).values()]
+        for module in model.modules():
+            todo += [value for name, value in vars(module).items() if name not in _OWN or "hooks" in name]
+        while todo:
+            value = todo.pop()
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                todo.extend(self._keep(value))
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for undo in self._undo:
+            undo()
+
+    def _keep(self, value: Any) -> list[Any]:
+        """Remember a value as it is; what it leads to."""
+        if isinstance(value, FunctionType):
+            return self._keep_of_function(value) if _is_own_file(value.__code__.co_filename) else []
+        if isinstance(value, MethodType):
+            return [value.__func__, value.__self__]
+        if isinstance(value, partial):
+            return [value.func, *value.args, *value.keywords.values()]
+        if (states := _GENERATORS.get(type(value))) is not None:
+            self._undo.append(partial(states[1], value, states[0](value)))
+        elif type(value) in _CONTAINERS and len(value) <= _ITEMS:
+            self._undo.append(partial(_restored, value, value.copy()))
+            return [*(value.values() if isinstance(value, dict) else value)]
+        elif not isinstance(value, nn.Module) and _is_users(type(value)) and hasattr(value, "__dict__"):
+            own = vars(value)
+            self._undo.append(partial(_restored, own, own.copy()))
+            return [*own.values(), *(item for item in vars(type(value)).values() if isinstance(item, FunctionType))]
+        return []
+
+    def _keep_of_function(self, function: FunctionType) -> list[Any]:
+        own = function.__globals__
+        named = {name: own[name] for name in _names_of(function.__code__) if name in own}
+        plain = {name: value for name, value in named.items() if isinstance(value, _PLAIN)}
+        self._undo.append(partial(own.update, plain))
+        cells = [cell for cell in function.__closure__ or () if _is_filled(cell)]
+        self._undo.extend(partial(setattr, cell, "cell_contents", cell.cell_contents) for cell in cells)
+        return [*named.values(), *(cell.cell_contents for cell in cells)]
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    """Names that a function reads and writes, those of functions in it too."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_of(inner)
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _is_users(kind: type) -> bool:
+    """Whether a class is the user's own, and not one of an installed package."""
+    return _is_own_file(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+
+
+@cache
+def _is_own_file(path: str) -> bool:
+    return bool(path) and not path.startswith(("<frozen", *_INSTALLED))
+
+
+_INSTALLED = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+_GENERATORS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
+    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+    random.Random: (random.Random.getstate, random.Random.setstate),
+    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
+    np.random.Generator: (
+        lambda generator: generator.bit_generator.state,
+        lambda generator, state: setattr(generator.bit_generator, "state", state),
+    ),
+}
 
 
 def _restored(value: Any, content: Any) -> Any:
@@ -487,6 +608,20 @@ class FeaturesGuard:
 def is_guard(hook: object) -> bool:
     """Whether a hook is a ``FeaturesGuard``, which changes nothing that a network computes."""
     return isinstance(hook, FeaturesGuard)
+
+
+def laid_out(feature: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> torch.Tensor | None:
+    """A copy of an activation in the shape and memory order of the network's own tensor; None where it does not fit.
+
+    What crosses is contiguous: it shows the network's tensor in the order of its memory, or in that of its dimensions.
+    """
+    across = [shape[dim] for dim in order]
+    if tuple(order) != tuple(range(len(order))) and order[0] == 0 and list(feature.shape) == across:
+        return feature.clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
+    if feature.numel() != torch.Size(shape).numel() or feature.shape[:1] != torch.Size(shape)[:1]:
+        return None
+    own = feature.reshape(tuple(shape))
+    return own.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:

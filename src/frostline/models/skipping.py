@@ -21,7 +21,7 @@ from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
-from frostline.models.modules import inverse_order, memory_order, plain_copy, watch_reads, with_forwards
+from frostline.models.modules import inverse_order, laid_out, memory_order, plain_copy, watch_reads, with_forwards
 from frostline.models.tracing import cast_specs
 
 __all__ = (
@@ -336,20 +336,6 @@ def _staying(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     return (args[0], *(kept or ([] if kwargs else [args[0].known.dtype]))), kwargs
 
 
-def _laid(feature: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> torch.Tensor | None:
-    """A copy of an activation in the shape and memory order of the network's own tensor; None where it does not fit.
-
-    What crosses is contiguous: it shows the network's tensor in the order of its memory, or in that of its dimensions.
-    """
-    across = [shape[dim] for dim in order]
-    if tuple(order) != tuple(range(len(order))) and order[0] == 0 and list(feature.shape) == across:
-        return feature.clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
-    if feature.numel() != torch.Size(shape).numel() or feature.shape[:1] != torch.Size(shape)[:1]:
-        return None
-    own = feature.reshape(tuple(shape))
-    return own.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
-
-
 def _given(
     plan: SkipPlan, placement: _Placement, features: Sequence[torch.Tensor], shape: Sequence[int]
 ) -> torch.Tensor | None:
@@ -359,7 +345,7 @@ def _given(
     fits = feature.shape[:1] == torch.Size(shape)[:1] and feature.numel() == torch.Size(shape).numel()
     # Of an inference tensor nobody would see that something is written.
     if not (lies and fits) or feature.is_inference() or placement.tensor in plan.written:
-        return _laid(feature, shape, order)
+        return laid_out(feature, shape, order)
     return feature.detach().view(tuple(shape))
 
 
@@ -450,16 +436,22 @@ def _run_on(
 
 
 def makes_same_features(
-    model: nn.Module, plan: SkipPlan, batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]
+    model: nn.Module,
+    plan: SkipPlan,
+    batch: Sequence[torch.Tensor],
+    features: Sequence[torch.Tensor],
+    *,
+    is_moved: bool = False,
 ) -> bool:
-    """Whether a network makes these features at the frost line; see ``plan_of``."""
+    """Whether a network makes these features at the frost line, by other kernels where its tensors were moved."""
     with suppress(Unsteady):
-        _reads_again(model, plan, batch, features, {})
+        _run_to_the_line(model, plan, batch, features, _ERROR_OF_MOVED if is_moved else _ERRORS[-1])
         return True
     return False
 
 
 _OTHER = "its frozen layers give something else in the next run, by what their code keeps in Python"
+_ERROR_OF_MOVED = 5e-2  # in 16 bits, or on a device that multiplies in fewer
 _UNKNOWN = object()
 
 
@@ -474,31 +466,39 @@ def _reads_again(
 
     What the first run has set, as transformers notes that its hooks are there, is the network's own and left out.
     """
-    if plan.placements[-1].operation < 0:
-        return ()
-    places = {(placement.operation, placement.result): placement for placement in plan.placements}
     paths = {id(module): path for path, module in model.named_modules()}
     first: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
-
-    def placed(place: int, number: int, _: str, value: torch.Tensor) -> torch.Tensor | None:
-        placement = places.pop((place, number), None)
-        if placement is None:
-            return None
-        laid = _laid(features[placement.tensor], value.shape, placement.order)
-        if laid is None or not _is_close(laid, value, _ERRORS[-1]):
-            raise Unsteady(_OTHER)
-        if not places:
-            raise _Reached
-        return value.clone()
 
     def read(module: nn.Module, name: str, value: Any) -> None:
         first.setdefault((id(module), name), (module, value))
 
     with watch_reads(model, read):
-        _run_on(model, batch, placed)
+        _run_to_the_line(model, plan, batch, features, _ERRORS[-1])
+    return tuple(_steady(first, paths, before, plan.idle))
+
+
+def _run_to_the_line(
+    model: nn.Module, plan: SkipPlan, batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor], error: float
+) -> None:
+    """Run a network up to the frost line; raises ``Unsteady`` where it makes other features there."""
+    places = {(placement.operation, placement.result): placement for placement in plan.placements}
+    if plan.placements[-1].operation < 0:
+        return
+
+    def placed(place: int, number: int, _: str, value: torch.Tensor) -> torch.Tensor | None:
+        placement = places.pop((place, number), None)
+        if placement is None:
+            return None
+        laid = laid_out(features[placement.tensor], value.shape, placement.order)
+        if laid is None or not _is_close(laid, value, error):
+            raise Unsteady(_OTHER)
+        if not places:
+            raise _Reached
+        return value.clone()
+
+    _run_on(model, batch, placed)
     if places:
         raise Unsteady(_OTHER)
-    return tuple(_steady(first, paths, before, plan.idle))
 
 
 def _steady(
@@ -531,7 +531,7 @@ def _recognised(
     order = memory_order(value)
     for tensor, feature in enumerate(features):
         if feature.dtype == value.dtype and feature.numel() == value.numel():
-            laid = _laid(feature, value.shape, order)
+            laid = laid_out(feature, value.shape, order)
             if laid is not None and _is_close(laid, value, error):
                 placement = _Placement(operation=place, result=number, name=name, tensor=tensor, order=order)
                 found.append((placement, value.clone()))

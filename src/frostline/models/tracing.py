@@ -38,10 +38,10 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure, tree_unfl
 from frostline.core import Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.errors import ModelError, NotTraceable
 from frostline.core.graph import Argument
-from frostline.engines.graph_runner import Runner
+from frostline.engines.graph_runner import Runner, is_known
 from frostline.engines.machine import compute_slot, trace_slot
 from frostline.models.graph import replace_values, substitute
-from frostline.models.modules import modes, random_batch, zeros
+from frostline.models.modules import kept_buffers, modes, random_batch, zeros
 from frostline.preprocess.steps import InputPlace, unpack_inputs
 
 __all__ = (
@@ -56,7 +56,6 @@ __all__ = (
     "draws_elsewhere",
     "export",
     "has_several_parts",
-    "kept_buffers",
     "kept_draws",
     "observe_run",
     "run_whole",
@@ -277,9 +276,15 @@ def export(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[
                 model, example, strict=False, dynamic_shapes=_open_batches(model, len(example))
             )
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise NotTraceable(f"torch.export cannot trace {type(model).__name__}: {_why(error)}") from error
+        raise NotTraceable(f"{_CANNOT} {type(model).__name__}: {_why(error)}") from error
     traced = _Reader(program, len(example)).read(training)
+    for node in traced.graph.nodes:
+        if not is_known(node.op):  # torch.export has put in what it checks of a size that only a run can tell
+            raise NotTraceable(f"{_CANNOT} {type(model).__name__}: {_BY_VALUES}")
     return replace(traced, graph=_with_casts(model, traced.graph, inputs))
+
+
+_CANNOT, _BY_VALUES = "torch.export cannot trace", "its code decides by the values of a tensor"
 
 
 def _open_batches(model: nn.Module, inputs: int) -> tuple[Any, ...]:
@@ -293,7 +298,7 @@ def _open_batches(model: nn.Module, inputs: int) -> tuple[Any, ...]:
 def _why(error: BaseException) -> str:
     """The reason in one line, in the words of whoever wrote the network."""
     if isinstance(error, GuardOnDataDependentSymNode):
-        return "its code decides by the values of a tensor"
+        return _BY_VALUES
     first = str(error).strip().partition("\n")[0].partition(". ")[0]
     if first.startswith("Constraints violated (batch)"):
         return "its code decides by the size of the batch"
@@ -582,7 +587,7 @@ def draws_elsewhere(model: nn.Module, inputs: Sequence[TensorSpec], training: Ma
     batch = random_batch(inputs, _ROWS, torch.Generator().manual_seed(_SEED), device_of(model))
     states = np.random.get_state(), getstate()
     try:
-        with modes(model, training), torch.no_grad(), kept_buffers(model):
+        with modes(model, training), torch.no_grad():
             first, second = (_drawn(model, batch) for _ in range(2))
     except UNFIT:
         return False
@@ -647,18 +652,6 @@ def kept_draws() -> Iterator[None]:
     finally:
         np.random.set_state(numpys)
         random_of_python.setstate(pythons)
-
-
-@contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Put the buffers back at the end, whatever a run made of them."""
-    buffers = [(*path.rpartition("."), buffer, buffer.clone()) for path, buffer in model.named_buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for owner, _, name, buffer, before in buffers:
-                setattr(model.get_submodule(owner), name, buffer.copy_(before))
 
 
 def are_same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
