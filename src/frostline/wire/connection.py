@@ -22,6 +22,7 @@ import numpy as np
 
 from frostline.core.config import TlsFiles
 from frostline.core.errors import FrostlineError, NodeUnreachable, Refused, SettingError, Untrusted
+from frostline.core.system import crc32
 from frostline.wire.tls import FollowedContext, client_context
 
 __all__ = (
@@ -115,7 +116,7 @@ class LinkMeter:
     @contextmanager
     def body(self, sock: socket.socket | None, nbytes: int) -> Iterator[None]:
         """While a body of so many bytes is read from a connection."""
-        if sock is None or nbytes - _lying(sock) < _LARGE:
+        if sock is None or nbytes < _LARGE or nbytes - _lying(sock) < _LARGE:
             yield
             return
         self._change(1)
@@ -466,6 +467,8 @@ _MAX_JSON = 64 << 20
 _ASKED_FIRST = 1 << 20
 _ASKED_WITHIN_S = 20.0
 _MAX_LINE = 1 << 20
+# Of an answer that are read and then taken into its checksum: they are in the processor's cache still.
+_SUMMED_AT_ONCE = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -507,6 +510,12 @@ class Exchange:
         self._response: HTTPResponse | None = None
         self._is_broken_off = False
         self._is_sent = False
+        self._checksum = 0
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of all bytes that ``read`` gave."""
+        return self._checksum
 
     def send(self, message: Message) -> int:
         """Send a request and return the status of its answer.
@@ -547,9 +556,11 @@ class Exchange:
         filled = 0
         with self._translated(), self._reading(nbytes):
             try:
-                while filled < nbytes and (got := self._answer.readinto(view[filled:])):
+                while filled < nbytes and (got := self._answer.readinto(view[filled : filled + _SUMMED_AT_ONCE])):
+                    self._checksum = crc32(view[filled : filled + got], self._checksum)
                     filled += got
             except http.client.IncompleteRead as error:
+                self._checksum = crc32(error.partial, self._checksum)
                 filled += len(error.partial)
         return view[:filled]
 
