@@ -753,7 +753,7 @@ def _send_all(connection: Connection, message: Message, headers: Mapping[str, st
 
 
 def _is_a_bit_apart(said: str, expected: str) -> bool:
-    bits = [(ord(one) ^ ord(other)).bit_count() for one, other in zip(said, expected, strict=False)]
+    bits = [(ord(got) ^ ord(wanted)).bit_count() for got, wanted in zip(said, expected, strict=False)]
     return len(said) == len(expected) and sum(bits) == 1
 
 
