@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import socket
 import threading
 from contextlib import ExitStack, closing, contextmanager
@@ -11,13 +12,13 @@ import pytest
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable, SettingError
+from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable, SettingError, Unavailable
 from frostline.core.system import crc32
 from frostline.node import Node
 from frostline.node.http.server import listen
 from frostline.wire.connection import Connections, Exchange, Message
 from frostline.wire.messages import CHECKSUM_HEADER
-from support.nodes import is_idle, make_images, request, samples_of, served, until
+from support.nodes import is_idle, joined, make_images, request, same, samples_of, served, until
 from support.peers import read_request
 
 
@@ -52,6 +53,102 @@ def answering(*answers):
         for peer in silent:
             peer.close()
         listening.close()
+
+
+@contextmanager
+def replaying():
+    """A peer that answers each request with what ``answers[0]`` holds then, and keeps the connection open."""
+    listening, answers, peers, serving = listen("127.0.0.1", 0), [b""], [], []
+
+    def answer(peer):
+        read_request(peer)
+        peer.sendall(answers[0])
+
+    def serve():
+        while True:
+            peer, _ = listening.accept()
+            if not answers:
+                return peer.close()
+            peers.append(peer)
+            serving.append(threading.Thread(target=answer, args=(peer,)))
+            serving[-1].start()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", answers
+    finally:
+        answers.clear()
+        socket.create_connection(listening.getsockname()).close()
+        for one in [thread, *serving]:
+            one.join(60)
+        for peer in [*peers, listening]:
+            peer.close()
+
+
+def recorded(url, method, path, body=b""):
+    """The bytes of a node's answer."""
+    host, port = url.removeprefix("http://").split(":")
+    says = (
+        f"{method} {path} HTTP/1.1",
+        f"Host: {host}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    )
+    head = "".join(f"{line}\r\n" for line in (*says, ""))
+    with socket.create_connection((host, int(port)), 60) as peer:
+        peer.sendall(head.encode() + body)
+        answer = peer.recv(1 << 16)
+        while b"chunked" in answer and not answer.endswith(b"\r\n0\r\n\r\n"):
+            answer += peer.recv(1 << 16)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def recorded_answers(tmp_path_factory):
+    """Answers of a node, with the question and the value that it has."""
+    images = make_images(tmp_path_factory.mktemp("images"), 3)
+    wanted = request(images, 1, side=4)
+    with Node(NodeSettings(memory_bytes=64 << 20, trial_s=0), (images.as_uri(),)) as node, served(node) as url:
+        features = recorded(url, "POST", "/v1/features", json.dumps(wanted.to_json()).encode())
+        health = recorded(url, "GET", "/v1/health")
+        expected = joined(node.features(wanted))
+        return {
+            "features": (features, lambda transport: same(joined(transport.features(wanted)), expected)),
+            "health": (
+                health,
+                lambda transport: transport.health().to_json() == json.loads(health.partition(b"\r\n\r\n")[2]),
+            ),
+        }
+
+
+@pytest.mark.promise("intact", mended="a flipped bit in a length was waited for until the deadline")
+@pytest.mark.parametrize("kind", ["features", "health"])
+def test_a_bit_flipped_anywhere_in_an_answer_leaves_the_right_value_or_is_asked_again(
+    recorded_answers, kind, monkeypatch
+):
+    """Also in its head, in the lengths of its chunks and in their ends; nothing waits for the deadline of 1,000 s."""
+    monkeypatch.setattr("frostline.wire.connection._REST_S", 0.1)
+    monkeypatch.setattr("frostline.wire.connection._END_S", 0.1)
+    answer, is_right = recorded_answers[kind]
+    head = 8 * (answer.index(b"\r\n\r\n") + 12)
+    draw = random.Random(kind)
+    bits = [*draw.sample(range(head), 100), *draw.sample(range(head, 8 * len(answer)), 100), *range(head - 80, head)]
+    with replaying() as (url, answers):
+        for bit in bits:
+            damaged = bytearray(answer)
+            damaged[bit // 8] ^= 1 << bit % 8
+            answers[0] = bytes(damaged)
+            with transport_to(url, deadline_s=1_000) as transport:
+                try:
+                    error = None if is_right(transport) else "another value"
+                except Unavailable as raised:
+                    error = raised
+                counted = transport.statistics()
+            assert error is None or url in str(error), f"bit {bit}"
+            assert (counted.failures, counted.damaged) == (error is not None, isinstance(error, AnswerDamaged)), (
+                f"bit {bit}"
+            )
 
 
 def transport_to(url, **settings):

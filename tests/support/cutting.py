@@ -28,7 +28,7 @@ def sent(tensors):
     """The tensors after they went over the wire."""
     encoder = Encoder()
     batch = FeatureBatch(ids=torch.arange(len(tensors[0])).numpy(), tensors=tuple(tensor.numpy() for tensor in tensors))
-    body = b"".join(bytes(part) for part in [*encoder.encode(batch), *encoder.finish()])
+    body = b"".join(bytes(part) for part in [*encoder.encode(batch), encoder.finish()])
     [arrived] = decode(_Body(body))
     return [torch.from_numpy(tensor.copy()) for tensor in arrived.tensors]
 

@@ -478,7 +478,7 @@ class Node(Server):
                 ),
             )
             yield b"".join(map(bytes, encoder.encode(pack(batch, request.codec, request.tolerance))))
-        yield b"".join(map(bytes, encoder.finish()))
+        yield encoder.finish()
 
     def _cannot_read(self, id):
         return id in self._world.bad or self._world.lost.get(id) == self.address

@@ -179,7 +179,7 @@ STEP = 32 * KB
 def stream_of(rows):
     batch = FeatureBatch(ids=np.arange(rows), tensors=(np.zeros((rows, 8 * KB), np.float32),))
     encoder = Encoder()
-    return b"".join([*encoder.encode(batch), *encoder.finish()])
+    return b"".join([*encoder.encode(batch), encoder.finish()])
 
 
 class Pace:

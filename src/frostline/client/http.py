@@ -277,11 +277,6 @@ class HttpTransport:
         """The address of the node."""
         return self._url
 
-    def count_damaged(self) -> None:
-        """Count an answer that did not come as it was sent."""
-        with self._lock:
-            self._damaged += 1
-
     def health(self) -> Health:
         """See ``Transport``."""
         found = _value(Health.from_json, self._exchange_json(self._message("GET", "/v1/health")), self._url)
@@ -361,16 +356,17 @@ class HttpTransport:
     def count_requests(self, *, requests: int = 0) -> Iterator[None]:
         """Count requests, and the failure where there is one, and the seconds until it has ended."""
         started = time.perf_counter()
-        failures = 0
+        failures = damaged = 0
         try:
             yield
-        except FrostlineError:
-            failures = 1
+        except FrostlineError as error:
+            failures, damaged = 1, int(isinstance(error, AnswerDamaged))
             raise
         finally:
             with self._lock:
                 self._requests += requests
                 self._failures += failures
+                self._damaged += damaged
                 self._receive_s += time.perf_counter() - started
 
     @property
@@ -426,7 +422,7 @@ class HttpResponse(ResponseStream):
         if is_first:
             status = self._exchange.send(self._message)
             if status != _OK:
-                raise self._said(error_from_answer(status, self._exchange.read_all()))
+                raise self._said(self._refusal(status))
             self._exchange.require(MEDIA_TYPE)
             self._batches = decode(self._exchange)
         try:
@@ -441,10 +437,15 @@ class HttpResponse(ResponseStream):
                 error = AnswerDamaged(f"what came from {self._transport.url} is damaged: {error}")
             raise self._said(error) from None
 
+    def _refusal(self, status: int) -> FrostlineError:
+        if self._exchange.is_of(MEDIA_TYPE):  # a refusal is JSON: these are features under a status that was flipped
+            self._exchange.break_off()
+            self._exchange.end()
+            return AnswerDamaged(f"what came from {self._transport.url} is damaged: features of status {status}")
+        return error_from_answer(status, self._exchange.read_all())
+
     def _said(self, error: FrostlineError) -> FrostlineError:
-        """The error with the name of the node that told it, counted where an answer or its request came damaged."""
-        if isinstance(error, AnswerDamaged):
-            self._transport.count_damaged()
+        """The error with the name of the node that told it."""
         if self._transport.url not in str(error):
             error.args = (f"{error} (said by {self._transport.url})",)
         return error

@@ -14,14 +14,16 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from http.client import HTTPException, HTTPResponse, RemoteDisconnected
+from http.client import HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from frostline.core.config import TlsFiles
-from frostline.core.errors import FrostlineError, NodeUnreachable, Refused, SettingError, Untrusted
+from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable, Refused, SettingError, Untrusted
+from frostline.core.system import crc32
+from frostline.wire.messages import CHECKSUM_HEADER, answer_checksum
 from frostline.wire.tls import FollowedContext, client_context
 
 __all__ = (
@@ -117,7 +119,7 @@ class LinkMeter:
     @contextmanager
     def body(self, sock: socket.socket | None, nbytes: int) -> Iterator[None]:
         """While a body of so many bytes is read from a connection."""
-        if sock is None or nbytes - _lying(sock) < self._telling_bytes():
+        if sock is None or nbytes < _SMALL or nbytes - _lying(sock) < self._telling_bytes():
             yield
             return
         self._change(1)
@@ -280,6 +282,19 @@ class Connection(http.client.HTTPConnection):
         """Bear a longer silence, once it is connected; None for the connection's own deadline again."""
         if self.sock is not None:
             self.sock.settimeout(self._deadline_s if silence_s is None else max(silence_s, self._deadline_s))
+
+    def expect_rest(self, *, is_begun: bool = True) -> None:
+        """Bear only a short silence where an answer has begun, and what waits for nobody is to come.
+
+        A bit that was flipped in a length has its reader wait for bytes that nobody sends.
+        """
+        if self.sock is not None:
+            self.sock.settimeout(min(_REST_S, self._deadline_s) if is_begun else self._deadline_s)
+
+    def wait_for_answer(self) -> None:
+        """Wait until an answer begins, whose head is there then."""
+        if isinstance(self.sock, _CountedSocket | _CountedTls) and self.sock.peek(1):
+            self.expect_rest()
 
     def is_body_wanted(self, longest_s: float) -> bool:
         """Whether the node goes on with a request whose head asked whether to (RFC 9110, section 10.1.1).
@@ -473,6 +488,15 @@ _MAX_JSON = 64 << 20
 _ASKED_FIRST = 1 << 20
 _ASKED_WITHIN_S = 20.0
 _MAX_LINE = 1 << 20
+# Seconds without a byte where an answer has begun: the node has sent all of its head, or of a batch, at once.
+_REST_S = 10.0
+# What ends an answer is there with its last bytes.
+_END_S = 1.0
+# Arrow reads of each message first so many bytes. A node may compute before them, but not before those of the first,
+# which it sends with the head.
+_BEGINNING_BYTES = 8
+# Of an answer that are read and then taken into its checksum: they are in the processor's cache still.
+_SUMMED_AT_ONCE = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -514,6 +538,14 @@ class Exchange:
         self._response: HTTPResponse | None = None
         self._is_broken_off = False
         self._is_sent = False
+        self._has_body = True
+        self._has_read = False
+        self._checksum = 0
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of all bytes that ``read`` gave."""
+        return self._checksum
 
     def send(self, message: Message) -> int:
         """Send a request and return the status of its answer.
@@ -532,16 +564,22 @@ class Exchange:
                     self._connections.drop_idle()
             return self._send(self._connections.make_connection(), message)
 
+    def is_of(self, media_type: str) -> bool:
+        """Whether the answer says that it is of a kind."""
+        return self._answer.getheader("Content-Type", "").partition(";")[0].strip() == media_type
+
     def require(self, media_type: str) -> None:
         """Make sure that the answer is of a kind.
 
         Raises:
             FrostlineError: It is of another, such as that of another service at a node's address.
         """
-        said = self._answer.getheader("Content-Type", media_type)
-        if said.partition(";")[0].strip() != media_type:
+        said = self._answer.getheader("Content-Type", media_type).partition(";")[0].strip()
+        if said != media_type:
             self.break_off()
             self.end()
+            if media_type in said or _is_a_bit_apart(said, media_type):
+                raise AnswerDamaged(f"what came from {self._url} is damaged: it says that it is {said!r}")
             raise FrostlineError(f"what answers at {self._url} is no node: it sends {said[:60]!r}")
 
     def read(self, nbytes: int) -> memoryview:
@@ -553,10 +591,15 @@ class Exchange:
         view = np.empty(nbytes, np.uint8).data
         filled = 0
         with self._translated(), self._reading(nbytes):
+            if self._connection is not None:
+                self._connection.expect_rest(is_begun=nbytes > _BEGINNING_BYTES or not self._has_read)
+                self._has_read = True
             try:
-                while filled < nbytes and (got := self._answer.readinto(view[filled:])):
+                while filled < nbytes and (got := self._answer.readinto(view[filled : filled + _SUMMED_AT_ONCE])):
+                    self._checksum = crc32(view[filled : filled + got], self._checksum)
                     filled += got
-            except http.client.IncompleteRead as error:
+            except IncompleteRead as error:
+                self._checksum = crc32(error.partial, self._checksum)
                 filled += len(error.partial)
         return view[:filled]
 
@@ -574,10 +617,17 @@ class Exchange:
 
         Raises:
             NodeUnreachable: The answer broke off.
+            AnswerDamaged: It is not what was sent, by the checksum that may stand in its head.
         """
+        answer = self._answer
         with self._translated():
-            body = self._answer.read(_MAX_JSON)
+            if self._connection is not None:
+                self._connection.expect_rest()
+            body = answer.read(_MAX_JSON)
         self.end()
+        said = answer.getheader(CHECKSUM_HEADER) if self._has_body else None
+        if said is not None and said != answer_checksum(answer.status, body):
+            raise AnswerDamaged(f"what came from {self._url} is damaged: it has another checksum than it was sent with")
         return body
 
     def end(self) -> None:
@@ -586,7 +636,7 @@ class Exchange:
         self._connection = None
         if connection is None:
             return
-        if response is not None and self._is_sent and not self._is_broken_off and _is_whole(response):
+        if response is not None and self._is_sent and not self._is_broken_off and _is_whole(connection, response):
             self._connections.give_back(connection)
         else:
             connection.close()
@@ -618,14 +668,26 @@ class Exchange:
             self._connection = connection
         headers = {**message.headers, **({} if message.body is None else {"Content-Type": message.media_type})}
         try:
+            connection.wait_up_to(None)
             self._is_sent = _send_all(connection, message, headers)
+            self._has_body = message.method != "HEAD"
             connection.wait_up_to(message.silence_s)
+            if message.body is None or len(message.body) < _ASKED_FIRST:  # else a word of going on has come already
+                connection.wait_for_answer()
             self._response = connection.getresponse()
+            connection.wait_up_to(message.silence_s)
+            self._check_head(self._response)
         except BaseException:
             self._connection = None
             connection.close()
             raise
         return self._response.status
+
+    def _check_head(self, response: HTTPResponse) -> None:
+        """See to it that an answer says where it ends: else it is waited for until the node closes the connection."""
+        is_closed = response.version < 11 or "close" in response.getheader("Connection", "").lower()
+        if response.length is None and not response.chunked and not is_closed:
+            raise AnswerDamaged(f"what came from {self._url} is damaged: its head says no length")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -644,6 +706,8 @@ class Exchange:
         except (HTTPException, OSError) as error:
             self._close()
             why = str(error) or type(error).__name__
+            if isinstance(error, HTTPException) and not isinstance(error, RemoteDisconnected | IncompleteRead):
+                raise AnswerDamaged(f"what came from {self._url} is damaged, or no HTTP: {why[:200]}") from error
             raise NodeUnreachable(f"no connection to the node at {self._url}: {why}") from error
 
     def _close(self) -> None:
@@ -688,9 +752,16 @@ def _send_all(connection: Connection, message: Message, headers: Mapping[str, st
     return is_wanted
 
 
-def _is_whole(response: HTTPResponse) -> bool:
+def _is_a_bit_apart(said: str, expected: str) -> bool:
+    bits = [(ord(got) ^ ord(wanted)).bit_count() for got, wanted in zip(said, expected, strict=False)]
+    return len(said) == len(expected) and sum(bits) == 1
+
+
+def _is_whole(connection: Connection, response: HTTPResponse) -> bool:
     """Nothing is left of an answer, and its connection may carry another."""
     try:
+        if connection.sock is not None:
+            connection.sock.settimeout(_END_S)
         return not response.read(1) and not response.will_close
     except (HTTPException, OSError):
         return False

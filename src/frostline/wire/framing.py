@@ -11,16 +11,18 @@ are packed one by one, a ``large_binary`` each. The batch's custom metadata tell
 stream's for good, a batch that is packed otherwise than the one before it begins another stream: a batch without rows
 says so in the first, which then ends, and the next one follows at once.
 
-Each record batch that carries rows has the CRC-32 of its contents in its custom metadata (``checksum``), so that what
-changed on the way is asked for again.
+Behind each of these batches comes one without rows whose metadata has the CRC-32 of all bytes of the answer before it,
+also of schemas and of what is said beside rows, so that what changed on the way is asked for again. Either side takes
+it of pieces that are in the processor's cache as they are sent and received, which costs least.
 
 The columns of an answer: a batch's arrays as Arrow arrays and back, viewed and not copied.
 """
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -35,7 +37,7 @@ from frostline.wire.codecs import CODECS, Codec
 from frostline.wire.messages import error_from_json, error_to_json
 from frostline.wire.packing import narrowed_dtype, scales
 
-__all__ = ("MEDIA_TYPE", "ByteSource", "Column", "Encoder", "checksum", "columns_of", "contents_of", "decode")
+__all__ = ("MEDIA_TYPE", "PIECE_BYTES", "ByteSource", "Column", "Encoder", "columns_of", "contents_of", "decode")
 
 
 _CODEC = b"frostline.codec"
@@ -217,9 +219,15 @@ def _bytes(column: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 
+PIECE_BYTES = 256 << 10
+"""Of an answer that are sent at once and taken into its checksum at once: small enough for the processor's cache, since
+the server joins each with its frame, which copies it, and large enough that the frame does not matter."""
+
 Part = bytes | memoryview
 
 _CHECKSUM = b"frostline.crc32"
+_CHECKSUM_BYTES = b"frostline.crc32_bytes"
+_DIGITS = b"checksum"  # of CRC-32 in hexadecimal there are as many as letters in this
 _SKIPPED = b"frostline.skipped"
 _FAILURE = b"frostline.failure"
 _ERROR = b"frostline.error"
@@ -231,21 +239,27 @@ _MAX_BYTES = 4 << 30
 class ByteSource(Protocol):
     """Something to read from. Fewer bytes than asked for mean that no more will come."""
 
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of all bytes that it gave."""
+
     def read(self, nbytes: int, /) -> bytes | bytearray | memoryview:
         """Exactly so many bytes, or what was left."""
 
 
 class Encoder:
-    """Turns the batches of one answer into parts to be sent one after the other."""
+    """Turns the batches of one answer into pieces to be sent one after the other, all of one call before the next."""
 
     def __init__(self) -> None:
         self._sink = _Sink()
         self._file = pa.PythonFile(self._sink, "w")
         self._writer: Any = None
         self._schema: Any = None
+        self._message = b""
+        self._checksum = 0
 
-    def encode(self, batch: FeatureBatch) -> list[Part]:
-        """The parts of one batch; they view its arrays, which must not change until they are sent.
+    def encode(self, batch: FeatureBatch) -> Iterator[Part]:
+        """The pieces of one batch; they view its arrays, which must not change until they are sent.
 
         Batches of an answer have the same tensors, also those without rows, and may be packed each in its own way.
         """
@@ -253,37 +267,66 @@ class Encoder:
         self._begin(pa.schema([column.field for column in columns]))
         arrays = [column.array for column in columns]
         skipped = [[sample.id, sample.object, sample.reason, sample.changed] for sample in batch.skipped]
-        metadata = {_SKIPPED: json.dumps(skipped)} if skipped else {}
+        metadata: dict[bytes, str] = {_SKIPPED: json.dumps(skipped)} if skipped else {}
         if batch.error:
             metadata[_ERROR] = json.dumps(batch.error)
-        metadata[_CHECKSUM] = f"{checksum(batch):08x}"
-        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema), custom_metadata=metadata)
-        return self._sink.taken()
+        self._write(pa.record_batch(arrays, schema=self._schema), metadata)
+        return self._pieces(self._sink.taken())
 
-    def fail(self, error: FrostlineError) -> list[Part]:
-        """The parts that tell why the answer ends here, after at least one batch; nothing may follow them."""
+    def fail(self, error: FrostlineError) -> Iterator[Part]:
+        """The pieces that tell why the answer ends here, after at least one batch; nothing may follow them."""
         self._say({_FAILURE: json.dumps(error_to_json(error))})
-        return self._sink.taken()
+        return self._pieces(self._sink.taken())
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> Part:
         """The end mark; without it the answer counts as broken off."""
         assert self._writer is not None, "an answer has at least one batch"
         self._writer.close()
-        return self._sink.taken()
+        return b"".join(self._sink.taken())
+
+    def _pieces(self, parts: Sequence[Part]) -> Iterator[Part]:
+        """What was written, and the checksum of all until then. A short last piece goes with it."""
+        last: Part = b""
+        for part in parts:
+            for start in range(0, len(part), PIECE_BYTES):
+                if last:
+                    yield last
+                last = memoryview(part)[start : start + PIECE_BYTES]
+                self._checksum = crc32(last, self._checksum)
+        said = self._message.replace(_DIGITS, f"{self._checksum:08x}".encode())
+        self._checksum = crc32(said, self._checksum)
+        if len(last) < _MERGED_BELOW:
+            yield b"".join((last, said))
+        else:
+            yield last
+            yield said
 
     def _begin(self, schema: Any) -> None:
         """A stream of that schema, after the one that is being written where that has another."""
         if self._writer is not None:
             if schema.equals(self._schema, check_metadata=True):
                 return
-            self._say({_NEXT: b"1"})
+            self._say({_NEXT: "1"})
             self._writer.close()
-        self._schema = schema
+        self._schema, self._message = schema, _checksum_message(schema)
         self._writer = pa.ipc.new_stream(self._file, schema)
 
-    def _say(self, metadata: dict[bytes, str | bytes]) -> None:
-        empty = pa.RecordBatch.from_pylist([], schema=self._schema)
-        self._writer.write_batch(empty, custom_metadata=metadata)
+    def _say(self, metadata: dict[bytes, str]) -> None:
+        self._write(pa.RecordBatch.from_pylist([], schema=self._schema), metadata)
+
+    def _write(self, batch: Any, metadata: dict[bytes, str]) -> None:
+        self._writer.write_batch(batch, custom_metadata={**metadata, _CHECKSUM_BYTES: str(len(self._message))})
+
+
+@lru_cache(maxsize=64)
+def _checksum_message(schema: Any) -> bytes:
+    """A record batch without rows, as Arrow writes it into a stream of that schema, that says a checksum."""
+    sink, empty = _Sink(), pa.RecordBatch.from_pylist([], schema=schema)
+    with pa.ipc.new_stream(pa.PythonFile(sink, "w"), schema) as writer:
+        writer.write_batch(empty)
+        sink.taken()
+        writer.write_batch(empty, custom_metadata={_CHECKSUM: _DIGITS})
+        return b"".join(sink.taken())
 
 
 def decode(source: ByteSource, *, max_bytes: int = _MAX_BYTES) -> Iterator[FeatureBatch]:
@@ -310,18 +353,33 @@ def decode(source: ByteSource, *, max_bytes: int = _MAX_BYTES) -> Iterator[Featu
                 reader = None
                 continue
             batch = _batch(found.batch, metadata, max_bytes)
+            _verify(watched, metadata, len(found.batch))
         except StopIteration:
             watched.check_whole()
             return
         except (pa.ArrowException, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
             watched.check_whole()
             raise AnswerDamaged(f"the node's answer is no stream of features: {_first_line(error)}") from error
+        if isinstance(batch, FrostlineError):
+            raise batch
         yield batch
 
 
 def _opened(watched: "_Watched") -> Any:
     options = pa.ipc.IpcReadOptions(use_threads=False, ensure_native_endian=False)
     return pa.ipc.open_stream(pa.PythonFile(watched, "r"), options=options)
+
+
+def _verify(source: ByteSource, metadata: dict[bytes, bytes], rows: int) -> None:
+    """Read the message behind a batch, whose bytes its metadata tell, and compare the checksum of all until then.
+
+    Its text is looked for: Arrow would take longer to read it than the checksum of many small samples takes.
+    """
+    nbytes, checksum = int(metadata[_CHECKSUM_BYTES]), source.checksum
+    if not 0 <= nbytes <= _MERGED_BELOW:
+        raise ValueError(f"a checksum of {nbytes} bytes")
+    if f"{checksum:08x}".encode() not in bytes(source.read(nbytes)):
+        raise ValueError(f"a batch of {rows} rows has another checksum than it was sent with")
 
 
 def _end(reader: Any) -> None:
@@ -382,6 +440,10 @@ class _Watched:
         self._has_ended |= len(data) < nbytes
         return data
 
+    @property
+    def checksum(self) -> int:
+        return self._source.checksum
+
     def check_whole(self) -> None:
         if self._has_ended:
             raise NodeUnreachable("the node's answer broke off before its end")
@@ -396,46 +458,14 @@ class _Watched:
         """The source belongs to the caller."""
 
 
-def _batch(found: Any, metadata: dict[bytes, bytes], max_bytes: int) -> FeatureBatch:
+def _batch(found: Any, metadata: dict[bytes, bytes], max_bytes: int) -> FeatureBatch | FrostlineError:
+    """The batch, or the error that ends the answer."""
     if _FAILURE in metadata:
         value = json.loads(metadata[_FAILURE])
-        raise error_from_json(value) or FrostlineError("the node's request failed")
+        return error_from_json(value) or FrostlineError("the node's request failed")
     skipped = tuple(_skipped(load) for load in json.loads(metadata.get(_SKIPPED, b"[]")))
     contents = contents_of(found, max_bytes)
-    batch = FeatureBatch(**contents, skipped=skipped, error=_error(metadata.get(_ERROR, b"0.0")))
-    if int(metadata[_CHECKSUM], 16) != checksum(batch):
-        raise ValueError(f"a batch of {len(batch)} rows has another checksum than it was sent with")
-    return batch
-
-
-def checksum(batch: FeatureBatch) -> int:
-    """CRC-32 of all that a batch says: ids, values with their shapes and types, skipped samples and the error.
-
-    It is of the contents and not of their bytes on the wire, so that both sides take it of arrays as they have them.
-    """
-    said = [float(batch.error), [[sample.id, sample.object, sample.reason, sample.changed] for sample in batch.skipped]]
-    found = crc32(np.ascontiguousarray(batch.ids), crc32(json.dumps(said).encode()))
-    for tensor in batch.tensors:
-        found = _summed(tensor, found)
-    for packed in batch.packed:
-        found = crc32(f"{packed.codec} {packed.shape} {packed.dtype.name}".encode(), found)
-        body = packed.body
-        if packed.bounds is not None:
-            found = _summed(np.diff(packed.bounds), found)
-            body = body[packed.bounds[0] : packed.bounds[-1]]
-        found = _summed(body, found)
-        if packed.scale is not None:
-            found = _summed(packed.scale, found)
-    if batch.encoded:
-        found = _summed(np.array([len(sample) for sample in batch.encoded], np.int64), found)
-    for sample in batch.encoded:
-        found = crc32(sample, found)
-    return found
-
-
-def _summed(array: Array, found: int) -> int:
-    said = crc32(f"{array.dtype.name} {array.shape}".encode(), found)
-    return crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8), said) if array.size else said
+    return FeatureBatch(**contents, skipped=skipped, error=_error(metadata.get(_ERROR, b"0.0")))
 
 
 def _skipped(value: Any) -> Skipped:

@@ -57,6 +57,7 @@ from frostline.core.errors import (
     UnsafeArtifact,
     Untrusted,
 )
+from frostline.core.system import crc32
 from frostline.wire.codecs import CODECS, Codec, offered_precisions
 
 __all__ = (
@@ -74,6 +75,7 @@ __all__ = (
     "Patch",
     "ProfileRequest",
     "SampleColumns",
+    "answer_checksum",
     "check_protocol",
     "common_protocol",
     "error_from_answer",
@@ -91,10 +93,16 @@ PROTOCOLS = (1, 1)
 misread a message. A release speaks that of the one before too (``docs/upgrade.md``)."""
 
 CHECKSUM_HEADER = "Frostline-Crc32"
-"""Names the CRC-32 of a request's body, in hexadecimal digits: one that came damaged is asked for again."""
+"""Names the CRC-32 of a request's body, or of a short answer's status and body (``answer_checksum``), in hexadecimal
+digits: what came damaged is asked for again."""
 
 PROTOCOL_HEADER = "Frostline-Protocol"
 """Names the protocol that a request is written in; without it the request is of the node's greatest."""
+
+
+def answer_checksum(status: int, body: bytes) -> str:
+    """CRC-32 of the digits of an answer's status and of its body, as its head says it."""
+    return f"{crc32(body, crc32(str(status).encode())):08x}"
 
 
 def common_protocol(theirs: tuple[int, int], ours: tuple[int, int] = PROTOCOLS) -> int | None:

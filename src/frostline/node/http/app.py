@@ -7,7 +7,7 @@ The node's statistics in the text format of Prometheus.
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -92,9 +92,6 @@ __all__ = (
 )
 
 
-# The server joins each piece with its frame, which copies it: small enough for the processor's cache, large enough that
-# the frame does not matter.
-_PIECE = 256 << 10
 # Seconds without a byte taken after which a reader has gone; the memory of its answer is then freed.
 _SILENCE_S = 30.0
 
@@ -154,7 +151,7 @@ class FeatureResponse:
         with suppress(TimeoutError):
             await self._send_batches(send, encoder, parts)
 
-    async def _send_batches(self, send: Send, encoder: Encoder, parts: Sequence[Part] | None) -> None:
+    async def _send_batches(self, send: Send, encoder: Encoder, parts: Iterable[Part] | None) -> None:
         """Send batches to the end. If this returns before the last piece, the server breaks the connection."""
         while parts is not None:
             await _send_parts(send, parts)
@@ -166,10 +163,10 @@ class FeatureResponse:
                 await _send_parts(send, encoder.fail(error))
                 return
         if self.answer.is_complete:
-            await _send_parts(send, encoder.finish())
+            await _send_parts(send, [encoder.finish()])
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _next(self, encoder: Encoder) -> Sequence[Part] | None:
+    async def _next(self, encoder: Encoder) -> Iterable[Part] | None:
         async with create_task_group() as group:
             if self.deadline_s < math.inf:
                 group.start_soon(self._expire)
@@ -186,7 +183,7 @@ class FeatureResponse:
             await to_thread.run_sync(self.answer.expire, limiter=self.threads)
 
 
-def _encoded(answer: BatchStream, encoder: Encoder) -> Sequence[Part] | FrostlineError | None:
+def _encoded(answer: BatchStream, encoder: Encoder) -> Iterable[Part] | FrostlineError | None:
     """Encode the next batch; an error is returned as a value, because a task group would wrap it."""
     try:
         batch: FeatureBatch | None = next(answer, None)
@@ -195,16 +192,11 @@ def _encoded(answer: BatchStream, encoder: Encoder) -> Sequence[Part] | Frostlin
     return None if batch is None else encoder.encode(batch)
 
 
-async def _send_parts(send: Send, parts: Sequence[Part]) -> None:
+async def _send_parts(send: Send, parts: Iterable[Part]) -> None:
     for part in parts:
-        for start in range(0, len(part), _PIECE):
-            message: dict[str, Any] = {
-                "type": "http.response.body",
-                "body": memoryview(part)[start : start + _PIECE],
-                "more_body": True,
-            }
-            with anyio.fail_after(_SILENCE_S):
-                await send(message)
+        message: dict[str, Any] = {"type": "http.response.body", "body": part, "more_body": True}
+        with anyio.fail_after(_SILENCE_S):
+            await send(message)
 
 
 def metrics_text(statistics: NodeStatistics) -> bytes:

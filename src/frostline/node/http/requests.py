@@ -38,7 +38,7 @@ from frostline.core.errors import (
 from frostline.core.system import crc32
 from frostline.node.http.connection_guard import LOG, tenant_of_request
 from frostline.node.memory import Cancelled
-from frostline.wire.messages import CHECKSUM_HEADER, error_to_json, retry_after, status_of
+from frostline.wire.messages import CHECKSUM_HEADER, answer_checksum, error_to_json, retry_after, status_of
 
 __all__ = (
     "METRICS_TYPE",
@@ -164,7 +164,9 @@ def announced_bytes(request: Request, header: str) -> int:
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Make a response with a value as JSON."""
-    return Response(json_bytes(value), status_code=status, headers=headers, media_type="application/json")
+    body = json_bytes(value)
+    says = {**(headers or {}), CHECKSUM_HEADER: answer_checksum(status, body)}
+    return Response(body, status_code=status, headers=says, media_type="application/json")
 
 
 def json_bytes(value: Any) -> bytes:
