@@ -57,6 +57,7 @@ from support.nodes import (
     within_budget,
 )
 from support.texts import small_distilbert, tokenizer_of_words
+from support.threads import asked_of_threads
 
 SMALL = 96 << 20
 
@@ -452,6 +453,25 @@ def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
     assert all(future.done() for future in slow)
 
 
+def test_threads_that_never_rest_are_not_asked_again_and_again():
+    readers, go, before = Readers(threads=2, maximum=2), threading.Event(), asked_of_threads()
+    try:
+        first, begun = held(readers.lane("one"), 2, go)
+        assert all(event.wait(60) for event in begun)
+        made = [readers.lane("one").submit(lambda number=number: number) for number in range(500)]
+        assert asked_of_threads() <= before + 4
+        go.set()
+        assert [future.result(60) for future in made] == list(range(500))
+        # Whoever finds all threads asleep wakes one, however often that was so.
+        assert [readers.lane("two").submit(lambda number=number: number).result(60) for number in range(50)] == [
+            *range(50)
+        ]
+    finally:
+        go.set()
+        readers.close()
+    assert all(future.done() for future in first)
+
+
 def test_tenants_alternate_however_much_one_has_queued():
     go, order = threading.Event(), []
     readers = Readers(threads=1, maximum=1)
@@ -491,8 +511,9 @@ def test_cancelled_tasks_do_not_run_and_failed_ones_pass_their_error_on():
 def test_refuses_tasks_while_the_node_stops():
     readers = Readers(2, 1)
     readers.close()
-    with pytest.raises(Unavailable, match="the node is stopping"):
-        readers.lane("ann").submit(int)
+    for _ in range(5):
+        with pytest.raises(Unavailable, match="the node is stopping"):
+            readers.lane("ann").submit(int)
 
 
 def test_urgent_tasks_run_before_the_tenants_earlier_ones():

@@ -410,7 +410,9 @@ class Readers:
 
     def __init__(self, threads: int, maximum: int) -> None:
         self._pool = ThreadPoolExecutor(threads, "frostline-read", in_background)
+        self._threads = threads
         self._maximum = maximum
+        self._asked = 0  # threads that were asked to look for tasks, and do not yet
         self._lock = threading.Lock()
         self._queues: OrderedDict[str, _Queue] = OrderedDict()  # the tenant that is served next comes first
         self._at_work: Counter[str] = Counter()
@@ -433,16 +435,22 @@ class Readers:
         with self._lock:
             queue = self._queues.setdefault(tenant, _Queue())
             (queue.urgent if is_urgent else queue.others).append(task)
-        try:
-            self._pool.submit(self._work)
-        except RuntimeError as error:
-            raise Unavailable("the node is stopping") from error
+            # Threads that are never idle take task after task: asked once a task, the pool would keep what it is asked.
+            if self._asked == self._threads:
+                return
+            try:
+                self._pool.submit(self._work)
+            except RuntimeError as error:
+                raise Unavailable("the node is stopping") from error
+            self._asked += 1
 
     def close(self) -> None:
         """Wait until all tasks are done, and stop the threads."""
         self._pool.shutdown()
 
     def _work(self) -> None:
+        with self._lock:
+            self._asked -= 1
         # A task of a tenant that has all its threads at work is left for those threads.
         while (found := self._next()) is not None:
             tenant, (future, call) = found
