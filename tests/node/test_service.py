@@ -472,9 +472,17 @@ def test_threads_that_never_rest_are_not_asked_again_and_again():
     assert all(future.done() for future in first)
 
 
-def test_tenants_alternate_however_much_one_has_queued():
+@pytest.mark.parametrize(
+    ("weights", "began"),
+    [
+        ({}, ["many", "few", "many", "few", "many", "many", "many"]),
+        ({"many": 1.0, "few": 2.0}, ["many", "few", "few", "many", "many", "many", "many"]),
+        ({"many": 4.0}, ["many", "few", "many", "many", "many", "few", "many"]),
+    ],
+)
+def test_threads_serve_tenants_by_their_weights_however_much_one_has_queued(weights, began):
     go, order = threading.Event(), []
-    readers = Readers(threads=1, maximum=1)
+    readers = Readers(threads=1, maximum=1, weights=weights, clock=itertools.count().__next__)  # a second each
     try:
         (first,), _ = held(readers.lane("first"), 1, go)
         made = [readers.lane(name).submit(order.append, name) for name in ["many"] * 5 + ["few", "few"]]
@@ -482,7 +490,21 @@ def test_tenants_alternate_however_much_one_has_queued():
         wait([first, *made], 20)
     finally:
         readers.close()
-    assert order == ["many", "few", "many", "few", "many", "many", "many"]
+    assert order == began
+
+
+def test_a_changed_weight_holds_for_threads_from_then_on():
+    go, order = threading.Event(), []
+    readers = Readers(threads=1, maximum=1, clock=itertools.count().__next__)
+    try:
+        (first,), _ = held(readers.lane("first"), 1, go)
+        made = [readers.lane(name).submit(order.append, name) for name in ["one"] * 30 + ["other"] * 30]
+        readers.change_weight("other", 5.0)
+        go.set()
+        wait([first, *made], 20)
+    finally:
+        readers.close()
+    assert order[:30].count("other") == 25
 
 
 def test_cancelled_tasks_do_not_run_and_failed_ones_pass_their_error_on():
