@@ -507,6 +507,23 @@ def test_a_changed_weight_holds_for_threads_from_then_on():
     assert order[:30].count("other") == 25
 
 
+def test_whoever_was_at_work_when_all_stood_still_does_not_wait_as_long_again():
+    now, order = [0.0], []
+    readers = Readers(threads=1, maximum=1, clock=lambda: now[0])
+    one, other = readers.lane("one"), readers.lane("other")
+    take, quick = (lambda seconds: now.__setitem__(0, now[0] + seconds)), 0.1
+    go = threading.Event()
+    try:
+        one.submit(take, 600.0).result(60)  # its store hung, or the node was stopped
+        (first,), _ = held(readers.lane("first"), 1, go)
+        made = [lane.submit(lambda lane=lane: (take(quick), order.append(lane))) for lane in [other, one] * 50]
+        go.set()
+        wait([first, *made], 60)
+    finally:
+        readers.close()
+    assert order.index(one) <= 11
+
+
 def test_cancelled_tasks_do_not_run_and_failed_ones_pass_their_error_on():
     go, done = threading.Event(), []
     readers = Readers(threads=1, maximum=1)

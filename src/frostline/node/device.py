@@ -222,7 +222,6 @@ def _apart(tensor: npt.NDArray[np.generic], slab: Slab) -> npt.NDArray[np.generi
 
 
 def _first_waits(entries: Iterable[QueuedRows | ExclusiveCall], began_at: float) -> list[float]:
-    """Seconds that those of the entries whose first rows run now have waited until ``began_at``."""
     return [began_at - entry.queued_at for entry in entries if isinstance(entry, QueuedRows) and not entry.ran]
 
 
@@ -459,7 +458,8 @@ class Device:
         run.charged_at = now
         run.took_s += took_s
         for entry, mine_s in run.shared(took_s):
-            self._fair_shares.charge(entry.account.name, mine_s)
+            # Whose run was under way when the whole node was stopped does not pay for that.
+            self._fair_shares.charge(entry.account.name, min(mine_s, 10.0))
             entry.pay(mine_s)
 
     def _counted(self, run: "_Run") -> None:

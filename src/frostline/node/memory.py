@@ -34,6 +34,9 @@ __all__ = (
 )
 
 
+# Seconds of a thread that a task is charged at most. A store that hung, or a node that was stopped, would else be paid
+# for by whoever was at work then: it would wait until all others have had as much.
+_MAX_CHARGE_S = 1.0
 # One megabyte for each reading thread.
 _MAX_AHEAD = 32 << 20
 
@@ -497,7 +500,7 @@ class Readers:
     def _done(self, tenant: str, began: float) -> None:
         with self._lock:
             self._at_work[tenant] -= 1
-            self._shares.charge(tenant, self._clock() - began)
+            self._shares.charge(tenant, min(self._clock() - began, _MAX_CHARGE_S))
             self._shares.depart(tenant)
 
 

@@ -340,6 +340,11 @@ class RequestOpener:
         """Processes that decode, where somebody may ask who is not the node's own user; None decodes in this one."""
         return self._processes if self._tenants.has_strangers and Decoders.are_possible() else None
 
+    def decode_apart(self, account: Account) -> Callable[..., int] | None:
+        """``Decoders.decode_into`` in processes of a tenant; None where samples are decoded in this one."""
+        decoders = self.decoders
+        return None if decoders is None else partial(decoders.decode_into, tenant=account.name)
+
     def tier_statistics(self) -> TierStatistics | None:
         """The statistics of the samples on the node's own disk."""
         return self._tier.statistics()
@@ -406,7 +411,11 @@ class RequestOpener:
         """
         store = self.store(request, preprocess, account) if sent is None else sent
         decoding = SharedDecoder(
-            memory=self._memory, slots=self._decoders, counters=counters, reads=self.reads, apart=self.decoders
+            memory=self._memory,
+            slots=self._decoders,
+            counters=counters,
+            reads=self.reads,
+            apart=self.decode_apart(account),
         )
         samples = request.samples
         # The system reads a folder's next bytes ahead by itself.
