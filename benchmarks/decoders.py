@@ -4,8 +4,8 @@
 
 Photographs are decoded to 224 pixels from memory, by one thread and by two, here as a node without tenants does, and
 apart as one with tenants does. A round has each way once, and each way apart is compared with the one here in its
-round. The seconds of the processor, of both sides, are what a busy machine changes least. Starts are those of a process for a
-tenant that has none, from the request to its first sample.
+round. The seconds of the processor, of both sides, are what a busy machine changes least. Starts are those of a process
+for a tenant that has none, from the request to its first sample.
 """
 
 import time
