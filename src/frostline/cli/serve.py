@@ -472,9 +472,7 @@ def cert(names: tuple[str, ...], out: Path, is_client: bool, is_revoked: bool, d
         if as_json:
             print_json_line({"clients": str(clients)})
         else:
-            say(
-                f"{', '.join(names)}: revoked in {clients}; servers take it as --tls-client-ca in place of {authority.ca}"
-            )
+            say(f"{', '.join(names)}: revoked in {clients}; servers take it for --tls-client-ca, not {authority.ca}")
         return
     cert_file, key_file = authority.issue(names, is_client=is_client, days=days)
     if as_json:
