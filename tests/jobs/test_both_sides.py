@@ -15,7 +15,7 @@ import frostline as fl
 from frostline.client.http import HttpTransport
 from frostline.core import REFERENCE
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import OverBudget, Unavailable
+from frostline.core.errors import OverBudget, Unavailable, UnsafeArtifact
 from frostline.core.events import SetupWarning
 from frostline.engines.catalog import absence
 from frostline.jobs import beginning, both_sides
@@ -190,6 +190,20 @@ def test_the_trainer_computes_by_an_engine_too_and_the_next_job_knows_it(folder,
             assert ("openvino" in tried) == (turn == 0)
             assert len(chosen) == 1
             tried.clear()
+
+
+def test_a_trainer_that_could_try_no_engine_says_so_and_computes_all_the_same(folder, expected, monkeypatch):
+    def fails(*_, **__):
+        raise UnsafeArtifact("the graph changes its own weights")
+
+    monkeypatch.setattr(both_sides, "observed_memory", fails)
+    events = []
+    with node_elsewhere(folder) as url, job_near(url, folder, events=events) as job:
+        np.testing.assert_allclose(rows_of(job), expected, rtol=1e-4, atol=1e-5)
+    [told] = [event.reason for event in events if isinstance(event, SetupWarning)]
+    assert told == (
+        "the trainer's share runs in eager PyTorch, and no engine was tried: the graph changes its own weights"
+    )
 
 
 def test_a_node_that_does_not_run_the_network_is_told_by_the_loop_and_the_trainer_computes_all(

@@ -16,6 +16,7 @@ from frostline.core.errors import EngineUnsupported, UnsafeArtifact
 from frostline.core.nouns import widen_bfloat16
 from frostline.engines.catalog import build, offer_of
 from frostline.engines.machine import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
+from frostline.engines.measure import LONG_RUN_S
 from frostline.engines.protocols import Engine, Footprint, Pixels, calibration_pixels, evaluation_pixels, levels_of
 from frostline.profiles import Trial
 from frostline.wire.codecs import relative_error
@@ -142,6 +143,7 @@ def try_briefly(
     cut: int,
     reference: Arrays,
     alone: Callable[[Callable[[], Trial]], Trial] | None = None,
+    keep: Callable[[str, Engine], None] | None = None,
 ) -> Trial:
     """Make an engine ready up to a cut and measure it at one setting, as for a job that waits.
 
@@ -154,6 +156,7 @@ def try_briefly(
         reference: the reference's features of the samples that judge.
         alone: runs what it is given while no network is run, in a process that does other work too; None where this
             process does nothing else.
+        keep: takes the engine once it was measured, by its name; None where it is not to be used.
     """
     trial = replace(_empty(name, cut), rows=subject.rows[0], threads=subject.threads[0])
     pixels = subject.inputs(name)
@@ -167,6 +170,8 @@ def try_briefly(
         return replace(trial, why_not=str(error))
     grown = resident_bytes() - before if can_measure() else 0
     said = engine.footprint(cut)
+    if keep is not None:
+        keep(name, engine)
     return replace(
         trial,
         weight_bytes=max(engine.weight_bytes, grown),
@@ -177,11 +182,18 @@ def try_briefly(
 
 
 def _brief(engine: Engine, pixels: Pixels, trial: Trial, reference: Arrays, clock: Callable[[], float]) -> Trial:
-    error = _error(features(engine, evaluation_pixels(pixels), trial.cut), reference)
+    judging, started = evaluation_pixels(pixels), clock()
+    made = features(engine, judging, trial.cut)
+    run_s = (clock() - started) / -(-len(judging) // _MIN_ROWS)
+    error = _error(made, reference)
     if not np.isfinite(error):
         return replace(trial, why_not=_NOT_FINITE)
-    # Of the fewest rows, which take little longer a sample than a whole batch.
-    runs = _seconds(engine, _batch(pixels, _MIN_ROWS), trial.cut, clock, _FEW_RUNS, _FEW_RUNS_S)
+    # Of the fewest rows, which take little longer a sample than a whole batch. A long run need not be warmed up.
+    runs = (
+        np.array([run_s])
+        if run_s > LONG_RUN_S
+        else _seconds(engine, _batch(pixels, _MIN_ROWS), trial.cut, clock, _FEW_RUNS, _FEW_RUNS_S)
+    )
     timed = _timed(replace(trial, rows=_MIN_ROWS), runs).trial
     return replace(timed, rows=trial.rows, error=error)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from frostline.batching import ROWS
@@ -176,9 +175,13 @@ def _at_once(
     both_sides.close(line)
     stages = [Stage(is_worth=is_worth_trying, measure=measure), *filter(None, (later,))]
     measuring = Measuring(samples=samples, stages=stages)
-    trainer = TrainerEngine(context) if tries_here else None
-    if trainer is not None:
-        trainer.when_ready(partial(both_sides.begin_again, Route(0)))
+
+    def ready(why_not: str | None) -> None:
+        both_sides.begin_again(Route(0))
+        if why_not is not None:
+            tell(SetupWarning(reason=f"the trainer's share runs in eager PyTorch, and no engine was tried: {why_not}"))
+
+    trainer = TrainerEngine(context, ready) if tries_here else None
     measuring.begin(wait_s=0)
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
 

@@ -124,23 +124,21 @@ class TrainerEngine:
 
     Args:
         context: context of the job, for which ``can_be_tried`` holds.
+        tell: called once it is known what runs, on the thread that tries engines; with why none could be tried, or
+            None.
     """
 
-    def __init__(self, context: JobContext) -> None:
+    def __init__(self, context: JobContext, tell: Callable[[str | None], None]) -> None:
         assert context.prefix is not None, "there is something to run"
         self._context = context
         self._prefix = context.prefix
         self._cut = context.cuts[-1].number
         self._engine: Engine | None = None
-        self._told: Callable[[], None] | None = None
+        self._tell = tell
         self._eager = TorchLocalPrefix(self._prefix.graph, self._prefix.tensors, context.device)
         self.choice = Choice(engine=REFERENCE, trials=())
         self._thread = threading.Thread(target=self._find, name="frostline-engine", daemon=True)
         self._thread.start()
-
-    def when_ready(self, tell: Callable[[], None]) -> None:
-        """Have a function called when an engine was found, on the thread that tries it, if that is still to come."""
-        self._told = tell
 
     def close(self) -> None:
         """Wait for a trial that is under way: an engine that is being made cannot be interrupted."""
@@ -174,18 +172,19 @@ class TrainerEngine:
         return tuple(tensor[: len(pixels)] for tensor in engine.run(batch, self._cut))
 
     def _find(self) -> None:
+        why_not = None
         try:
             self._engine = self._found()
-        except FrostlineError:  # the job's own requests meet it too, and say it
-            self._engine = None
-        if self._told is not None:
-            self._told()
+        except FrostlineError as error:
+            why_not = str(error)
+        self._tell(why_not)
 
     def _found(self) -> Engine | None:
         context, digest = self._context, self._context.shipment.digest if self._context.shipment else ""
         pixels = _pixels(context)
         reference = _Eager(self._prefix, evaluation_pixels(pixels))
-        with closing(_trials(context)) as trials:
+        tried: dict[str, Engine] = {}
+        with closing(_trials(context, tried.__setitem__)) as trials:
             self.choice = choice = trials.choose(
                 digest,
                 self._prefix,
@@ -197,11 +196,13 @@ class TrainerEngine:
             )
             if choice.engine == REFERENCE:
                 return None
+            if choice.engine in tried:
+                return tried[choice.engine]
             trial = next(trial for trial in choice.trials if trial.engine == choice.engine)
             return trials.make_engine(digest, self._prefix, trial, None, reference.footprint(self._cut), context.device)
 
 
-def _trials(context: JobContext) -> Trials:
+def _trials(context: JobContext, keep: Callable[[str, Engine], None]) -> Trials:
     room_bytes = usable_memory_bytes() // _PART
     policy = TrialPolicy(
         device=context.device,
@@ -213,7 +214,7 @@ def _trials(context: JobContext) -> Trials:
     )
     prompt = [offer.name for offer in OFFERS if offer.name != REFERENCE and is_prompt(offer.name)]
     room = EngineMemory(weights_bytes=room_bytes, run_bytes=room_bytes)
-    return Trials(cache_folder() / "engines", policy, room, longest_s=_TRIAL_S, engines=prompt)
+    return Trials(cache_folder() / "engines", policy, room, longest_s=_TRIAL_S, engines=prompt, keep=keep)
 
 
 def _pixels(context: JobContext) -> npt.NDArray[np.float32]:

@@ -25,7 +25,7 @@ from frostline.core.system import STARTED
 from frostline.core.units import in_bytes, in_seconds
 from frostline.engines.catalog import offer_of
 from frostline.engines.choice import is_prompt
-from frostline.engines.protocols import Footprint, Pixels, evaluation_pixels, offer_name
+from frostline.engines.protocols import Engine, Footprint, Pixels, evaluation_pixels, offer_name
 from frostline.engines.trials import Subject, compare_engine, try_briefly
 from frostline.models.artifact import Prefix, save_prefix
 from frostline.node.memory import Cancelled
@@ -199,6 +199,7 @@ class TrialRunner:
         longest_s: maximum seconds for all trials together, without waiting.
         is_brief: True if engines are tried at one setting only, for a job that waits.
         requester: tenant and request for which engines are tried.
+        keep: takes each engine that was tried in this process, by its name; None where none is used.
         clock: returns monotonic seconds.
 
     Attributes:
@@ -220,8 +221,10 @@ class TrialRunner:
         longest_s: float,
         is_brief: bool = False,
         requester: Requester = NOBODY,
+        keep: Callable[[str, Engine], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._keep = keep
         self._prefix = prefix
         self._pixels = pixels
         self._levels = levels
@@ -333,7 +336,7 @@ class TrialRunner:
         expected = reference.features(self._judging_samples(), cut)
         if only_error:
             return reference.run_exclusive(partial(compare_engine, subject, engine, cut, expected))
-        return try_briefly(subject, engine, cut, expected, reference.run_exclusive)
+        return try_briefly(subject, engine, cut, expected, reference.run_exclusive, self._keep)
 
     def _apart(
         self, engine: str, cuts: Sequence[int], longest_s: float, *, only_error: bool

@@ -259,6 +259,7 @@ class Trials:
         longest_s: maximum seconds for all trials of one request; 0 tries none, and the reference is used.
         engines: names of the engines that may be tried; None for all.
         max_bytes: maximum size of the folder; least recently used prefixes are removed first.
+        keep: takes each engine that was tried in this process, by its name; None where none is used.
     """
 
     def __init__(
@@ -270,7 +271,9 @@ class Trials:
         longest_s: float,
         engines: Collection[str] | None = None,
         max_bytes: int = 8 << 30,
+        keep: Callable[[str, Engine], None] | None = None,
     ) -> None:
+        self._kept_by = keep
         self._store = TrialStore(folder, policy, max_bytes)
         self._policy = policy
         self._room = room
@@ -540,6 +543,7 @@ class Trials:
             longest_s=self._longest_s if max_s is None else min(max_s, self._longest_s),
             is_brief=is_brief,
             requester=requester,
+            keep=self._kept_by,
         ) as runner:
             yield AccuracyCheck(
                 self._store, digest, evaluation_name(pixels, levels), runner, lambda: self._turn(runner)
