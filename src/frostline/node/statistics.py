@@ -148,7 +148,7 @@ class NodeStatistics:
             one, in which it is sent.
         wrong_tokens: wrong tokens that came, those that were not looked at included.
         slowed_addresses: addresses that are told nothing more for a while because of them.
-        decoders: what became of the processes that decode; None where samples are decoded in the node's own.
+        decoders: fate of the processes that decode; None where samples are decoded in the node's own.
     """
 
     uptime_s: float

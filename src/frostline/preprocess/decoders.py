@@ -98,7 +98,7 @@ class DecoderStatistics:
     """What became of the processes that decode.
 
     Attributes:
-        confined_by: protections of the system that hold them, such as "Landlock 6 and seccomp"; empty before the first began.
+        confined_by: protections in force, such as "Landlock 6 and seccomp"; empty before the first began.
         started: number of processes that began.
         ended: number of those that a sample ended, or the system, by cause: ``time``, ``crash`` (broken or out of
             memory), ``killed``, ``exit`` and ``nonsense`` (an answer that makes no sense).
