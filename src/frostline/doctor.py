@@ -407,7 +407,8 @@ def _examine_node(url: str, settings: LoaderSettings, data: str | None = None) -
     yield Finding(
         part=part,
         level=FINE,
-        says=f"{health.hardware}, {in_bytes(health.memory_bytes)} of memory, round trip {in_seconds(round_trip_s)}",
+        says=f"{health.hardware}, {in_bytes(health.memory_bytes)} of memory, round trip {in_seconds(round_trip_s)}; "
+        f"samples are decoded {health.decoding or 'as it does not say'}",
     )
     if data is not None and not any(is_within(data, root) for root in health.roots):
         yield Finding(

@@ -231,7 +231,11 @@ def test_a_node_that_cannot_read_several_in_a_row_that_another_can_is_left_out()
 @pytest.mark.promise(
     "complete", mended="a sample that one node could not read, while others were starting, was left out"
 )
-@pytest.mark.parametrize("trouble", [GONE, StoreUnavailable("no store"), Overloaded("full", retry_after_s=2)], ids=str)
+@pytest.mark.parametrize(
+    "trouble",
+    [GONE, StoreUnavailable("no store"), Overloaded("full", retry_after_s=2), FrostlineError("it is no node")],
+    ids=str,
+)
 def test_what_one_cannot_read_is_left_out_once_the_others_have_been_away_for_long(trouble):
     clock = SimpleNamespace(now=100.0)
     sick, other = Scripted(*[[values(1, skipped=lost(2))]] * 3), Scripted([trouble], [trouble], [trouble])
@@ -243,6 +247,18 @@ def test_what_one_cannot_read_is_left_out_once_the_others_have_been_away_for_lon
     (batch,) = spread.features(asked_for(1, 2), ("a",))
     assert batch.ids.tolist() == [1]
     assert [sample.id for sample in batch.skipped] == [2]
+
+
+@pytest.mark.promise("complete", mended="a sample was left out where what the other nodes said first came garbled")
+@pytest.mark.parametrize("garbled", [[values(2, 1)], [FrostlineError("it is no node")]], ids=["rows", "nonsense"])
+def test_what_one_cannot_read_is_asked_again_of_those_whose_first_answers_came_garbled(garbled):
+    now = 100.0
+    other, sick = Scripted(garbled, [values(2)]), Scripted(*[[values(1, skipped=lost(2))]] * 2)
+    spread = BalancedTransport([other, sick], clock=lambda: now, names="ab")
+    with pytest.raises(NodeUnreachable, match=r"b cannot read 2\.jpg \(input/output error\), and a, which may,"):
+        next(spread.features(asked_for(1, 2), ("a",)))
+    now = 161.0  # whoever refused is asked again after a minute, or once it joins anew
+    assert ids(spread.features(asked_for(1, 2), ("a",))) == [1, 2]
 
 
 def test_what_one_cannot_read_a_node_that_is_back_reads():

@@ -73,11 +73,13 @@ def test_an_address_that_guesses_is_told_little_and_whoever_was_known_there_goes
     said = [outcome(tokens, f"guess {number}", "10.0.0.1") for number in range(1000)]
     assert said.count("Unauthenticated") == 10
     assert said.count("Overloaded") == 990
+    assert tokens.wrong_tokens() == (1000, 1)
     assert outcome(tokens, "bobs", "10.0.0.1") == "Overloaded", "else a right guess would be told"
     assert outcome(tokens, "anns", "10.0.0.1") == "ann"
     assert outcome(tokens, "bobs", "10.0.0.2") == "bob", "others are not kept out"
     clock.now_s += 6.1
     assert outcome(tokens, "bobs", "10.0.0.1") == "bob"
+    assert tokens.wrong_tokens() == (1001, 0), "the one of bob's was not looked at, and the address may ask again"
     caplog.clear()
     clock.now_s += 60
     outcome(tokens, "guess", "10.0.0.1")

@@ -9,8 +9,8 @@ pytestmark = pytest.mark.promise(
     "complete", mended="two ways to leave samples out: between requests by owner, and where other nodes were starting"
 )
 
-SEEDS = 360  # about 15 s of processor time; by command as many as one likes
-AT_ONCE = 60
+SEEDS = 1000  # about 30 s of processor time; by command as many as one likes
+AT_ONCE = 100
 
 
 @pytest.fixture(scope="module")

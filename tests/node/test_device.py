@@ -32,6 +32,7 @@ from frostline.wire.connection import address_of
 from support.hostile import X, artifact, chain, node
 from support.nodes import SIDE, artifact_of, joined, make_images, request, small_network, until
 from support.tenants import tenant, token_of
+from support.threads import asked_of_threads
 
 RUN_ROWS = 32
 
@@ -203,6 +204,20 @@ def test_a_failed_call_fails_only_its_caller(network):
         with pytest.raises(ZeroDivisionError):
             failing.future.result(60)
         same(batch.future.result(60), wanted)
+
+
+def test_a_device_that_is_never_idle_is_not_asked_again_and_again(network):
+    with bench(network) as made:
+        before = asked_of_threads()
+        with made.busy():
+            calls = [made.call(lambda number=number: number) for number in range(200)]
+            for call in calls:
+                made.device.enqueue(call)
+            assert asked_of_threads() <= before + 2
+        assert [call.future.result(60) for call in calls] == list(range(200))
+        last = made.call(lambda: "awake")
+        made.device.enqueue(last)
+        assert last.future.result(60) == "awake"
 
 
 def test_a_call_goes_before_the_rows_of_its_tenant_that_wait(network):

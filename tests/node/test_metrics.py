@@ -10,6 +10,7 @@ from frostline.core.config import NodeSettings
 from frostline.node import Node
 from frostline.node.http.app import make_app, metrics_text
 from frostline.node.statistics import BOUNDS_S, STAGES, Counters
+from frostline.preprocess.decoders import DecoderStatistics
 from frostline.stores.disk_tier import TierStatistics
 from support import metric_pages
 from support.dashboards import check_queries, dashboard
@@ -22,7 +23,7 @@ COUNT = 12
 def scraped(tmp_path_factory):
     """Metrics by name, after a request of frozen layers, at a node that keeps features; and its own statistics.
 
-    Only a store away from the node gives it a local tier, so that one is put beside what was scraped.
+    Only a store away from the node gives it a local tier, and only tenants decoders: both stand beside the scrape.
     """
     folder = tmp_path_factory.mktemp("node")
     images, digest = make_images(folder / "images", COUNT), None
@@ -44,9 +45,10 @@ def scraped(tmp_path_factory):
         text = client.get("/v1/metrics").text
         statistics = node.statistics()
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    with_tier = metrics_text(replace(statistics, local_tier=TierStatistics(budget_bytes=1))).decode()
-    for family in text_string_to_metric_families(with_tier):
-        if family.name.startswith("frostline_node_local_tier"):
+    apart = DecoderStatistics(confined_by="seccomp", started=1, ended={"time": 1})
+    with_tier = replace(statistics, local_tier=TierStatistics(budget_bytes=1), decoders=apart)
+    for family in text_string_to_metric_families(metrics_text(with_tier).decode()):
+        if family.name.startswith(("frostline_node_local_tier", "frostline_node_decoders")):
             families[family.name] = family
     return families, statistics
 

@@ -57,6 +57,7 @@ from support.nodes import (
     within_budget,
 )
 from support.texts import small_distilbert, tokenizer_of_words
+from support.threads import asked_of_threads
 
 SMALL = 96 << 20
 
@@ -452,9 +453,36 @@ def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
     assert all(future.done() for future in slow)
 
 
-def test_tenants_alternate_however_much_one_has_queued():
+def test_threads_that_never_rest_are_not_asked_again_and_again():
+    readers, go, before = Readers(threads=2, maximum=2), threading.Event(), asked_of_threads()
+    try:
+        first, begun = held(readers.lane("one"), 2, go)
+        assert all(event.wait(60) for event in begun)
+        made = [readers.lane("one").submit(lambda number=number: number) for number in range(500)]
+        assert asked_of_threads() <= before + 4
+        go.set()
+        assert [future.result(60) for future in made] == list(range(500))
+        # Whoever finds all threads asleep wakes one, however often that was so.
+        assert [readers.lane("two").submit(lambda number=number: number).result(60) for number in range(50)] == [
+            *range(50)
+        ]
+    finally:
+        go.set()
+        readers.close()
+    assert all(future.done() for future in first)
+
+
+@pytest.mark.parametrize(
+    ("weights", "began"),
+    [
+        ({}, ["many", "few", "many", "few", "many", "many", "many"]),
+        ({"many": 1.0, "few": 2.0}, ["many", "few", "few", "many", "many", "many", "many"]),
+        ({"many": 4.0}, ["many", "few", "many", "many", "many", "few", "many"]),
+    ],
+)
+def test_threads_serve_tenants_by_their_weights_however_much_one_has_queued(weights, began):
     go, order = threading.Event(), []
-    readers = Readers(threads=1, maximum=1)
+    readers = Readers(threads=1, maximum=1, weights=weights, clock=itertools.count().__next__)  # a second each
     try:
         (first,), _ = held(readers.lane("first"), 1, go)
         made = [readers.lane(name).submit(order.append, name) for name in ["many"] * 5 + ["few", "few"]]
@@ -462,7 +490,38 @@ def test_tenants_alternate_however_much_one_has_queued():
         wait([first, *made], 20)
     finally:
         readers.close()
-    assert order == ["many", "few", "many", "few", "many", "many", "many"]
+    assert order == began
+
+
+def test_a_changed_weight_holds_for_threads_from_then_on():
+    go, order = threading.Event(), []
+    readers = Readers(threads=1, maximum=1, clock=itertools.count().__next__)
+    try:
+        (first,), _ = held(readers.lane("first"), 1, go)
+        made = [readers.lane(name).submit(order.append, name) for name in ["one"] * 30 + ["other"] * 30]
+        readers.change_weight("other", 5.0)
+        go.set()
+        wait([first, *made], 20)
+    finally:
+        readers.close()
+    assert order[:30].count("other") == 25
+
+
+def test_whoever_was_at_work_when_all_stood_still_does_not_wait_as_long_again():
+    now, order = [0.0], []
+    readers = Readers(threads=1, maximum=1, clock=lambda: now[0])
+    one, other = readers.lane("one"), readers.lane("other")
+    take, quick = (lambda seconds: now.__setitem__(0, now[0] + seconds)), 0.1
+    go = threading.Event()
+    try:
+        one.submit(take, 600.0).result(60)  # its store hung, or the node was stopped
+        (first,), _ = held(readers.lane("first"), 1, go)
+        made = [lane.submit(lambda lane=lane: (take(quick), order.append(lane))) for lane in [other, one] * 50]
+        go.set()
+        wait([first, *made], 60)
+    finally:
+        readers.close()
+    assert order.index(one) <= 11
 
 
 def test_cancelled_tasks_do_not_run_and_failed_ones_pass_their_error_on():
@@ -491,8 +550,9 @@ def test_cancelled_tasks_do_not_run_and_failed_ones_pass_their_error_on():
 def test_refuses_tasks_while_the_node_stops():
     readers = Readers(2, 1)
     readers.close()
-    with pytest.raises(Unavailable, match="the node is stopping"):
-        readers.lane("ann").submit(int)
+    for _ in range(5):
+        with pytest.raises(Unavailable, match="the node is stopping"):
+            readers.lane("ann").submit(int)
 
 
 def test_urgent_tasks_run_before_the_tenants_earlier_ones():

@@ -550,6 +550,43 @@ def test_the_verb_makes_an_authority_once_and_certificates_that_a_served_node_an
             assert run_json(capsys, "index", "--data", folder, "--near", url)["samples"] == 9
 
 
+def test_a_revoked_certificate_counts_no_more_from_the_next_connection_on(tmp_path, images, capsys):
+    authority = Authority(tmp_path / "authority")
+    cert, key = authority.issue(["127.0.0.1"])
+    clients = {name: authority.issue([name], is_client=True) for name in ("ann", "bob", "eve")}
+    listed = tmp_path / "authority" / "clients.pem"
+    shutil.copy(authority.ca, listed)  # no list yet
+    with node_with(images, ServerTls(cert=str(cert), key=str(key), client_ca=str(listed))) as url, ExitStack() as stack:
+        transports = {
+            name: stack.enter_context(transport_to(url, known(authority, client))) for name, client in clients.items()
+        }
+
+        def answered():
+            found = set()
+            for name, transport in transports.items():
+                transport.close()  # the connection that it has stays as it is
+                try:
+                    transport.health()
+                    found.add(name)
+                except Untrusted:
+                    pass
+            return found
+
+        assert answered() == {"ann", "bob", "eve"}
+        listed.unlink()
+        for name, left in (("eve", {"ann", "bob"}), ("bob", {"ann"}), ("bob", {"ann"})):
+            assert run_json(capsys, "cert", "--out", tmp_path / "authority", "--revoke", name) == {
+                "clients": str(listed)
+            }
+            assert answered() == left
+        renewed = authority.issue(["bob"], is_client=True)
+        with transport_to(url, known(authority, renewed)) as again:
+            again.health()
+    code, _, err = run(capsys, "cert", "--out", tmp_path / "authority", "--revoke", "nobody")
+    assert code == 2
+    assert "cannot revoke nobody" in err
+
+
 @pytest.mark.parametrize("names", [["a b"], ["-x"], ["../up"], ["x" * 65], [""], ["--client", "a", "b"]])
 def test_the_verb_refuses_what_is_no_name(tmp_path, capsys, names):
     code, _, err = run(capsys, "cert", "--out", tmp_path / "out", *(["--"] if names[0] == "-x" else []), *names)

@@ -24,7 +24,7 @@ from frostline.core.errors import SampleError
 from frostline.node import Node
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, audio, imagenet, named_inputs, text
 from frostline.preprocess.apply import decode_into, pixels_into
-from frostline.preprocess.decoders import Decoders
+from frostline.preprocess.decoders import Decoders, DecoderStatistics
 from frostline.preprocess.steps import frame_parts
 from support.nodes import joined, jpeg, make_images, request, same, served, until
 from support.sounds import encoded_sound, some_waves
@@ -55,6 +55,12 @@ HOSTILE = """
                 ctypes.string_at(0)
             case "memory":
                 bytearray(1 << 30)
+            case "abort":
+                os.abort()
+            case "killed":
+                signal.raise_signal(signal.SIGKILL)
+            case "silent":
+                raise KeyError("nobody expects it")
             case "exit":
                 os._exit(0)
         acts = {
@@ -171,6 +177,9 @@ def test_samples_of_every_size_go_through_the_same_processes(decoders):
     assert len(decoders.pids()) == 1
 
 
+_CONFINED = ("seccomp", "limits alone", *(f"Landlock {number} and seccomp" for number in range(1, 20)))
+
+
 def done(hostile, act):
     with pytest.raises(SampleError) as raised:
         hostile.decode_into(WHOLE, act.encode(), np.zeros((32, 32, 3), np.uint8), id=0, view=None)
@@ -185,20 +194,63 @@ def test_a_decoder_reaches_no_file_network_or_process(hostile, act):
     assert not Path("/tmp/frostline-was-here").exists()
 
 
-@pytest.mark.parametrize("act", ["endless", "crash", "exit"])
-def test_a_decoder_that_ends_or_never_ends_takes_one_sample_with_it(hostile, act):
+@pytest.mark.parametrize(
+    ("act", "cause", "words"),
+    [
+        ("endless", "time", "s of a core"),
+        ("crash", "crash", "breaks the decoder"),
+        ("abort", "crash", "breaks the decoder"),
+        ("exit", "exit", "without an answer"),
+        ("killed", "killed", "the system killed it"),
+        ("silent", "exit", "without an answer"),
+        ("nonsense", "nonsense", "what makes no sense"),
+    ],
+)
+def test_a_decoder_that_ends_or_never_ends_takes_one_sample_with_it_and_its_end_is_counted(hostile, act, cause, words):
     assert "refused" in done(hostile, "open")  # one that is ready
-    [before] = hostile.pids()
-    assert "the process that decoded it ended" in done(hostile, act)
+    [before], counted = hostile.pids(), hostile.statistics().ended
+    told = done(hostile, act)
+    assert "the process that decoded it ended" in told
+    assert words in told
+    assert hostile.statistics().ended == {**counted, cause: counted[cause] + 1}
     assert "refused" in done(hostile, "open")
     assert before not in hostile.pids()
 
 
-def test_a_decoder_that_answers_nonsense_is_ended(hostile):
-    assert "refused" in done(hostile, "open")
-    [before] = hostile.pids()
-    assert "what makes no sense" in done(hostile, "nonsense")
-    assert before not in hostile.pids()
+def test_no_process_sees_samples_of_two_tenants(hostile):
+    def asked(tenant):
+        with pytest.raises(SampleError, match="refused"):
+            hostile.decode_into(WHOLE, b"open", np.zeros((32, 32, 3), np.uint8), id=0, view=None, tenant=tenant)
+        return hostile.pids()[-1]
+
+    processes = {name: asked(name) for name in ("ann", "bob")}
+    assert processes["ann"] != processes["bob"]
+    for name in ("bob", "ann", "ann", "bob"):  # each goes on with its own, without another start
+        assert asked(name) == processes[name]
+    many = {asked(f"tenant {number}") for number in range(20)}
+    assert len(many) == 20
+    waiting = hostile.pids()
+    assert len(waiting) == 16
+    assert not {*processes.values()} & {*waiting}, "whoever came last keeps a process"
+    until(lambda: not any(map(alive, {*many, *processes.values()} - {*waiting})))
+    assert asked("ann") not in (*processes.values(), *many)
+
+
+def test_what_is_in_force_and_who_has_ended_is_told_and_a_process_that_is_ready_is_anybodys():
+    with closing(Decoders(MEMORY)) as decoders:
+        assert decoders.statistics() == DecoderStatistics(
+            confined_by="", started=0, ended=dict.fromkeys(("time", "crash", "killed", "exit", "nonsense"), 0)
+        )
+        decoders.warm()
+        [ready] = decoders.pids()
+        assert decoders.statistics().confined_by in _CONFINED
+        decoders.decode_into(WHOLE, jpeg(0), np.zeros(WHOLE.shape, np.float32), id=0, view=None, tenant="ann")
+        assert decoders.pids() == (ready,)
+        decoders.decode_into(WHOLE, jpeg(0), np.zeros(WHOLE.shape, np.float32), id=0, view=None, tenant="bob")
+        assert ready in decoders.pids()
+        assert len(decoders.pids()) == 2
+        assert decoders.statistics().started == 2
+        assert not any(decoders.statistics().ended.values())
 
 
 def test_a_decoder_gets_no_more_memory_than_was_reserved(hostile):
@@ -219,6 +271,7 @@ def test_what_was_killed_while_it_waited_costs_no_sample():
         os.kill(decoders._starter._process.pid, signal.SIGKILL)  # noqa: SLF001 (the process that forks them)
         until(lambda: not any(map(alive, decoders.pids())))
         decoders.decode_into(WHOLE, jpeg(0), out, id=0, view=None)
+        assert decoders.statistics().ended["killed"] >= 1
         last = decoders.pids()
     until(lambda: not any(map(alive, last)))
 
@@ -259,6 +312,12 @@ def test_a_tenant_gets_the_same_pixels_as_the_nodes_own_user(tmp_path):
         token = LoaderSettings(token=token_of("a") if tenants else None)
         with node, served(node) as url, closing(HttpTransport(url, token)) as transport:
             answers.append(joined(transport.features(wanted)))
-            assert bool(node._resources.decoders.pids()) is bool(tenants)  # noqa: SLF001 (whether they were asked)
+            said, counted = transport.health().decoding, transport.node_statistics()["decoders"]
+            if tenants:
+                assert said.removeprefix("apart, confined by ") in _CONFINED
+                assert counted["started"] >= 1
+                assert not any(counted["ended"].values())
+            else:
+                assert (said, counted) == ("in the node's process", None)
     same(*answers)
     assert len(answers[0][3]) == 1

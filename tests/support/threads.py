@@ -1,9 +1,15 @@
-"""Which threads a test began and left."""
+"""Which threads a test began and left, and what is asked of pools of threads."""
 
+import gc
 import threading
 from contextlib import contextmanager
 
-__all__ = ("no_thread_is_left",)
+__all__ = ("asked_of_threads", "no_thread_is_left")
+
+
+def asked_of_threads():
+    """Calls that pools of threads of this process have not begun."""
+    return sum(type(item).__name__ == "_WorkItem" for item in gc.get_objects())
 
 
 @contextmanager

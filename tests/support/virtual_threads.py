@@ -12,6 +12,7 @@ import concurrent.futures.thread
 import gc
 import heapq
 import logging
+import os
 import queue
 import random
 import sys
@@ -24,7 +25,17 @@ from itertools import count
 from types import FunctionType
 from typing import ClassVar
 
-__all__ = ("Deadlock", "Endless", "Killed", "Process", "Scheduler", "Thread", "in_virtual_time", "running")
+__all__ = (
+    "Deadlock",
+    "Endless",
+    "Killed",
+    "Process",
+    "Scheduler",
+    "Thread",
+    "in_virtual_time",
+    "on_one_core",
+    "running",
+)
 
 _MAX_STEPS = 60_000
 # Of the clock: a wait that is shorter than what a number of seconds can tell would never end.
@@ -605,6 +616,20 @@ def _replacements():
             concurrent.futures.thread._global_shutdown_lock  # noqa: SLF001
         ),
     }
+
+
+@contextmanager
+def on_one_core():
+    """Have threads that begin meanwhile stay on one core: only one runs at a time, and to wake another core is slow."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {sorted(before)[os.getpid() % len(before)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextmanager

@@ -442,6 +442,12 @@ def control(
 )
 @click.option("--client", "is_client", is_flag=True, help="Certificate of a client, such as a trainer.")
 @click.option(
+    "--revoke",
+    "is_revoked",
+    is_flag=True,
+    help="Certificates of these names count no more: writes clients.pem, which servers take as --tls-client-ca.",
+)
+@click.option(
     "--days",
     type=click.IntRange(min=1),
     default=365,
@@ -449,7 +455,7 @@ def control(
     help="Days for which the certificate is valid.",
 )
 @as_json
-def cert(names: tuple[str, ...], out: Path, is_client: bool, days: int, as_json: bool) -> None:
+def cert(names: tuple[str, ...], out: Path, is_client: bool, is_revoked: bool, days: int, as_json: bool) -> None:
     """Make a certificate for a server or a client of one's own cluster, and the authority that signs it.
 
     The names are those by which a server is asked: of its host, of a service (dns+https://), or addresses. Without an
@@ -461,6 +467,13 @@ def cert(names: tuple[str, ...], out: Path, is_client: bool, days: int, as_json:
     if is_client and len(names) > 1:
         raise SettingError("--client takes one name, which tells the client from others")
     authority = Authority(out)
+    if is_revoked:
+        clients = [authority.revoke(name) for name in names][-1]
+        if as_json:
+            print_json_line({"clients": str(clients)})
+        else:
+            say(f"{', '.join(names)}: revoked in {clients}; servers take it for --tls-client-ca, not {authority.ca}")
+        return
     cert_file, key_file = authority.issue(names, is_client=is_client, days=days)
     if as_json:
         print_json_line({"ca": str(authority.ca), "cert": str(cert_file), "key": str(key_file)})

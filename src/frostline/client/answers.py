@@ -184,8 +184,11 @@ class BalancedResponse:
                     found = [unpack(part) if part.packed else part for part in answer]
             except (Unavailable, StoreUnavailable) as error:
                 self._pool.note_failure(other, error)
-            except FrostlineError:
-                answered.add(other)  # what is read there at all is another request's to find out
+            except FrostlineError as error:
+                if type(error) is FrostlineError:  # it makes no sense, as what is garbled on its way
+                    self._pool.note_failure(other, error)
+                else:
+                    answered.add(other)  # what is read there at all is another request's to find out
             else:
                 answered.add(other)
                 return found

@@ -140,12 +140,13 @@ class LoadBalancer:
         return [node for node in self.order(now) if self._places[node].away_until <= now]
 
     def may_come_back(self, now: float, patience_s: float) -> list[int]:
-        """Those that are away, and have been for so short a time that they may only be starting again."""
+        """Those that are away, and have been for so short a time that they may only be starting again.
+
+        So are those that refuse: what came garbled on the way looks like a refusal, and not for long.
+        """
         places = {node: self._places[node] for node in self.members}
         return [
-            node
-            for node, place in places.items()
-            if place.away_until > now and not place.is_refusing and now - place.away_since < patience_s
+            node for node, place in places.items() if place.away_until > now and now - place.away_since < patience_s
         ]
 
     def begin_request(self, node: int, now: float = 0.0, *, is_timed: bool = True, is_retry: bool = False) -> None:
@@ -212,6 +213,7 @@ class LoadBalancer:
         wait_s = min(_REFUSED_S * 2.0 ** min(place.refusals, 16), _LONGEST_REFUSED_S)
         place.reason = reason
         place.away_until, place.is_refusing = max(place.away_until, now + wait_s), True
+        place.away_since = min(place.away_since, now)
         place.refusals += 1
         place.failed += 1
 

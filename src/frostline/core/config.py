@@ -222,7 +222,8 @@ class ServerTls:
     Attributes:
         cert: PEM file of its certificate, and of those between it and its authority.
         key: PEM file of its private key, which other users may not read; None where it stands in ``cert``.
-        client_ca: PEM file of the authorities of which every client must have a certificate; None asks for none.
+        client_ca: PEM file of the authorities of which every client must have a certificate; None asks for none. Where
+            it holds lists of revoked certificates too, there must be one of each authority.
     """
 
     cert: str

@@ -55,7 +55,14 @@ class TokenTable:
         # When the first of an address's wrong tokens counts no more, and how many it has sent since it was said.
         self._wrong: LRUCache[str, tuple[float, int, float]] = LRUCache(_ADDRESSES)
         self._right: LRUCache[tuple[str, str], None] = LRUCache(_ADDRESSES)
+        self._wrong_count = 0
         self.renew(holders)
+
+    def wrong_tokens(self) -> tuple[int, int]:
+        """Wrong tokens so far, those that were not looked at included, and addresses that are slowed for them now."""
+        with self._lock:
+            slowed = sum(self._wait_s(site) > 0 for site in list(self._wrong))
+            return self._wrong_count, slowed
 
     def renew(self, holders: Sequence[TokenHolder]) -> None:
         """Know these from now on, and nobody else."""
@@ -105,13 +112,16 @@ class TokenTable:
         return found
 
     def _check_site(self, site: str) -> None:
-        until_s, _, _ = self._wrong.get(site, (0.0, 0, 0.0))
-        wait_s = until_s - self._monotonic() - _EVERY_S * (_AT_ONCE - 1)
+        wait_s = self._wait_s(site)
         if wait_s > 0:
-            self._count(site, until_s)
+            self._count(site, self._wrong[site][0])
             raise Overloaded(
                 f"too many wrong tokens came from your address: ask again in {wait_s:.0f} s", retry_after_s=wait_s
             )
+
+    def _wait_s(self, site: str) -> float:
+        until_s, _, _ = self._wrong.get(site, (0.0, 0, 0.0))
+        return until_s - self._monotonic() - _EVERY_S * (_AT_ONCE - 1)
 
     def _count_wrong(self, site: str) -> None:
         if site:
@@ -122,6 +132,7 @@ class TokenTable:
         """Count a wrong token, or one that was not looked at, and say so of each address once a minute."""
         _, count, said_at_s = self._wrong.get(site, (0.0, 0, -_SAID_EVERY_S))
         count, now_s = count + 1, self._monotonic()
+        self._wrong_count += 1
         if now_s >= said_at_s + _SAID_EVERY_S:
             _LOG.warning("wrong tokens from %s: %d since the last such line", site, count)
             count, said_at_s = 0, now_s

@@ -22,7 +22,7 @@ from frostline.node.pipeline import Slab
 from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
-from frostline.preprocess.decoders import Decoders, takes_decoders
+from frostline.preprocess.decoders import takes_decoders
 from frostline.stores.disk_tier import LocalTier, TierStatistics, tier_name
 from frostline.stores.local import MmapFolder
 from frostline.stores.protocols import Buffer, Place, Versioned, is_other_version
@@ -242,14 +242,14 @@ class SharedDecoder:
         slots: one slot per image that may be decoded at once; more may be read at once, to hide the store's latency.
         counters: counters of the request.
         reads: sees whether reads end.
-        apart: processes that decode, where strangers ask; None decodes in this one.
+        apart: decodes in processes of the tenant, where strangers ask; None decodes in this one.
     """
 
     memory: Pool
     slots: threading.Semaphore
     counters: Counters
     reads: ReadWatch = field(default_factory=ReadWatch)
-    apart: Decoders | None = None
+    apart: Callable[..., int] | None = None
 
 
 class StoredSamples:
@@ -462,9 +462,7 @@ class SampleReader(StoredSamples):
                 self._write(row, encoded, out)
             else:
                 id = int(self._samples.ids[row])
-                needed = self._apart.decode_into(
-                    self._preprocess, encoded, out, id=id, view=self._view, max_pixels=pixels
-                )
+                needed = self._apart(self._preprocess, encoded, out, id=id, view=self._view, max_pixels=pixels)
             self._decoding.counters.add(decode_s=time.perf_counter() - started)
         return needed
 

@@ -1,7 +1,6 @@
 """The device: runs waiting work by the node's batching rule, merges rows of several requests, on one device or more.
 
 The work that waits for the device: rows of requests, which may share runs, and calls that need the device alone.
-
 Several devices as one: gives each batch to one of them, and takes out a device that fails where another does not.
 """
 
@@ -223,14 +222,11 @@ def _apart(tensor: npt.NDArray[np.generic], slab: Slab) -> npt.NDArray[np.generi
 
 
 def _first_waits(entries: Iterable[QueuedRows | ExclusiveCall], began_at: float) -> list[float]:
-    """Seconds that those of the entries whose first rows run now have waited until ``began_at``."""
     return [began_at - entry.queued_at for entry in entries if isinstance(entry, QueuedRows) and not entry.ran]
 
 
-# Assumed seconds of a run before the first one: long, so that unknown work does not crowd out others.
-_UNKNOWN_S = 1.0
-# Weight of the latest run in the moving average of a run's seconds.
-_LATEST = 0.5
+_UNKNOWN_S = 1.0  # of a run before the first one: long, so that unknown work does not crowd out others
+_LATEST = 0.5  # weight of the latest run in the moving average of a run's seconds
 # Seconds between two looks at a run: its time is charged, and it may be cancelled or interrupted.
 _SLICE_S = 0.05
 
@@ -260,10 +256,10 @@ class Device:
         self._lock = threading.Lock()
         self._queue: dict[int, Queued] = {}  # in order of arrival
         self._count = 0
+        self._is_asked = False  # the thread, which has not begun yet
         self._free_at = 0.0  # when the previous run ended
         self._run_s: WeakKeyDictionary[Engine, dict[tuple[int, int], float]] = WeakKeyDictionary()
-        # The current run, and a run that interrupts it; used by the device's thread only.
-        self._running: list[_Run] = []
+        self._running: list[_Run] = []  # now, and what interrupts it; used by the device's thread only
 
     @property
     def waiting(self) -> int:
@@ -291,8 +287,9 @@ class Device:
             # minute of rows, and the sooner it is done, the sooner the job gets its engine.
             self._queue[-self._count if isinstance(entry, ExclusiveCall) else self._count] = entry
             self._fair_shares.arrive(entry.account.name)
-        # One task may run everything that waits; the tasks after it then find nothing to do.
-        self._thread.submit(self._serve)
+            if not self._is_asked:  # once is enough: it runs everything that waits
+                self._thread.submit(self._serve)
+                self._is_asked = True
 
     def between(self) -> None:
         """Check on the current run between two of its operations; called in the device's thread.
@@ -356,6 +353,8 @@ class Device:
 
     def _serve(self) -> None:
         """Run until nothing waits. If the engine can queue runs, the next one begins during the last pieces of this."""
+        with self._lock:
+            self._is_asked = False
         before: _Run | None = None
         while True:
             if before is not None:
@@ -459,7 +458,8 @@ class Device:
         run.charged_at = now
         run.took_s += took_s
         for entry, mine_s in run.shared(took_s):
-            self._fair_shares.charge(entry.account.name, mine_s)
+            # Whose run was under way when the whole node was stopped does not pay for that.
+            self._fair_shares.charge(entry.account.name, min(mine_s, 10.0))
             entry.pay(mine_s)
 
     def _counted(self, run: "_Run") -> None:

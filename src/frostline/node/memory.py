@@ -6,13 +6,14 @@ Shares a node's device and its reading threads between tenants: whose turn it is
 """
 
 import threading
+import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from frostline.batching import ANYBODY, Claim, FairShares, MemoryBudget
@@ -34,6 +35,9 @@ __all__ = (
 )
 
 
+# Seconds of a thread that a task is charged at most. A store that hung, or a node that was stopped, would else be paid
+# for by whoever was at work then: it would wait until all others have had as much.
+_MAX_CHARGE_S = 1.0
 # One megabyte for each reading thread.
 _MAX_AHEAD = 32 << 20
 
@@ -402,18 +406,32 @@ Task = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Readers:
-    """A thread pool with one queue per tenant, served in turn.
+    """A thread pool with one queue per tenant, which shares its seconds by the tenants' weights.
+
+    Where reading and decoding is the limit and not the device, these shares are what a weight comes to.
 
     Args:
         threads: number of threads.
         maximum: maximum number of threads that work for one tenant; the others stay free for other tenants.
+        weights: the tenants' weights by name; 1 for those who are not named.
+        clock: returns seconds.
     """
 
-    def __init__(self, threads: int, maximum: int) -> None:
+    def __init__(
+        self,
+        threads: int,
+        maximum: int,
+        weights: Mapping[str, float] = MappingProxyType({}),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._pool = ThreadPoolExecutor(threads, "frostline-read", in_background)
+        self._threads = threads
         self._maximum = maximum
+        self._clock = clock
+        self._shares = FairShares(weights)
+        self._asked = 0  # threads that were asked to look for tasks, and do not yet
         self._lock = threading.Lock()
-        self._queues: OrderedDict[str, _Queue] = OrderedDict()  # the tenant that is served next comes first
+        self._queues: OrderedDict[str, _Queue] = OrderedDict()  # of those with equal shares the first is next
         self._at_work: Counter[str] = Counter()
 
     def lane(self, tenant: str, *, is_urgent: bool = False) -> Executor:
@@ -434,30 +452,44 @@ class Readers:
         with self._lock:
             queue = self._queues.setdefault(tenant, _Queue())
             (queue.urgent if is_urgent else queue.others).append(task)
-        try:
-            self._pool.submit(self._work)
-        except RuntimeError as error:
-            raise Unavailable("the node is stopping") from error
+            self._shares.arrive(tenant)
+            # Threads that are never idle take task after task: asked once a task, the pool would keep what it is asked.
+            if self._asked == self._threads:
+                return
+            try:
+                self._pool.submit(self._work)
+            except RuntimeError as error:
+                raise Unavailable("the node is stopping") from error
+            self._asked += 1
+
+    def change_weight(self, tenant: str, weight: float) -> None:
+        """See ``FairShares.change_weight``."""
+        with self._lock:
+            self._shares.change_weight(tenant, weight)
 
     def close(self) -> None:
         """Wait until all tasks are done, and stop the threads."""
         self._pool.shutdown()
 
     def _work(self) -> None:
+        with self._lock:
+            self._asked -= 1
         # A task of a tenant that has all its threads at work is left for those threads.
         while (found := self._next()) is not None:
             tenant, (future, call) = found
             with ExitStack() as stack:
-                stack.callback(self._done, tenant)
+                stack.callback(self._done, tenant, self._clock())
                 if future.set_running_or_notify_cancel():
                     stack.push(partial(_tell, future))
                     future.set_result(call())
 
     def _next(self) -> tuple[str, Task] | None:
         with self._lock:
-            tenant = next((name for name in self._queues if self._at_work[name] < self._maximum), None)
-            if tenant is None:
+            able = [name for name in self._queues if self._at_work[name] < self._maximum]
+            if not able:
                 return None
+            tenant = min(able, key=self._shares.tag)
+            self._shares.begin(tenant)
             queue = self._queues[tenant]
             task = (queue.urgent or queue.others).popleft()
             self._queues.move_to_end(tenant)
@@ -466,9 +498,11 @@ class Readers:
             self._at_work[tenant] += 1
             return tenant, task
 
-    def _done(self, tenant: str) -> None:
+    def _done(self, tenant: str, began: float) -> None:
         with self._lock:
             self._at_work[tenant] -= 1
+            self._shares.charge(tenant, min(self._clock() - began, _MAX_CHARGE_S))
+            self._shares.depart(tenant)
 
 
 @dataclass(frozen=True, slots=True)

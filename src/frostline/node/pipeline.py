@@ -35,7 +35,6 @@ from frostline.node.memory import Cancelled, CancelScope, Pool, RequestMemory, R
 from frostline.node.prefixes import Resident
 from frostline.preprocess import Preprocess, Tokenize
 from frostline.preprocess.apply import decode_into, pixels_needed, scratch_bytes
-from frostline.preprocess.decoders import Decoders
 from frostline.preprocess.tokens import content_digest
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.protocols import Buffer, LinkBounds, Place, StoreLimits, Versioned
@@ -538,7 +537,7 @@ def embedding_inputs(
     maximum: int,
     memory: Pool,
     is_abandoned: Callable[[], bool],
-    apart: Decoders | None = None,
+    apart: Callable[..., int] | None = None,
 ) -> EmbeddingInputs:
     """The features that a request for embeddings is answered by.
 
@@ -548,7 +547,7 @@ def embedding_inputs(
         maximum: maximum count of numbers in the answer.
         memory: pool for decoding, in which texts are tokenized.
         is_abandoned: True if the request was cancelled.
-        apart: processes that tokenize; None does it in this one.
+        apart: tokenizes in processes of the tenant; None does it in this one.
 
     Raises:
         BadRequest: the inputs are not of the network's kind, or it gives several tensors.
@@ -608,7 +607,7 @@ def _tokens(
     texts: Sequence[bytes],
     memory: Pool,
     is_abandoned: Callable[[], bool],
-    apart: Decoders | None,
+    apart: Callable[..., int] | None,
 ) -> int:
     """Tokens of all texts, without those of padding."""
     row = np.zeros(preprocess.shape, np.int64)
@@ -619,9 +618,7 @@ def _tokens(
         if nbytes > memory.total_bytes:
             raise OverBudget(f"input[{number}]: its {len(text)} bytes may take {readable_bytes(nbytes)} as tokens")
         with memory.reserve(nbytes, is_abandoned):
-            (decode_into if apart is None else apart.decode_into)(
-                preprocess, text, row, id=number, view=None, max_pixels=pixels
-            )
+            (apart or decode_into)(preprocess, text, row, id=number, view=None, max_pixels=pixels)
         count += int(row[1].sum())
     return count
 

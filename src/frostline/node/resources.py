@@ -106,8 +106,8 @@ class Resources:
                 for name, memory in zip(settings.device.split(","), rooms, strict=True)
             ]
         )
-        self.readers = _readers(max(_READERS, settings.decode_threads), settings)
-        self.waiters = _readers(settings.read_threads, settings)
+        self.readers = _readers(max(_READERS, settings.decode_threads), self.tenants)
+        self.waiters = _readers(settings.read_threads, self.tenants)
         self.decoders = Decoders(self.pools["decode"].total_bytes)
         self.gate = Gate(settings.max_requests, self.pools["messages"], self._work, self.tenants.accounts)
 
@@ -184,7 +184,7 @@ class Resources:
             before, after = account.settings, changed_settings(account.settings, body)
             if before != after:
                 account.change(after)
-                self._fair_shares.change_weight(name, after.weight)
+                self._change_weight(after)
                 told = {"tenant": name, "by": asker.name, "before": tenant_to_json(before)}
                 _LOG.info("tenant_changed", extra={"fields": {**told, "after": tenant_to_json(after)}})
         return after
@@ -198,10 +198,14 @@ class Resources:
             before = {account.name for account in self.tenants.accounts}
             self.tenants.renew(settings.tenants)
             for tenant in settings.tenants:
-                self._fair_shares.change_weight(tenant.name, tenant.weight)
+                self._change_weight(tenant)
             names = {tenant.name for tenant in settings.tenants}
             told = {"joined": sorted(names - before), "left": sorted(before - names)}
             _LOG.info("tenants_renewed", extra={"fields": told})
+
+    def _change_weight(self, tenant: TenantSettings) -> None:
+        for shares in (self._fair_shares, self.readers, self.waiters):
+            shares.change_weight(tenant.name, tenant.weight)
 
     def limits(self) -> list[TenantLimits]:
         """What each tenant uses, and may be bound to while the node runs."""
@@ -232,9 +236,10 @@ class Resources:
         )
 
 
-def _readers(threads: int, settings: NodeSettings) -> Readers:
+def _readers(threads: int, tenants: Tenants) -> Readers:
     # With several tenants, no tenant gets more than half of the threads, in case its store is slow.
-    return Readers(threads, threads if len(settings.tenants) <= 1 else max(1, threads // 2))
+    weights = tenants.weights
+    return Readers(threads, threads if len(weights) <= 1 else max(1, threads // 2), weights)
 
 
 def _device_pools(pool: Pool, named: Sequence[str]) -> Sequence[Pool]:
@@ -335,6 +340,11 @@ class RequestOpener:
         """Processes that decode, where somebody may ask who is not the node's own user; None decodes in this one."""
         return self._processes if self._tenants.has_strangers and Decoders.are_possible() else None
 
+    def decode_apart(self, account: Account) -> Callable[..., int] | None:
+        """``Decoders.decode_into`` in processes of a tenant; None where samples are decoded in this one."""
+        decoders = self.decoders
+        return None if decoders is None else partial(decoders.decode_into, tenant=account.name)
+
     def tier_statistics(self) -> TierStatistics | None:
         """The statistics of the samples on the node's own disk."""
         return self._tier.statistics()
@@ -401,7 +411,11 @@ class RequestOpener:
         """
         store = self.store(request, preprocess, account) if sent is None else sent
         decoding = SharedDecoder(
-            memory=self._memory, slots=self._decoders, counters=counters, reads=self.reads, apart=self.decoders
+            memory=self._memory,
+            slots=self._decoders,
+            counters=counters,
+            reads=self.reads,
+            apart=self.decode_apart(account),
         )
         samples = request.samples
         # The system reads a folder's next bytes ahead by itself.

@@ -262,7 +262,15 @@ class Node:
             roots=self._stores.allowed_roots(None if asker is None else asker.settings.roots),
             cores=usable_cores(),
             trouble=self.trouble(),
+            decoding=self._decoding(),
         )
+
+    def _decoding(self) -> str:
+        decoders = self._opener.decoders
+        if decoders is None:
+            return "in the node's process"
+        confined_by = decoders.statistics().confined_by
+        return f"apart, confined by {confined_by}" if confined_by else "apart"
 
     def trouble(self) -> str:
         """Why the node should be asked for nothing now; empty where it is fine. Waits for nothing."""
@@ -320,6 +328,7 @@ class Node:
 
     def statistics(self, asker: Account | None = None) -> NodeStatistics:
         """The state of the node, with the tenants that the asker may see; an asker of None sees all."""
+        wrong, slowed = self._resources.tenants.wrong_tokens()
         return NodeStatistics(
             uptime_s=time.monotonic() - self._started,
             cpu_s=time.process_time(),
@@ -335,6 +344,9 @@ class Node:
             shared_cache=self._cache.shared_statistics(),
             local_tier=self._opener.tier_statistics(),
             latencies=self._resources.counters.latencies(),
+            wrong_tokens=wrong,
+            slowed_addresses=slowed,
+            decoders=None if (decoders := self._opener.decoders) is None else decoders.statistics(),
         )
 
     def change_tenant(self, asker: Account, name: str, body: object) -> TenantSettings:
@@ -443,7 +455,7 @@ class Node:
         admission.account.check_may("compute", wanted.model)
         with self._prefixes.pin(wanted.model, asker=admission.account) as resident:
             most, scope = max_numbers(self._settings.memory_bytes), self.cancel_scope()
-            memory, apart = self._pools["decode"], self._opener.decoders
+            memory, apart = self._pools["decode"], self._opener.decode_apart(admission.account)
             inputs = embedding_inputs(wanted, resident, most, memory, scope.is_cancelled, apart)
         return self.features(inputs.request, admission, sent=inputs.sent), inputs
 
@@ -491,6 +503,8 @@ class Node:
 
     def warm(self) -> None:
         """Import what the first network and its usual engine need; requests are served meanwhile."""
+        if (decoders := self._opener.decoders) is not None:
+            decoders.warm()
         with collector_rests():
             self._bridge.warm()
         gc.freeze()  # imported modules stay alive, so the collector need not look at them again

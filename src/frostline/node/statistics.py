@@ -10,6 +10,7 @@ from typing import Any
 from frostline.cache import DiskStatistics, SharedStatistics
 from frostline.core.declared import Amount, Count
 from frostline.node.memory import PoolStatistics
+from frostline.preprocess.decoders import DecoderStatistics
 from frostline.stores.disk_tier import TierStatistics
 
 __all__ = ("BOUNDS_S", "STAGES", "Counters", "NodeStatistics", "StageLatency", "TenantStatistics", "Totals")
@@ -146,6 +147,9 @@ class NodeStatistics:
         latencies: the time that each of ``STAGES`` took: reading a sample, or several that are memory-mapped; decoding
             the same; the wait of rows for a device; a run of it; and from a batch that is made to the wish for the next
             one, in which it is sent.
+        wrong_tokens: wrong tokens that came, those that were not looked at included.
+        slowed_addresses: addresses that are told nothing more for a while because of them.
+        decoders: fate of the processes that decode; None where samples are decoded in the node's own.
     """
 
     uptime_s: Amount
@@ -162,6 +166,9 @@ class NodeStatistics:
     shared_cache: SharedStatistics | None = None
     local_tier: TierStatistics | None = None
     latencies: dict[str, StageLatency] = field(default_factory=dict)
+    wrong_tokens: int = 0
+    slowed_addresses: int = 0
+    decoders: DecoderStatistics | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""

@@ -320,6 +320,10 @@ class Tenants:
         """The tenants' weights, by name."""
         return {account.name: account.settings.weight for account in self.accounts}
 
+    def wrong_tokens(self) -> tuple[int, int]:
+        """See ``TokenTable.wrong_tokens``."""
+        return self._tokens.wrong_tokens()
+
     def account(self, name: str) -> Account:
         """The account of a tenant.
 

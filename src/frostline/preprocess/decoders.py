@@ -45,7 +45,7 @@ try:
 except ImportError:  # they are Unix's; ``are_possible`` says so
     pass
 
-__all__ = ("MAX_DECODE_S", "Decoders", "confine", "takes_decoders")
+__all__ = ("MAX_DECODE_S", "DecoderStatistics", "Decoders", "confine", "takes_decoders")
 
 MAX_DECODE_S = 20.0
 """Core seconds that one sample may take; an image of 50 million pixels takes a tenth of it."""
@@ -59,6 +59,8 @@ _PAGE = 4096
 # What a child may take beside what was reserved: gaps in its heap, and tokenizers, each several times its JSON.
 _SLACK_BYTES, _TOKENIZER_BYTES = 64 << 20, 1 << 30
 _KEPT_TOKENIZERS = 4
+# Children that wait for a sample: as many tenants as ask at once have one each, of a few megabytes of its own.
+_KEPT_CHILDREN = 16
 _ENVIRONMENT = {
     # Threads of other libraries would not survive the forks, and cannot be started in children.
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
@@ -72,6 +74,16 @@ _ENVIRONMENT = {
 _SAID = frozenset({"needed", "error", "lacks_tokenizer"})
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "JPEG2000", "ICO", "AVIF")
 _LOG = logging.getLogger("frostline.decoders")
+# Why children end, and what is said of it to who wanted the sample.
+_CAUSES = {
+    "time": f"decoding it takes more than {MAX_DECODE_S:g} s of a core",
+    "crash": "it breaks the decoder, or takes more memory than was reserved for it",
+    "killed": "the system killed it",
+    "exit": "it left off without an answer",
+    "nonsense": "it answered what makes no sense",
+}
+# Of which not every system has all.
+_CRASHES = {getattr(signal, f"SIG{name}", None) for name in ("SEGV", "ABRT", "BUS", "FPE", "ILL", "TRAP", "SYS")}
 # -P keeps the current folder off the import path.
 _COMMAND = (sys.executable, "-P", "-m", STARTED["decoding"])
 
@@ -81,8 +93,24 @@ def takes_decoders(preprocess: Preprocess) -> bool:
     return any(isinstance(part.steps[0], Decode | DecodeAudio | Tokenize) for part in preprocess.parts)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderStatistics:
+    """What became of the processes that decode.
+
+    Attributes:
+        confined_by: protections in force, such as "Landlock 6 and seccomp"; empty before the first began.
+        started: number of processes that began.
+        ended: number of those that a sample ended, or the system, by cause: ``time``, ``crash`` (broken or out of
+            memory), ``killed``, ``exit`` and ``nonsense`` (an answer that makes no sense).
+    """
+
+    confined_by: str
+    started: int
+    ended: dict[str, int]
+
+
 class Decoders:
-    """Child processes that decode. The first sample starts them. Safe for threads.
+    """Child processes that decode, each for one tenant. The first sample starts them. Safe for threads.
 
     Args:
         memory_bytes: memory for decoding of the node: the most that a child may take for one sample.
@@ -94,8 +122,12 @@ class Decoders:
         self._command = command
         self._lock = threading.Lock()
         self._starter: _Starter | None = None
-        self._idle: list[_Child] = []
-        self._is_closed = self._is_told = False
+        # By tenant, None where it has seen no sample; the one that waits longest is first.
+        self._idle: list[tuple[str | None, _Child]] = []
+        self._is_closed = False
+        self._confined_by = ""
+        self._began = 0
+        self._ended = dict.fromkeys(_CAUSES, 0)
 
     def decode_into(
         self,
@@ -106,6 +138,7 @@ class Decoders:
         id: int,
         view: View | None,
         max_pixels: int = MAX_PIXELS,
+        tenant: str = "",
     ) -> int:
         """Decode one sample into ``out`` as ``preprocess.apply`` does it, to the bit.
 
@@ -116,6 +149,7 @@ class Decoders:
             id: number of the sample; see ``preprocess.apply.decode_into``.
             view: random view; see there.
             max_pixels: pixels for which memory was reserved.
+            tenant: name of the tenant whose sample it is: no process sees samples of two.
 
         Returns:
             The pixels that the sample needs; where they are more than ``max_pixels`` and may be reserved at all,
@@ -125,7 +159,7 @@ class Decoders:
             SampleError: see ``preprocess.apply.decode_into``; or the child that decoded it ended.
         """
         while True:
-            child = self._taken()
+            child = self._taken(tenant)
             is_sound = False
             try:
                 needed = child.decode(preprocess, encoded, out, id=id, view=view, max_pixels=max_pixels)
@@ -133,16 +167,32 @@ class Decoders:
                 return needed
             except BrokenPipeError:  # it had ended while it waited: another one gets the sample
                 continue
+            except _Ended as ended:
+                cause = self._bury(child, str(ended))
+                raise SampleError(f"the process that decoded it ended: {_CAUSES[cause]}") from None
             except SampleError:
-                is_sound = not child.has_ended
+                is_sound = True
                 raise
             finally:
-                self._give_back(child, is_sound=is_sound)
+                if is_sound:
+                    self._give_back(tenant, child)
+                elif not child.is_buried:
+                    self._bury(child)
 
     def pids(self) -> tuple[int, ...]:
         """Process ids of the children that wait for a sample."""
         with self._lock:
-            return tuple(child.pid for child in self._idle)
+            return tuple(child.pid for _, child in self._idle)
+
+    def statistics(self) -> DecoderStatistics:
+        """What became of them."""
+        with self._lock:
+            return DecoderStatistics(confined_by=self._confined_by, started=self._began, ended=dict(self._ended))
+
+    def warm(self) -> None:
+        """Have the first child ready, so that the first sample need not wait for it."""
+        with contextlib.suppress(SampleError):
+            self._give_back(None, self._taken(None))
 
     @staticmethod
     def are_possible() -> bool:
@@ -155,15 +205,16 @@ class Decoders:
             self._is_closed = True
             idle, self._idle = self._idle, []
             starter, self._starter = self._starter, None
-        for child in idle:
+        for _, child in idle:
             child.kill()
         if starter is not None:
             starter.close()
 
-    def _taken(self) -> "_Child":
+    def _taken(self, tenant: str | None) -> "_Child":
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            for place in reversed(range(len(self._idle))):
+                if self._idle[place][0] in (tenant, None):
+                    return self._idle.pop(place)[1]
             if self._is_closed:
                 raise SampleError("the node is stopping")
             try:
@@ -178,17 +229,41 @@ class Decoders:
         if self._starter is None:
             self._starter = _Starter(self._command, self._memory_bytes)
         child = self._starter.child()
-        if not self._is_told:
-            self._is_told = True
+        self._began += 1
+        if not self._confined_by:
+            self._confined_by = child.confined_by
             _LOG.info("samples are decoded in processes of their own, confined by %s", child.confined_by)
         return child
 
-    def _give_back(self, child: "_Child", *, is_sound: bool) -> None:
+    def _give_back(self, tenant: str | None, child: "_Child") -> None:
+        surplus = None
         with self._lock:
-            if is_sound and not self._is_closed:
-                self._idle.append(child)
-                return
+            if not self._is_closed:
+                self._idle.append((tenant, child))
+                if len(self._idle) <= _KEPT_CHILDREN:
+                    return
+                _, surplus = self._idle.pop(0)
+        self._bury(surplus or child, is_wanted=True)
+
+    def _bury(self, child: "_Child", cause: str = "", *, is_wanted: bool = False) -> str:
+        """End it, count why it ended where nobody wanted that, and return it."""
         child.kill()
+        with self._lock:
+            status = 0 if self._starter is None else self._starter.status(child.pid)
+            found = cause or _cause_of(status)
+            self._ended[found] += not is_wanted
+        return found
+
+
+def _cause_of(status: int) -> str:
+    """Of the end of a process: minus the number of the signal, or its exit status."""
+    if -status == signal.SIGPROF:
+        return "time"
+    return "crash" if -status in _CRASHES else "killed" if status < 0 else "exit"
+
+
+class _Ended(Exception):
+    """The child has ended, or must; with the cause where it is known."""
 
 
 class _Starter:
@@ -207,6 +282,7 @@ class _Starter:
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,
             )
+        ours.settimeout(_STARTING_S)
         self._control = ours
 
     def child(self) -> "_Child":
@@ -228,6 +304,14 @@ class _Starter:
             ours.close()
             raise
 
+    def status(self, pid: int) -> int:
+        """How a child of it that was killed, or ended before, has ended; 0 where that is not known."""
+        try:
+            self._control.send(str(pid).encode())
+            return int(self._control.recv(_MESSAGE_BYTES) or b"0")
+        except OSError:  # it has died, as the next child will find
+            return 0
+
     def close(self) -> None:
         """Kill it, and with it its children."""
         self._control.close()
@@ -241,7 +325,7 @@ class _Child:
     def __init__(self, peer: socket.socket, pid: int, confined_by: str) -> None:
         self.pid = pid
         self.confined_by = confined_by
-        self.has_ended = False
+        self.is_buried = False
         self._peer = peer
         peer.settimeout(_LONGEST_S)
         # The number may be another process's once it has ended.
@@ -292,7 +376,7 @@ class _Child:
 
     def kill(self) -> None:
         """End it, whatever it does."""
-        self.has_ended = True
+        self.is_buried = True
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         os.close(self._handle)
@@ -310,24 +394,21 @@ class _Child:
             answer = self._peer.recv(_MESSAGE_BYTES)
         except BrokenPipeError:
             raise
-        except OSError:  # it has ended, or takes too long
+        except TimeoutError as error:
+            raise _Ended("time") from error
+        except OSError:
             answer = b""
         finally:
             for file in files:
                 os.close(file)
         if not answer:
-            self.has_ended = True
-            raise SampleError(
-                f"the process that decoded it ended: decoding it takes more than {MAX_DECODE_S:g} s of a core or more "
-                "memory than was reserved for it, or it breaks the decoder"
-            )
+            raise _Ended
         try:
             value = json.loads(answer)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict) or not (_SAID & value.keys()) or not isinstance(value.get("needed", 0), int):
-            self.has_ended = True
-            raise SampleError("the process that decoded it answered what makes no sense")
+            raise _Ended("nonsense")
         return value
 
     def _with_room(self, nbytes: int) -> list[int]:
@@ -360,21 +441,32 @@ def _steps(preprocess: Preprocess) -> str:
 
 
 def serve_decoding(control: socket.socket, memory_bytes: int) -> NoReturn:
-    """Fork a child for each socket that comes over another one, until that is closed. Never returns."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit status of children is not needed
+    """Fork a child for each socket that comes over another one, until that is closed. Never returns.
+
+    Where the number of a child comes alone, how that has ended is answered.
+    """
     _warm_up()
     gc.freeze()
     starter = os.getpid()
     while True:
-        said, files, _, _ = socket.recv_fds(control, 1, 1)
+        said, files, _, _ = socket.recv_fds(control, 32, 1)
         if not said:
             os._exit(0)
+        if not files:
+            control.send(str(_ending_of(int(said))).encode())
         for file in files:
             if os.fork() == 0:
                 control.close()
                 _end_with(starter)
                 _serve(socket.socket(fileno=file), memory_bytes)
             os.close(file)
+
+
+def _ending_of(pid: int) -> int:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:  # another process forked it
+        return 0
 
 
 def _end_with(parent: int) -> None:

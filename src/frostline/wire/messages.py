@@ -324,6 +324,8 @@ class Health:
         cores: numbers of the processor cores that the node may use; two sides on one host share those in common.
         protocol: the least and the greatest protocol that the node speaks, whatever its version.
         trouble: the reason why the node should be asked for nothing now, such as ``draining``; empty where it is ready.
+        decoding: says where samples are decoded, and what confines that, such as "apart, confined by Landlock 6 and
+            seccomp".
     """
 
     version: str
@@ -334,6 +336,7 @@ class Health:
     cores: tuple[Count, ...] = ()
     protocol: tuple[int, int] = PROTOCOLS
     trouble: str = ""
+    decoding: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
@@ -346,6 +349,7 @@ class Health:
         least, greatest = value["protocol"]
         if not isinstance(least, int) or not isinstance(greatest, int) or not isinstance(value["trouble"], str):
             raise TypeError("a node's health says its protocols and its trouble")
+        value = {"decoding": "", **value}  # which is for people alone
         known = {field.name: value[field.name] for field in fields(cls)}
         lists = {"roots": tuple(value["roots"]), "cores": tuple(value["cores"]), "protocol": (least, greatest)}
         return cls(**{**known, **lists})

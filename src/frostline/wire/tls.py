@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # of the extra `tls`, which only who makes certificates needs
 __all__ = ("Authority", "FollowedContext", "client_context", "server_context")
 
 _LOG = logging.getLogger("frostline.tls")
+_LIST = b"-----BEGIN X509 CRL-----"
 
 
 class FollowedContext:
@@ -111,7 +112,16 @@ def _server(files: ServerTls) -> ssl.SSLContext:
     if files.client_ca is not None:
         _load_authorities(context, files.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
+        if _has_revocations(files.client_ca):
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
+
+
+def _has_revocations(file: str) -> bool:
+    try:
+        return _LIST in Path(file).read_bytes()
+    except OSError as error:
+        raise SettingError(f"cannot read the authorities in {file}: {_why(error)}") from error
 
 
 def _load_authorities(context: ssl.SSLContext, file: str) -> None:
@@ -144,14 +154,16 @@ def _why(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-_CA, _CA_KEY = "ca.pem", "ca-key.pem"
+_CA, _CA_KEY, _CLIENTS = "ca.pem", "ca-key.pem", "clients.pem"
 # Clocks of machines differ.
 _EARLIER = timedelta(hours=1)
 _MAX_NAME = 64
 
 
 class Authority:
-    """An authority for the certificates of one cluster, in a folder: ``ca.pem`` and ``ca-key.pem``.
+    """An authority for the certificates of one cluster, in a folder: ``ca.pem``, ``ca-key.pem`` and ``clients.pem``.
+
+    The last is there once a certificate was revoked: the authority, and the list of those that count no more.
 
     Who has the key can pretend to be any node or client of the cluster: it belongs on the machine where certificates
     are made, and nowhere else.
@@ -219,11 +231,47 @@ class Authority:
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), critical=False)
         )
-        stem = names[0].replace("*", "any").replace(":", "-")
+        stem = _stem(names[0])
         cert_file, key_file = self._folder / f"{stem}.pem", self._folder / f"{stem}-key.pem"
         self._write(key_file, _key_pem(key))
         self._write(cert_file, self._signed(builder, self._key))
         return cert_file, key_file
+
+    def revoke(self, name: str) -> Path:
+        """Have a certificate of this folder, and all that were revoked before, count no more.
+
+        Args:
+            name: the first of its names.
+
+        Returns:
+            The file of the authority and of its list, which servers take in place of the authority's own for clients.
+
+        Raises:
+            SettingError: There is no certificate of that name, or the list makes no sense.
+        """
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+
+        clients, now = self._folder / _CLIENTS, self._now()
+        try:
+            found = x509.load_pem_x509_certificate((self._folder / f"{_stem(name)}.pem").read_bytes())
+            before = [*x509.load_pem_x509_crl(clients.read_bytes())] if clients.exists() else []
+        except (OSError, ValueError) as error:
+            raise SettingError(f"cannot revoke {name} in {self._folder}: {error}") from error
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self._certificate.subject)
+            .last_update(now - _EARLIER)
+            .next_update(self._certificate.not_valid_after_utc)
+        )
+        revoked = {each.serial_number: each for each in before}
+        one = x509.RevokedCertificateBuilder().serial_number(found.serial_number).revocation_date(now).build()
+        revoked.setdefault(found.serial_number, one)
+        for each in revoked.values():
+            builder = builder.add_revoked_certificate(each)
+        signed = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        self._write(clients, self.ca.read_bytes() + signed)
+        return clients
 
     def _make(self, days: int) -> None:
         from cryptography import x509
@@ -286,6 +334,10 @@ class Authority:
         with open_private(part, "wb") as out:
             out.write(body)
         part.replace(file)
+
+
+def _stem(name: str) -> str:
+    return name.replace("*", "any").replace(":", "-")
 
 
 def _usage(*, signs: bool) -> "x509.KeyUsage":

@@ -206,7 +206,10 @@ def metrics_text(statistics: NodeStatistics) -> bytes:
     return generate_latest(registry)
 
 
-_GAUGES = ("uptime_s", "requests_in_progress", "prefixes", "waiting_for_device", "devices_in_service")
+_GAUGES = (
+    *("uptime_s", "requests_in_progress", "prefixes", "waiting_for_device", "devices_in_service"),
+    "slowed_addresses",
+)
 
 
 class _Statistics(Collector):
@@ -217,12 +220,15 @@ class _Statistics(Collector):
         for name, value in asdict(self._statistics.totals).items():
             yield CounterMetricFamily(f"frostline_node_{_plain(name)}", f"{name} since the start", value=value)
         yield CounterMetricFamily("frostline_node_cpu_seconds", "cpu_s since the start", value=self._statistics.cpu_s)
+        wrong = self._statistics.wrong_tokens
+        yield CounterMetricFamily("frostline_node_wrong_tokens", "wrong tokens since the start", value=wrong)
         for name in _GAUGES:
             value = getattr(self._statistics, name)
             yield GaugeMetricFamily(f"frostline_node_{_plain(name)}", f"{name} now", value=value)
         yield from self._memory()
         yield self._stages()
         yield from self._tenants()
+        yield from self._decoders()
 
     def _stages(self) -> Metric:
         family = HistogramMetricFamily("frostline_node_stage_seconds", "latencies by stage", labels=["stage"])
@@ -255,6 +261,20 @@ class _Statistics(Collector):
             yield from _figures("local_tier", asdict(tier), gauges=("bytes", "budget_bytes"))
         if shared is not None:
             yield from _figures("shared_cache", asdict(shared), gauges=("bytes", "budget_bytes", "indexed_rows"))
+
+    def _decoders(self) -> Iterator[Metric]:
+        decoders = self._statistics.decoders
+        if decoders is None:
+            return
+        confined = GaugeMetricFamily("frostline_node_decoders_confined", "1 where it holds them", labels=["protection"])
+        for name in ("Landlock", "seccomp"):
+            confined.add_metric([name.lower()], name in decoders.confined_by)
+        yield confined
+        yield CounterMetricFamily("frostline_node_decoders_started", "decoders that began", value=decoders.started)
+        ended = CounterMetricFamily("frostline_node_decoders_ended", "decoders that ended by cause", labels=["cause"])
+        for cause, count in decoders.ended.items():
+            ended.add_metric([cause], count)
+        yield ended
 
     def _memory(self) -> Iterator[Metric]:
         for name in ("total_bytes", "reserved_bytes", "peak_bytes", "waiting"):
