@@ -30,7 +30,7 @@ import types
 from collections import Counter
 from pathlib import Path
 
-__all__ = ("PLAIN", "prepared_starts", "serve")
+__all__ = ("DEEP", "PLAIN", "prepared_starts", "serve")
 
 PLAIN = "FROSTLINE_TESTS_PLAIN_STARTS"
 """A variable under which nothing is prepared."""
@@ -51,6 +51,9 @@ _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith(
 _NOT_IMPORTED = ("frostline.ray", "frostline.testing", "frostline.demo")
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 _LONGEST_COMMAND = 4096
+_MOST = 4
+"""Processes that are kept to be forked, of some 200 MB each."""
+
 _LOWEST_FREE = 100
 """Descriptors that came with a request stay above this until they have the numbers that were asked for."""
 
@@ -173,18 +176,19 @@ class _Ways:
         """The number of a new child of this process; None where the start is to be a plain one."""
         if not asked.is_understood or (way := self._way(asked)) is None:
             return None
-        return way.start(
-            {
-                "arguments": asked.arguments,
-                "environment": asked.environment,
-                "folder": asked.folder,
-                "session": asked.is_session,
-                "network": asked.network,
-                "cores": _cores(asked.core),
-                "numbers": [0, 1, 2, *more],
-            },
-            [*streams, *more],
-        )
+        words = {
+            "arguments": asked.arguments,
+            "environment": asked.environment,
+            "folder": asked.folder,
+            "session": asked.is_session,
+            "network": asked.network,
+            "cores": _cores(asked.core),
+            "numbers": [0, 1, 2, *more],
+        }
+        try:
+            return way.start(words, [*streams, *more])
+        except (EOFError, OSError):  # it has ended
+            return None
 
     def _way(self, asked):
         key = asked.read_at_a_start
@@ -192,6 +196,8 @@ class _Ways:
             self._asked[key] += 1
             if (self._asked[key] == 1 and not self._more) or self._is_closed:
                 return None
+            if key not in self._ways and len(self._ways) == _MOST:
+                self._ways.pop(next(iter(self._ways))).close()
             if key not in self._ways or not self._ways[key].is_alive:
                 self._ways[key] = _Way.begun(asked.environment, self._more)
             return self._ways[key]
@@ -258,7 +264,8 @@ class _Way:
             return int.from_bytes(_exactly(self._socket, 4))
 
     def close(self):
-        self._socket.close()
+        with self._lock:
+            self._socket.close()
         if self._process is not None:
             self._process.wait()
 
@@ -305,7 +312,7 @@ def _answer(connection):
             os._exit(0)
         begun += _exactly(connection, 4 - len(begun))
         asked = json.loads(_exactly(connection, int.from_bytes(begun)))
-        if (pid := _forked()) is None:
+        if (pid := _forked(asked)) is None:
             connection.detach()  # it is closed with all others
             _run(asked, descriptors)
             return
@@ -314,25 +321,28 @@ def _answer(connection):
             os.close(descriptor)
 
 
-def _forked():
-    """None in a process whose parent is that of this one, and its number here."""
+def _forked(asked):
+    """None in a process whose parent is that of this one, and its number here, once it can be seen and told to end."""
     numbers, theirs = os.pipe()
     between = os.fork()
     if between:
         os.close(theirs)
         os.waitpid(between, 0)
-        number = int.from_bytes(os.read(numbers, 4))
-        os.close(numbers)
-        return number
+        with os.fdopen(numbers, "rb") as pipe:
+            return int.from_bytes(pipe.read())
     os.close(numbers)
     between = os.getpid()
     pid = os.fork()
     if pid:
         os.write(theirs, pid.to_bytes(4))
         os._exit(0)
-    os.close(theirs)
     while os.getppid() == between:
         time.sleep(0.0002)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked["session"]:
+        os.setsid()
+    _be_called(asked["arguments"])
+    os.close(theirs)
     return None
 
 
@@ -417,9 +427,6 @@ def _run(asked, descriptors):
 
 def _become(asked, descriptors):
     """Have descriptors, place, environment, streams and random numbers as at a start."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if asked["session"]:
-        os.setsid()
     _take(descriptors, asked["numbers"])
     if asked["network"]:
         with (_NETWORKS / asked["network"]).open("rb") as network:
@@ -429,7 +436,6 @@ def _become(asked, descriptors):
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
-    _be_called(asked["arguments"])
     sys.orig_argv = asked["arguments"]
     own = asked["environment"].get(_BY_PATH, "").split(os.pathsep)
     sys.path[:] = dict.fromkeys([*filter(None, own), *_paths_of_a_start()])
