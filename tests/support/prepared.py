@@ -47,6 +47,7 @@ _PREFIXES = (
     *("PYTHON", "PYTORCH_", "TORCH", "LANG", "LC_", "TZ"),
 )
 _BY_PATH = "PYTHONPATH"
+_PYTHON = sys.executable  # as it was before a test named another one
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 _NOT_IMPORTED = ("frostline.ray", "frostline.testing", "frostline.demo")
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
@@ -126,8 +127,8 @@ class _Asked:
             self.network, self.arguments = self.arguments[3], self.arguments[4:]
         if self.arguments[:2] == ["taskset", "-c"]:
             self.core, self.arguments = self.arguments[2], self.arguments[3:]
-        if self.arguments[:1] == [str(Path(sys.executable).with_name("frostline"))]:
-            self.arguments.insert(0, sys.executable)
+        if self.arguments[:1] == [str(Path(_PYTHON).with_name("frostline"))]:
+            self.arguments.insert(0, _PYTHON)
         self.executable = None if executable is None else os.fsdecode(executable)
         self.environment = {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()}
         self.folder = os.fspath(folder or Path.cwd())
@@ -138,7 +139,7 @@ class _Asked:
         """Whether all of it is known here."""
         first, *words = self.arguments or [None]
         words = words[1:] if words[:1] == ["-P"] else words
-        if first != sys.executable or self.executable not in (None, sys.executable) or not words:
+        if first != _PYTHON or self.executable not in (None, _PYTHON) or not words:
             return False
         if words[0].startswith("-") and (words[0] not in ("-c", "-m") or len(words) < 2):
             return False
@@ -231,7 +232,7 @@ class _Way:
         code = f"import sys; sys.path[:0] = [{tests!r}]; from support.prepared import serve; serve(*{given!r})"
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", code, " " * _LONGEST_COMMAND],
+                [_PYTHON, "-c", code, " " * _LONGEST_COMMAND],
                 pass_fds=(theirs.fileno(),),
                 env={**environment, PLAIN: "1"},
                 stdin=subprocess.DEVNULL,
