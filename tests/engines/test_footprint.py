@@ -6,6 +6,8 @@ from torch import nn
 
 from frostline.core import Cut, Graph, GraphNode, Ref
 from frostline.core.errors import UnsafeArtifact
+from frostline.engines.graph_runner import leaf_values
+from frostline.engines.measure import dry_run, observed_memory
 from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network
 
@@ -42,6 +44,13 @@ def test_the_footprint_of_the_rest_counts_what_lives_behind_the_cut():
     sides = [engine().remaining_footprint(number) for number in (1, 2, 3, 4)]
     wide, middle, last = (channels * PIXELS // 3 for channels in (16, 4, 1))
     assert [side.bytes_per_sample for side in sides] == [wide + middle, wide + middle, middle + last, 0]
+
+
+def test_what_a_run_of_a_few_samples_takes_is_what_shapes_alone_say():
+    prefix = cut_network(Narrowing().requires_grad_(False), SHAPE).prefix
+    leaves = leaf_values(prefix.graph, prefix.tensors)
+    said = dry_run(prefix.graph, leaves, prefix.cuts)
+    assert observed_memory(prefix.graph, leaves, prefix.cuts, [torch.zeros(2, *SHAPE)]) == said
 
 
 def test_a_footprint_tells_the_bytes_of_any_batch():

@@ -18,12 +18,13 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import OverBudget, Unavailable
 from frostline.core.events import SetupWarning
 from frostline.engines.catalog import absence
-from frostline.jobs import beginning
+from frostline.jobs import beginning, both_sides
 from frostline.jobs.partition import TorchLocalPrefix
 from frostline.loaders.fetch import Shipment
 from frostline.node.process import start_node
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
+from support.texts import small_distilbert, tokenizer_of_words, write_reviews
 
 CORES = sorted(os.sched_getaffinity(0))
 ROWS = 3 * 80
@@ -82,7 +83,10 @@ def job_near(url, folder, *, events=None, settings=None, **options):
 
 
 def rows_of(job, epoch=0):
-    return torch.cat([batch.features for batch in job.loader(8, shuffle=True, seed=0, epoch=epoch)]).numpy()
+    made = [batch.features for batch in job.loader(8, shuffle=True, seed=0, epoch=epoch)]
+    if isinstance(made[0], tuple):  # several tensors cross
+        made = [torch.cat([tensor.flatten(1).float() for tensor in tensors], 1) for tensors in made]
+    return torch.cat(made).numpy()
 
 
 def sides(job):
@@ -118,6 +122,36 @@ def test_both_sides_give_the_features_of_the_reference_to_the_bit_where_it_is_as
         said = str(job.explain())
     assert "node and trainer both ran the frozen layers" in said
     assert "trainer" in said
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    write_reviews(folder / "train.parquet", rows=ROWS)
+    return folder
+
+
+def job_on_texts(folder, **options):
+    tokens = fl.preprocess.text(tokenizer_of_words(), max_length=12)
+    model = fl.freeze(small_distilbert(), "distilbert.transformer.layer.0", input_shape=tokens.inputs)
+    settings = LoaderSettings(samples_per_request=8, device_batch=8, cache_bytes=0, hedge_quantile=1.0)
+    data = fl.Dataset(folder, column="text")
+    return fl.offload(model, data, preprocess=tokens, settings=settings, frozen_in_eval=True, **options)
+
+
+def test_both_sides_compute_texts_to_the_bit(texts):
+    with job_on_texts(texts) as job:
+        expected = rows_of(job)
+    with node_elsewhere(texts) as url, job_on_texts(texts, near=url) as job:
+        while len(sides(job)) < 2:
+            np.testing.assert_array_equal(rows_of(job), expected)
+
+
+def test_a_trainer_without_the_package_of_texts_leaves_them_to_the_node(texts, monkeypatch):
+    monkeypatch.setattr(both_sides, "has_tokenizers", lambda: False)
+    with node_elsewhere(texts) as url, job_on_texts(texts, near=url) as job:
+        rows_of(job)
+        assert set(sides(job)) == {job.frost_line.number}
 
 
 def test_no_run_of_the_trainer_is_filled_up_where_another_request_could_fill_it(folder, monkeypatch):

@@ -547,7 +547,7 @@ def searched(accuracy_check=None, results=None, **changes):
 
     search = Search(
         **{
-            "own": OWN,
+            "own": lambda: OWN,
             "kept": None,
             "keep": kept.append,
             "known": (),
@@ -595,6 +595,14 @@ def test_a_job_of_any_size_uses_the_trials_of_earlier_jobs():
     known = (trial("fast"),)
     choice, asked, _ = searched(samples=8, known=known, left=(SLOW,), kept=OWN)
     assert (choice.engine, asked) == ("fast", [])
+
+
+def test_the_reference_is_not_run_where_all_that_may_be_used_is_known():
+    def measured():
+        raise AssertionError("the reference was run")
+
+    choice, asked, kept = searched(own=measured, samples=8, known=(trial("fast"),), left=(SLOW,), kept=OWN)
+    assert (choice.engine, asked, kept) == ("fast", [], [])
 
 
 def test_a_large_job_checks_an_engine_that_was_tried_on_other_samples():

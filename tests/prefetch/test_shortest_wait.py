@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import Route
+from frostline.core.events import BatchDelivered, EpochStarted
+from frostline.jobs.router import BothSides
 from frostline.prefetch import ShortestWait
 
 pytestmark = pytest.mark.promise("fast", mended="a link idled while the processor behind it was busy")
@@ -228,3 +230,31 @@ def test_requests_follow_one_another_over_a_link_while_the_one_before_is_compute
             assert dealer.dealt < 800, "the trainer's second request is dealt when the first has crossed"
         assert deal.rows == 32
     assert dealer.observed_speed(TRAINER) == 0, "nothing was computed by then"
+
+
+def routes_of(sides, rows=400):
+    return {sides.deal(rows).route for _ in range(rows // REQUEST)}
+
+
+def test_a_trainer_whose_loop_hardly_waits_keeps_its_processor_until_the_loop_waits_again():
+    sides = BothSides(World({NODE: 1, TRAINER: 1}, {NODE: 1, TRAINER: 1}).dealer)
+    sides.observe(EpochStarted(epoch=0, samples=100), 0.0)
+    for batch in range(20):
+        sides.observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.01), float(batch))
+    assert routes_of(sides) == {NODE}
+    sides.observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.9), 20.0)
+    assert TRAINER in routes_of(sides)
+    sides.close(NODE)
+    assert routes_of(sides) == {TRAINER}
+
+
+@pytest.mark.parametrize(("node", "routes"), [(30, {NODE}), (10, {NODE, TRAINER})])
+def test_a_trainer_that_trains_no_faster_than_the_node_computes_leaves_it_all_to_the_node(node, routes):
+    """Eight rows take the loop 0.4 s, and it waits for them as long, since it was given the other work too."""
+    world = World({NODE: node, TRAINER: 100}, {NODE: 1, TRAINER: 1})
+    world.run(200)
+    sides = BothSides(world.dealer)
+    sides.observe(EpochStarted(epoch=0, samples=100), 0.0)
+    for batch in range(3):
+        sides.observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.4), 0.8 * batch)
+    assert routes_of(sides) == routes

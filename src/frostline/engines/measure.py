@@ -49,6 +49,7 @@ __all__ = (
     "dry_step",
     "kernel_operations",
     "node_operations",
+    "observed_memory",
     "peaks",
     "tensors_in",
     "version_of",
@@ -96,7 +97,7 @@ def dry_run(
     runner = Runner(graph, cuts=cuts, device="meta", resolve_op=resolve_allowed)
     bare = [torch.empty_like(leaf, device="meta") for leaf in leaves]
     rows = range(ROWS, max(max_rows, 2 * ROWS) + 1, ROWS)
-    trails = [_Trail(graph, runner, bare, cuts, batch) for batch in rows]
+    trails = [_Trail(graph, runner, bare, cuts, _bare_inputs(cuts[0], batch)) for batch in rows]
     found = {}
     for cut in cuts:
         line = _line(rows, [trail.peak(cut) for trail in trails])
@@ -127,8 +128,34 @@ def peaks(
     """
     runner = Runner(graph, cuts=cuts, device="meta", resolve_op=resolve_allowed)
     bare = [torch.empty_like(leaf, device="meta") for leaf in leaves]
-    trail = _Trail(graph, runner, bare, cuts, ROWS, within, observe)
+    trail = _Trail(graph, runner, bare, cuts, _bare_inputs(cuts[0], ROWS), within, observe)
     return {cut.number: trail.peak(cut) for cut in cuts}
+
+
+def observed_memory(
+    graph: Graph, leaves: Sequence[torch.Tensor], cuts: Sequence[Cut], inputs: Sequence[torch.Tensor]
+) -> dict[int, CutMemory]:
+    """Run a prefix of one's own on a few samples: the memory up to each cut and behind it, by its number.
+
+    What does not grow with the batch is counted for each sample. Running on shapes alone would import torch's
+    compiler first, which takes longer than these samples.
+
+    Args:
+        graph: see ``dry_run``.
+        leaves: see ``dry_run``.
+        cuts: see ``dry_run``.
+        inputs: the samples, a tensor ``[n, ...]`` for each input.
+
+    Raises:
+        UnsafeArtifact: It does not run on these samples, or does not give what its cuts declare.
+    """
+    runner = Runner(graph, cuts=cuts, device=inputs[0].device, resolve_op=resolve_allowed)
+    trail, rows = _Trail(graph, runner, list(leaves), cuts, list(inputs)), len(inputs[0])
+
+    def each(peak: int) -> Footprint:
+        return Footprint(fixed_bytes=0, bytes_per_sample=-(-peak // rows))
+
+    return {cut.number: CutMemory(to_here=each(trail.peak(cut)), rest=each(trail.rest(cut))) for cut in cuts}
 
 
 BROKEN = (
@@ -163,7 +190,7 @@ class _Trail:
         runner: Runner,
         leaves: list[torch.Tensor],
         cuts: Sequence[Cut],
-        rows: int,
+        inputs: list[torch.Tensor],
         within: AbstractContextManager[object] | None = None,
         observe: Callable[[int, Sequence[Any]], None] | None = None,
     ) -> None:
@@ -171,7 +198,7 @@ class _Trail:
         self._graph = graph
         self._runner = runner
         self._standing = {cut.after: cut for cut in cuts}
-        self._rows = rows
+        self._rows = len(inputs[0])
         self._first = len(graph.inputs) + len(leaves)
         self._places = {name: place for place, name in enumerate(_names(graph))}
         self._resting = {_storage_key(leaf) for leaf in leaves}
@@ -179,9 +206,9 @@ class _Trail:
         self._live = 0
         self._peaks: list[int] = []
         try:
-            self._run(leaves)
+            self._run(inputs, leaves)
         except BROKEN as error:
-            raise _does_not_run(cuts[0], rows, error) from error
+            raise _does_not_run(cuts[0], self._rows, error) from error
         self._upto = list(accumulate(self._peaks, max))
         self._from = [*reversed(list(accumulate(reversed(self._peaks), max))), 0]
 
@@ -191,8 +218,7 @@ class _Trail:
     def rest(self, cut: Cut) -> int:
         return self._from[cut.after + 2]
 
-    def _run(self, leaves: list[torch.Tensor]) -> None:
-        inputs = _bare_inputs(self._standing[-1], self._rows)
+    def _run(self, inputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> None:
         self._hold(inputs)
         self._peaks.append(self._live)
         self._check(-1, inputs)

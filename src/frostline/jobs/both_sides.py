@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from frostline.batching import pad_rows
 from frostline.core import REFERENCE, Route
@@ -22,8 +23,9 @@ from frostline.core.errors import FrostlineError
 from frostline.core.system import usable_cores, usable_memory_bytes
 from frostline.engines.catalog import OFFERS
 from frostline.engines.choice import Choice, is_prompt
+from frostline.engines.graph_runner import leaf_values
 from frostline.engines.machine import host_digest, keeps_freed_memory, names_processor
-from frostline.engines.measure import LONG_RUN_S
+from frostline.engines.measure import LONG_RUN_S, observed_memory
 from frostline.engines.protocols import Engine, Footprint, Pixels, evaluation_pixels
 from frostline.engines.torch import TorchEngine
 from frostline.engines.trials import features
@@ -36,6 +38,9 @@ from frostline.node.trials.queue import EngineMemory, TrialPolicy
 from frostline.node.trials.selection import Trials
 from frostline.prefetch import ShortestWait
 from frostline.prefetch.requests import Slabs
+from frostline.preprocess import DecodeAudio, Preprocess
+from frostline.preprocess.sounds import has_sound_packages
+from frostline.preprocess.tokens import has_tokenizers
 from frostline.wire.messages import Health
 
 __all__ = ("TrainerEngine", "can_be_tried", "dealer_of")
@@ -46,6 +51,8 @@ _Arrays = Sequence[npt.NDArray[np.generic]]
 # Of this machine's memory: the trainer's own network and batches have the rest.
 _PART = 4
 _TRIAL_S = 30.0
+# Samples on which the reference's memory is seen: one alone may take other ways through a network than several.
+_SEEN_ROWS = 2
 # Times as much as a core does; where that is wrong, the first samples say so.
 _ACCELERATED = 20.0
 # Of a link: what features and encoded samples may take of it together, what is left to the latter in any case, and from
@@ -62,7 +69,7 @@ def dealer_of(context: JobContext, health: Health, nodes: int, rows_here: int) -
         nodes: number of nodes.
         rows_here: rows of each run at the trainer, which is filled up where a request has fewer.
     """
-    if not context.preprocess.are_images or context.preprocess.stored is not None or _shares_a_core(health, context):
+    if _shares_a_core(health, context) or not _can_decode(context.preprocess):
         return None
     line, node, trainer = context.cuts[-1], max(1, len(health.cores)), len(usable_cores())
     encoded_bytes = context.data.samples.encoded_bytes / max(1, len(context.data))
@@ -88,6 +95,12 @@ def dealer_of(context: JobContext, health: Health, nodes: int, rows_here: int) -
         rows_per_run={Route(0): rows_here},
     )
     return BothSides(ways)
+
+
+def _can_decode(preprocess: Preprocess) -> bool:
+    """Whether this side has the packages that samples of this kind need; a node may have them where it has not."""
+    has_sounds = any(isinstance(part.steps[0], DecodeAudio) for part in preprocess.parts)
+    return (not has_sounds or has_sound_packages()) and (preprocess.tokens is None or has_tokenizers())
 
 
 def _shares_a_core(health: Health, context: JobContext) -> bool:
@@ -171,7 +184,7 @@ class TrainerEngine:
     def _found(self) -> Engine | None:
         context, digest = self._context, self._context.shipment.digest if self._context.shipment else ""
         pixels = _pixels(context)
-        reference = _Eager(self._prefix, context.settings.device_batch, evaluation_pixels(pixels))
+        reference = _Eager(self._prefix, evaluation_pixels(pixels))
         with closing(_trials(context)) as trials:
             self.choice = choice = trials.choose(
                 digest,
@@ -216,13 +229,13 @@ class _Eager:
 
     Args:
         prefix: the frozen part.
-        rows: rows of a batch of the job.
         judging: the samples on which engines are judged; what they give is kept, since it is timed too.
     """
 
-    def __init__(self, prefix: Prefix, rows: int, judging: Pixels) -> None:
-        self._cuts = prefix.cuts
-        self._engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, max_rows=pad_rows(rows))
+    def __init__(self, prefix: Prefix, judging: Pixels) -> None:
+        few = torch.from_numpy(judging[:_SEEN_ROWS]).to(getattr(torch, prefix.cuts[0].dtypes[0]))
+        memory = observed_memory(prefix.graph, leaf_values(prefix.graph, prefix.tensors), prefix.cuts, [few])
+        self._engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, memory=memory)
         self._judging = judging
         self._known: dict[int, tuple[npt.NDArray[np.generic], ...]] = {}
 

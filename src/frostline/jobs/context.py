@@ -130,14 +130,8 @@ def judges_of(data: Dataset) -> Samples:
 
 
 def has_engines(data: Dataset, preprocess: Preprocess, accuracy: str | float) -> bool:
-    """Whether another engine than eager torch may run images at the trainer, as far as it is known without a trace."""
-    return (
-        accuracy not in (EXACT, 0)
-        and preprocess.are_images
-        and preprocess.stored is None
-        and preprocess.dtype == "float32"
-        and len(data) >= _JUDGES
-    )
+    """Whether another engine than eager torch may run at the trainer, as far as it is known without a trace."""
+    return accuracy not in (EXACT, 0) and preprocess.dtype == "float32" and len(data) >= _JUDGES
 
 
 def _in_turns(samples: Samples) -> Samples:

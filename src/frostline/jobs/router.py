@@ -39,6 +39,10 @@ __all__ = ("BothSides", "Clocks", "PlanFollower", "Router")
 _LOOK_S = 1.0
 # Seconds between two batches at which it is measured how busy each part is.
 _MEASURE_S = 5.0
+# A loop that waits for less of its time has what it needs. What it waited for the last batches counts most.
+_LITTLE, _NEWEST = 0.1, 0.25
+_HERE = Route(0)
+"""The way of samples whose frozen layers the trainer runs."""
 # A plan must promise so many times what both sides do without one: predictions are off by as much.
 _BETTER = 1.1
 
@@ -66,6 +70,8 @@ class BothSides:
     def __init__(self, ways: ShortestWait) -> None:
         self._ways = ways
         self._lock = threading.Lock()
+        self._waited, self._row_s = 1.0, math.inf
+        self._taken_at: float | None = None
 
     @property
     def dealt(self) -> int:
@@ -113,6 +119,31 @@ class BothSides:
         """See ``ShortestWait``."""
         with self._lock:
             self._ways.begin_again(route)
+
+    def observe(self, event: Event, now: float) -> None:
+        """Spare the trainer's processor where its loop needs it more, for what it trains.
+
+        That is so while the loop hardly waits, and where the nodes alone are as fast as the loop is at its best.
+
+        Args:
+            event: event of the job.
+            now: seconds of a monotonic clock.
+        """
+        match event:
+            case EpochStarted():
+                self._waited, self._row_s, self._taken_at = 1.0, math.inf, None
+            case BatchDelivered(stall_s=stall_s, samples=rows):
+                if self._taken_at is not None:
+                    took_s = max(now - self._taken_at, 1e-9)
+                    self._waited += _NEWEST * (min(1.0, stall_s / took_s) - self._waited)
+                    self._row_s = min(self._row_s, max(0.0, took_s - stall_s) / rows)
+                self._taken_at = now
+            case _:
+                return
+        with self._lock:
+            others = sum(self._ways.observed_speed(route) for route in self._ways.shares if route != _HERE)
+            is_needed = self._waited < _LITTLE or (self._row_s < math.inf and self._row_s * others >= 1.0)
+            self._ways.spare(_HERE if is_needed else None)
 
     def finish_rows(self, route: Route, rows: int) -> None:
         """See ``ShortestWait``."""
@@ -277,6 +308,8 @@ class Router:
 
     def observe(self, event: Event) -> Replanned | None:
         """Take an event, and now and then look whether another plan is better; the change is in force already."""
+        if isinstance(self._mixer, BothSides):
+            self._mixer.observe(event, self._clocks.wall())
         if not self._follows:
             return None
         with self._lock:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 import numpy as np
@@ -107,18 +107,18 @@ class MeasuredReference:
 
     Args:
         run: prefix of the request.
-        network: the measured cost of the prefix.
+        seconds: returns the measured seconds per sample up to each cut, a row for each measurement.
         cuts: cuts of the prefix.
     """
 
-    def __init__(self, run: PrefixRun, network: NetworkProfile, cuts: Sequence[Cut]) -> None:
+    def __init__(self, run: PrefixRun, seconds: Callable[[], npt.NDArray[np.float64]], cuts: Sequence[Cut]) -> None:
         self._run = run
-        self._seconds = np.median(network.seconds, axis=0).tolist()
+        self._seconds = cache(seconds)
         self._cuts = cuts
 
     def seconds(self, cut: int) -> float:
         """See ``trial_processes.Reference``."""
-        return float(self._seconds[cut - 1])
+        return float(np.median(self._seconds()[:, cut - 1]))
 
     def footprint(self, cut: int) -> Footprint:
         """See ``trial_processes.Reference``."""
@@ -409,9 +409,10 @@ class Profiler:
         costs = cut_costs(loaded, shared, resident)
         if network is None or shared is None or resident is None or run is None:
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
-        reference = MeasuredReference(run, network, resident.prefix.cuts)
+        reference = MeasuredReference(run, lambda: network.seconds, resident.prefix.cuts)
+        frost_line = len(resident.prefix.cuts)
         if not _can_be_tried(preprocess) or not self._bridge.trials.are_wanted(
-            wanted, reference.seconds(len(resident.prefix.cuts))
+            wanted, partial(reference.seconds, frost_line)
         ):
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
         room.shrink(tried_bytes)  # trials may take minutes, in other processes
@@ -446,11 +447,8 @@ class Profiler:
         some = np.zeros((ROWS, *preprocess.shape), np.float32)
         is_wanted = shape[0] and wanted.accuracy != EXACT and _can_be_tried(preprocess)
         # A job waits, and an engine that is worth it differs by more than two runs do.
-        network = NetworkProfile(seconds=run.seconds(some, repeats=1)) if is_wanted else None
-        if network is None:
-            return self._profile_of(_NOTHING, (), (), choice)
-        reference = MeasuredReference(run, network, resident.prefix.cuts)
-        if self._bridge.trials.are_wanted(wanted, reference.seconds(len(resident.prefix.cuts))):
+        reference = MeasuredReference(run, partial(run.seconds, some, repeats=1), resident.prefix.cuts)
+        if is_wanted and self._bridge.trials.are_wanted(wanted, partial(reference.seconds, len(resident.prefix.cuts))):
             pixels: Pixels = np.zeros(shape, np.dtype(np.float32 if preprocess.levels is None else np.uint8))
             held.enter_context(lane.reserve(pixels.nbytes, scope.is_cancelled))
             load(reader, pixels, len(pixels), self._resources.readers.lane(account.name), scope, Counters())

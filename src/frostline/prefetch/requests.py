@@ -351,6 +351,7 @@ class ShortestWait:
         self._dealt: Counter[Route] = Counter()
         self._are_bound: dict[Route, bool] = {}
         self._closed: set[Route] = set()
+        self._spared: Route | None = None
 
     @property
     def dealt(self) -> int:
@@ -390,6 +391,10 @@ class ShortestWait:
     def open(self, route: Route) -> None:
         """Deal to a way from now on."""
         self._closed.discard(route)
+
+    def spare(self, route: Route | None) -> None:
+        """Deal to a way only where no other is open, as to a processor that has other work; None spares none."""
+        self._spared = route
 
     def begin_again(self, route: Route) -> None:
         """Forget how fast a way was: something else computes there from now on."""
@@ -439,6 +444,7 @@ class ShortestWait:
         kept short, until the last requests, which end together.
         """
         found = [route for route in self._ways if route not in self._closed]
+        found = [route for route in found if route != self._spared] or found
         if left <= max(self._ways[route].waiting for route in found):
             return found
         short = (self._crossing_s(route, rows, now) <= _QUEUE_S for route in found)

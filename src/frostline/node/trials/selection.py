@@ -6,6 +6,7 @@ Selects the engine for a prefix: tries engines that pay for a job, once per hard
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -140,7 +141,7 @@ class Search:
     """One job's search for its engine, up to one cut.
 
     Args:
-        own: trial of the reference, measured for this job.
+        own: measures the reference for this job, where that is needed; its result is kept here.
         kept: trial of the reference, measured with the known trials; None if there are none.
         keep: stores the reference's trial beside those made with it.
         known: trials of other engines, from earlier jobs.
@@ -155,7 +156,7 @@ class Search:
     def __init__(
         self,
         *,
-        own: Trial,
+        own: Callable[[], Trial],
         kept: Trial | None,
         keep: Callable[[Trial], None],
         known: Sequence[Trial],
@@ -169,7 +170,7 @@ class Search:
         self._own = own
         self._here = here
         self._keep = keep
-        self._reference = kept or own
+        self._reference = kept or own()
         self._is_own_kept = False
         self._known = list(known)
         self._refused = list(refused)
@@ -211,8 +212,8 @@ class Search:
         self._left = [prospect for prospect in self._left if prospect.engine != name]
         self._known.append(tried(name))
         if accuracy_check.runner.spent_s > before_s and not self._is_own_kept:
-            self._reference = self._own  # compared speeds must be measured at the same time
-            self._keep(self._own)
+            self._reference = self._own()  # compared speeds must be measured at the same time
+            self._keep(self._reference)
             self._is_own_kept = True
 
     def _compare(self, unknown: Sequence[Trial], accuracy_check: AccuracyCheck, spent_s: float) -> None:
@@ -333,12 +334,12 @@ class Trials:
             samples=request.samples_left,
         )
 
-    def are_wanted(self, request: ProfileRequest, reference_s: float) -> bool:
+    def are_wanted(self, request: ProfileRequest, reference_s: Callable[[], float]) -> bool:
         """Whether a job that asks for a profile considers any engine beside the reference.
 
         Args:
             request: request of the job.
-            reference_s: seconds per sample of the reference up to the frost line.
+            reference_s: returns the seconds per sample of the reference up to the frost line, measured where need be.
         """
         digest = request.features.prefix
         if digest is None or request.features.engine != REFERENCE or not self._tries(request.accuracy):
@@ -348,8 +349,9 @@ class Trials:
         names = [
             offer.name for offer in self._allowed(request.accuracy) if absence(offer.name, self._policy.device) is None
         ]
+        each_s = reference_s()
         return any(
-            trial_refusal(prospect, reference_s=reference_s, best_s=reference_s, samples=request.samples_left) is None
+            trial_refusal(prospect, reference_s=each_s, best_s=each_s, samples=request.samples_left) is None
             for prospect in prospects(names, abilities(self._policy.device), here=self._policy.here)
         )
 
@@ -393,9 +395,12 @@ class Trials:
         cut = prefix.cuts[-1].number if only is None else only
         others = [offer for offer in self._allowed(accuracy) if offer.name != REFERENCE]
         empty = {other.name: _empty_trial(other, cut, pixels, levels) for other in others}
-        own = Trial(engine=REFERENCE, precision="fp32", cut=cut, seconds=reference.seconds(cut))
-        search = self._search(digest, empty, own, accuracy, samples, requester)
-        is_brief = samples is not None and is_short(reference_s=own.seconds, samples=samples)
+        unmeasured = Trial(engine=REFERENCE, precision="fp32", cut=cut)
+        kept = self._store.get(digest, unmeasured)
+        # A job that finds all that it may use need not run the reference.
+        own = cache(lambda: replace(unmeasured, seconds=reference.seconds(cut)))
+        search = self._search(digest, empty, own, kept, accuracy, samples, requester)
+        is_brief = samples is not None and is_short(reference_s=(kept or own()).seconds, samples=samples)
         check = self._accuracy_check(
             digest, prefix, pixels, reference, requester, levels, max_s=max_s, is_brief=is_brief
         )
@@ -561,7 +566,8 @@ class Trials:
         self,
         digest: str,
         empty: Mapping[str, Trial],
-        own: Trial,
+        own: Callable[[], Trial],
+        kept: Trial | None,
         accuracy: str | float,
         samples: int | None,
         requester: Requester,
@@ -582,7 +588,7 @@ class Trials:
                 unknown.append(name)
         return Search(
             own=own,
-            kept=self._store.get(digest, own),
+            kept=kept,
             keep=lambda trial: self._keep(digest, trial),
             known=known,
             refused=refused,
