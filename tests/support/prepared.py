@@ -50,6 +50,14 @@ _BY_PATH = "PYTHONPATH"
 _PYTHON = sys.executable  # as it was before a test named another one
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 _NOT_IMPORTED = ("frostline.ray", "frostline.testing", "frostline.demo")
+_BOUNDED = (
+    "frostline.datasets.listing_process",
+    "frostline.node.trials.trial_process",
+    "frostline.preprocess.decoders",
+    "frostline.training.in_store_process",
+)
+"""Modules whose memory is measured or bounded where they run, so that they begin with none but their own."""
+
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 _LONGEST_COMMAND = 4096
 _MOST = 4
@@ -142,6 +150,8 @@ class _Asked:
         if first != _PYTHON or self.executable not in (None, _PYTHON) or not words:
             return False
         if words[0].startswith("-") and (words[0] not in ("-c", "-m") or len(words) < 2):
+            return False
+        if words[0] == "-m" and words[1] in _BOUNDED:
             return False
         # Other folders may bring modules that replace those that are imported already.
         known = {*sys.path, *os.environ.get(_BY_PATH, "").split(os.pathsep), ""}
