@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from frostline.engines.machine import give_back_freed, keep_freed_memory
+from support.prepared import PLAIN, prepared_starts
 from support.torchvision_cpu import sitecustomize
 
 # What a fixture needs it imports itself: the tests of the pure rooms start in a second, and torch takes three.
@@ -65,6 +66,21 @@ def _freed_memory_is_given_back():
 def _subprocesses_import_torchvision():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (SHIM, os.environ.get("PYTHONPATH")))))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _prepared_starts(_subprocesses_import_torchvision):
+    """Each start of Python with torch takes two to four seconds of a core, and there are many hundreds."""
+    with prepared_starts():
+        yield
+
+
+@pytest.fixture(scope="module")
+def plain_starts():
+    """For tests of what a process imports, or of its memory: what ``support.prepared`` starts has it all already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PLAIN, "1")
         yield
 
 

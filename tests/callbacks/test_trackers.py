@@ -40,7 +40,7 @@ NAMES = {
     "frostline/bytes_saved",
 }
 # What these packages warn of is theirs.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("plain_starts")]
 
 
 @pytest.fixture(scope="module")

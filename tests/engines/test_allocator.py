@@ -8,6 +8,8 @@ import pytest
 
 from frostline.engines.machine import ENVIRONMENT
 
+pytestmark = pytest.mark.usefixtures("plain_starts")
+
 # Blocks that no arena but the main one can hold, freed and asked for again: kept memory faults in once.
 PROBE = """
 import resource, threading

@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from frostline.engines.machine import FUNCTIONS
+
+pytestmark = pytest.mark.usefixtures("plain_starts")
 
 # A process of its own, in which nothing has computed yet; the dispatcher tells what is called, and how large it is.
 _BUILD = """

@@ -9,6 +9,8 @@ import pytest
 
 from frostline.engines.catalog import absence
 
+pytestmark = pytest.mark.usefixtures("plain_starts")
+
 ENGINE = "openvino-int8"
 # Each is made while the one before is still there, and the oldest goes first.
 PROGRAM = f"""

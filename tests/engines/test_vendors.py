@@ -5,7 +5,11 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+import pytest
+
 from frostline.engines.machine import version_of, versions
+
+pytestmark = pytest.mark.usefixtures("plain_starts")
 
 
 def test_openvino_and_nncf_find_nothing_to_call_home_with():

@@ -1,7 +1,10 @@
 """Every example runs as it stands there, on a little data of its kind, and says what it found."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from contextlib import ExitStack, chdir
 from pathlib import Path
 
@@ -10,18 +13,17 @@ import pytest
 from PIL import Image
 
 from support.images import image_folder
-from support.quick_forms import prepared_processes, run_script
+from support.prepared import DEEP, prepared_starts
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 250
-OF_A_JOB = ("frostline.jobs", "frostline.jobs.partition", "frostline.loaders.torch_loader", "frostline.node.service")
 
 
-@pytest.fixture(scope="module")
-def processes():
-    with prepared_processes("torchvision", "timm", "transformers.models.auto", *OF_A_JOB) as context:
-        yield context
+@pytest.fixture(scope="module", autouse=True)
+def _prepared_starts():
+    with prepared_starts("torchvision", "timm", "transformers.models.auto"):
+        yield
 
 
 def photos(folder):
@@ -143,7 +145,7 @@ def test_every_example_is_run():
 
 
 @pytest.mark.parametrize("example", RUNS)
-def test_an_example_runs_and_says_what_it_found(processes, tmp_path, monkeypatch, request, example):
+def test_an_example_runs_and_says_what_it_found(tmp_path, monkeypatch, request, example):
     monkeypatch.chdir(tmp_path)
     make, arguments, says = RUNS[example]
     data, again = make(tmp_path), False
@@ -158,9 +160,11 @@ def test_an_example_runs_and_says_what_it_found(processes, tmp_path, monkeypatch
             monkeypatch.setenv(name, value)
     output, said = tmp_path / "output.txt", ""
     for _ in range(1 + again):
-        code = run_script(processes, EXAMPLES / example, [data, *arguments], output, TIMEOUT_S)
+        command = [sys.executable, EXAMPLES / example, data, *arguments]
+        with output.open("wb") as file:
+            done = subprocess.run(command, stdout=file, stderr=file, timeout=TIMEOUT_S, env={**os.environ, DEEP: "1"})
         said += output.read_text(errors="replace")
-        assert code == 0, said[-4000:]
+        assert done.returncode == 0, said[-4000:]
         arguments = [*arguments[:2]]  # the second time to its end
     assert re.search(says, said), said[-4000:]
 

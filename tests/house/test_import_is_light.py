@@ -13,6 +13,8 @@ from frostline.io_service.start import start_io
 from support.images import image_folder
 from support.nodes import artifact_of, make_images, small_network
 
+pytestmark = pytest.mark.usefixtures("plain_starts")
+
 HEAVY = ("cassandra", "frostline.models.trace_cache", "matplotlib", "scipy", "sympy", "torch")
 """What a loop of another framework, or of none, has no use of; pandas is not ours to say: pyarrow imports it."""
 

@@ -9,6 +9,8 @@ import pytest
 
 from support.nodes import make_images
 
+pytestmark = pytest.mark.usefixtures("plain_starts")
+
 _SCRIPT = Path(__file__).parents[1] / "support" / "traced.py"
 
 

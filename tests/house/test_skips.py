@@ -12,6 +12,8 @@ import pytest
 
 from support.skips import SKIPS, counted, forbidden
 
+pytestmark = pytest.mark.usefixtures("plain_starts")
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
 CHROMIUM, CUDA = "no Chromium here: see scripts/browser.sh", "there is no CUDA here"

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from support.within import chosen
 
+pytestmark = pytest.mark.usefixtures("plain_starts")
+
 
 @given(st.lists(st.floats(0, 100)), st.floats(0, 300))
 def test_the_shortest_are_chosen_and_as_many_as_fit(durations, budget_s):

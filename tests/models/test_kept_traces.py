@@ -14,6 +14,8 @@ from frostline.models import tracing as exporting
 from frostline.models.trace_cache import TraceCache, fingerprint, trace
 from frostline.models.tracing import agrees
 
+pytestmark = pytest.mark.usefixtures("plain_starts")
+
 INPUTS = (TensorSpec((3, 8, 8)),)
 SCALE = 2.0
 

@@ -29,6 +29,8 @@ from support.nodes import artifact_of, is_idle, jpeg, make_images, preprocess, r
 from support.tenants import header, tenant
 from support.texts import TEXTS, small_words, tokenizer_of_words
 
+pytestmark = pytest.mark.usefixtures("plain_starts")
+
 URL = "data:image/jpeg;base64,"
 
 

@@ -46,6 +46,7 @@ from frostline.wire.messages import ProfileRequest
 from support.hostile import X, after, artifact, attacks, chain, node, peak_bytes, put
 from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
 from support.prefixes import small_prefix
+from support.prepared import PLAIN
 from support.tenants import tenant, token_of
 from support.trials import held_trial, trial_processes
 
@@ -619,6 +620,7 @@ def checked(folder, before=""):
     hidden = {"TORCHINDUCTOR_CACHE_DIR", "TMPDIR"}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     tests = str(Path(__file__).parents[1])
+    environment[PLAIN] = "1"
     environment["PYTHONPATH"] = os.pathsep.join((tests, environment.get("PYTHONPATH", "")))
     command = [sys.executable, "-c", CHECK.format(folder=str(folder), before=before)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)

@@ -29,7 +29,7 @@ from frostline.node.tenants import Account
 from frostline.node.weights import WeightMemory, prefix_key
 from support.nodes import artifact_of, jpeg, make_images, request, samples_of, small_network, until
 
-pytestmark = pytest.mark.promise("bounded")
+pytestmark = [pytest.mark.promise("bounded"), pytest.mark.usefixtures("plain_starts")]
 
 BUDGET = 400 << 20
 SIDE = 224
