@@ -124,8 +124,8 @@ class TrainerEngine:
 
     Args:
         context: context of the job, for which ``can_be_tried`` holds.
-        tell: called once it is known what runs, on the thread that tries engines; with why none could be tried, or
-            None.
+        tell: function that is called once it is known what runs, on the thread that tries engines, with why none could
+            be tried, or None.
     """
 
     def __init__(self, context: JobContext, tell: Callable[[str | None], None]) -> None:
