@@ -31,7 +31,7 @@ def traced(folder, cut, *way):
         check=True,
     )
     passed = json.loads(done.stdout)
-    # Where a pool starts one more thread just then, and where the network is looked at at the end of a pass, that passes
+    # Where a pool starts one more thread just then, and where the network is looked at at a pass's end, that passes
     # files more, and no sample does.
     others = ("core/system.py", "models/head.py", "models/modules.py")
     passed["files"] = [name for name in passed["files"] if not name.endswith(others)]
