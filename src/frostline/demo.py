@@ -4,7 +4,6 @@ The task is to tell of which photograph a view is, and held-out views show parts
 quarter of each photograph is held out whole. So nothing that was learned by heart is scored.
 """
 
-import errno
 import json
 import math
 import os
@@ -22,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from frostline.core.errors import OutOfSpace, SettingError
+from frostline.core.files import is_full
 
 __all__ = ("PER_CLASS", "Photographs", "make")
 
@@ -149,7 +149,7 @@ def _in_place_when_whole(directory: Path) -> Iterator[Path]:
         yield unfinished
         unfinished.rename(directory)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             raise OutOfSpace(f"the disk is full: {directory} was not made") from error
         raise
     finally:

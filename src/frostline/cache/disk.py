@@ -24,7 +24,7 @@ import numpy.typing as npt
 from frostline.cache.keys import RowLayout, Tensors, add_checksum, fill, verify_checksum
 from frostline.core.declared import Count
 from frostline.core.errors import OutOfSpace, SettingError
-from frostline.core.files import make_private_file, make_private_folder
+from frostline.core.files import is_full, make_private_file, make_private_folder, warn_not_kept
 
 __all__ = (
     "MIN_BYTES",
@@ -274,6 +274,11 @@ class Database:
         self._begin()
 
     @property
+    def folder(self) -> Path:
+        """Where the file lies."""
+        return self._folder
+
+    @property
     def number(self) -> int:
         """Of the file in use."""
         return self._number
@@ -297,6 +302,8 @@ class Database:
                 self.start_anew(number)
                 return
         except OSError as error:
+            if is_full(error):
+                raise OutOfSpace(f"the disk is full: there is no room for a cache in {self._folder}") from error
             raise SettingError(f"the cache folder {self._folder} cannot be used: {error.strerror}") from error
         except sqlite3.Error as error:
             if _is_damage(error):
@@ -468,6 +475,23 @@ class FeatureStore:
         self._counts: Counter[str] = Counter()
         self._noted: dict[bytes, float] = {}
         self._rests_until_s = 0.0
+
+    @classmethod
+    def where_room(cls, folder: Path, budget_bytes: int) -> Self | None:
+        """The cache in a folder; None where the disk has no room for it, which is logged: the work goes on without.
+
+        Args:
+            folder: see ``FeatureStore``.
+            budget_bytes: see ``FeatureStore``.
+
+        Raises:
+            SettingError: The folder cannot be used, or the budget is too small.
+        """
+        try:
+            return cls(folder, budget_bytes)
+        except OutOfSpace as error:
+            warn_not_kept(folder, error)
+            return None
 
     @property
     def scratch_bytes(self) -> int:
@@ -651,6 +675,7 @@ class FeatureStore:
                 return
             self._count(failed=1)
             if writing and not is_busy(error):
+                warn_not_kept(self._database.folder, error)
                 self._rests_until_s = self._clock() + _REST_S
 
     def _start_anew(self, number: int) -> None:

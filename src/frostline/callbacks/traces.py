@@ -10,6 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from io import TextIOWrapper
 from pathlib import Path
@@ -29,7 +30,7 @@ from frostline.core.events import (
     StepFinished,
     WaitingForRows,
 )
-from frostline.core.files import open_private, with_schema
+from frostline.core.files import open_private, warn_not_kept, with_schema
 from frostline.jobs.statistics import warn_user
 
 __all__ = ("EPOCH", "REQUEST", "OpenTelemetryTrace", "Span", "SpanMaker", "TraceFile")
@@ -191,7 +192,8 @@ class TraceFile(_Trace):
     """Writes the events of a job in the JSON that Perfetto and ``chrome://tracing`` open. Use it as a context manager.
 
     The loop's waiting and its steps lie within their epochs on one line; requests, which overlap, have lines of their
-    own. The format is the Trace Event Format of Chromium. A file that a kill broke off is opened too.
+    own. The format is the Trace Event Format of Chromium. A file that a kill broke off is opened too; one that a full
+    disk breaks off costs the job nothing, and is logged.
 
     Args:
         path: the file, made for its user alone; one that is there is replaced.
@@ -210,8 +212,10 @@ class TraceFile(_Trace):
             self._file: IO[str] = TextIOWrapper(open_private(Path(path), "wb"), encoding="utf-8")
         except OSError as error:
             raise SettingError(f"the trace cannot be written to {path}: {error.strerror}") from error
-        self._file.write("[\n")
+        self._path = Path(path)
+        self._is_broken_off = False
         self._count = 0
+        self._say("[\n")
         self._put(ph="M", name="process_name", args=with_schema({"name": "Frostline"}, _FORMAT))
         self._put(ph="M", name="thread_name", tid=_LOOP, args={"name": "training loop"})
 
@@ -231,12 +235,26 @@ class TraceFile(_Trace):
             self._put(ph="i", tid=_LOOP, s="p", **about)
 
     def _put(self, **event: Any) -> None:
-        self._file.write(f"{',' if self._count else ''}{json.dumps({'pid': os.getpid(), **event})}\n")
+        self._say(f"{',' if self._count else ''}{json.dumps({'pid': os.getpid(), **event})}\n")
         self._count += 1
 
     def _close(self) -> None:
-        self._file.write("]\n")
-        self._file.close()
+        self._say("]\n")
+        with self._survived():
+            self._file.close()
+
+    def _say(self, text: str) -> None:
+        if not self._is_broken_off:
+            with self._survived():
+                self._file.write(text)
+
+    @contextmanager
+    def _survived(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._is_broken_off = True
+            warn_not_kept(self._path, error)
 
 
 class _OpenSpan(Protocol):

@@ -3,10 +3,12 @@
 The demo is the main job on real photographs and real weights, with no server beside its own.
 """
 
+import errno
 import sys
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
+from tempfile import gettempdir
 
 import click
 
@@ -26,6 +28,7 @@ from frostline.cli.train import finish, train
 from frostline.cli.verify import verify
 from frostline.core.errors import AccessDenied, BadRequest, Forbidden, FrostlineError, OverBudget, Untrusted, UserError
 from frostline.core.events import PhaseStarted, ProgressMade
+from frostline.core.files import is_full
 from frostline.core.system import __version__
 from frostline.core.units import in_bytes, printable_logs
 from frostline.training.settings import JobSettings, TrainSettings
@@ -35,6 +38,9 @@ __all__ = ("run", "verbs")
 # What a node or a store refuses and its user can put right: too little --memory, other roots, wrong credentials.
 _USERS = (AccessDenied, BadRequest, Forbidden, OverBudget, Untrusted)
 
+
+# Of descriptors: this process may have no more, or the whole system has none left.
+_USED_UP = (errno.EMFILE, errno.ENFILE)
 
 _MODEL = "demo:efficientnet_lite0"
 
@@ -137,9 +143,20 @@ def run(arguments: Sequence[str] | None, began_at: float) -> None:
         code = _fail(str(error), FAILED)
     except BrokenPipeError:
         code = FAILED
+    except OSError as error:  # met by a library, or in a temporary folder
+        if not is_full(error) and error.errno not in _USED_UP:
+            raise
+        code = _fail(_of_system(error), MISTAKEN)
     finally:
         end_logs()
     sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _of_system(error: OSError) -> str:
+    at = f" {error.filename}" if error.filename else ""
+    if is_full(error):
+        return f"no space left to write{at or f' a file ({gettempdir()} has the temporary ones)'}: free some"
+    return f"cannot open{at or ' another file'}: {error.strerror}; allow this process more (ulimit -n)"
 
 
 def _show(error: click.ClickException) -> None:

@@ -150,4 +150,4 @@ def _show(dataset: "Dataset", found: "DatasetStatistics") -> None:
         )
     if dataset.manifest.applied is not None:
         say(f"a ready format, made with {dataset.manifest.applied}")
-    say(f"manifest {'found' if found.manifest_found else 'built'}: {found.manifest}")
+    say(f"manifest {'found' if found.manifest_found else 'built'}: {found.manifest or 'kept nowhere'}")

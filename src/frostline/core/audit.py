@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from frostline.core.config import cache_folder
-from frostline.core.files import make_private_folder, open_private
+from frostline.core.files import append_line, make_private_folder
 from frostline.core.units import printable
 
 __all__ = ("AuditLog", "audit_file")
@@ -112,8 +112,7 @@ class AuditLog:
         try:
             make_private_folder(self._path.parent)
             self._put_aside(self._path)
-            with open_private(self._path, "ab") as file:
-                file.write(json.dumps(line, default=str).encode() + b"\n")
+            append_line(self._path, json.dumps(line, default=str).encode() + b"\n")
         except OSError as error:
             self._lost += 1
             if self._clock() >= self._said_at_s + _EVERY_S:

@@ -5,32 +5,54 @@ Makes folders and files of caches that nobody but their user may read: they hold
 Marks what is written with the number of its schema and the version that wrote it, and refuses those of another one.
 """
 
+import errno
+import logging
 import os
+import secrets
 import stat
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, Literal
 
-from frostline.core.errors import SettingError
+from frostline.core.errors import OutOfSpace, SettingError
 from frostline.core.system import __version__
 
 __all__ = (
     "FileCache",
+    "append_line",
+    "is_full",
     "lock",
     "make_private",
     "make_private_file",
     "make_private_folder",
     "open_private",
+    "replace_file",
     "require_guarded",
     "stamp_of",
     "try_lock",
+    "warn_not_kept",
     "with_schema",
     "without_schema",
+    "write_errors",
 )
 
 
+_LOG = logging.getLogger("frostline")
+_told: set[Path] = set()
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BLOCKED = (
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+)
 _FILE = 0o600
 _FOLDER = 0o700
 
@@ -70,6 +92,86 @@ def make_private_file(path: Path) -> None:
         OSError: The file cannot be made.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE))
+
+
+def replace_file(path: Path, body: bytes) -> None:
+    """Put a file in its place in one step, for its user alone; where that fails, what was there stays and no more.
+
+    It is not forced onto the disk, which ``training.run_config.atomic_file`` does.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open_private(part, "xb") as file:
+            file.write(body)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Write a line behind the others of a file, which is made for its user alone.
+
+    Half a line, which a kill or a full disk left at its end, is ended first, so that it takes no other with it.
+
+    Args:
+        path: the file.
+        line: the line, with its end.
+
+    Raises:
+        OSError: It cannot be written, or a part of it alone.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE)
+    with os.fdopen(handle, "r+b", buffering=0) as file:
+        nbytes = os.fstat(handle).st_size
+        is_ended = not nbytes or os.pread(handle, 1, nbytes - 1) == b"\n"
+        left = memoryview(line if is_ended else b"\n" + line)
+        while left:
+            left = left[file.write(left) :]
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, the quota or the largest file that the system allows is full."""
+    return error.errno in _FULL
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turn what the system says while a file is written, or a folder made, into sentences that name it.
+
+    Args:
+        path: the file or folder.
+
+    Raises:
+        OutOfSpace: The disk, the quota or the largest file allowed is full.
+        SettingError: The folder is missing or may not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise OutOfSpace(
+                f"no space left to write {path}: free some, or choose another folder; nothing half-written was left"
+            ) from error
+        if error.errno in _BLOCKED:
+            raise SettingError(f"cannot write {path}: {os.strerror(error.errno)}; choose another folder") from error
+        raise
+
+
+def warn_not_kept(folder: Path, error: Exception) -> None:
+    """Log, once for each of them, that a cache or a file beside the work takes no more; the work goes on without.
+
+    Args:
+        folder: the folder of the cache, or the file.
+        error: what was met.
+    """
+    if folder not in _told:
+        _told.add(folder)
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        _LOG.warning("nothing more can be kept in %s (%s): the work goes on without it", folder, why)
 
 
 def make_private(folder: Path) -> None:
@@ -143,7 +245,7 @@ _MAX_FILES = 200
 
 
 class FileCache:
-    """Small files by key. Whatever cannot be read or written is as if it had not been kept.
+    """Small files by key. Whatever cannot be read or written is as if it had not been kept, which is logged once.
 
     Several processes may use the folder. Those that were not used for longest go first.
 
@@ -187,14 +289,12 @@ class FileCache:
         """
         try:
             make_private_folder(self._folder)
-            with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".part", delete=False) as file:
-                file.write(body)
-            Path(file.name).replace(self._path(key))
+            replace_file(self._path(key), body)
             files = sorted(self._folder.glob(f"*{self._suffix}"), key=lambda path: path.stat().st_mtime)
             for path in files[:-_MAX_FILES]:
                 path.unlink(missing_ok=True)
-        except OSError:
-            return
+        except OSError as error:
+            warn_not_kept(self._folder, error)
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}{self._suffix}"

@@ -18,7 +18,7 @@ from frostline.core import Samples, Skipped, Targets
 from frostline.core.config import cache_folder
 from frostline.core.errors import ObjectNotFound, SampleError
 from frostline.core.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
-from frostline.core.files import make_private_folder, open_private
+from frostline.core.files import append_line, make_private_folder, warn_not_kept
 from frostline.core.nouns import take_texts
 from frostline.datasets.dataset import Dataset, reader_of, require_one_part, roots_of
 from frostline.datasets.reading import Workers, open_samples
@@ -88,7 +88,6 @@ class CheckProgress:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._before = b"\n"  # ends a line that was cut off
 
     def read_previous(self) -> Iterator[CheckedRows]:
         """What an earlier run left: pieces from the first row on, each where the one before it stops."""
@@ -103,11 +102,11 @@ class CheckProgress:
 
     def add(self, piece: CheckedRows) -> None:
         """Keep a piece."""
-        with suppress(OSError):
+        try:
             make_private_folder(self._path.parent)
-            with open_private(self._path, "ab") as file:
-                file.write(self._before + piece.to_line())
-            self._before = b""
+            append_line(self._path, piece.to_line())
+        except OSError as error:
+            warn_not_kept(self._path.parent, error)
 
     def remove(self) -> None:
         """Remove the file: the check is complete, and nothing is left to resume."""

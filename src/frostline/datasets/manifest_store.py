@@ -16,13 +16,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from frostline.core.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, SettingError, StoreError
-from frostline.core.files import with_schema, without_schema
+from frostline.core.errors import (
+    AccessDenied,
+    BadRequest,
+    DataNotFound,
+    ObjectNotFound,
+    OutOfSpace,
+    SettingError,
+    StoreError,
+)
+from frostline.core.files import warn_not_kept, with_schema, without_schema
 from frostline.datasets.formats.base import COLUMNS, ExternalReferences, Format, ListedSamples, ManifestColumns
 from frostline.datasets.formats.labels import split_names
 from frostline.datasets.formats.left_out import read_left_out
 from frostline.datasets.formats.ready import LAYOUT
-from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, kept_copy, open_copy
+from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, open_copy, opened_copy
 from frostline.ordering import Chosen
 from frostline.stores.local import FolderStore
 from frostline.stores.protocols import Buffer, ObjectStore, Prunable, Readable
@@ -259,7 +267,7 @@ class StoredManifest(NamedTuple):
     Attributes:
         columns: the table.
         about: description of the manifest; see ``about_of``.
-        place: the URL.
+        place: the URL; empty where no place took it.
     """
 
     columns: ManifestColumns
@@ -370,27 +378,34 @@ class ManifestStore:
         last = _about_text(newest._asdict(), _LAST_BYTES)
         is_beside = self._keeps_beside and self._kept_beside(name, data, last)
         place = self._store if is_beside else self._kept_in_cache(name, data, last)
-        if len(data) > self._in_memory_bytes:
+        if place is not None and len(data) > self._in_memory_bytes:
             kept = self._opened(place, name, len(data), listed.digest)
             if kept is not None:
                 return kept
         return StoredManifest(
-            ManifestColumns(listed.table.combine_chunks()), about_of(listed), object_url(place.url, name)
+            ManifestColumns(listed.table.combine_chunks()),
+            about_of(listed),
+            "" if place is None else object_url(place.url, name),
         )
 
     def _kept_beside(self, name: str, data: Buffer, last: bytes) -> bool:
         try:
             self._store.write(name, data)
             self._store.write(_LAST_MANIFEST, last)
-        except AccessDenied:
+        except (AccessDenied, OutOfSpace):
             self._keeps_beside, self._reads_cache = False, True
         return self._keeps_beside
 
-    def _kept_in_cache(self, name: str, data: Buffer, last: bytes) -> ObjectStore:
+    def _kept_in_cache(self, name: str, data: Buffer, last: bytes) -> ObjectStore | None:
+        """The store that has it now; None where the cache folder takes nothing, which is logged."""
         place = self._in_cache()
-        place.create()
-        place.write(name, data)
-        place.write(self._last_in_cache, last)
+        try:
+            place.create()
+            place.write(name, data)
+            place.write(self._last_in_cache, last)
+        except (AccessDenied, OutOfSpace) as error:
+            warn_not_kept(self._cache, error)
+            return None
         return place
 
     def tidy(self, digest: str, sizes: Mapping[str, int]) -> None:
@@ -409,7 +424,7 @@ class ManifestStore:
             digest for digest in there if self._splits_in_cache(digest).is_file()
         }
         history = prune_history(before, digest, there=there, named=named)
-        with suppress(AccessDenied):
+        with suppress(AccessDenied, OutOfSpace):
             place.write(name, history_text(history.digests))
             for digest in history.gone:
                 place.remove(f"{_FOLDER}/{digest}.parquet")
@@ -466,10 +481,9 @@ class ManifestStore:
             file = pq.ParquetFile(StoreFile(store, name, nbytes), page_checksum_verification=True)
             if not _has_columns(file.schema_arrow):
                 return None
-            kept_copy(path, file)
+            return opened_copy(path, file)
         except (pa.ArrowException, OSError):
             return None
-        return open_copy(path)
 
 
 def listed_samples(kept: StoredManifest) -> ListedSamples:

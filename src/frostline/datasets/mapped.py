@@ -7,6 +7,7 @@ import mmap
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from frostline.core.files import make_private_folder, open_private
+from frostline.core.errors import AccessDenied, OutOfSpace
+from frostline.core.files import make_private_folder, open_private, warn_not_kept
 from frostline.datasets.formats.base import COLUMNS, LabelSummary, ManifestColumns, label_column
 from frostline.ordering import count_labels, places_by_label
 from frostline.stores.local import error_of_system
 from frostline.stores.protocols import Readable
 
-__all__ = ("ABOUT", "StoreFile", "copy_of", "kept_copy", "open_copy")
+__all__ = ("ABOUT", "StoreFile", "copy_of", "kept_copy", "open_copy", "opened_copy")
 
 _FORMAT = 1
 ABOUT = b"frostline.manifest"
@@ -65,6 +67,24 @@ def open_copy(path: Path) -> tuple[ManifestColumns, Mapping[str, Any]] | None:
     # Who reads rows here and there gains nothing from what lies beside them.
     mapped.madvise(mmap.MADV_RANDOM)
     return ManifestColumns(table, mapped, known), value
+
+
+def opened_copy(path: Path, file: pq.ParquetFile) -> tuple[ManifestColumns, Mapping[str, Any]] | None:
+    """Make the copy of a manifest and open it; where the cache folder takes none, in a temporary one, which is logged.
+
+    Raises:
+        OutOfSpace: there is no room in the folder for temporary files either.
+        AccessDenied: that folder takes no writes.
+    """
+    try:
+        kept_copy(path, file)
+        return open_copy(path)
+    except (AccessDenied, OutOfSpace) as error:
+        warn_not_kept(path.parent, error)
+    # What is mapped stays until nobody uses it any more, though its file is gone.
+    with tempfile.TemporaryDirectory(prefix="frostline-") as folder:
+        kept_copy(Path(folder, path.name), file)
+        return open_copy(Path(folder, path.name))
 
 
 def kept_copy(path: Path, file: pq.ParquetFile) -> None:

@@ -49,7 +49,7 @@ from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.left_out import read_left_out
 from frostline.datasets.manifest import IN_MEMORY_BYTES, Manifest, load_manifest, manifest_of
 from frostline.datasets.manifest_store import NamedSplits, StoredManifest, read_manifest
-from frostline.datasets.mapped import ABOUT, copy_of, kept_copy, open_copy
+from frostline.datasets.mapped import ABOUT, copy_of, open_copy, opened_copy
 from frostline.ordering import Chosen
 from frostline.preprocess import Applied
 from frostline.stores.local import error_of_system
@@ -126,10 +126,9 @@ def open_manifest(path: Path, head: ManifestHead, cache: Path, url: str) -> Stor
         if found is None:
             try:
                 with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                    kept_copy(copy, file)
+                    found = opened_copy(copy, file)
             except (pa.ArrowException, OSError):
                 return None
-            found = open_copy(copy)
     return None if found is None else StoredManifest(*found, path.as_uri())
 
 

@@ -413,7 +413,9 @@ def _cache_policy(context: JobContext, scope: Scope, stack: ExitStack) -> CacheP
     """What is kept of the job's features; ``stack`` closes the cache on disk."""
     settings, store = context.settings, None
     if settings.cache_folder is not None:
-        store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
+        store = FeatureStore.where_room(Path(settings.cache_folder), settings.cache_disk_bytes)
+    if store is not None:
+        stack.enter_context(store)
     return CachePolicy(scope, context.data.samples, settings, store)
 
 

@@ -7,7 +7,6 @@ Gathers what a plan is made from: both sides measured at the same time, and the 
 
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ import torch
 from frostline.core import REFERENCE, Cut, FeatureBatch, Samples, View
 from frostline.core.config import cache_folder
 from frostline.core.errors import OverBudget, SettingError
-from frostline.core.files import make_private_folder, with_schema, without_schema
+from frostline.core.files import FileCache, with_schema, without_schema
 from frostline.core.system import __version__, usable_cores, usable_memory_bytes
 from frostline.engines.codec_costs import codec_costs, cuts_worth_packing
 from frostline.engines.machine import free_device_bytes, hardware_name, host_digest
@@ -107,33 +106,27 @@ class ProfileCache:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._files = FileCache(folder, ".json")
 
     def get(self, key: ProfileKey) -> MeasuredPrefix | None:
         """What was kept under this key."""
+        body = self._files.get(key.digest)
+        if body is None:
+            return None
         try:
-            value = without_schema(json.loads(self._path(key).read_bytes()), _FORMAT, self._path(key))
+            value = without_schema(json.loads(body), _FORMAT, key.digest)
             return MeasuredPrefix(
                 cuts=tuple(CutCost(**cut) for cut in value["cuts"]),
                 codecs=tuple(CodecCost(**codec) for codec in value["codecs"]),
             )
-        except (OSError, ValueError, KeyError, TypeError, SettingError):
+        except (ValueError, KeyError, TypeError, SettingError):
             return None
 
     def put(self, key: ProfileKey, measured: MeasuredPrefix) -> None:
         """Keep it; a file is whole or not there."""
         costs = {"cuts": _plain(measured.cuts), "codecs": _plain(measured.codecs)}
         value = with_schema({"key": asdict(key), **costs}, _FORMAT)
-        try:
-            make_private_folder(self._folder)
-            with tempfile.NamedTemporaryFile("w", dir=self._folder, suffix=".part", delete=False) as file:
-                json.dump(value, file)
-            Path(file.name).replace(self._path(key))
-        except OSError:
-            return
-
-    def _path(self, key: ProfileKey) -> Path:
-        return self._folder / f"{key.digest}.json"
+        self._files.put(key.digest, json.dumps(value).encode())
 
 
 def _plain(costs: Sequence[CutCost | CodecCost]) -> list[dict[str, object]]:

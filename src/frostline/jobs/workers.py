@@ -137,7 +137,9 @@ class WorkerSetup:
         )
         store = None
         if settings.cache_folder is not None:
-            store = stack.enter_context(FeatureStore(Path(settings.cache_folder), settings.cache_disk_bytes))
+            store = FeatureStore.where_room(Path(settings.cache_folder), settings.cache_disk_bytes)
+        if store is not None:
+            stack.enter_context(store)
         cache_policy = CachePolicy(self.scope, self.data.samples, settings, store)
         tuner = tuner_of(settings, fetcher, router, self.data)
         activity = ActivityMeter(progress, collector, transport, router, self.cuts, self.data)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from frostline.core.declared import Count
 from frostline.core.errors import SettingError
-from frostline.core.files import make_private_folder, open_private
+from frostline.core.files import make_private_folder, open_private, warn_not_kept
 from frostline.stores.protocols import Buffer, Place
 
 __all__ = ("LocalTier", "TierStatistics", "tier_name")
@@ -147,7 +147,8 @@ class LocalTier:
                 file.write(_digest(name, data))
                 file.write(data)
             partial.replace(self._folder / name)
-        except OSError:
+        except OSError as error:
+            warn_not_kept(self._folder, error)
             self._rests_until_s = self._clock() + _REST_S
             with suppress(OSError):
                 partial.unlink(missing_ok=True)

@@ -31,7 +31,7 @@ from frostline.core.errors import (
     OutOfSpace,
     StoreUnavailable,
 )
-from frostline.core.files import make_private_folder, open_private, try_lock
+from frostline.core.files import is_full, make_private_folder, open_private, try_lock
 from frostline.stores.protocols import (
     UNREADABLE,
     Buffer,
@@ -61,7 +61,6 @@ __all__ = (
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ESPIPE, errno.ENXIO}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _PARTIAL = ".partial-"
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 _MAX_SHOWN = 300
 
 
@@ -149,9 +148,12 @@ class FolderStore:
         path = self._path / check_name(object)
         with _folder_translated(self._path):
             self._check_is_there()
-        with _translated(object):
+        try:
             self._make(path.parent)
             _replace(path, data, is_private=self._is_private)
+        except OSError as error:
+            # Who has to make room must know where.
+            raise error_of_system(error, str(path) if is_full(error) else object) from error
 
     def create(self) -> None:
         """Make the folder, and those above it, where they are missing.
@@ -256,7 +258,7 @@ def is_partial(name: str) -> bool:
 def error_of_system(error: OSError, name: str) -> FrostlineError:
     """What a failed call to the operating system means for the object of that name."""
     reason = os.strerror(error.errno) if error.errno else "unknown reason"
-    if error.errno in _FULL:
+    if is_full(error):
         return OutOfSpace(f"the disk is full: {name} was not written")
     if error.errno in _REFUSED:
         return AccessDenied(f"no access to {name}: {reason}")

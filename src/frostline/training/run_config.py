@@ -5,7 +5,6 @@ The config of a run: its options by name, and digests of what it began with. ``c
 Writes a run's files whole or not at all: a reader never meets half a file, and a full disk leaves nothing behind.
 """
 
-import errno
 import json
 import os
 import secrets
@@ -16,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from frostline.core.errors import OutOfSpace, SettingError
-from frostline.core.files import make_private_folder, open_private, with_schema, without_schema
+from frostline.core.errors import SettingError
+from frostline.core.files import make_private_folder, open_private, with_schema, without_schema, write_errors
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +31,6 @@ __all__ = (
 )
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_BLOCKED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG)
-
-
 def make_folder(path: Path) -> None:
     """Make a folder and those above it for their user alone, where they are missing, and see that it takes files.
 
@@ -43,7 +38,7 @@ def make_folder(path: Path) -> None:
         SettingError: it cannot be made there, or a file is in its place.
         OutOfSpace: the disk is full.
     """
-    with _said(path):
+    with write_errors(path):
         make_private_folder(path)
         # Some folders exist and take no files; better to know before the work than after it.
         with tempfile.TemporaryFile(dir=path):
@@ -95,7 +90,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         OutOfSpace: the disk, the quota or the largest file allowed is full.
         SettingError: the folder is missing or may not be written.
     """
-    with _said(path):
+    with write_errors(path):
         part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         try:
             with open_private(part, "xb") as file:
@@ -107,21 +102,6 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
-
-
-@contextmanager
-def _said(path: Path) -> Iterator[None]:
-    """Turn the system's refusals into sentences."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise OutOfSpace(
-                f"no space left to write {path}: free some, or choose another folder; nothing half-written was left"
-            ) from error
-        if error.errno in (errno.ENOENT, *_BLOCKED):
-            raise SettingError(f"cannot write {path}: {os.strerror(error.errno)}; choose another folder") from error
-        raise
 
 
 def _sync_folder(path: Path) -> None:

@@ -5,7 +5,6 @@ Who renews a certificate writes its file anew, and the next connection has it: n
 
 import ipaddress
 import logging
-import os
 import re
 import ssl
 import stat
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from frostline.core.config import ServerTls, TlsFiles
 from frostline.core.errors import SettingError
-from frostline.core.files import make_private_folder, open_private, stamp_of
+from frostline.core.files import make_private_folder, replace_file, stamp_of, write_errors
 
 if TYPE_CHECKING:  # of the extra `tls`, which only who makes certificates needs
     from cryptography import x509
@@ -186,7 +185,8 @@ class Authority:
             raise SettingError("certificates are made with cryptography: pip install 'frostline[tls]'") from error
         self._folder = folder
         self._now = now
-        make_private_folder(folder)
+        with write_errors(folder):
+            make_private_folder(folder)
         if (folder / _CA).exists() != (folder / _CA_KEY).exists():
             raise SettingError(
                 f"{folder} has one of {_CA} and {_CA_KEY} alone: bring the other, or take another folder"
@@ -330,10 +330,8 @@ class Authority:
     @staticmethod
     def _write(file: Path, body: bytes) -> None:
         """Write a file whole or not at all: servers read it at any moment."""
-        part = file.with_name(f".{file.name}-{os.getpid()}")
-        with open_private(part, "wb") as out:
-            out.write(body)
-        part.replace(file)
+        with write_errors(file):
+            replace_file(file, body)
 
 
 def _stem(name: str) -> str:

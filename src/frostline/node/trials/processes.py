@@ -387,11 +387,16 @@ class TrialRunner:
 
     def _opened(self) -> Path:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="frostline-trial-")
-            folder = Path(self._folder.name)
-            with (folder / "prefix.safetensors").open("wb") as file:
-                save_prefix(self._prefix, file)
-            np.save(folder / "pixels.npy", self._pixels)
+            made = tempfile.TemporaryDirectory(prefix="frostline-trial-")
+            try:
+                folder = Path(made.name)
+                with (folder / "prefix.safetensors").open("wb") as file:
+                    save_prefix(self._prefix, file)
+                np.save(folder / "pixels.npy", self._pixels)
+            except BaseException:  # a full disk: the next trial must not read half of them
+                made.cleanup()
+                raise
+            self._folder = made
         return Path(self._folder.name)
 
     def _failure(self, status: int, last: str) -> str:

@@ -4,13 +4,12 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from frostline.core.errors import SettingError
-from frostline.core.files import make_private_folder, with_schema, without_schema
+from frostline.core.files import make_private_folder, replace_file, with_schema, without_schema
 from frostline.core.system import __version__
 from frostline.engines.machine import hardware_name, version_of
 from frostline.engines.recipe import clear_unfinished
@@ -151,6 +150,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write(path: Path, value: dict[str, object]) -> None:
     make_private_folder(path.parent)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-        json.dump(with_schema(value, _FORMAT), file, indent=1)
-    Path(file.name).replace(path)
+    replace_file(path, json.dumps(with_schema(value, _FORMAT), indent=1).encode())

@@ -24,7 +24,7 @@ from torch import nn
 
 from frostline.core import EXACT, FLOAT32, LOSSY, SampleTable
 from frostline.core.errors import SettingError
-from frostline.core.files import open_private, with_schema, without_schema
+from frostline.core.files import append_line, warn_not_kept, with_schema, without_schema
 from frostline.loaders import Batch
 from frostline.training.run_config import write_text
 
@@ -266,10 +266,10 @@ class StepRecorder:
         line = _line(made.to_json())
         try:
             if len(line) <= _MAX_LINE:
-                with open_private(self._path, "ab") as file:
-                    file.write(line.encode())
+                append_line(self._path, line.encode())
                 self._written += len(line)
-        except OSError:
+        except OSError as error:
+            warn_not_kept(self._path, error)
             self._written = _MAX_FILE
         self._took_s += self._clock() - began
 
