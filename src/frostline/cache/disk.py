@@ -309,7 +309,7 @@ class Database:
             if _is_damage(error):
                 self.start_anew(self._number)
                 return
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:
+            if error.sqlite_errorcode in _NO_ROOM:
                 raise OutOfSpace(f"the disk is full: there is no room for a cache in {self._folder}") from error
             raise SettingError(f"the cache folder {self._folder} cannot be used: {error}") from error
         for path in self._files():
@@ -411,6 +411,8 @@ _Mask = npt.NDArray[np.bool_]
 _IDLE_S = 60.0
 # Use is noted so coarsely that reading seldom writes.
 _NOTED_EVERY_S = 10.0
+# Only its own file is said to be full; what stands beside that cannot be written, or made larger.
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 # After a failed write, such as on a full disk, the next attempt waits.
 _REST_S = 30.0
 _ASKED_AT_ONCE = 256

@@ -13,11 +13,13 @@ import json
 import os
 import re
 import secrets
+import shutil
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from frostline.core.errors import (
     EmptyDataset,
     FrostlineError,
     NodeUnreachable,
+    OutOfSpace,
     Overloaded,
     Refused,
     SettingError,
@@ -43,7 +46,7 @@ from frostline.core.errors import (
     Unavailable,
 )
 from frostline.core.events import Observer, PhaseStarted
-from frostline.core.files import make_private_folder, open_private
+from frostline.core.files import make_private_folder, open_private, warn_not_kept
 from frostline.core.units import in_bytes
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.left_out import read_left_out
@@ -349,7 +352,25 @@ class NodeListing:
             raise Refused(
                 f"the node has a manifest of {in_bytes(head.nbytes)}, and up to {in_bytes(_MAX_BYTES)} are read"
             )
-        path = self._folder / f"{head.sha256}.parquet"
+        with ExitStack() as stack:
+            return self._opened(exchange, head, self._place(head, stack))
+
+    def _place(self, head: ManifestHead, stack: ExitStack) -> Path:
+        """The folder for a manifest: in the cache, or a temporary one where that has no room for it."""
+        if head.is_known:
+            return self._folder
+        why: Exception = OutOfSpace("the disk is full")
+        try:
+            make_private_folder(self._folder)
+            if shutil.disk_usage(self._folder).free >= head.nbytes:
+                return self._folder
+        except OSError as error:
+            why = error
+        warn_not_kept(self._folder, why)
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="frostline-")))
+
+    def _opened(self, exchange: Exchange, head: ManifestHead, folder: Path) -> Manifest:
+        path = folder / f"{head.sha256}.parquet"
         if not head.is_known:
             with self._new_file(path) as part:
                 _receive(exchange, head, part)
@@ -361,8 +382,11 @@ class NodeListing:
         if kept is None or len(kept.columns) != head.samples or kept.about.get("digest") != head.digest:
             path.unlink(missing_ok=True)
             raise Unavailable(f"the manifest that was kept in {path} is damaged or gone: it is fetched again next time")
-        os.utime(path)
-        self._tidy()
+        if folder == self._folder:
+            os.utime(path)
+            self._tidy()
+        else:
+            kept = kept._replace(place="")
         return manifest_of(kept, found=head.found, applied=_applied(head), saved=splits_of(head, splits))
 
     @property
