@@ -3,8 +3,10 @@
 The search for one job's engine, without running any engine.
 """
 
+import errno
 import json
 import math
+import os
 import signal
 import subprocess
 import threading
@@ -12,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -149,6 +152,30 @@ def test_the_first_trial_takes_the_process_that_was_warmed_unless_it_has_died(di
     assert len(processes) == 1 + dies
     assert any(trial.engine == OTHER and trial.samples_per_s for trial in choice.trials)
     assert all(process.returncode is not None for process in processes)
+
+
+def test_a_disk_without_room_for_temporary_files_costs_the_trial_that_met_it_alone(tmp_path, monkeypatch):
+    tries, save = [], np.save
+
+    def full_at_first(path, array):
+        tries.append(None)
+        if len(tries) == 1:
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(path, array)
+
+    def run(_, said, *__):
+        tries.append(np.load(Path(json.loads(said)["folder"]) / "pixels.npy").shape)
+        return 1, "it went no further"
+
+    monkeypatch.setattr(np, "save", full_at_first)
+    monkeypatch.setattr("frostline.node.trials.processes.TrialProcess.run", run)
+    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER, "openvino"))) as trials:
+        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+    said = {trial.why_not for trial in choice.trials if trial.engine != REFERENCE}
+    assert any("No space left on device" in why for why in said)
+    assert PIXELS.shape in tries
+    assert choice.engine == REFERENCE
 
 
 def test_a_node_ends_a_process_that_waits_for_a_trial_and_warms_none_where_nothing_is_tried_apart(

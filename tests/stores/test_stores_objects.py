@@ -173,20 +173,6 @@ def test_reports_a_full_disk_and_leaves_nothing_half_written(tmp_path, monkeypat
     assert (tmp_path / "x").read_bytes() == b"old"
 
 
-def test_reports_a_really_full_disk(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True, check=False)
-    if mount.returncode:
-        pytest.skip("a small disk cannot be mounted here")
-    try:
-        with pytest.raises(OutOfSpace):
-            open_store(str(disk)).write("x", bytes(1 << 20))
-        assert list(disk.iterdir()) == []
-    finally:
-        subprocess.run(["umount", disk], check=True)
-
-
 @pytest.mark.parametrize(
     ("number", "kind"),
     [
