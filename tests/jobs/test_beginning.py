@@ -431,7 +431,7 @@ def test_a_codec_may_lose_what_the_engine_leaves_of_the_accuracy():
     assert NodeEngine("fp16").tolerance is None
 
 
-def test_a_command_lists_its_data_and_launches_its_node_before_it_imports_pytorch():
+def test_a_command_lists_its_data_and_launches_its_node_before_it_imports_pytorch(plain_starts):
     line = (
         "import sys, frostline.cli.train, frostline.cli.extract_predict, frostline.training.start, "
         "frostline.training.feature_files; print('torch' in sys.modules)"
