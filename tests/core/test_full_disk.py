@@ -44,7 +44,7 @@ from support.listing_nodes import answer_of, manifest_bytes, stranger, table_of
 from support.networks import Small
 from support.stored import put
 
-pytestmark = pytest.mark.promise("survives", mended="a full disk under the user's cache folder ended every verb")
+pytestmark = pytest.mark.promise("kept", mended="a full disk under the user's cache folder ended every verb")
 
 SMALL = 16 << 20
 
