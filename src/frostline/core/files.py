@@ -166,7 +166,7 @@ def warn_not_kept(folder: Path, error: Exception) -> None:
 
     Args:
         folder: the folder of the cache, or the file.
-        error: what was met.
+        error: the error that was met.
     """
     if folder not in _told:
         _told.add(folder)
