@@ -79,7 +79,8 @@ def test_names_bring_no_markup():
     assert runs_nothing(Diagnosis(held_back_by=HOSTILE, says=HOSTILE, shares={HOSTILE: 1.0})._repr_html_())
 
 
-def test_tables_need_no_library(plain_starts):
+@pytest.mark.usefixtures("plain_starts")
+def test_tables_need_no_library():
     imported = "{'jinja2', 'torch', 'matplotlib', 'rich'} & set(sys.modules)"
     script = f"import sys; import frostline.core.nouns; print(len({imported}))"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)

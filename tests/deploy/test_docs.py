@@ -17,7 +17,7 @@ _OF_OTHERS = {
     "--build-arg", "--detach", "--display-name", "--file", "--from-file", "--from-literal", "--namespace", "--tag",
     "--uid", "--values", "--wait",
 }  # fmt: skip
-_OF_OTHER_VERBS = {"--client", "--data", "--model", "--out", "--until", "--near", "--format"}
+_OF_OTHER_VERBS = {"--client", "--revoke", "--data", "--model", "--out", "--until", "--near", "--format"}
 _OF_CLUSTER = {"--on-label", "--min", "--max"}
 
 
