@@ -171,6 +171,7 @@ def test_no_text_becomes_longer_than_is_reserved_for_it(names, text):
     ],
 )
 @pytest.mark.parametrize("normalizer", [None, normalizers.NFKD(), normalizers.Replace("a", "aaaa")])
+@pytest.mark.usefixtures("plain_starts")
 def test_tokenizing_takes_no_more_memory_than_is_reserved(normalizer, pre_tokenizer, text):
     letters = {letter: place for place, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
     tokenizer = made(models.BPE(letters, []), normalizer, pre_tokenizer)
