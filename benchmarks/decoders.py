@@ -87,13 +87,17 @@ def starts(decoders, sample, number):
     return took_s
 
 
+# A quick form may take less processor time than the system counts.
+_LEAST = 1e-3
+
+
 def table(found):
     ratios = defaultdict(list)
     lines = []
     for threads in (1, 2):
         pairs = list(zip(found["runs"][f"here {threads}"], found["runs"][f"apart {threads}"], strict=True))
         for field in ("samples_per_s", "processor_s"):
-            ratios[field] = [apart[field] / here[field] for here, apart in pairs]
+            ratios[field] = [apart[field] / max(here[field], _LEAST) for here, apart in pairs]
         lines.append(
             [
                 threads,

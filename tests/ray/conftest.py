@@ -6,6 +6,11 @@ from support.images import image_folder
 from support.ray_here import NODE, ray_here
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_forks(plain_starts):
+    """Ray's own threads and channels do not live through a fork."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return image_folder(tmp_path_factory.mktemp("images"), per_class=12)

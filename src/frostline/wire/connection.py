@@ -47,10 +47,8 @@ else:
     _TELLS = True
 
 
-# A body tells how fast the link is if what is still to come takes it a millisecond at least, by what is known of it:
-# less comes at once, or waits for its sender more than for the link. More than the greater of these always tells, and
-# less than the smaller never.
-_SMALL, _LARGE, _TELLING_S = 4 << 10, 64 << 10, 1e-3
+# Smaller ones come at once, or wait for their sender more than for the link.
+_LARGE = 64 << 10
 
 
 class Meter:
@@ -74,12 +72,12 @@ class Meter:
 
 
 class LinkMeter:
-    """Bytes that come, and the seconds in which at least one body is under way. Safe for threads.
+    """Bytes that come, and the seconds in which at least one large body is under way. Safe for threads.
 
-    A body is under way while it is being read and what has not come of it yet takes the link a millisecond: 64 KiB of a
-    fast one, 4 KiB of a thin one. One that lies in the socket's buffer already, since its reader was busy, says nothing
-    about the link. What comes meanwhile is counted on all connections, also where nobody reads it yet: otherwise a link
-    that is shared with a busy reader's connection would look thinner than it is.
+    A body is under way while it is being read and at least 64 KiB of it have not come yet: one that lies in the
+    socket's buffer already, since its reader was busy, tells nothing about the link. What comes meanwhile is counted
+    on all connections, also where nobody reads it yet: otherwise a link that is shared with a busy reader's
+    connection would look thinner than it is.
 
     Args:
         meter: counts what is read from the sockets.
@@ -119,7 +117,7 @@ class LinkMeter:
     @contextmanager
     def body(self, sock: socket.socket | None, nbytes: int) -> Iterator[None]:
         """While a body of so many bytes is read from a connection."""
-        if sock is None or nbytes < _SMALL or nbytes - _lying(sock) < self._telling_bytes():
+        if sock is None or nbytes - _lying(sock) < _LARGE:
             yield
             return
         self._change(1)
@@ -133,11 +131,6 @@ class LinkMeter:
         with self._lock:
             self._settle()
             return self._bytes, self._seconds
-
-    def _telling_bytes(self) -> float:
-        with self._lock:
-            rate = self._bytes / self._seconds if self._seconds else 0.0
-        return min(_LARGE, max(_SMALL, rate * _TELLING_S))
 
     def _change(self, by: int) -> None:
         with self._lock:
