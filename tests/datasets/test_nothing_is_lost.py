@@ -23,11 +23,12 @@ from hypothesis import strategies as st
 
 import frostline as fl
 from frostline.cli import main
-from frostline.core.errors import EmptyDataset, SettingError
+from frostline.core.errors import DataError, EmptyDataset, SettingError
 from frostline.datasets import Dataset
 from frostline.datasets.copy.ready import ingest
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.left_out import LeftOut
+from frostline.datasets.formats.parquet import CellCache, CellReader
 from frostline.preprocess import Applied, imagenet
 from frostline.stores.open import open_store
 from support.formats import tar_of
@@ -103,6 +104,123 @@ def test_rows_without_a_sample_and_columns_without_a_place_are_named(store):
     store.write("b.parquet", rows(image=[IMAGE, None], label=["a", "b"]))
     wanted[0] = ("row", "without a sample", 5, lost)
     assert said(Dataset(store.url)) == wanted, "of the first file nothing but the end was read again"
+
+
+STRUCT = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+SHARED = pa.array([IMAGE] * 4).dictionary_encode()
+NO_METADATA = "of a type that is no metadata"
+TOO_LONG = "of lists too long for metadata"
+BESIDE = {
+    "images": (pa.array([[IMAGE], [], None, [IMAGE, None]]), NO_METADATA),
+    "structs": (pa.array([[{"bytes": IMAGE, "path": None}], [], None, [None]], pa.list_(STRUCT)), NO_METADATA),
+    "shared images": (pa.ListArray.from_arrays([0, 1, 2, 3, 4], SHARED), NO_METADATA),
+    "by name": (pa.array([[("a", IMAGE)], [], None, []], pa.map_(pa.string(), pa.binary())), NO_METADATA),
+    "hashes": (pa.array([b"1234"] * 4, pa.binary(4)), NO_METADATA),
+    "a view": (pa.array([[1], [2], None, []], pa.list_view(pa.int64())), NO_METADATA),
+    "long": (pa.array([list(range(4000))] * 4), TOO_LONG),
+    "one long": (pa.array([[], [], [], list(range(40000))]), TOO_LONG),
+    "runs": (pa.RunEndEncodedArray.from_arrays(pa.array([2, 4], pa.int32()), pa.array(["x", "y"])), NO_METADATA),
+    "either": (
+        pa.UnionArray.from_sparse(pa.array([0, 1, 0, 1], pa.int8()), [pa.array([1, 2, 3, 4]), pa.array(list("abcd"))]),
+        NO_METADATA,
+    ),
+}
+
+
+def write_rows(store, format, columns, batch_rows=2):
+    """Write columns as a file of a format, an Arrow file in several batches."""
+    table = pa.table(columns)
+    if format == "parquet":
+        store.write("a.parquet", rows(**columns))
+        return Dataset(store.url)
+    out = io.BytesIO()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table, max_chunksize=batch_rows)
+    store.write("a.arrow", out.getvalue())
+    return Dataset(store.url)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_a_column_that_has_no_place_beside_the_samples_is_named(store, format, name):
+    column, reason = BESIDE[name]
+    if format == "parquet" and name in ("runs", "either"):
+        with pytest.raises(pa.ArrowNotImplementedError):  # Parquet has no such columns
+            rows(column=column)
+        return
+    if format == "arrow" and name == "shared images":
+        with pytest.raises(DataError, match="has columns that are dictionaries"):
+            len(write_rows(store, format, {"image": [IMAGE] * 4, name: column}))
+        return
+    data = write_rows(store, format, {"image": [IMAGE] * 4, "label": list("abab"), name: column, "fine": range(4)})
+    assert (len(data), data.classes, data.column("fine").to_pylist()) == (4, ("a", "b"), [0, 1, 2, 3])
+    assert said(data) == [("column", reason, 1, (name,))] == said(Dataset(store.url))
+    with pytest.raises(SettingError):
+        data.column(name)
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_the_fields_of_structs_are_metadata_or_named_whatever_they_are_called(store, format):
+    fields = {"w": 4, "bytes": IMAGE, "path": "p"}
+    structs = [fields, {**fields, "bytes": None}, None, fields] if format == "arrow" else [fields, None, None, fields]
+    meta = [{"x": None, "id": 1, "thumb": IMAGE}, None, {"x": [1, 2], "id": None}, {"x": [], "id": 3}]
+    columns = {"the.image": structs, "label": list("abab"), "meta": meta, "in.side": [{"a.b": row} for row in range(4)]}
+    data = write_rows(store, format, columns)
+    assert data.samples.labels.tolist() == [0, 1]
+    assert data.column("meta.id").to_pylist() == [1, 3]
+    assert data.column("meta.x").to_pylist() == [None, "[]"]
+    assert data.column("in.side.a.b").to_pylist() == [0, 3]
+    lost = tuple(f"a.{format}/{row}" for row in (1, 2))
+    assert said(data) == [
+        ("row", "without a sample", 2, lost),
+        ("column", NO_METADATA, 2, ("the.image.w", "meta.thumb")),
+    ]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_images_that_rows_of_parquet_share_are_read(store, nested):
+    images = pa.array([IMAGE, None, IMAGE, b"other"]).dictionary_encode()
+    column = pa.StructArray.from_arrays([images, pa.nulls(4, pa.string())], ["bytes", "path"]) if nested else images
+    data = write_rows(store, "parquet", {"image": column, "label": list("aabb")})
+    assert data.samples.labels.tolist() == [0, 1, 1]
+    assert data.samples.lengths.tolist() == [len(IMAGE), len(IMAGE), 5]
+    assert said(data) == [("row", "without a sample", 1, ("a.parquet/1",))]
+    samples, reader = data.samples, CellReader(open_store(store.url), CellCache())
+    places = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
+    assert [bytes(reader.read(*place)) for place in places] == [IMAGE, IMAGE, b"other"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"views": [[IMAGE]] * 4}, "several images a row in its column 'views'"),
+        ({"views": [[[{"bytes": IMAGE}]]] * 4}, "several images a row in its column 'views'"),
+        ({"views": pa.array([[IMAGE]] * 4, pa.list_view(pa.binary()))}, "several images a row in its column 'views'"),
+        ({"data": [{"image": IMAGE, "label": "a"}] * 4}, "images within another column, as 'data.image'"),
+        ({"data": [{"in": {"image": {"bytes": IMAGE, "path": ""}}}] * 4}, "another column, as 'data.in.image'"),
+        ({"image": [IMAGE] * 4, "a.b": range(4), "a": [{"b": 1}] * 4}, "two columns called 'a.b'"),
+        ({"image.bytes": [IMAGE] * 4, "image": [{"bytes": IMAGE}] * 4}, "two columns called 'image.bytes'"),
+        ({"image": [IMAGE] * 4, "label": [{"name": "a"}] * 4}, "column 'label' of the type struct"),
+    ],
+)
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_images_that_cannot_be_told_apart_from_a_schema_get_a_sentence(store, format, columns, sentence):
+    with pytest.raises(DataError, match=sentence):
+        len(write_rows(store, format, columns))
+
+
+@pytest.mark.parametrize("image", [b"P5 1 1 255\n1", IMAGE])
+@pytest.mark.parametrize("nested", [False, True])
+def test_views_of_arrow_files_are_labels_and_metadata_and_no_images(store, image, nested):
+    names = pa.array(["b", None, "a", "b"]).cast(pa.string_view())
+    columns = {"image": [image] * 4, "label": names, "site": names}
+    data = write_rows(store, "arrow", columns)
+    assert (data.classes, data.samples.labels.tolist()) == (("a", "b"), [1, -1, 0, 1])
+    assert data.column("site").to_pylist() == names.to_pylist()
+    views = pa.array([image] * 4).cast(pa.binary_view())
+    columns["image"] = pa.StructArray.from_arrays([views], ["bytes"]) if nested else views
+    with pytest.raises(DataError, match=r"has views in its column 'image(\.bytes)?'.* or as Parquet"):
+        len(write_rows(store, "arrow", columns))
 
 
 def test_what_came_beside_the_data_since_the_manifest_was_built_is_named_too(store):
