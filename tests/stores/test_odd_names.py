@@ -10,6 +10,8 @@ import os
 import uuid
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from frostline.core.errors import DataError
 from frostline.datasets import Dataset
@@ -90,6 +92,27 @@ def test_a_folder_of_no_name_is_named_where_its_objects_cannot_be(served, key, s
     peer.objects = {**OTHERS, key: TEN}
     expected = {name: len(data) for name, data in OTHERS.items()}
     assert by_folder(open_store(url)) == {**expected, shown.get(kind, key): UNREADABLE}
+
+
+parts = st.sampled_from(["a", "cats", "%41", "é", "1.jpg", " a ", "\ufffe", "...", "a\nb", "\x01", "", ".", ".."])
+keys = st.sets(st.lists(parts, min_size=1, max_size=3).map("/".join).filter(lambda key: key.strip("/") == key != ""))
+
+
+@pytest.mark.parametrize("served", ["s3", "gs", "az"], indirect=True)
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(keys=keys)
+def test_a_listing_holds_every_key_once_and_those_that_can_be_read_as_such(served, keys):
+    peer, url, _ = served
+    peer.objects = dict.fromkeys(keys, TEN)
+    store = open_store(url)
+    found = by_folder(store)
+    assert found == sizes(store.list())
+    assert found.keys() == keys
+    odd = {"", ".", "..", "a\nb", "\x01"}
+    for name, size in found.items():
+        is_odd = not odd.isdisjoint(name.split("/"))
+        assert size == (UNREADABLE if is_odd else len(TEN))
+        assert is_odd or bytes(store.read(name, 0, size)) == TEN
 
 
 @pytest.mark.parametrize("served", ["s3", "gs", "az"], indirect=True)  # no file of a web server has such a name
