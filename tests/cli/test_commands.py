@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,13 @@ SMALL = ["--model", "support.networks:Small", "--until", "stem"]
 def test_the_entry_point_is_still_a_function_after_a_command_ran(capsys):
     run(capsys, "--version")
     assert importlib.import_module("frostline.cli").main is main
+
+
+def test_the_package_is_run_by_its_name_too(monkeypatch):
+    calls = []
+    monkeypatch.setattr("frostline.cli.main", lambda: calls.append("main"))
+    runpy.run_module("frostline", run_name="__main__")
+    assert calls == ["main"]
 
 
 @pytest.mark.parametrize("verb", sorted(name for name, verb in verbs.commands.items() if not hasattr(verb, "commands")))

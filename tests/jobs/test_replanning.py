@@ -119,8 +119,10 @@ def test_the_plan_follows_a_share_of_a_control_plane_as_it_follows_a_link(folder
         settings = replace(SETTINGS, control=control, hedge_quantile=1.0)
         with job_for(folder, node.url, frozen(), settings=settings) as job:
             job.use({Route(1): 1.0}, follow=True)
-            train(job, lambda _: None, epochs=2)
-            replans = job.statistics().replans
+            for _ in range(4):  # on a busy machine it takes longer until the rates are believed
+                train(job, lambda _: None, epochs=1)
+                if replans := job.statistics().replans:
+                    break
     assert replans
     assert replans[0].before.startswith("100 % cut 1")
     assert "1.00 MB/s may cross" in replans[0].reason

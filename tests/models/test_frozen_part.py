@@ -172,11 +172,18 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("kind", DRAWS)
-def test_what_draws_numbers_that_are_not_torchs_is_left_to_the_loop(kind):
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("numpy", "draws random numbers that are not torch's"),
+        ("a generator of numpy", "give something else in the next run, by what their code keeps in Python"),
+        ("python", "draws random numbers that are not torch's"),
+    ],
+)
+def test_what_draws_numbers_that_are_not_torchs_is_left_to_the_loop(kind, why):
     network = cut_network(Mixes(Rows(DRAWS[kind])), (3, 8, 8))
     assert network.frost_line.name.startswith(("pixels", "conv"))
-    assert "draws random numbers that are not torch's" in network.fallback
+    assert why in network.fallback
     batch = torch.randn(4, 3, 8, 8)
     features = [batch] if network.prefix is None else crossed(shipped_engine(network), [batch], network.frost_line)
     assert not torch.equal(network.head(features), network.head(features))

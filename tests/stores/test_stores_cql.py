@@ -299,6 +299,7 @@ def test_a_forked_child_of_a_user_of_the_driver_gets_a_sentence_and_never_hangs(
     assert subprocess.run(command, timeout=200, check=False, env=environment).returncode == 7
 
 
+@pytest.mark.usefixtures("plain_starts")
 def test_the_driver_is_not_loaded_before_a_table_needs_it():
     code = (
         "import sys, frostline; from frostline.stores.open import open_store; open_store('cql://host/photos/waste');"

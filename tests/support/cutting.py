@@ -3,6 +3,7 @@
 import torch
 
 from frostline.core import FeatureBatch
+from frostline.core.system import crc32
 from frostline.engines.graph_runner import Runner, leaf_values
 from frostline.engines.torch import TorchEngine
 from frostline.models.artifact import read_prefix, write_prefix
@@ -47,8 +48,9 @@ def finished(network, cut, tensors):
 
 class _Body:
     def __init__(self, body):
-        self._rest = memoryview(body)
+        self._rest, self.checksum = memoryview(body), 0
 
     def read(self, nbytes, /):
         taken, self._rest = self._rest[:nbytes], self._rest[nbytes:]
+        self.checksum = crc32(taken, self.checksum)
         return taken

@@ -32,6 +32,7 @@ def start(framework, *argv, devices=4):
         "FROSTLINE_FRAMEWORK": framework,
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join(path),
+        "FROSTLINE_TESTS_PLAIN_STARTS": "1",  # JAX warns of a fork
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }

@@ -301,9 +301,16 @@ def _does_not_run(cut: Cut, rows: int, error: BaseException) -> UnsafeArtifact:
 
 
 def _bare_inputs(cut: Cut, rows: int) -> list[torch.Tensor]:
-    """What comes in at cut 1, without data."""
+    """What comes in at cut 1, without data.
+
+    Raises:
+        UnsafeArtifact: No tensor is so large.
+    """
     declared = zip(cut.shapes, cut.dtypes, strict=True)
-    return [torch.empty((rows, *shape), dtype=getattr(torch, dtype), device="meta") for shape, dtype in declared]
+    try:
+        return [torch.empty((rows, *shape), dtype=getattr(torch, dtype), device="meta") for shape, dtype in declared]
+    except BROKEN as error:
+        raise _does_not_run(cut, rows, error) from error
 
 
 def _names(graph: Graph) -> list[str]:

@@ -43,7 +43,7 @@ _ROW_WORDS = 1021
 _IDLE = ("momentum", "track_running_stats", "training")
 # Shares of the time that runs on two rows may take, by when they are made, and what is quick enough for any time.
 _SHARES = {"begin": 0.03, "end": 0.03, "step": 0.01}
-_QUICK_S = 0.05
+_QUICK_S = 0.01
 _PLAIN = (bool, int, float, str, type(None), tuple)
 
 

@@ -626,7 +626,9 @@ def _hint(schema: pa.Schema) -> str:
     url = next((name for name in URL_FIELDS if name in texts), None)
     if url is not None:
         return f"; if {url} says where images are, name the format: format='urls', or --format urls"
-    return f"; if samples are the texts in {texts[0]}, name the column: column={texts[0]!r}" if texts else ""
+    if not texts:
+        return ""
+    return f"; if samples are the texts in {texts[0]}, name the column: column={texts[0]!r}, or --column {texts[0]}"
 
 
 # Longer values are no names of classes.
