@@ -33,9 +33,9 @@ from frostline.core.errors import (
     SettingError,
 )
 from frostline.core.events import SampleSkipped
-from frostline.datasets.formats.base import written_out_bytes
 from frostline.datasets.formats.known import format_named
 from frostline.datasets.formats.parquet import Cell, CellCache, CellReader, Parquet
+from frostline.datasets.formats.ranges import written_out_bytes
 from frostline.datasets.formats.tables import columns_of_schema
 from frostline.datasets.reading import open_samples
 from frostline.engines.machine import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes

@@ -21,7 +21,7 @@ from frostline.core.errors import (
 from frostline.datasets import Dataset
 from frostline.stores.cloud import azure_settings, cloud_store, google_settings, profile_of, s3_settings
 from frostline.stores.open import open_store
-from frostline.stores.protocols import UNREADABLE, is_other_version, version_of_time
+from frostline.stores.protocols import is_other_version, version_of_time
 from frostline.stores.urls import parse_url
 from support.bucket_peer import bucket_peer
 from support.web import web_server
@@ -229,9 +229,6 @@ def test_explains_errors_of_google_cloud_storage(monkeypatch, status, body, kind
     assert "\n" not in str(caught.value)
 
 
-ODD_KEYS = ["cats//a.jpg", "./a.jpg", "cats/../a.jpg", "cats/a\nb.jpg", "/a.jpg", "..", "a\x7fb", "cats/a/./b"]
-
-
 @pytest.fixture(params=["s3", "gs"])
 def peer_and_url(request, monkeypatch):
     """A bucket's server in this process, and the URL of its bucket."""
@@ -241,23 +238,6 @@ def peer_and_url(request, monkeypatch):
     with bucket_peer() as peer:
         peer.knows_folders = True
         yield peer, f"{request.param}://photos?endpoint={peer.url}"
-
-
-@pytest.mark.parametrize("key", ODD_KEYS)
-def test_a_key_that_cannot_be_a_name_is_listed_as_unreadable_beside_all_others(peer_and_url, key):
-    peer, url = peer_and_url
-    if key == "/a.jpg" and url.startswith("gs:"):
-        key = "a//b.jpg"  # Arrow too takes /a.jpg for a.jpg there: it is a sample that cannot be read
-    others = {f"{folder}/{number}.jpg": bytes(number) for folder in ("cats", "dogs") for number in range(3)}
-    peer.objects = {**others, key: TEN}
-    store = open_store(url)
-    entries, folders = store.sections()
-    by_folder = [*entries, *(entry for folder in folders for entry in store.list_section(folder))]
-    # To the driver /a.jpg is a.jpg, which only folders tell apart: those are what data sets are listed by.
-    for found in ([] if key == "/a.jpg" else [list(store.list())]) + [by_folder]:
-        sizes = {entry.object: entry.size for entry in found}
-        assert sizes == {**{name: len(data) for name, data in others.items()}, key: UNREADABLE}
-        assert len(found) == len(sizes)
 
 
 def test_a_key_that_cannot_be_a_name_costs_other_folders_nothing(peer_and_url):
@@ -285,17 +265,6 @@ def test_a_key_that_cannot_be_a_name_is_named_where_nothing_else_lists(peer_and_
     with pytest.raises(DataError, match=r"holds an object 'cats//1\.jpg'"):
         list(store.list())
     assert len(asked) > 1
-
-
-def test_an_odd_name_in_a_container_of_azure_is_named(azurite, monkeypatch):
-    for name, value in azurite.environment().items():
-        monkeypatch.setenv(name, value)
-    azurite.make_container("oddnames")
-    store = open_store("az://oddnames")
-    store.write("cats/1.jpg", TEN)
-    azurite.put("oddnames/cats//2.jpg", TEN)
-    with pytest.raises(DataError, match=r"holds an object 'cats//2\.jpg'"):
-        list(store.list())
 
 
 def test_a_bucket_with_odd_keys_is_a_data_set_without_them(s3, monkeypatch, caplog):

@@ -1,7 +1,7 @@
 """A bucket over HTTP in this process: as much of Google's interfaces as a store of objects uses, and its refusals.
 
 No real server of Google Cloud Storage can be run here; this one is for what Frostline sends and what it makes of the
-answers.
+answers. It lists as Azure and as WebDAV do, too: real servers of both refuse some of the names that Azure itself takes.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 __all__ = ("BucketPeer", "bucket_peer")
@@ -24,9 +24,12 @@ class BucketPeer:
         url: where it listens.
         bucket: the name of its only bucket.
         token: what requests must carry as a bearer's; None asks for nothing.
+        knows_folders: whether listings are by folder where they are asked for so.
+        page_size: most objects in one answer to Azure's clients.
         gives_ranges: whether it answers requests for ranges with ranges.
         answers: asked before each request; an answer ``(status, headers, body)`` in place of the peer's own, or None.
         seen: method and path of each request.
+        headers: those of the last request.
     """
 
     def __init__(self, url, bucket):
@@ -35,13 +38,16 @@ class BucketPeer:
         self.token = None
         self.knows_folders = False
         self.gives_ranges = True
+        self.page_size = 1000
         self.answers = lambda: None
         self.seen = []
+        self.headers = {}
         self.objects = {}
 
     def answer(self, method, target, headers, body):
         parts = urlsplit(target)
         self.seen.append((method, target))
+        self.headers = headers
         if (said := self.answers()) is not None:
             return said
         if self.token and headers.get("Authorization") != f"Bearer {self.token}":
@@ -51,8 +57,11 @@ class BucketPeer:
         bucket, _, name = unquote(parts.path).lstrip("/").partition("/")
         if bucket != self.bucket:
             return _error(404, "NoSuchBucket")
+        if method == "PROPFIND":
+            return 207, {}, self._web_listing(name, headers.get("Depth"))
         if not name:
-            return 200, {}, self._listing(parse_qs(parts.query))
+            asked = parse_qs(parts.query)
+            return 200, {}, self._azure_listing(asked) if "comp" in asked else self._listing(asked)
         if method == "PUT":
             self.objects[name] = body
             return 200, {"ETag": _etag(body)}, b""
@@ -81,20 +90,52 @@ class BucketPeer:
         items = [{**about, "name": name, "size": str(len(self.objects[name]))} for name in names]
         return json.dumps({"kind": "storage#objects", "items": items}).encode()
 
-    def _listing(self, asked):
+    def _below(self, asked):
+        """The names of objects right below a prefix, and of the folders there."""
         (prefix,) = asked.get("prefix", [""])
         (delimiter,) = asked.get("delimiter", [""]) if self.knows_folders else ("",)
         names = [name for name in sorted(self.objects) if name.startswith(prefix)]
         below = {name: name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "") for name in names}
+        folders = dict.fromkeys(f"{prefix}{first}{mark}" for first, mark, _ in below.values() if mark)
+        return [name for name in names if not below[name][1]], list(folders)
+
+    def _azure_listing(self, asked):
+        # In pages, each of which names where the next begins; names that XML cannot hold are escaped, and say so.
+        names, folders = self._below(asked)
+        start = int(asked.get("marker", ["0"])[0])
+        page = names[start : start + self.page_size]
         found = "".join(
-            f"<Contents><Key>{escape(name)}</Key><Size>{len(self.objects[name])}</Size>"
+            f"<Blob>{_azure_name(name)}<Properties><Creation-Time>Thu, 01 Jan 2026 00:00:00 GMT</Creation-Time>"
+            "<Last-Modified>Thu, 01 Jan 2026 00:00:00 GMT</Last-Modified>"
+            f"<Etag>{_etag(self.objects[name])[1:-1]}</Etag>"
+            f"<Content-Length>{len(self.objects[name])}</Content-Length><Content-Type>image/jpeg</Content-Type>"
+            "</Properties></Blob>"
+            for name in page
+        )
+        found += "".join(f"<BlobPrefix>{_azure_name(folder)}</BlobPrefix>" for folder in folders if not start)
+        more = start + len(page) if start + len(page) < len(names) else ""
+        said = f"<Blobs>{found}</Blobs><NextMarker>{more}</NextMarker>"
+        return f'\ufeff<?xml version="1.0" encoding="utf-8"?><EnumerationResults>{said}</EnumerationResults>'.encode()
+
+    def _web_listing(self, folder, depth):
+        names, folders = self._below({"prefix": [folder], "delimiter": ["/" if depth == "1" else ""]})
+        found = [(name, f"<getcontentlength>{len(self.objects[name])}</getcontentlength>") for name in names]
+        found += [(name, "<resourcetype><collection/></resourcetype>") for name in folders]
+        said = "".join(
+            f"<response><href>/{self.bucket}/{quote(name)}</href><propstat><prop>{about}</prop></propstat></response>"
+            for name, about in found
+        )
+        return f'<?xml version="1.0"?><multistatus xmlns="DAV:">{said}</multistatus>'.encode()
+
+    def _listing(self, asked):
+        names, folders = self._below(asked)
+        found = "".join(
+            f"<Contents><Key>{_escaped(name)}</Key><Size>{len(self.objects[name])}</Size>"
             f"<ETag>{escape(_etag(self.objects[name]))}</ETag>"
             "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
             for name in names
-            if not below[name][1]
         )
-        folders = dict.fromkeys(f"{prefix}{first}{mark}" for first, mark, _ in below.values() if mark)
-        found += "".join(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders)
+        found += "".join(f"<CommonPrefixes><Prefix>{_escaped(folder)}</Prefix></CommonPrefixes>" for folder in folders)
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode()
 
 
@@ -111,6 +152,16 @@ def bucket_peer(bucket="photos"):
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def _azure_name(name):
+    if re.search("[^\t\n -\ufffd\U00010000-\U0010ffff]", name):
+        return f'<Name Encoded="true">{quote(name)}</Name>'
+    return f"<Name>{_escaped(name)}</Name>"
+
+
+def _escaped(name):
+    return escape(name, {"\r": "&#13;"})
 
 
 def _etag(data):
@@ -135,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b"" if self.command == "HEAD" else data)
 
-    do_DELETE = do_GET = do_HEAD = do_PUT = do_PROPFIND = _serve
+    do_DELETE = do_GET = do_HEAD = do_POST = do_PUT = do_PROPFIND = _serve
 
     def log_message(self, *_):
         pass

@@ -4,27 +4,36 @@ Credentials and addresses come from the variables that each ecosystem uses, of w
 what it does not read is read here. Options of the URL go before them.
 
 A store of objects behind obstore, and memory as one. obstore reads no listing in which one key is none of its paths
-(``a//b``, ``..``, a control character): Arrow's file systems list such a folder, so that the key can be named.
+(``a//b``, ``..``, a control character): Arrow's file systems list such a folder, so that the key can be named, and
+that of a container of Azure is asked for here.
 
 obstore is imported when a store is first used: its threads do not survive a fork, so a process that only forks
 workers must never have started them.
 """
 
+import base64
+import hmac
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from email.utils import formatdate, parsedate_to_datetime
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlencode
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from frostline.core.config import environment
-from frostline.core.errors import AccessDenied, ObjectNotFound, SettingError
+from frostline.core.errors import AccessDenied, ObjectNotFound, SettingError, StoreUnavailable
 from frostline.core.system import background
-from frostline.stores.errors import OddName, error_of_driver
+from frostline.stores.errors import OddName, error_of_driver, error_of_status
 from frostline.stores.protocols import (
     PREFIX,
     UNREADABLE,
@@ -37,14 +46,14 @@ from frostline.stores.protocols import (
     version_of_time,
 )
 from frostline.stores.retry import RetryingSections
-from frostline.stores.urls import Root, check_name
-from frostline.stores.web import WebStore
+from frostline.stores.urls import Root, check_name, parse_url
+from frostline.stores.web import WebClient, WebStore
 
 if TYPE_CHECKING:
     from obstore import ListResult, ObjectMeta
     from obstore.store import AzureStore, GCSStore, MemoryStore, RetryConfig, S3Credential, S3Store
     from obstore.store import ObjectStore as Client
-    from pyarrow.fs import FileInfo, FileSystem
+    from pyarrow.fs import FileSystem
 
 __all__ = (
     "DRIVER",
@@ -52,6 +61,7 @@ __all__ = (
     "azure_settings",
     "cloud_store",
     "google_settings",
+    "list_azure",
     "memory_store",
     "profile_of",
     "s3_settings",
@@ -84,8 +94,10 @@ class DriverStore:
         connect: makes the client that tries a request again so often. It is called in the process that uses it, and
             must travel by pickle.
         prefix: prefix of the root's objects within the client's place.
-        lister: gives Arrow's file system of the same objects and the client's place in it; None where there is none.
-            It too must travel by pickle.
+        lister: lists the client's objects under a prefix by their names as they are, where the driver has no path for
+            one; None where nothing does. It too must travel by pickle.
+        escape: mark in names as the driver lists them that may stand for another; empty where none does. With one, the
+            lister also takes a ``delimiter``, at which names of folders end.
     """
 
     def __init__(
@@ -93,11 +105,13 @@ class DriverStore:
         url: str,
         connect: Callable[[int], "Client"],
         prefix: str,
-        lister: "Callable[[], tuple[FileSystem, str]] | None" = None,
+        lister: Callable[..., Iterable[Entry]] | None = None,
+        escape: str = "",
     ) -> None:
         self._url = url
         self._connect = connect
         self._lister = lister
+        self._escape = escape
         self._prefix = f"{prefix}/" if prefix else ""
         # Reads and writes are tried again by whoever asks, who must know how often a store refuses; a listing is not
         # taken up where it ended, so the driver does it.
@@ -153,20 +167,35 @@ class DriverStore:
         try:
             found = self._at_root()
         except OddName as odd:
-            return self._by_arrow("", odd), ()
+            return self._by_name("", odd), ()
         skipped = len(self._prefix)
-        folders = tuple(f"{prefix.rstrip('/')[skipped:]}/" for prefix in found["common_prefixes"])
-        return [Entry(item["path"][skipped:], item["size"], _version(item)) for item in found["objects"]], folders
+        entries = [self._entry(item, "") for item in found["objects"]]
+        folders = tuple(f"{prefix.rstrip('/')[skipped:]}/" for prefix in found["common_prefixes"] if prefix)
+        if "" in found["common_prefixes"]:  # to the driver /a.jpg is a.jpg, and read as that it is not there
+            named = self._by_name("", OddName(f"{self._url} holds objects whose names begin with a slash: rename them"))
+            if len(named.filter_prefix("/")):
+                return named, ()
+            entries.append(Entry("/", UNREADABLE, ""))  # as Arrow takes it for the same in Google's buckets
+        if self._may_be_escaped(pa.chunked_array([[entry.object for entry in entries], folders], pa.string())):
+            with suppress(OddName):
+                named = self._by_name("", OddName(self._url), delimiter="/")
+                folders = tuple(entry.object for entry in named if entry.object.endswith("/"))
+                return [entry for entry in named if not entry.object.endswith("/")], folders
+        return entries, folders
 
     def list_section(self, folder: str) -> Sequence[Entry]:
         """See ``Sectioned.list_section``."""
-        skipped = len(self._prefix)
+        if folder and _ODD.search(folder[:-1]):  # the driver has no path of the folder
+            return self._by_name(folder, OddName(f"{self._url} holds a folder {folder!a}, a name that cannot be read"))
         try:
-            return Entries.of(
-                Entry(item["path"][skipped:], item["size"], _version(item)) for item in self._objects(folder)
-            )
+            found = Entries.of(self._entry(item, folder) for item in self._objects(folder))
         except OddName as odd:
-            return self._by_arrow(folder, odd)
+            return self._by_name(folder, odd)
+        if self._may_be_escaped(found.table["object"]):
+            with suppress(OddName):  # where others cannot be asked, nearly all names are what the driver lists
+                return self._by_name(folder, OddName(self._url))
+        # Of Azure the driver leaves the marker of a folder out; where nothing else is there, it is what was listed.
+        return found if len(found) or not folder else Entries.of([Entry(folder, UNREADABLE, "")])
 
     def list_dated(self) -> Iterator[Dated]:
         """See ``Prunable.list_dated``."""
@@ -194,10 +223,16 @@ class DriverStore:
         with self._driven("", _LIST_RETRIES) as client:
             from obstore import list_with_delimiter
 
-            found = list_with_delimiter(client, self._prefix or None)
-        if "" in found["common_prefixes"]:  # to the driver /a.jpg is a.jpg, and read as that it is not there
-            raise OddName(f"{self._url} holds objects whose names begin with a slash, which cannot be read")
-        return found
+            return list_with_delimiter(client, self._prefix or None)
+
+    def _may_be_escaped(self, names: pa.ChunkedArray) -> bool:
+        return bool(self._escape) and pc.any(pc.match_substring(names, self._escape)).as_py() is True
+
+    def _entry(self, item: "ObjectMeta", folder: str) -> Entry:
+        name = item["path"][len(self._prefix) :]
+        if len(name) < len(folder) or not name:  # a folder's own marker, whose slash the driver takes away
+            return Entry(folder or "/", UNREADABLE, "")
+        return Entry(name, item["size"], _version(item))
 
     def _objects(self, folder: str) -> "Iterator[ObjectMeta]":
         with self._driven("", _LIST_RETRIES) as client:
@@ -206,21 +241,24 @@ class DriverStore:
             for chunk in list_objects(client, prefix=self._prefix + folder or None, chunk_size=_LISTED_AT_ONCE):
                 yield from chunk
 
-    def _by_arrow(self, folder: str, odd: OddName) -> Entries:
-        """A listing in which a key is none of the driver's paths. It has no etags: versions are those of times."""
+    def _by_name(self, folder: str, odd: OddName, **asked: str) -> Entries:
+        """A listing in which a key is none of the driver's paths."""
         if self._lister is None:
             raise odd
         from pyarrow import ArrowException
-        from pyarrow.fs import FileSelector, FileType
 
         try:
-            files, root = self._lister()
-            selected = FileSelector(f"{root}/{self._prefix}{folder}".rstrip("/"), recursive=True)
-            found = [info for info in files.get_file_info(selected) if info.type == FileType.File]
-        except (ImportError, ArrowException, OSError, ValueError) as error:
-            raise odd from error  # which names the key; what Arrow lacks, the driver had
-        skipped = len(root) + 1 + len(self._prefix)
-        return Entries.of(_entry(info.path[skipped:], info) for info in found)
+            found = list(self._lister(self._prefix + folder, **asked))
+        except (ImportError, ArrowException, OSError, ValueError, AccessDenied, SettingError) as error:
+            raise odd from error  # which names the key; what others lack, the driver had
+        skipped = len(self._prefix)
+        if odd.name and not any(_ODD.search(entry.object, skipped) for entry in found):
+            found.append(Entry(odd.name, UNREADABLE, ""))  # Arrow takes a//, the one that it is about, for a folder
+        names = (entry.object[skipped:] for entry in found)
+        return Entries.of(
+            Entry(name or "/", UNREADABLE if _ODD.search(name) else entry.size, entry.etag)
+            for name, entry in zip(names, found, strict=True)
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r})"
@@ -256,11 +294,6 @@ def _version(found: "ObjectMeta") -> str:
 
 # What the driver's paths hold none of.
 _ODD = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f]")
-
-
-def _entry(name: str, info: "FileInfo") -> Entry:
-    size = UNREADABLE if _ODD.search(name) else int(info.size)
-    return Entry(name, size, version_of_time(info.mtime.timestamp() if info.mtime else 0))
 
 
 def _memory_client(place: str, retries: int) -> "MemoryStore":  # noqa: ARG001 (memory never fails)
@@ -405,12 +438,19 @@ def cloud_store(
     retry_for_s = waits.retry_for_s if retry_for_s is None else retry_for_s
     # Redirects are judged where the web is read; the driver follows them wherever they lead.
     is_web = root.scheme in ("http", "https")
-    # Arrow ends the process where a container of Azure holds such a name (26.0): there a listing is refused by name.
-    lister = None if root.scheme == "az" else partial(_arrow_client, root, waits.timeout_s)
+    # Arrow ends the process where a container of Azure holds such a name (26.0). Azure escapes what XML cannot hold,
+    # and the driver does not look for that.
+    lister, escape = (list_azure, "%") if root.scheme == "az" else (_list_by_arrow, "")
     store = (
         WebStore(url, root, waits.timeout_s)
         if is_web
-        else DriverStore(url, partial(_client, root, waits.timeout_s), root.path, lister)
+        else DriverStore(
+            url,
+            partial(_client, root, waits.timeout_s),
+            root.path,
+            partial(lister, root, waits.timeout_s),
+            escape,
+        )
     )
     return RetryingSections(store, retry_for_s=retry_for_s, requests_per_s=waits.requests_per_s, now=now, wait=wait)
 
@@ -523,8 +563,16 @@ def _azure(root: Root, retries: int, times: dict[str, str]) -> "AzureStore":
     return AzureStore(root.place, retry_config=_tries(retries), config=settings)
 
 
-def _arrow_client(root: Root, timeout_s: float) -> "tuple[FileSystem, str]":
-    return (_arrow_s3 if root.scheme == "s3" else _arrow_google)(root, timeout_s), root.place
+def _list_by_arrow(root: Root, timeout_s: float, prefix: str) -> Iterator[Entry]:
+    """The objects of a bucket under a prefix. There are no etags: versions are those of times."""
+    from pyarrow.fs import FileSelector, FileType
+
+    files = (_arrow_s3 if root.scheme == "s3" else _arrow_google)(root, timeout_s)
+    selected = FileSelector(f"{root.place}/{prefix}".rstrip("/"), recursive=True)
+    for info in files.get_file_info(selected):
+        if info.type == FileType.File:
+            changed_s = info.mtime.timestamp() if info.mtime else 0
+            yield Entry(info.path[len(root.place) + 1 :], int(info.size), version_of_time(changed_s))
 
 
 def _arrow_s3(root: Root, timeout_s: float) -> "FileSystem":
@@ -571,3 +619,90 @@ def _arrow_google(root: Root, timeout_s: float) -> "FileSystem":
 def _addressed(address: str, name: str) -> dict[str, Any]:
     scheme, mark, host = address.partition("://")
     return {"scheme": scheme, name: host.rstrip("/")} if mark else {}
+
+
+_AZURE_VERSION = "2023-11-03"
+# The driver's settings by their shortest names, with their variables.
+_AZURE_VARIABLES = {
+    "account_name": ("AZURE_STORAGE_ACCOUNT_NAME",),
+    "account_key": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"),
+    "endpoint": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+    "sas_key": ("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN"),
+    "skip_signature": ("AZURE_SKIP_SIGNATURE",),
+    "bearer_token": ("AZURE_STORAGE_TOKEN",),
+}
+
+
+def list_azure(root: Root, timeout_s: float, prefix: str, delimiter: str = "") -> Iterator[Entry]:
+    """The blobs of a container under a prefix, by their names as they are.
+
+    Args:
+        root: container.
+        timeout_s: time that nothing may come before a request is given up.
+        prefix: prefix of their names.
+        delimiter: mark at which names of folders end; empty where the blobs in folders are listed.
+
+    Raises:
+        AccessDenied: the credentials are none that a request can be signed with here.
+        StoreUnavailable: the service did not answer.
+    """
+    said = environment("AZURE_")
+    told = azure_settings(dict(root.options), said)
+    for name, variables in _AZURE_VARIABLES.items():
+        found = next((said[variable] for variable in variables if said.get(variable)), "")
+        told = {name: found, **told} if found else told
+    endpoint = told.get("endpoint") or f"https://{told.get('account_name', '')}.blob.core.windows.net"
+    place = parse_url(endpoint)
+    client, marker, is_first = WebClient(endpoint, place, timeout_s), "", True
+    path = "/".join(part for part in (place.path, root.place) if part)
+    while marker or is_first:
+        asked = {"restype": "container", "comp": "list", "delimiter": delimiter, "prefix": prefix, "marker": marker}
+        asked = {name: value for name, value in asked.items() if value}
+        signed, headers = _signed_for_azure(told, f"/{quote(path)}", asked)
+        with client.answer("GET", root.place, headers, query=urlencode(signed, quote_via=quote)) as response:
+            if response.status != 200:
+                raise error_of_status(response.status, str(response.status), endpoint, "")
+            try:
+                listing = ET.parse(response).getroot()  # noqa: S314 (expat bounds what entities may grow to)
+            except (ET.ParseError, LookupError) as error:
+                raise StoreUnavailable(f"the listing of the container {root.place} broke off") from error
+        yield from (_blob(found) for found in listing.iterfind("Blobs/*"))
+        marker, is_first = listing.findtext("NextMarker") or "", False
+
+
+def _blob(blob: ET.Element) -> Entry:
+    name = blob.find("Name")
+    text = "" if name is None else name.text or ""
+    if name is not None and name.get("Encoded") == "true":
+        text = unquote(text)
+    if blob.tag == "BlobPrefix":
+        return Entry(text, UNREADABLE, "")
+    changed = blob.findtext("Properties/Last-Modified", "")
+    version = blob.findtext("Properties/Etag", "").strip('"') or version_of_time(
+        parsedate_to_datetime(changed).timestamp()
+    )
+    if blob.findtext("Properties/ResourceType") == "directory":
+        return Entry(f"{text}/", UNREADABLE, "")
+    return Entry(text, int(blob.findtext("Properties/Content-Length", "0")), version)
+
+
+def _signed_for_azure(
+    told: Mapping[str, str], path: str, asked: Mapping[str, str]
+) -> tuple[Mapping[str, str], dict[str, str]]:
+    """The query and the headers of a request, signed with what the driver would take first."""
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": _AZURE_VERSION}
+    if told.get("skip_signature", "").lower() in ("true", "1"):
+        return asked, headers
+    if "bearer_token" in told:
+        return asked, {**headers, "Authorization": f"Bearer {told['bearer_token']}"}
+    if "account_key" in told:
+        resource = [f"/{told['account_name']}{path}", *(f"{name}:{asked[name]}" for name in sorted(asked))]
+        lines = ["GET", *[""] * 11, *(f"{name}:{value}" for name, value in headers.items()), *resource]
+        made = hmac.digest(base64.b64decode(told["account_key"]), "\n".join(lines).encode(), "sha256")
+        shared = f"SharedKey {told['account_name']}:{base64.b64encode(made).decode()}"
+        return asked, {**headers, "Authorization": shared}
+    if "sas_key" in told:
+        # A plus is one, as to the driver: people paste signatures escaped and not.
+        pairs = (pair.partition("=") for pair in unquote(told["sas_key"].removeprefix("?")).split("&"))
+        return {**asked, **{name: value for name, _, value in pairs}}, headers
+    raise AccessDenied("such a listing takes an account's key, a SAS or a token")

@@ -22,7 +22,16 @@ __all__ = ("OddName", "error_of_driver", "error_of_status")
 
 
 class OddName(DataError):
-    """An object's name is none of the driver's, which then lists none of those beside it."""
+    """An object's name is none of the driver's, which then lists none of those beside it.
+
+    Args:
+        sentence: sentence for people.
+        name: name of the object, from the start of its bucket; empty where it is not known.
+    """
+
+    def __init__(self, sentence: str, name: str = "") -> None:
+        super().__init__(sentence)
+        self.name = name
 
 
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -54,7 +63,8 @@ def error_of_driver(error: Exception, url: str, name: str) -> FrostlineError:
     if any(mark in text for mark in _WHOLE_ONLY):
         return StoreError(f"the server of {what} gives whole objects only: it must answer requests for ranges")
     if not name and type(error).__name__ == "InvalidPathError" and (odd := _ODD_NAME.search(text)):
-        return OddName(f"{url} holds an object {odd[1]!a}, a name that cannot be read: rename it, or read a folder")
+        sentence = f"{url} holds an object {odd[1]!a}, a name that cannot be read: rename it, or read a folder"
+        return OddName(sentence, odd[1])
     made = _by_kind(type(error).__name__, what, name)
     return made if made is not None else _by_text(text, url, name)
 

@@ -76,9 +76,16 @@ class WebClient:
 
     @contextmanager
     def answer(
-        self, method: str, name: str, headers: Mapping[str, str], body: bytes = b""
+        self, method: str, name: str, headers: Mapping[str, str], body: bytes = b"", query: str = ""
     ) -> Iterator[http.client.HTTPResponse]:
-        """The server's answer for an object of the root, which is empty for the root itself.
+        """The server's answer for an object of the root.
+
+        Args:
+            method: method of HTTP.
+            name: name of the object, which is empty for the root itself.
+            headers: headers of the request.
+            body: body of the request.
+            query: query, escaped, which no sentence repeats.
 
         Raises:
             StoreError: The server redirects out of the root, or cannot be trusted.
@@ -86,7 +93,7 @@ class WebClient:
         """
         what = object_url(self._url, name) if name else self._url
         try:
-            connection, response = self._followed(method, self._path(name), headers, body)
+            connection, response = self._followed(method, self._path(name, query), headers, body)
             try:
                 yield response
             except BaseException:
@@ -97,8 +104,9 @@ class WebClient:
         except (OSError, http.client.HTTPException) as error:
             raise _error_of_connection(error, what) from error
 
-    def _path(self, name: str) -> str:
-        return "/" + quote("/".join(part for part in (self._root.path, name) if part))
+    def _path(self, name: str, query: str) -> str:
+        path = "/" + quote("/".join(part for part in (self._root.path, name) if part))
+        return f"{path}?{query}" if query else path
 
     def _followed(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes
@@ -396,18 +404,19 @@ class WebStore:
 
     def _entry(self, element: ET.Element, folder: str) -> tuple[Entry, bool] | None:
         """What one answer of a listing says; None for the folder itself, and for what is not below it."""
-        path = unquote(urlsplit(element.findtext(f"{_DAV}href", "")).path).lstrip("/")
+        path = unquote(urlsplit(element.findtext(f"{_DAV}href", "")).path).removeprefix("/")
         if not path.startswith(self._prefix + folder):
             return None
-        name = path[len(self._prefix) :].rstrip("/")
-        if not name or name == folder.rstrip("/"):
+        name = path[len(self._prefix) :]
+        if name in ("", folder, folder.rstrip("/")):
             return None
         is_folder = element.find(f".//{_DAV}collection") is not None
+        name = name.removesuffix("/") if is_folder else name
         said = {tag: element.findtext(f".//{_DAV}{tag}", "") for tag in ("getcontentlength", "getetag")}
         size = said["getcontentlength"].strip()
         if not is_name(name) or not (is_folder or _SIZE.fullmatch(size)):
             # A folder of such a name cannot be asked for either: it is named, and not looked into.
-            shown = name.encode(errors="backslashreplace").decode().replace("\0", "\\0")
+            shown = name.encode(errors="backslashreplace").decode().replace("\0", "\\0") or "/"
             return Entry(shown, UNREADABLE, ""), False
         changed = element.findtext(f".//{_DAV}getlastmodified", "")
         return Entry(name, int(size) if not is_folder else 0, _version_of(said["getetag"], changed)), is_folder

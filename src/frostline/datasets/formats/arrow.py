@@ -20,14 +20,15 @@ from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets.formats.base import (
     ListedSamples,
     column_at,
+    column_of,
+    column_paths,
     digest_of,
     is_hidden,
-    short_lists,
 )
 from frostline.datasets.formats.folders import NO_MASK, Mask, size_at, target_columns
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import LeftOut
-from frostline.datasets.formats.ranges import ObjectRanges, check_written_out
+from frostline.datasets.formats.ranges import ObjectRanges, check_written_out, short_lists
 from frostline.datasets.formats.tables import (
     LOOKED_AT,
     SAID,
@@ -363,6 +364,7 @@ _Known = Mapping[tuple[str, str], tuple[pa.Table, tuple[LeftOut, ...]]]
 def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Entry) -> _File:
     stream = ArrowStream(ObjectRanges(store, entry), entry.object, entry.size)
     columns = roles_in(entry.object, stream.schema)
+    _check_in_place(entry.object, stream.schema, columns)
     if entry.etag and (entry.object, entry.etag) in known:
         table, left = known[entry.object, entry.etag]
         return _File(table, columns.classes, left, columns.is_turned)
@@ -373,11 +375,25 @@ def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Ent
             tables = [_schema_of(stream.schema, columns, entry)]
         tables.append(_table(store, heads, entry, columns, batch, row))
         row += len(batch)
+    # A list that is long in one batch is left out of all.
+    long = [path for path in columns.lists if any(column_name(path) not in some.schema.names for some in tables)]
     table = pa.concat_tables(tables, promote_options="permissive")
+    table = table.drop_columns([name for path in long if (name := column_name(path)) in table.schema.names])
     kept = set(table["name"].to_pylist())
     lost = [name for number in range(row) if (name := f"{entry.object}/{number}") not in kept]
-    left = omissions_of_table(entry.object, lost, columns.left)
+    left = omissions_of_table(entry.object, lost, columns.left, long)
     return _File(table, columns.classes, left, columns.is_turned)
+
+
+def _check_in_place(name: str, schema: pa.Schema, columns: ColumnRoles) -> None:
+    """Make sure that each image and each mask lies in one piece."""
+    kinds = dict(column_paths(schema))
+    view = next((path for path in (columns.image, columns.mask) if path and pa.types.is_binary_view(kinds[path])), None)
+    if view is not None:
+        raise DataError(
+            f"{name} has views in its column {view!r}, which are not read in place: write it again with plain binary "
+            "values, or as Parquet"
+        )
 
 
 def _first(store: Versioned, entry: Entry, batch: StreamedBatch, columns: ColumnRoles) -> list[bytes]:
@@ -399,9 +415,9 @@ def _schema_of(schema: pa.Schema, columns: ColumnRoles, entry: Entry) -> pa.Tabl
 def _beside(columns: ColumnRoles, names: Sequence[str]) -> tuple[str, ...]:
     paths = (*columns.about, columns.label, columns.other, *columns.lists)
     # A name of a column may have a dot in it, as the path of a struct's field has.
-    named = (path if path in names else path.partition(".")[0] for path in paths if path is not None)
-    images = {path.partition(".")[0] for path in (columns.image, columns.mask) if path is not None}
-    return tuple(dict.fromkeys(name for name in named if name not in images))
+    named = (column_of(names, path) for path in paths if path is not None)
+    images = {column_of(names, path) for path in (columns.image, columns.mask) if path is not None}
+    return tuple(dict.fromkeys(name for name in named if name is not None and name not in images))
 
 
 def _table(

@@ -7,8 +7,7 @@ Lists that samples say of themselves, such as boxes and tags, as a table keeps t
 
 import hashlib
 import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -43,6 +42,7 @@ __all__ = (
     "SelectedRows",
     "WholeSamples",
     "column_at",
+    "column_of",
     "column_paths",
     "digest_of",
     "flatten_row",
@@ -51,13 +51,12 @@ __all__ = (
     "is_hidden",
     "is_list",
     "is_named",
+    "is_text",
     "label_column",
     "label_numbers",
     "list_column",
     "nested_names",
-    "short_lists",
     "stable_ids",
-    "written_out_bytes",
 )
 
 
@@ -636,7 +635,7 @@ def is_list(kind: pa.DataType) -> bool:
     if inner is None:
         return False
     deepest = _inner(inner)
-    return _is_number(inner) or _is_text(inner) if deepest is None else _is_number(deepest)
+    return _is_number(inner) or is_text(inner) if deepest is None else _is_number(deepest)
 
 
 def column_paths(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
@@ -646,67 +645,29 @@ def column_paths(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
 
 def nested_names(schema: pa.Schema) -> tuple[str, ...]:
     """The paths of the columns whose values are lists, maps or structs, and hold no binary values."""
-    return tuple(path for path, kind in _fields(schema) if pa.types.is_nested(kind) and not holds_binary(kind))
+    return tuple(path for path, kind in _fields(schema) if pa.types.is_nested(kind) and _is_written_out(kind))
+
+
+def _is_written_out(kind: pa.DataType) -> bool:
+    """Whether values of a type can be written out as text: no views of lists and no unions, whose rows share values."""
+    if pa.types.is_nested(kind):
+        is_known = pa.types.is_struct(kind) or pa.types.is_map(kind) or _inner(kind) is not None
+        return is_known and all(_is_written_out(kind.field(place).type) for place in range(kind.num_fields))
+    return not pa.types.is_run_end_encoded(kind) and not holds_binary(kind)
 
 
 def holds_binary(kind: pa.DataType) -> bool:
     """Whether values of a type are binary, or have binary values in them."""
     if pa.types.is_nested(kind):
         return any(holds_binary(kind.field(place).type) for place in range(kind.num_fields))
+    if pa.types.is_dictionary(kind):
+        return holds_binary(kind.value_type)
     return bool(
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
         or pa.types.is_binary_view(kind)
         or pa.types.is_fixed_size_binary(kind)
     )
-
-
-def short_lists(table: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
-    """Columns of lists of a table as texts, by their paths, without those whose lists are long once written out."""
-    names = {*table.column_names}
-    found = {path: column_at(table, path) for path in paths if path in names or path.partition(".")[0] in names}
-    most = MAX_VALUES * VALUE_BYTES * len(table)
-    return {path: in_json(column) for path, column in found.items() if written_out_bytes(column) <= most}
-
-
-def written_out_bytes(column: pa.ChunkedArray | pa.Array) -> int:
-    """Bytes of all values of a column as text, each by itself where several rows share one: 16 for a number."""
-    if isinstance(column, pa.ChunkedArray):
-        return sum(map(written_out_bytes, column.chunks))
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _of_dictionary(column)
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        return int(_view_lengths(column).sum())
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind) or pa.types.is_run_end_encoded(kind):
-        return sys.maxsize  # its rows may share values too, and nobody writes such metadata
-    if pa.types.is_map(kind):
-        return written_out_bytes(column.keys) + written_out_bytes(column.items)
-    if pa.types.is_struct(kind):
-        return VALUE_BYTES * len(column) + sum(map(written_out_bytes, column.flatten()))
-    if pa.types.is_nested(kind):
-        inner = column.flatten()
-        return max(VALUE_BYTES * len(inner), written_out_bytes(inner))
-    if _is_text(kind) or holds_binary(kind):
-        return int(pc.sum(pc.binary_length(column)).as_py() or 0)
-    return VALUE_BYTES * len(column)
-
-
-def _of_dictionary(column: pa.DictionaryArray) -> int:
-    values = column.dictionary
-    if pa.types.is_nested(values.type) or not (_is_text(values.type) or holds_binary(values.type)):
-        return VALUE_BYTES * len(column) + (written_out_bytes(values) if pa.types.is_nested(values.type) else 0)
-    lengths = pa.array(_view_lengths(values)) if "view" in str(values.type) else pc.binary_length(values)
-    return int(pc.sum(lengths.take(column.indices).cast(pa.int64())).as_py() or 0)
-
-
-def _view_lengths(column: pa.Array) -> _Numbers:
-    """Each view has 16 bytes, of which the first four are its length."""
-    views = column.buffers()[1]
-    if views is None:
-        return np.zeros(len(column), np.int64)
-    numbers = np.frombuffer(views, np.int32, 4 * len(column), 16 * column.offset)
-    return np.where(np.asarray(column.is_valid()), numbers[::4], 0).astype(np.int64)
 
 
 def list_column(values: Sequence[Any]) -> pa.Array | None:
@@ -747,7 +708,8 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of a type are texts."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
@@ -763,8 +725,16 @@ def column_at(table: pa.Table, path: str) -> pa.ChunkedArray:
     """A column by its path; see ``column_paths``."""
     if path in table.column_names:
         return table[path]
-    outer, _, inner = path.partition(".")
-    return pc.struct_field(table[outer], inner)
+    outer = column_of(table.column_names, path)
+    assert outer is not None, "a path leads into a column"
+    return pc.struct_field(table[outer], path[len(outer) + 1 :])
+
+
+def column_of(names: Collection[str], path: str) -> str | None:
+    """The column that a path leads into, whose own name may have dots in it; None where there is none of these."""
+    if path in names:
+        return path
+    return max((name for name in names if path.startswith(f"{name}.")), key=len, default=None)
 
 
 def _is_plain(value: Any) -> bool:

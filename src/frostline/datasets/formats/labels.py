@@ -293,6 +293,8 @@ def column_labels(column: pa.ChunkedArray | pa.Array, said: Callable[[Any], str 
         return column.cast(pa.string())
     if pa.types.is_nested(column.type):
         return pa.array([said(value) for value in column.to_pylist()], pa.string())
+    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):  # which make no dictionaries
+        column = column.cast(pa.string() if pa.types.is_string_view(column.type) else pa.binary())
     found = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     found = found.unify_dictionaries().combine_chunks() if isinstance(found, pa.ChunkedArray) else found
     if not len(column):

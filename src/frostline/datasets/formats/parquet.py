@@ -604,7 +604,8 @@ def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> 
         raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
     lost = np.flatnonzero(table["length"].is_null().to_numpy())
     names = [f"{entry.object}/{row}" for row in lost.tolist()]
-    left = omissions_of_table(entry.object, names, columns.left)
+    long = [path for path in columns.lists if column_name(path) not in table.schema.names]
+    left = omissions_of_table(entry.object, names, columns.left, long)
     kept = table.filter(pc.is_valid(table["length"]))
     rows = None if elsewhere is None else table
     return _File(kept, columns.classes, left, columns.is_turned, elsewhere, names, rows)

@@ -1,14 +1,27 @@
 """Reads files of a store by ranges: Parquet files as Arrow reads them, and headers that mostly follow each other."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frostline.core.errors import DataError
-from frostline.datasets.formats.base import MAX_VALUES, VALUE_BYTES, is_hidden, short_lists, written_out_bytes
+from frostline.datasets.formats.base import (
+    MAX_VALUES,
+    VALUE_BYTES,
+    column_at,
+    column_of,
+    holds_binary,
+    in_json,
+    is_hidden,
+    is_text,
+)
 from frostline.stores.protocols import Entry, Versioned, is_other_version
 
 __all__ = (
@@ -22,7 +35,9 @@ __all__ = (
     "list_columns",
     "open_parquet",
     "read_columns",
+    "short_lists",
     "with_dictionaries",
+    "written_out_bytes",
 )
 
 
@@ -232,6 +247,54 @@ def check_written_out(object: str, table: pa.Table) -> None:
                 f"the column {name!r} of {object} has {nbytes} bytes written out, and {table[name].nbytes} in its "
                 "file: take it away, or write shorter texts"
             )
+
+
+def short_lists(table: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
+    """Columns of lists of a table as texts, by their paths, without those whose lists are long once written out."""
+    names = table.column_names
+    found = {path: column_at(table, path) for path in paths if column_of(names, path) is not None}
+    most = MAX_VALUES * VALUE_BYTES * len(table)
+    return {path: in_json(column) for path, column in found.items() if written_out_bytes(column) <= most}
+
+
+def written_out_bytes(column: pa.ChunkedArray | pa.Array) -> int:
+    """Bytes of all values of a column as text, each by itself where several rows share one: 16 for a number."""
+    if isinstance(column, pa.ChunkedArray):
+        return sum(map(written_out_bytes, column.chunks))
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _of_dictionary(column)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return int(_view_lengths(column).sum())
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind) or pa.types.is_run_end_encoded(kind):
+        return sys.maxsize  # its rows may share values too, and nobody writes such metadata
+    if pa.types.is_map(kind):
+        return written_out_bytes(column.keys) + written_out_bytes(column.items)
+    if pa.types.is_struct(kind):
+        return VALUE_BYTES * len(column) + sum(map(written_out_bytes, column.flatten()))
+    if pa.types.is_nested(kind):
+        inner = column.flatten()
+        return max(VALUE_BYTES * len(inner), written_out_bytes(inner))
+    if is_text(kind) or holds_binary(kind):
+        return int(pc.sum(pc.binary_length(column)).as_py() or 0)
+    return VALUE_BYTES * len(column)
+
+
+def _of_dictionary(column: pa.DictionaryArray) -> int:
+    values = column.dictionary
+    if pa.types.is_nested(values.type) or not (is_text(values.type) or holds_binary(values.type)):
+        return VALUE_BYTES * len(column) + (written_out_bytes(values) if pa.types.is_nested(values.type) else 0)
+    lengths = pa.array(_view_lengths(values)) if "view" in str(values.type) else pc.binary_length(values)
+    return int(pc.sum(lengths.take(column.indices).cast(pa.int64())).as_py() or 0)
+
+
+def _view_lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Each view has 16 bytes, of which the first four are its length."""
+    views = column.buffers()[1]
+    if views is None:
+        return np.zeros(len(column), np.int64)
+    numbers = np.frombuffer(views, np.int32, 4 * len(column), 16 * column.offset)
+    return np.where(np.asarray(column.is_valid()), numbers[::4], 0).astype(np.int64)
 
 
 def list_columns(

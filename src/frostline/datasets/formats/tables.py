@@ -7,7 +7,8 @@ Lists of numbers in a column of Parquet as arrays, each as NumPy's ``save`` woul
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import BytesIO
@@ -23,9 +24,11 @@ from frostline.core.errors import DataError, SettingError
 from frostline.datasets.formats.base import (
     COLUMNS,
     ListedSamples,
+    column_of,
     column_paths,
     in_json,
     is_list,
+    is_text,
     label_column,
     nested_names,
     stable_ids,
@@ -185,10 +188,20 @@ def omissions_in(before: ListedSamples | None, object: str) -> tuple[LeftOut, ..
     return () if before is None else tuple(left for left in before.left_out if left.object == object)
 
 
-def omissions_of_table(object: str, rows: Sequence[str], columns: Sequence[str]) -> tuple[LeftOut, ...]:
-    """What is left out of a file: rows without a sample, and columns whose values are neither samples nor metadata."""
+def omissions_of_table(
+    object: str, rows: Sequence[str], columns: Sequence[str], long: Sequence[str] = ()
+) -> tuple[LeftOut, ...]:
+    """What is left out of a file: rows without a sample, and columns whose values are neither samples nor metadata.
+
+    Args:
+        object: name of the file.
+        rows: names of the rows.
+        columns: paths of columns of other types.
+        long: paths of columns of long lists.
+    """
     without = of_names(ROWS, "without a sample", rows, object)
-    return (*without, *of_names(COLUMNS_LEFT, "of a type that is no metadata", columns, object))
+    of_type = of_names(COLUMNS_LEFT, "of a type that is no metadata", columns, object)
+    return (*without, *of_type, *of_names(COLUMNS_LEFT, "of lists too long for metadata", long, object))
 
 
 def _said_in(before: ListedSamples) -> pa.Array:
@@ -410,7 +423,7 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
     other = next((name for name in LABEL_FIELDS if name not in leaves and _is_other(schema, name)), None)
     other = other if label is None else None
     used = {label, other, image, mask, *leaves}
-    beside = [(path, kind) for path, kind in column_paths(schema) if not {path, path.partition(".")[0]} & used]
+    beside = [(path, kind) for path, kind in column_paths(schema) if column_of(schema.names, path) not in used]
     images = [name for name in leaves if name not in (label, other, image, mask)]
     about = tuple(path for path, kind in beside if is_scalar(kind))
     nested = nested_names(schema)
@@ -424,7 +437,11 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
         classes=names,
         about=about,
         lists=tuple(path for path, _ in beside if path in nested),
-        left=(*images, *(path for path, _ in beside if path not in (*about, *nested))),
+        left=(
+            *images,
+            *(path for name in (image, mask) if name is not None for path in _fields_beside(schema.field(name))),
+            *(path for path, _ in beside if path not in (*about, *nested)),
+        ),
         is_turned=_kind(features.get(image)) == "Image",
     )
 
@@ -450,25 +467,28 @@ def _image_leaf(field: pa.Field) -> str | None:
     return None
 
 
+def _fields_beside(field: pa.Field) -> list[str]:
+    """The paths of what a struct of images holds beside the images and the paths of their files."""
+    fields = field.type if pa.types.is_struct(field.type) else ()
+    return [f"{field.name}.{inner.name}" for inner in fields if inner.name not in ("bytes", "path")]
+
+
 def _chosen_leaf(schema: pa.Schema, column: str) -> str | None:
     if schema.names.count(column) != 1:
         return None
     field = schema.field(column)
-    return column if _is_text(field.type) or number_lists(field.type) is not None else _image_leaf(field)
+    return column if is_text(field.type) or number_lists(field.type) is not None else _image_leaf(field)
 
 
 def _is_binary(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_label(kind: pa.DataType) -> bool:
     """Whether a column of that type can say labels of classes, which names and numbers do."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return _is_text(plain) or bool(
+    return is_text(plain) or bool(
         pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain)
     )
 
@@ -482,7 +502,7 @@ def is_scalar(kind: pa.DataType) -> bool:
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     is_number = pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_decimal(plain)
     is_time = pa.types.is_temporal(plain) and not pa.types.is_interval(plain)
-    return bool(is_number or is_time or pa.types.is_boolean(plain) or pa.types.is_null(plain)) or _is_text(plain)
+    return bool(is_number or is_time or pa.types.is_boolean(plain) or pa.types.is_null(plain)) or is_text(plain)
 
 
 def columns_in_text(columns: str | Mapping[str, str]) -> str:
@@ -531,7 +551,7 @@ def roles_of_parts(object: str, schema: pa.Schema, text: str | None) -> tuple[Co
     roles = roles_in(object, schema, columns[0])
     label = None if roles.label in columns else roles.label
     about, lists, left = (
-        tuple(path for path in some if not {path, path.partition(".")[0]} & {*columns})
+        tuple(path for path in some if column_of(schema.names, path) not in columns)
         for some in (roles.about, roles.lists, roles.left)
     )
     parts = [roles_in(object, schema, column) for column in columns]
@@ -551,7 +571,8 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
     Raises:
         DataError: no column can hold samples, or labels are targets of no kind; the sentence names the columns.
     """
-    twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
+    found = Counter(path for path, _ in column_paths(schema)) + Counter({*schema.names} - {*dict(column_paths(schema))})
+    twice = next((name for name in (*schema.names, *found) if schema.names.count(name) > 1 or found[name] > 1), None)
     if twice is not None:
         raise DataError(f"{object} has two columns called {twice!r}: give each its own name")
     columns = columns_of_schema(schema, column)
@@ -572,6 +593,12 @@ def _lacks(object: str, schema: pa.Schema, column: str | None) -> str:
             "column of its own (all rows need as many), and name those by the network's inputs, as in "
             "column={'left': 'image_1', 'right': 'image_2'}"
         )
+    within = next((path for field in schema for path in _images_within(field)), None)
+    if within is not None:
+        return (
+            f"{object} has images within another column, as {within!r}: write them into a column of their own, which "
+            f"is binary, or a struct with the binary field 'bytes'; its columns are {names}"
+        )
     if column is not None:
         return f"{object} has no column {column!r} of texts, lists of numbers or binary values; its columns are {names}"
     return (
@@ -581,12 +608,21 @@ def _lacks(object: str, schema: pa.Schema, column: str | None) -> str:
 
 
 def _holds_images(kind: pa.DataType) -> bool:
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return is_list and _image_leaf(pa.field("", kind.value_type)) is not None
+    is_one = _is_list(kind) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    return is_one and (_image_leaf(pa.field("", kind.value_type)) is not None or _holds_images(kind.value_type))
+
+
+def _images_within(field: pa.Field) -> Iterator[str]:
+    """The paths of images in the fields of a struct, however deep."""
+    for inner in field.type if pa.types.is_struct(field.type) else ():
+        path = pa.field(f"{field.name}.{inner.name}", inner.type)
+        if _image_leaf(path) is not None or _holds_images(inner.type):
+            yield path.name
+        yield from _images_within(path)
 
 
 def _hint(schema: pa.Schema) -> str:
-    texts = [field.name for field in schema if _is_text(field.type)]
+    texts = [field.name for field in schema if is_text(field.type)]
     url = next((name for name in URL_FIELDS if name in texts), None)
     if url is not None:
         return f"; if {url} says where images are, name the format: format='urls', or --format urls"
