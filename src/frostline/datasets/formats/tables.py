@@ -593,7 +593,8 @@ def _lacks(object: str, schema: pa.Schema, column: str | None) -> str:
             "column of its own (all rows need as many), and name those by the network's inputs, as in "
             "column={'left': 'image_1', 'right': 'image_2'}"
         )
-    within = next((path for field in schema for path in _images_within(field)), None)
+    fields = [field for field in schema if column is None or field.name == column.partition(".")[0]]
+    within = next((path for field in fields if _image_leaf(field) is None for path in _images_within(field)), None)
     if within is not None:
         return (
             f"{object} has images within another column, as {within!r}: write them into a column of their own, which "
