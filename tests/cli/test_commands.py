@@ -28,6 +28,7 @@ from support.control_planes import control_plane
 from support.images import image_folder
 from support.networks import Small
 from support.nodes import until
+from support.prepared import PLAIN
 
 IMPORTED_AT = time.perf_counter()
 SMALL = ["--model", "support.networks:Small", "--until", "stem"]
@@ -531,7 +532,8 @@ def is_running(pid):
 
 
 @pytest.mark.parametrize("policy", ["best", "all_in_store"])
-def test_ctrl_c_leaves_a_loadable_checkpoint_and_no_process(folder, tmp_path, policy):
+def test_ctrl_c_leaves_a_loadable_checkpoint_and_no_process(folder, tmp_path, policy, monkeypatch):
+    monkeypatch.setenv(PLAIN, "1")  # signals and children are those that a user's shell sees
     out = tmp_path / "run"
     arguments = ("train", "--data", folder, *SMALL, "--policy", policy, "--epochs", 100_000, "--out", out)
     with start(*arguments, start_new_session=True) as process:
