@@ -13,10 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frostline.core.errors import DataError
+from frostline.core.errors import DataError, StoreUnavailable
 from frostline.datasets import Dataset
+from frostline.stores.cloud import list_azure
 from frostline.stores.open import open_store
 from frostline.stores.protocols import UNREADABLE
+from frostline.stores.urls import parse_url
 from support.bucket_peer import bucket_peer
 
 pytestmark = pytest.mark.promise("complete", mended="one odd name made a whole container of Azure unreadable")
@@ -222,3 +224,11 @@ def test_a_real_container_with_odd_names_is_a_data_set_of_all_that_can_be_read(a
     data = Dataset("az://oddnames")
     assert sorted(data.manifest.names) == sorted(key for key in [*OTHERS, *read] if "/" in key)
     assert sum(left.total for left in data.manifest.left_out) == len(odd) + sum("/" not in key for key in read)
+
+
+def test_a_container_whose_page_names_itself_as_the_next_ends_in_a_sentence(container, monkeypatch):
+    peer, url = container
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+    peer.page_size = 0
+    with pytest.raises(StoreUnavailable, match="the listing of the container photos has no end"):
+        list(list_azure(parse_url(url), 5.0, "p/"))

@@ -633,6 +633,10 @@ _AZURE_VARIABLES = {
 }
 
 
+# A page has at most 5,000 names of 1,024 characters, which escapes make longer.
+_MAX_PAGE_BYTES = 64 << 20
+
+
 def list_azure(root: Root, timeout_s: float, prefix: str, delimiter: str = "") -> Iterator[Entry]:
     """The blobs of a container under a prefix, by their names as they are.
 
@@ -662,12 +666,15 @@ def list_azure(root: Root, timeout_s: float, prefix: str, delimiter: str = "") -
         with client.answer("GET", root.place, headers, query=urlencode(signed, quote_via=quote)) as response:
             if response.status != 200:
                 raise error_of_status(response.status, str(response.status), endpoint, "")
-            try:
-                listing = ET.parse(response).getroot()  # noqa: S314 (expat bounds what entities may grow to)
-            except (ET.ParseError, LookupError) as error:
-                raise StoreUnavailable(f"the listing of the container {root.place} broke off") from error
+            page = response.read(_MAX_PAGE_BYTES + 1)
+        try:
+            listing = ET.fromstring(page[:_MAX_PAGE_BYTES])  # noqa: S314 (expat bounds what entities may grow to)
+        except (ET.ParseError, LookupError) as error:
+            raise StoreUnavailable(f"a page of the listing of the container {root.place} broke off") from error
         yield from (_blob(found) for found in listing.iterfind("Blobs/*"))
-        marker, is_first = listing.findtext("NextMarker") or "", False
+        before, marker, is_first = marker, listing.findtext("NextMarker") or "", False
+        if marker and marker == before:
+            raise StoreUnavailable(f"the listing of the container {root.place} has no end: a page names itself as next")
 
 
 def _blob(blob: ET.Element) -> Entry:
