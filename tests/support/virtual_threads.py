@@ -486,13 +486,11 @@ class _Queue:
 class Thread:
     """As ``threading.Thread``."""
 
-    _numbers = count(1)
-
     def __hash__(self):
         return self._number
 
     def __init__(self, group=None, target=None, name=None, args=(), kwargs=None, *, daemon=None):
-        self._number = next(self._numbers)
+        self._number = next(_RUNNING[0].numbers)  # the program's own: an executor joins its threads in a set's order
         self.name = name or f"Thread-{self._number}"
         self.daemon = bool(daemon)
         self.run_with = target, args, kwargs or {}
@@ -523,7 +521,7 @@ class Thread:
 
     @property
     def ident(self):
-        return None if self.task is None else id(self.task)
+        return None if self.task is None else self._number
 
 
 class _Timer(Thread):
@@ -648,6 +646,9 @@ def in_virtual_time(package, more=(), numbered=()):
         undo.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
+    base = concurrent.futures._base  # noqa: SLF001
+    base.id = id
+    put(base, "id", lambda future: hash(future) if running() else id(future))  # to wait takes their locks in its order
     standard = (threading, queue, time, concurrent.futures.thread)
     ours = [module for name, module in sys.modules.items() if name == package or name.startswith(f"{package}.")]
     for module in (*standard, *ours):
@@ -667,6 +668,7 @@ def in_virtual_time(package, more=(), numbered=()):
     finally:
         for owner, name, before in reversed(undo):
             setattr(owner, name, before)
+        del base.id
 
 
 def _other(found, value):
