@@ -15,17 +15,18 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.core import FeatureBatch, Samples
+from frostline.core import Cut, FeatureBatch, Samples
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import SettingError
 from frostline.core.system import usable_cores
 from frostline.loaders.batches import Pinned, memory_for
-from frostline.loaders.local_stage import DecodePool, pieces, undecoded_bytes
+from frostline.loaders.local_stage import DecodePool, LocalStage, pieces, undecoded_bytes
 from frostline.prefetch.requests import BatchAssembler, Delivery
 from support.images import image_folder, tiny_preprocess
 from support.nodes import until
 
 CUDA = torch.cuda.is_available()
+CUTS = ((0, "encoded"), (1, "pixels"), (2, "features"))
 
 
 class Noted:
@@ -184,3 +185,48 @@ def test_a_window_holds_as_many_encoded_samples_as_decoded_ones():
     larger = samples([3 * PIXEL_BYTES_OF_DECODING] * 10)
     assert undecoded_bytes(larger, tiny_preprocess(), 50 * PIXEL_BYTES_OF_DECODING) == 50 * PIXEL_BYTES_OF_DECODING
     assert undecoded_bytes(samples([]), tiny_preprocess(), 77) == 77
+
+
+class Noting:
+    """The rest of a frozen part that notes the rows it runs, and waits at the first ones."""
+
+    def __init__(self):
+        self.seen, self.begun, self.may_end = [], threading.Event(), threading.Event()
+
+    def run(self, arrays, size):
+        self.seen.append(int(arrays[0][0, 0]))
+        self.begun.set()
+        assert self.may_end.wait(30)
+        return tuple(arrays)
+
+
+def cut(number, name):
+    of = {"tensors": (name,), "shapes": ((1,),), "dtypes": ("float32",), "after": number, "bytes_per_sample": 4}
+    return Cut(number=number, name=name, **of)
+
+
+def test_what_was_asked_for_first_is_computed_first_whenever_it_arrives():
+    rest, waiting = Noting(), len(usable_cores()) + 1
+    stage = LocalStage(cuts=[cut(number, name) for number, name in CUTS], rest=lambda _: rest)
+    turns = [stage.turn() for _ in range(waiting + 6)]
+
+    def finish(turn):
+        batch = FeatureBatch(ids=np.array([turn]), tensors=(np.full((1, 1), turn, np.float32),))
+        stage.finish(batch, None, cut=1, preprocess=None, view=None, turn=turn)
+
+    def start(turn):
+        thread = threading.Thread(target=finish, args=(turn,))
+        thread.start()
+        return thread
+
+    threads = [start(turn) for turn in turns[:waiting]]
+    assert rest.begun.wait(30)
+    until(lambda: stage._decoded._places == 0)  # noqa: SLF001 (as many are in as may be)
+    for arrived, turn in enumerate(reversed(turns[waiting:]), 1):
+        threads.append(start(turn))
+        until(lambda: len(stage._decoded._waiting) == arrived)  # noqa: SLF001, B023 (it waits within the loop)
+    rest.may_end.set()
+    for thread in threads:
+        thread.join(30)
+    assert set(rest.seen[:waiting]) == set(turns[:waiting])
+    assert rest.seen[waiting:] == turns[waiting:]

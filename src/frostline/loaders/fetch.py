@@ -231,6 +231,7 @@ class RowStream:
         self._batches: Iterator[FeatureBatch] = fetcher.features(self._request)
         self._begun = False
         self._left = len(samples)
+        self._turn = fetcher.local_stage.turn()
         self._stays_encoded = route.cut == 0 and not decodes
         self._received: Callable[[], None] = lambda: None
 
@@ -268,9 +269,8 @@ class RowStream:
         batch = parts[0] if len(parts) == 1 else join_batches(parts)
         if wanted > 1 and len(batch) + len(batch.skipped) >= self._left:
             self._received()
-        return side.finish(
-            batch, self._samples, cut=self._route.cut, preprocess=self._fetcher.preprocess, view=self._view
-        )
+        route, steps = self._route, self._fetcher.preprocess
+        return side.finish(batch, self._samples, cut=route.cut, preprocess=steps, view=self._view, turn=self._turn)
 
     def close(self) -> None:
         """Abandon the rest of the answer."""

@@ -6,7 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from heapq import heapify, heappush
+from itertools import count
 from typing import Final, Protocol, Self
 
 import numpy as np
@@ -306,9 +309,10 @@ class LocalStage:
         self._check = check
         self._made: dict[int, LocalPrefix | None] = {}
         # One run at a time: several at once would only take each other's cores.
-        self._running = threading.Lock()
-        # What waits for it stays encoded but for a few, and in the order in which it came, as waiters of a lock do not.
-        self._decoded = threading.Semaphore(len(usable_cores()) + 1)
+        self._running = _Turns(1)
+        # What waits for it stays encoded but for a few.
+        self._decoded = _Turns(len(usable_cores()) + 1)
+        self._asked = count()
         self._making = threading.Lock()
         self._counting = threading.Lock()
         self._decode_s = 0.0
@@ -324,8 +328,19 @@ class LocalStage:
         """Rows that make full use of a run from this cut; answers with fewer are better put together first."""
         return 1 if self._rest_from(max(1, cut)) is None else self._device_batch
 
+    def turn(self) -> int:
+        """The place of a request among those whose rows wait for this side's processor: earlier ones go first."""
+        return next(self._asked)
+
     def finish(
-        self, batch: FeatureBatch, samples: Samples, *, cut: int, preprocess: Preprocess, view: View | None
+        self,
+        batch: FeatureBatch,
+        samples: Samples,
+        *,
+        cut: int,
+        preprocess: Preprocess,
+        view: View | None,
+        turn: int | None = None,
     ) -> FeatureBatch:
         """The same rows at the frost line.
 
@@ -335,26 +350,27 @@ class LocalStage:
             samples: samples of the request, for the names of those that turn out to be unreadable.
             preprocess: run here at cut 0.
             view: the random view, where the preprocessing is random.
+            turn: place of the request, of ``turn``; None where rows are finished in the order of the calls.
 
         Raises:
             NotFinite: The network gave Inf or NaN for a sample, and none may have that.
         """
-        batch = self._finished(batch, samples, cut, preprocess, view)
+        batch = self._finished(batch, samples, cut, preprocess, view, self.turn() if turn is None else turn)
         if self._check is not None:
             self._check(batch, samples, cut)
         return batch
 
     def _finished(
-        self, batch: FeatureBatch, samples: Samples, cut: int, preprocess: Preprocess, view: View | None
+        self, batch: FeatureBatch, samples: Samples, cut: int, preprocess: Preprocess, view: View | None, turn: int
     ) -> FeatureBatch:
         rest = self._rest_from(max(1, cut))
         if rest is None:
             return self._with_pixels(batch, samples, cut, preprocess, view)
-        with self._decoded:
+        with self._decoded.taken(turn):
             batch = self._with_pixels(batch, samples, cut, preprocess, view)
             if len(batch) == 0:
                 return batch
-            with self._running:
+            with self._running.taken(turn):
                 started = time.perf_counter()
                 tensors = rest.run(batch.tensors, self._device_batch)
                 self._count(compute_s=time.perf_counter() - started)
@@ -383,6 +399,34 @@ class LocalStage:
         with self._counting:
             self._decode_s += decode_s
             self._compute_s += compute_s
+
+
+class _Turns:
+    """Lets some threads in at a time; of those that wait, the one with the lowest number is next."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._waiting: list[int] = []
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, number: int) -> Iterator[None]:
+        """Within the block one of the places is taken."""
+        with self._changed:
+            heappush(self._waiting, number)
+            try:
+                self._changed.wait_for(lambda: self._places > 0 and self._waiting[0] == number)
+            finally:
+                self._waiting.remove(number)
+                heapify(self._waiting)
+                self._changed.notify_all()
+            self._places -= 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._places += 1
+                self._changed.notify_all()
 
 
 def decode(
