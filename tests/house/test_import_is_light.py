@@ -136,7 +136,7 @@ def test_a_training_imports_no_plots_before_its_end_and_no_compiler():
     code = """
 import torch
 import frostline.training.run
-from frostline.training.optimizer import Optimizer
+from frostline.training.loop import Optimizer
 from frostline.wire.recipes import Recipe
 weight = torch.ones(2, requires_grad=True)
 for name in ("adam", "adamw", "sgd"):

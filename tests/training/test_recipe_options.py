@@ -15,9 +15,8 @@ from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, Se
 from frostline.core.errors import BadRequest, SettingError
 from frostline.core.events import Evaluated, HeadSelected, RowsNotFinite
 from frostline.ordering import Order
-from frostline.training.loop import UnfrozenHead
+from frostline.training.loop import Optimizer, UnfrozenHead
 from frostline.training.objective import objective_of
-from frostline.training.optimizer import Optimizer
 from frostline.training.report.report import Record, recipe_in_words
 from frostline.training.settings import JobSettings, TrainSettings
 from frostline.wire.recipes import Recipe, event_from_json, event_to_json
@@ -296,9 +295,8 @@ def test_metrics_of_classes_are_scored_after_each_epoch_in_the_order_in_which_th
 def test_the_default_metric_imports_no_library():
     code = """
 import sys
-from frostline.training.loop import UnfrozenHead
+from frostline.training.loop import Optimizer, UnfrozenHead
 from frostline.training.objective import objective_of
-from frostline.training.optimizer import Optimizer
 objective_of().begin().scores
 print("sklearn" in sys.modules)
 """
