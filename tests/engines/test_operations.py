@@ -4,8 +4,10 @@ import math
 import time
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import nn
 
 from frostline.core.config import NodeSettings
@@ -15,7 +17,6 @@ from frostline.engines.measure import GraphLimits, count_operations
 from frostline.models import cut_network
 from frostline.models.artifact import read_prefix
 from support.hostile import after, artifact, node
-from support.networks import build
 
 CORE_PER_S = 5e10
 LIMITS = GraphLimits(
@@ -124,9 +125,13 @@ def counted(prefix, cores, max_operation_s):
     )
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_small"])
-def test_usual_networks_in_16_bits_are_taken_by_a_node_without_instructions_for_them(name):
-    prefix = prefix_of(Narrow(build(name, side=224), torch.bfloat16))
+def whole_vit():
+    return timm.create_model("vit_small_patch16_224")
+
+
+@pytest.mark.parametrize("build", [torchvision.models.resnet18, whole_vit])
+def test_usual_networks_in_16_bits_are_taken_by_a_node_without_instructions_for_them(build):
+    prefix = prefix_of(Narrow(build(), torch.bfloat16))
     for cores in (1, 2, 64):
         assert counted(prefix, cores, NodeSettings().max_operation_s), cores
 

@@ -30,7 +30,7 @@ import types
 from collections import Counter
 from pathlib import Path
 
-__all__ = ("DEEP", "PLAIN", "deep_starts", "prepared_starts", "serve")
+__all__ = ("DEEP", "PLAIN", "prepared_starts", "serve")
 
 PLAIN = "FROSTLINE_TESTS_PLAIN_STARTS"
 """A variable under which nothing is prepared."""
@@ -52,7 +52,6 @@ _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith(
 _NOT_IMPORTED = ("frostline.ray", "frostline.testing", "frostline.demo")
 _BOUNDED = (
     "frostline.datasets.listing_process",
-    "frostline.node.trials.trial_process",
     "frostline.preprocess.decoders",
 )
 """Modules whose memory is measured or bounded where they run, so that they begin with none but their own."""
@@ -83,20 +82,6 @@ def prepared_starts(*more):
     finally:
         undo()
         ways.close()
-
-
-@contextlib.contextmanager
-def deep_starts():
-    """Have what is started meanwhile start its own processes so too, as a node starts one for each training."""
-    before = os.environ.get(DEEP)
-    os.environ[DEEP] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[DEEP]
-        else:
-            os.environ[DEEP] = before
 
 
 def _prepare(ways):

@@ -45,7 +45,7 @@ from frostline.training.report.report import Record
 from frostline.wire.recipes import Recipe
 from support.images import image_folder, tiny_preprocess
 from support.nodes import served, until
-from support.prepared import PLAIN, deep_starts
+from support.prepared import PLAIN
 from support.trainings import assignment_for, frozen, ignore, runs, tampered, trainers_of, training
 
 pytestmark = pytest.mark.promise("survives")
@@ -59,9 +59,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def node(folder):
+def node(folder, deep_starts):
     settings = NodeSettings(memory_bytes=1 << 28, device_batch=8, allow_training=True, training_memory_bytes=1 << 30)
-    with deep_starts(), start_node((str(folder),), settings) as process:
+    with start_node((str(folder),), settings) as process:
         yield process
 
 
