@@ -44,6 +44,18 @@ handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=sys.
 handler.func.log_message = lambda *_: None
 http.server.ThreadingHTTPServer((sys.argv[1], 8000), handler).serve_forever()
 """
+ASKS = """
+import sys, time, urllib.request
+until = time.monotonic() + float(sys.argv[2])
+while True:
+    try:
+        urllib.request.urlopen(sys.argv[1], timeout=2)
+        break
+    except OSError:
+        if time.monotonic() > until:
+            raise
+        time.sleep(0.2)
+"""
 
 
 def options(parser):
@@ -144,12 +156,9 @@ def ours(folder, side):
 
 
 def until_ready(world):
-    code = f"import urllib.request; urllib.request.urlopen('http://{world.link.address}:7070/v1/health', timeout=2)"
-    until = time.monotonic() + READY_S
-    while world.start("trainer", sys.executable, "-c", code, stderr=subprocess.DEVNULL).wait():
-        if time.monotonic() > until:
-            raise Skipped(f"the node was not ready: {(world.folder / 'node.log').read_text()[-500:]}")
-        time.sleep(0.2)
+    words = [sys.executable, "-c", ASKS, f"http://{world.link.address}:7070/v1/health", READY_S]
+    if world.start("trainer", *words, stderr=subprocess.DEVNULL).wait():
+        raise Skipped(f"the node was not ready: {(world.folder / 'node.log').read_text()[-500:]}")
 
 
 def job(world, wanted):

@@ -9,14 +9,17 @@ import torch
 
 from frostline.engines.machine import FUNCTIONS
 
-pytestmark = pytest.mark.usefixtures("plain_starts")
-
-# A process of its own, in which nothing has computed yet; the dispatcher tells what is called, and how large it is.
+# Forks of a process in which nothing has computed yet; the dispatcher tells what is called, and how large it is.
 _BUILD = """
 import json
+import os
 import sys
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from frostline.core import Graph
+from frostline.engines.graph_runner import Runner
+from frostline.training.loop import Loop
+from frostline.wire.recipes import Recipe
 
 class Calls(TorchDispatchMode):
     def __init__(self):
@@ -30,26 +33,30 @@ class Calls(TorchDispatchMode):
 
 def build(what):
     if what == "runner":
-        from frostline.engines.graph_runner import Runner
         return Runner(Graph(inputs=(), leaves=(), nodes=(), outputs=()))
-    from torch import nn
-    from frostline.training.loop import Loop
-    from frostline.wire.recipes import Recipe
     recipe = Recipe(epochs=1, batch_size=1)
     return Loop(recipe, nn.Linear(1, 1), train=lambda _: (), held_out=None, observe=lambda _: None)
 
-with Calls() as first:
-    build(sys.argv[1])
-with Calls() as second:
-    build(sys.argv[1])
-known = set(sys.argv[2].split(","))
-print(json.dumps([[call for call in calls.seen if call[0] in known] for calls in (first, second)]))
+known = set(sys.argv[1].split(","))
+for what in sys.argv[2:]:
+    if not os.fork():
+        with Calls() as first:
+            build(what)
+        with Calls() as second:
+            build(what)
+        seen = [[call for call in calls.seen if call[0] in known] for calls in (first, second)]
+        print(json.dumps([what, seen]), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
 
 
-def calls(what):
-    command = [sys.executable, "-c", _BUILD, what, ",".join(FUNCTIONS)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+@pytest.fixture(scope="module")
+def calls(plain_starts):
+    """What is called where each is built for the first time, and then where it is for the second."""
+    command = [sys.executable, "-c", _BUILD, ",".join(FUNCTIONS), "runner", "loop"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return dict(map(json.loads, said.splitlines()))
 
 
 def assert_settled(first, second):
@@ -60,12 +67,12 @@ def assert_settled(first, second):
     assert second == []
 
 
-def test_whatever_runs_a_graph_has_them_called_first():
-    assert_settled(*calls("runner"))
+def test_whatever_runs_a_graph_has_them_called_first(calls):
+    assert_settled(*calls["runner"])
 
 
-def test_a_training_loop_has_them_called_before_its_first_step():
-    assert_settled(*calls("loop"))
+def test_a_training_loop_has_them_called_before_its_first_step(calls):
+    assert_settled(*calls["loop"])
 
 
 def test_all_later_cuts_are_functions_of_a_single_tensor():

@@ -589,7 +589,7 @@ def test_a_job_begins_at_a_full_node_as_soon_as_memory_is_free(tmp_path):
 
 def test_jobs_whose_networks_do_not_fit_together_take_turns_and_have_all_their_features(tmp_path, monkeypatch):
     monkeypatch.setattr(stays, "_TURN_S", 0.02)
-    folder = image_folder(tmp_path / "images", per_class=20)
+    folder = image_folder(tmp_path / "images", per_class=10)
     data, names, last = fl.Dataset(folder), ("ann", "bob", "cat", "dan"), nodes.small_network(side=8).cuts[-1].number
     # Eighteen megabytes for weights, and each network takes seven.
     settings = NodeSettings(memory_bytes=96 << 20, device_batch=8, tenants=tuple(map(tenant, names)), max_requests=32)
@@ -601,7 +601,7 @@ def test_jobs_whose_networks_do_not_fit_together_take_turns_and_have_all_their_f
         return fl.offload(model, data, preprocess=steps, cut=last, **options)
 
     def features(job):
-        batches = [batch for epoch in range(4) for batch in job.loader(8, shuffle=True, seed=0, epoch=epoch)]
+        batches = [batch for epoch in range(3) for batch in job.loader(8, shuffle=True, seed=0, epoch=epoch)]
         return torch.cat([batch.features for batch in batches]), torch.cat([batch.ids for batch in batches])
 
     with Node(settings, (folder.as_uri(),)) as node, served(node) as url, ExitStack() as stack:
@@ -612,7 +612,7 @@ def test_jobs_whose_networks_do_not_fit_together_take_turns_and_have_all_their_f
         totals = node.statistics().totals
     assert totals.evicted > len(names), "they had to wait for the places of others"
     for number, (rows, ids) in enumerate(got):
-        assert sorted(ids.tolist()) == sorted(data.samples.ids.tolist() * 4)
+        assert sorted(ids.tolist()) == sorted(data.samples.ids.tolist() * 3)
         with job_of(number, node=NodeSettings(memory_bytes=1 << 28, device_batch=8)) as job:
             alone, their_ids = features(job)
         assert torch.equal(ids, their_ids)

@@ -51,6 +51,7 @@ from support.nodes import (
     small_network,
     until,
 )
+from support.prepared import PLAIN
 from support.tenants import tenant
 
 OTHER = "torch-channels-last"
@@ -135,6 +136,7 @@ def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp
 def started(monkeypatch):
     """Numbers of the processes that are started for trials from now on."""
     pids, make = [], subprocess.Popen
+    monkeypatch.setenv(PLAIN, "1")  # a start of what prepares others would count too
     monkeypatch.setattr(subprocess, "Popen", lambda *said, **more: pids.append(make(*said, **more)) or pids[-1])
     return pids
 

@@ -21,7 +21,7 @@ UNTIL = {
     "resnet50": "layer3.2",
     "vgg11": "features.10",
     "vgg19": "features",
-    "vit_small": "blocks.9",
+    "vit_small": "blocks.2",
 }
 """For each network a frost line with BatchNorm, LayerNorm or dropout behind it, where it has any."""
 
@@ -49,7 +49,7 @@ def batch_of(name: str, rows: int, side: int = 96) -> list[torch.Tensor]:
 def build(name: str, *, seed: int = 0, side: int = 96) -> nn.Module:
     """One of ``NETWORKS``, with BatchNorm statistics that are not the neutral ones.
 
-    The four from Hugging Face have fewer layers than the published ones (4 of 12, and 3 of 6), of the same width.
+    Transformers have fewer layers than the published ones (4 of 12, and 3 of 6), of the same width.
     Transformers are built for images of that side; the others take any.
     """
     torch.manual_seed(seed)
@@ -69,7 +69,7 @@ def _builder(name: str, side: int) -> Callable[[], nn.Module]:
     if name == "vit_small":
         import timm
 
-        return lambda: timm.create_model("vit_small_patch16_224", drop_rate=0.1, img_size=side)
+        return lambda: timm.create_model("vit_small_patch16_224", drop_rate=0.1, img_size=side, depth=4)
     if name in ("bert", "deit", "distilbert", "hf_vit"):
         return lambda: _from_transformers(name, side)
     import torchvision

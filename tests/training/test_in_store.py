@@ -45,6 +45,7 @@ from frostline.training.report.report import Record
 from frostline.wire.recipes import Recipe
 from support.images import image_folder, tiny_preprocess
 from support.nodes import served, until
+from support.prepared import PLAIN
 from support.trainings import assignment_for, frozen, ignore, runs, tampered, trainers_of, training
 
 pytestmark = pytest.mark.promise("survives")
@@ -58,7 +59,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def node(folder):
+def node(folder, deep_starts):
     settings = NodeSettings(memory_bytes=1 << 28, device_batch=8, allow_training=True, training_memory_bytes=1 << 30)
     with start_node((str(folder),), settings) as process:
         yield process
@@ -281,7 +282,8 @@ def begun(assignment, memory_bytes):
                 process.kill()
 
 
-def test_a_trainer_gets_no_more_memory_than_its_node_gives_it(assignment):
+def test_a_trainer_gets_no_more_memory_than_its_node_gives_it(assignment, monkeypatch):
+    monkeypatch.setenv(PLAIN, "1")
     maximum = 352 << 20
     body = tampered(assignment, ignore, lambda tensors: tensors.update(more=torch.zeros(24 << 20)))
     said, bound = begun(body, maximum)
