@@ -1,5 +1,6 @@
 """Starts Frostline's own modules as processes: within limits, told by lines on stdin, and ended with their children."""
 
+import json
 import os
 import selectors
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import IO
 
-__all__ = ("Limits", "Worker")
+__all__ = ("Limits", "Worker", "answer_starter")
 
 _LAST_WORDS = 2000
 
@@ -134,3 +135,9 @@ class Worker(subprocess.Popen[bytes]):
             if pipe is not None:
                 with suppress(BrokenPipeError):  # a line that it did not take
                     pipe.close()
+
+
+def answer_starter(answer: Mapping[str, str]) -> None:
+    """Write a line of JSON to stdout, which the process that started this one reads."""
+    sys.stdout.write(f"{json.dumps(answer)}\n")
+    sys.stdout.flush()

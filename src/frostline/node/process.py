@@ -157,11 +157,6 @@ class NodeProcess:
         child = self._child
         return 0 if child is None or child.has_ended else child.pid
 
-    @property
-    def last_words(self) -> str:
-        """The last lines that it wrote to stderr."""
-        return "" if self._child is None else self._child.last_words()
-
     def launch(self) -> None:
         """Start the process without waiting; ``start`` waits until it takes requests."""
         with self._lock:
