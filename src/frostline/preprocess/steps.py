@@ -279,10 +279,10 @@ class RandomResizedCrop:
 
     Attributes:
         size: side of the result in pixels.
-        min_area: smallest share of the image's area that is cut out.
-        max_area: largest share of the image's area that is cut out.
-        min_ratio: smallest width over height of the part that is cut out.
-        max_ratio: largest width over height of the part that is cut out.
+        min_area: minimum share of the image's area that is cut out.
+        max_area: maximum share of the image's area that is cut out.
+        min_ratio: minimum width over height of the part that is cut out.
+        max_ratio: maximum width over height of the part that is cut out.
         filter: resampling filter of the scaling.
     """
 
