@@ -96,7 +96,7 @@ def setting_option(of: type, field: str, *names: str, **options: Any) -> Callabl
         of: class of the settings.
         field: name of the field, which gives the option its default and the way that it is written.
         *names: names of the option, as of ``click.option``.
-        **options: further arguments of ``click.option``.
+        **options: arguments of ``click.option`` for all else.
     """
     return click.option(*names, cls=_SettingOption, of=of, field=field, **options)
 

@@ -59,7 +59,7 @@ class Worker(subprocess.Popen[bytes]):
         module: module that Python runs.
         arguments: words of its command line, which every user of the machine may read.
         files: numbers of open files that it inherits.
-        environment: its whole environment; None for that of this process.
+        environment: variables of its environment; None for those of this process.
         limits: limits that it has before it is told anything.
         is_told: True if it reads lines from stdin.
         answers: True if it writes lines to stdout.

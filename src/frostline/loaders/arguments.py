@@ -138,8 +138,8 @@ class Mixture:
 
     Attributes:
         parts: parts of the job's data set, such as selections of it; a sample may be in several.
-        ratios: relative number of turns of each part: with ``(3, 1)`` three samples of the first come for each of the
-            second.
+        ratios: number of turns of each part beside the others: with ``(3, 1)`` three samples of the first
+            come for each of the second.
         ends: an epoch ends when the ``first`` part would have to begin again, or when ``all`` have been seen whole,
             the smaller ones several times; or after so many samples.
 

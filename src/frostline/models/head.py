@@ -316,7 +316,8 @@ class SkippingHead(Head):
         plan: calls that are skipped (see ``models.skipping.plan_of``).
         flags: the modes in which it is trained.
         rest: graph from the frost line on; None where the network was not traced as a whole.
-        meant: what the frozen part gives for ``_batch_of_a_plan``; each later run of the network is compared with it.
+        meant: tensors that the frozen part gives for ``_batch_of_a_plan``; later runs of the network are compared with
+            them.
     """
 
     def __init__(

@@ -260,7 +260,7 @@ class BoundedProcess(Worker):
         module: module that Python runs; it reads a line of orders from stdin and writes lines of JSON to stdout.
         orders: plain values that it reads first.
         files: open files that it inherits, by the names of their descriptors in the orders.
-        limits: its limits, that of memory among them.
+        limits: limits of the process, that of memory among them.
         what: name of the process in messages.
         option: option of the node that raises the limit, for messages.
         token: token with which it asks the node, that of the tenant that asked for it.

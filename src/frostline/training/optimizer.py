@@ -29,7 +29,7 @@ class Optimizer:
 
     Args:
         recipe: names the optimiser, its learning rate and its weight decay.
-        parameters: trained parameters; their place here is their number in the state.
+        parameters: parameters that are trained; their place here is their number in the state.
     """
 
     def __init__(self, recipe: Recipe, parameters: Iterable[torch.Tensor]) -> None:
