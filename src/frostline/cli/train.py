@@ -145,7 +145,7 @@ def run_options(verb: Verb) -> Verb:
         click.option(
             "--augment",
             is_flag=True,
-            help="Crop and flip images at random, computed anew each epoch (or --views of them, cached).",
+            help="Crop and flip images at random, computed anew each epoch.",
         ),
         _recipe_options,
         click.option(
