@@ -3,7 +3,9 @@
 import click
 import pytest
 
-from frostline.cli.units import ACCURACY, BANDWIDTH, BYTES, SHARES, TIMES
+from frostline.cli import commands
+from frostline.cli.options import settings_of
+from frostline.cli.units import ACCURACY, BANDWIDTH, BYTES, SHARES, TIMES, in_binary
 
 
 @pytest.mark.parametrize(
@@ -71,3 +73,50 @@ def test_parses_accuracies(text, accuracy):
 def test_refuses_an_unknown_expression_with_an_example(kind, text, sentence):
     with pytest.raises(click.BadParameter, match=sentence):
         kind.convert(text, None, None)
+
+
+def verbs():
+    """Each verb below ``frostline`` by its words."""
+    for name, verb in commands.verbs.commands.items():
+        if isinstance(verb, click.Group):
+            yield from ((f"{name} {below}", command) for below, command in verb.commands.items())
+        else:
+            yield name, verb
+
+
+SETTING_OPTIONS = [
+    pytest.param(param, id=f"{name} {param.opts[0]}")
+    for name, verb in verbs()
+    for param in verb.params
+    if hasattr(param, "of")
+]
+
+
+def set_by(option, *words):
+    """The fields that an option sets, given so."""
+    with click.Command("verb", params=[option]).make_context("verb", list(words)) as context:
+        options = {**context.params}
+        found = settings_of(option.of, options)
+    assert options == {}, "taken out of the verb's options"
+    return found
+
+
+@pytest.mark.parametrize("option", SETTING_OPTIONS)
+def test_an_option_of_a_setting_has_the_default_of_its_field_and_sets_it(option):
+    given = (
+        7 if isinstance(option.type, type(BYTES) | click.types.IntParamType | click.types.FloatParamType) else "fair"
+    )
+    value = True if option.is_flag else (given,) if option.multiple else given
+    words = [option.opts[0]] if option.is_flag else [option.opts[0], str(given)]
+    assert set_by(option, *words) == {option.field: value}
+    assert option.of(**set_by(option)) == option.of()
+
+
+def test_the_settings_of_nodes_are_options_of_serve():
+    assert len([option for option in SETTING_OPTIONS if option.id.startswith("serve ")]) >= 25
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(64 << 10, "64KiB"), (10 << 30, "10GiB"), (3 << 29, "1536MiB")])
+def test_bytes_are_written_as_they_are_read(nbytes, text):
+    assert in_binary(nbytes) == text
+    assert BYTES.convert(text, None, None) == nbytes

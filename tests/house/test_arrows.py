@@ -73,3 +73,9 @@ def test_processes_are_started_by_the_table_alone():
             if "'-m'" in words:
                 module = words[words.index("'-m'") + 1]
                 assert not module.startswith("'frostline"), f"{name} starts {module}"
+
+
+def test_processes_are_started_in_one_place():
+    """``Worker`` knows how our own modules are started, within which limits, and how they are ended."""
+    places = {name for name, path in modules() if "subprocess.Popen" in path.read_text(encoding="utf-8")}
+    assert places == {"frostline.core.processes", "frostline.ray.control"}, "Ray's is a command of Ray"

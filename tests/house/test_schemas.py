@@ -173,6 +173,7 @@ PLAIN = {
     "cli/plan.py": "a page for people",
     "core/audit.py": "lines that are read one by one, by whatever collects logs",
     "core/files.py": "keeps bytes for modules that are in the list",
+    "core/processes.py": "a switch of the kernel",
     "datasets/copy/layout.py": "tars and tables in formats that others define",
     "datasets/formats/webdataset.py": "unpacked tars",
     "datasets/source.py": "bytes of a manifest",

@@ -10,6 +10,7 @@ from frostline.core import Ref
 from frostline.core.errors import FrozenInTrainMode, ModelError, NothingFrozen, SettingError, UnknownLayer
 from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network, freeze
+from support.cutting import remaining_prefix
 from support.networks import Small
 
 SHAPE = (3, 32, 32)
@@ -171,7 +172,7 @@ def test_cuts_never_cross_with_what_the_shape_alone_decides():
     batch = torch.rand(16, *SHAPE)
     for cut in network.cuts[1:]:
         assert len(cut.tensors) == 1
-        rest = network.remaining_prefix(cut)
+        rest = remaining_prefix(network, cut)
         assert all(Ref(name) for name in rest.inputs)
         assert engine.run(batch.numpy(), cut.number)[0].shape == (16, *cut.shapes[0])
 

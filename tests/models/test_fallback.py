@@ -11,7 +11,7 @@ from frostline.core import TensorSpec
 from frostline.core.errors import FrozenInTrainMode, ModelError, NothingFrozen
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import write_prefix
-from support.cutting import crossed, finished, sent, shipped_engine
+from support.cutting import crossed, finished, remaining_prefix, sent, shipped_engine
 from support.networks import Small
 
 SHAPE = (3, 32, 32)
@@ -206,7 +206,7 @@ def test_a_network_that_looks_at_its_input_gets_its_input(build):
     with torch.no_grad():
         assert torch.equal(network.head(batch), model(batch))
     assert set(network.head.state_dict()) == set(model.state_dict())
-    assert network.remaining_prefix(network.frost_line).nodes == ()
+    assert remaining_prefix(network, network.frost_line).nodes == ()
 
 
 def test_the_whole_network_as_head_keeps_frozen_layers_in_their_mode():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from frostline.models import cut_network
-from support.cutting import crossed, finished, shipped_engine
+from support.cutting import crossed, finished, remaining_prefix, shipped_engine
 
 SHAPE = (3, 16, 16)
 
@@ -81,5 +81,5 @@ def test_places_no_cut_where_a_value_is_written_under_another_name():
 def test_a_constant_that_is_made_in_place_is_made_again_behind_the_cut():
     network = cut_network(MakesAConstantInPlace(), SHAPE)
     cut = next(cut for cut in network.cuts if cut.name == "first:conv2d")
-    ops = [node.op for node in network.remaining_prefix(cut).nodes]
+    ops = [node.op for node in remaining_prefix(network, cut).nodes]
     assert ops.index("aten.zeros.default") < ops.index("aten.fill_.Tensor") < ops.index("aten.conv2d.default")

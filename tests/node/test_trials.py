@@ -8,7 +8,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -32,6 +31,7 @@ from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from frostline.node.memory import Cancelled
 from frostline.node.profiling import NetworkProfile, costs_under_engine
+from frostline.node.trials import processes
 from frostline.node.trials.processes import TrialProcess
 from frostline.node.trials.queue import EngineMemory, TrialPolicy, policy_of
 from frostline.node.trials.selection import Search, Trials
@@ -134,26 +134,26 @@ def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp
 
 
 def started(monkeypatch):
-    """Numbers of the processes that are started for trials from now on."""
-    pids, make = [], subprocess.Popen
+    """Processes that are started for trials from now on."""
+    made, make = [], processes.Worker
     monkeypatch.setenv(PLAIN, "1")  # a start of what prepares others would count too
-    monkeypatch.setattr(subprocess, "Popen", lambda *said, **more: pids.append(make(*said, **more)) or pids[-1])
-    return pids
+    monkeypatch.setattr(processes, "Worker", lambda *said, **more: made.append(make(*said, **more)) or made[-1])
+    return made
 
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_the_first_trial_takes_the_process_that_was_warmed_unless_it_has_died(dies, tmp_path, monkeypatch):
-    processes = started(monkeypatch)
+    begun = started(monkeypatch)
     with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         trials.warm()
-        assert len(processes) == 1
+        assert len(begun) == 1
         if dies:
-            processes[0].kill()
-            processes[0].wait()
+            begun[0].kill()
+            begun[0].wait()
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
-    assert len(processes) == 1 + dies
+    assert len(begun) == 1 + dies
     assert any(trial.engine == OTHER and trial.samples_per_s for trial in choice.trials)
-    assert all(process.returncode is not None for process in processes)
+    assert all(process.returncode is not None for process in begun)
 
 
 def test_a_disk_without_room_for_temporary_files_costs_the_trial_that_met_it_alone(tmp_path, monkeypatch):
@@ -183,14 +183,14 @@ def test_a_disk_without_room_for_temporary_files_costs_the_trial_that_met_it_alo
 def test_a_node_ends_a_process_that_waits_for_a_trial_and_warms_none_where_nothing_is_tried_apart(
     tmp_path, monkeypatch
 ):
-    processes = started(monkeypatch)
+    begun = started(monkeypatch)
     with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         trials.warm()
-    assert [process.returncode for process in processes] == [-signal.SIGKILL]
+    assert [process.returncode for process in begun] == [-signal.SIGKILL]
     for policy, longest_s, engines in ((HERE, 100, (OTHER,)), (TERMS, 0, (OTHER,)), (TERMS, 100, ())):
         with closing(Trials(tmp_path, policy, ROOM, longest_s=longest_s, engines=engines)) as trials:
             trials.warm()
-    assert len(processes) == 1
+    assert len(begun) == 1
 
 
 @pytest.mark.parametrize(("samples", "is_brief"), [(None, False), (10_000, True), (10_000_000, False)])

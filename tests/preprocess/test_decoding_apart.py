@@ -96,8 +96,11 @@ def decoders():
 
 
 @pytest.fixture(scope="module")
-def hostile():
-    with closing(Decoders(MEMORY, (sys.executable, "-c", textwrap.dedent(HOSTILE)))) as made:
+def hostile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "hostile_decoders.py").write_text(textwrap.dedent(HOSTILE))
+    with pytest.MonkeyPatch.context() as patch, closing(Decoders(MEMORY, "hostile_decoders")) as made:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         yield made
 
 

@@ -17,7 +17,7 @@ def test_missing_nodes_are_started_and_surplus_ones_drained_at_once():
 
 
 def test_nodes_that_are_as_they_should_be_are_left_alone():
-    assert next_steps(nodes(0, 1), 2, {}, 0.0).are_none
+    assert next_steps(nodes(0, 1), 2, {}, 0.0) == Steps()
 
 
 def test_a_drained_node_is_stopped_once_jobs_have_seen_the_list_and_its_requests_are_answered():
@@ -35,9 +35,9 @@ def test_a_drained_node_that_serves_nobody_is_stopped_at_once():
 def test_outdated_nodes_are_drained_one_at_a_time():
     old = nodes(0, 1, 2, is_current=False)
     assert next_steps(old, 3, {}, 0.0) == Steps(drain=(0,))
-    assert next_steps(old, 3, {0: 0.0}, 1.0).are_none
+    assert next_steps(old, 3, {0: 0.0}, 1.0) == Steps()
     assert next_steps(old[1:], 3, {}, 0.0) == Steps(start=(0,))
-    assert next_steps([*nodes(0, is_ready=False), *old[1:]], 3, {}, 0.0).are_none, "the new one is not ready yet"
+    assert next_steps([*nodes(0, is_ready=False), *old[1:]], 3, {}, 0.0) == Steps(), "the new one is not ready yet"
     assert next_steps([*nodes(0), *old[1:]], 3, {}, 0.0) == Steps(drain=(1,))
 
 
@@ -67,7 +67,7 @@ def test_any_nodes_become_what_they_should_be_and_at_most_one_that_serves_is_awa
         serving = [node for node in there.values() if node.is_ready and node.number not in draining]
         assert sum(node.number < wanted for node in serving) >= enough - 1
         if sorted(there) == list(range(wanted)) and all(node.is_current and node.is_ready for node in there.values()):
-            assert next_steps(list(there.values()), wanted, draining, now_s).are_none
+            assert next_steps(list(there.values()), wanted, draining, now_s) == Steps()
             return
         now_s += 1.0
         for number, node in there.items():

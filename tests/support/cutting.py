@@ -2,11 +2,12 @@
 
 import torch
 
-from frostline.core import FeatureBatch
+from frostline.core import FeatureBatch, Graph, Ref
 from frostline.core.system import crc32
 from frostline.engines.graph_runner import Runner, leaf_values
 from frostline.engines.torch import TorchEngine
 from frostline.models.artifact import read_prefix, write_prefix
+from frostline.models.graph import after
 from frostline.wire.framing import Encoder, decode
 
 
@@ -34,9 +35,17 @@ def sent(tensors):
     return [torch.from_numpy(tensor.copy()) for tensor in arrived.tensors]
 
 
+def remaining_prefix(network, cut):
+    """The frozen part from a cut to the frost line."""
+    if network.prefix is None:
+        names = network.frost_line.tensors
+        return Graph(inputs=names, leaves=(), nodes=(), outputs=tuple(map(Ref, names)))
+    return after(network.prefix.graph, cut)
+
+
 def finished(network, cut, tensors):
     """What crosses the frost line, made from what crossed an earlier cut, which stays as it was."""
-    rest = network.remaining_prefix(cut)
+    rest = remaining_prefix(network, cut)
     before = [tensor.clone() for tensor in tensors]
     with torch.inference_mode():
         outputs = Runner(rest).run(tensors, leaf_values(rest, network.prefix.tensors))

@@ -32,6 +32,7 @@ from frostline.core.errors import (
     UnknownTraining,
     UnsafeArtifact,
 )
+from frostline.core.processes import Limits
 from frostline.jobs.in_store import read_assignment, train_beside, write_assignment
 from frostline.jobs.in_store_batches import InStoreLoaders
 from frostline.models import cut_network
@@ -269,7 +270,7 @@ def begun(assignment, memory_bytes):
             "frostline.training.in_store_process",
             {"near": "http://127.0.0.1:9", "threads": 1},
             {"assignment": given, "trained": trained},
-            memory_bytes=memory_bytes,
+            limits=Limits(memory_bytes=memory_bytes),
             what="the trainer",
             option="--training-memory",
         )
@@ -279,7 +280,7 @@ def begun(assignment, memory_bytes):
                 [line] = [limit for limit in limits if limit.startswith("Max data size")]
                 return json.loads(process.line()), line.split()[3:5]
             finally:
-                process.kill()
+                process.end()
 
 
 def test_a_trainer_gets_no_more_memory_than_its_node_gives_it(assignment, monkeypatch):

@@ -495,11 +495,6 @@ class FeatureStore:
             warn_not_kept(folder, error)
             return None
 
-    @property
-    def scratch_bytes(self) -> int:
-        """Most memory that ``put`` takes beside the rows themselves."""
-        return self._database.batch_bytes
-
     def contains(self, scope: bytes, keys: Keys) -> _Mask:
         """Which rows are kept: ``bool[n]``. One that is may be gone or found damaged when it is read."""
         found = np.zeros(len(keys), np.bool_)

@@ -5,7 +5,6 @@ Makes spans, each with its beginning and its end, of what a job tells of itself.
 
 import json
 import os
-import re
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -29,6 +28,7 @@ from frostline.core.events import (
     RequestFinished,
     StepFinished,
     WaitingForRows,
+    event_name,
 )
 from frostline.core.files import open_private, warn_not_kept, with_schema
 from frostline.jobs.statistics import warn_user
@@ -104,7 +104,7 @@ class SpanMaker:
             case EpochFinished():
                 yield from self._epoch_ended(now_s, _figures(event))
             case _:
-                yield Span(name=_snake(event), began_s=now_s, ended_s=now_s, attributes=_figures(event))
+                yield Span(name=event_name(event), began_s=now_s, ended_s=now_s, attributes=_figures(event))
 
     def end(self, now_s: float) -> Iterator[Span]:
         """The phase or the epoch that goes on still; then nothing does."""
@@ -134,10 +134,6 @@ class SpanMaker:
 def _figures(event: Event) -> dict[str, int | float]:
     values = {item.name: getattr(event, item.name) for item in fields(event)}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
-
-
-def _snake(event: Event) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 
 
 class _Trace(ABC):

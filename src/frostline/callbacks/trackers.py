@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from frostline.core.config import check_minimums
+from frostline.core.units import metric_name
 from frostline.jobs import Job, JobStatistics
 from frostline.jobs.activity import saved_bytes
 
@@ -280,7 +281,7 @@ class JobCollector(Collector):
         """The metrics now."""
         done = self._job.statistics()
         for name, meaning in _COUNTERS.items():
-            yield CounterMetricFamily(f"frostline_job_{_plain(name)}", meaning, value=getattr(done, name))
+            yield CounterMetricFamily(f"frostline_job_{metric_name(name)}", meaning, value=getattr(done, name))
         yield CounterMetricFamily("frostline_job_skipped", "samples that could not be read", value=len(done.skipped))
         yield _routed(done)
         for name, meaning in _OF_NODES.items():
@@ -302,7 +303,3 @@ def _routed(done: JobStatistics) -> Metric:
     for route, samples in done.routed:
         family.add_metric([str(route.cut), route.codec], samples)
     return family
-
-
-def _plain(name: str) -> str:
-    return f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name

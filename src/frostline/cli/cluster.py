@@ -70,13 +70,19 @@ cluster.command_class = VerbCommand
     metavar="KEY=VALUE",
     help="Place nodes on hosts with this label of Ray; as many as there are such hosts, unless --nodes says more.",
 )
-@click.option("--min", "min_nodes", type=click.IntRange(min=1), metavar="N", help="Minimum nodes, with --max.")
+@click.option(
+    "--min",
+    "min_nodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Minimum number of nodes, where --max lets it follow how busy they are.",
+)
 @click.option(
     "--max",
     "max_nodes",
     type=click.IntRange(min=1),
     metavar="M",
-    help="Maximum nodes: their number follows how busy they are.",
+    help="Maximum number of nodes; between --min and this it follows how busy they are.",
 )
 @click.option(
     "--port", default=0, show_default=True, help="Port of the first node, the next count on; 0 takes free ones."

@@ -54,7 +54,7 @@ _MODEL = "demo:efficientnet_lite0"
     default=".demo",
     show_default=True,
     metavar="DIR",
-    help="Folder for the files.",
+    help="Folder for the demo's images, trained network, report and checkpoints.",
 )
 @as_json
 def demo(data: str | None, epochs: int | None, out: Path, as_json: bool) -> int:

@@ -22,16 +22,37 @@ _HASTE = {RETRY_FOR: "5", TIMEOUT: "15"}
 @click.option("--data", metavar="URL", help="Folder or URL of the data.")
 @format_option
 @click.option("--column", metavar="NAME", help="Column of Parquet files that has the samples.")
-@click.option("--targets", metavar="COLUMN", help="Column of targets to learn.")
-@click.option("--near", multiple=True, metavar="URL", help="Node beside the data; may be repeated.")
-@click.option("--device", metavar="LIST", help="Devices that are to be here, as serve takes them: cuda:0,cuda:1.")
-@click.option("--model", metavar="NAME", help="Network to train, as train takes it.")
+@click.option("--targets", metavar="COLUMN", help="Column with the targets to learn, in place of classes.")
 @click.option(
-    "--until", default="features", show_default=True, metavar="LAYER", help="Last frozen module, as train takes it."
+    "--near",
+    multiple=True,
+    metavar="URL",
+    help="URL of a node beside the data, such as http://store-1:7070; may be repeated.",
 )
-@click.option("--weights", metavar="FILE|random", help="Weights of the network, as train takes them.")
+@click.option("--device", metavar="LIST", help="Devices that are to be here, as serve takes them: cuda:0,cuda:1.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Network to train: torchvision:NAME, timm:NAME, hf:OWNER/NAME or package.module:factory.",
+)
+@click.option(
+    "--until",
+    default="features",
+    show_default=True,
+    metavar="LAYER",
+    help="Last frozen module of --model, such as layer3, or 'features' for all but the classifier.",
+)
+@click.option(
+    "--weights",
+    metavar="FILE|random",
+    help="safetensors file with the weights of --model, or 'random'; by default the pretrained ones.",
+)
 @click.option("--tokenizer", metavar="FILE|hf:NAME", help="Tokenizer of a network that takes texts.")
-@click.option("--samples", metavar="KIND", help="What samples are, as train takes it.")
+@click.option(
+    "--samples",
+    metavar="KIND",
+    help="Kind of samples, such as images, sounds:SECONDS, waves:SECONDS or arrays:SHAPE; see train --help-all.",
+)
 @as_json
 def doctor(
     data: str | None,

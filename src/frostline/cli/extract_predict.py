@@ -44,9 +44,15 @@ __all__ = (
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help=".parquet, .safetensors or .lance.",
+    help="File to write, by its suffix: .parquet, .safetensors or .lance.",
 )
-@click.option("--part-size", type=BYTES, default="64MiB", show_default=True, help="Features kept at once meanwhile.")
+@click.option(
+    "--part-size",
+    type=BYTES,
+    default="64MiB",
+    show_default=True,
+    help="Write in parts of about this size; an extraction that is interrupted goes on after the last whole part.",
+)
 @click.option(
     "--on",
     type=click.Choice(("ray",)),

@@ -44,7 +44,12 @@ _MAX_SHOWN = 10
 )
 @click.option("--by", metavar="COLUMN", help="Keep samples with the same value in this column in one part.")
 @click.option("--split-by", "column", metavar="COLUMN", help="Save one part for each value of this column.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the division.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    help="Seed by which samples are drawn for each part; the same seed gives the same parts.",
+)
 @click.option(
     "--beside",
     is_flag=True,

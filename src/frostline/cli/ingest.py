@@ -86,7 +86,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     default=0.01,
     show_default=True,
     metavar="SHARE",
-    help="Share of the samples that may be unreadable.",
+    help="Share of the samples that may be unreadable before the job stops.",
 )
 @click.option(
     "--verify",

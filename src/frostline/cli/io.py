@@ -6,15 +6,25 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from frostline.cli.logs import log, log_format_option
-from frostline.cli.options import NODE_MEMORY, as_json, command, control_link, control_option, roots_there
+from frostline.cli.options import (
+    NODE_MEMORY,
+    as_json,
+    command,
+    control_link,
+    control_option,
+    node_setting,
+    roots_there,
+    setting_option,
+    settings_of,
+)
 from frostline.cli.show import print_json, print_json_line, print_table, say
-from frostline.cli.units import BYTES
 from frostline.core.config import IoSettings, NodeSettings, default_node_memory_bytes, io_socket
 
 if TYPE_CHECKING:
@@ -26,6 +36,7 @@ __all__ = ("io",)
 
 # Answers under way are broken off, so an end takes tenths of a second; a disk that must be written may take some more.
 _END_S = 30.0
+_setting = partial(setting_option, IoSettings)
 
 
 @command(epilog="Example: frostline io --data-root s3://photos --memory 8GiB")
@@ -35,7 +46,12 @@ _END_S = 30.0
     type=click.Path(path_type=Path, dir_okay=False),
     help="Socket to listen on, in a folder of your own with mode 0700; by default in the user's runtime folder.",
 )
-@click.option("--near", multiple=True, metavar="URL", help="Node to ask; may be repeated, to share the work.")
+@click.option(
+    "--near",
+    multiple=True,
+    metavar="URL",
+    help="URL of a node to ask, such as http://store-1:7070; may be repeated, to share the work.",
+)
 @click.option(
     "--data-root",
     "roots",
@@ -44,28 +60,29 @@ _END_S = 30.0
     metavar="URL",
     help="Without a node: read data under this URL itself.",
 )
-@click.option(
+@_setting(
+    "memory_bytes",
     "--memory",
-    type=BYTES,
-    default="2GiB",
-    show_default=True,
     help="Memory for samples that are kept or under way. The idle process and --node-memory come on top.",
 )
-@click.option(
-    "--window", type=BYTES, help="Maximum bytes under way, a part of --memory that jobs share; a quarter by default."
+@_setting(
+    "window_bytes",
+    "--window",
+    default=0,
+    show_default="a quarter of --memory",
+    help="Maximum bytes under way, a part of --memory that jobs share.",
 )
-@click.option(
+@node_setting(
+    "memory_bytes",
     "--node-memory",
-    type=BYTES,
     default=default_node_memory_bytes,
     show_default=NODE_MEMORY,
     help="Memory for reading and decoding, with --data-root.",
 )
-@click.option(
+@node_setting(
+    "read_threads",
     "--read-threads",
     type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
     help="Number of samples asked of a store at once, with --data-root; more hides a longer round trip.",
 )
 @click.option("--status", is_flag=True, help="Show the running service: its jobs, bytes under way and hits.")
@@ -82,14 +99,11 @@ def io(
     path: Path | None,
     near: tuple[str, ...],
     roots: tuple[str, ...],
-    memory: int,
-    window: int | None,
-    node_memory: int,
-    read_threads: int,
     status: bool,
     metrics_address: str | None,
     control: str | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Run the I/O service that jobs of this machine share, until Ctrl-C.
 
@@ -104,9 +118,9 @@ def io(
     from frostline.io_service.handler import Upstream
     from frostline.io_service.start import listen_at
 
-    settings = IoSettings(memory_bytes=memory, window_bytes=window or 0)
+    settings = IoSettings(**settings_of(IoSettings, options))
     link = control_link(control)
-    node = NodeSettings(memory_bytes=node_memory, read_threads=read_threads, max_requests=settings.max_connections)
+    node = NodeSettings(**settings_of(NodeSettings, options), max_requests=settings.max_connections)
     with (
         _until_told() as wait,
         Upstream(near=near, roots=roots, node=node).connect() as upstream,

@@ -34,6 +34,7 @@ from frostline.core.events import (
     SetupWarning,
     StepFinished,
     WaitingForRows,
+    event_name,
 )
 
 __all__ = (
@@ -137,7 +138,7 @@ class EventLog:
             case RowsNotFinite() if event.total > event.rows:
                 self._nonfinite = event.total
             case _:
-                log(_snake(event), level=_level(event), **_fields(event))
+                log(event_name(event), level=_level(event), **_fields(event))
         if self._clock() >= self._since_s + _EVERY_S:
             self._progress()
 
@@ -161,10 +162,6 @@ class EventLog:
 
 def _fields(event: Event) -> dict[str, object]:
     return {field.name: getattr(event, field.name) for field in fields(event)}
-
-
-def _snake(event: Event) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
 
 
 def _level(event: Event) -> int:

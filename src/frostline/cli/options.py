@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frostline.cli.units import ACCURACY, BYTES
+from frostline.cli.units import ACCURACY, BYTES, in_binary
 from frostline.control.settings import NO_CONTROL
 from frostline.core import FLOAT32
 from frostline.core.audit import AuditLog, audit_file
@@ -47,16 +47,70 @@ __all__ = (
     "list_locally_option",
     "list_option",
     "node_options",
+    "node_setting",
     "policy_option",
     "roots_there",
     "section_of",
     "sections_of",
     "server_tls",
+    "setting_option",
+    "settings_of",
     "tls_options",
     "where_option",
 )
 
 Verb = Callable[..., int | None]
+
+
+class _SettingOption(click.Option):
+    """An option that is a field of some settings, whose default it has where ``options`` say no other.
+
+    Args:
+        names: names of the option, as of ``click.Option``.
+        of: class of the settings.
+        field: name of the field.
+        **options: the ones of ``click.Option``.
+    """
+
+    def __init__(self, names: Sequence[str], *, of: type, field: str, **options: Any) -> None:
+        default = {known.name: known.default for known in fields(of)}[field]
+        if "bytes" in field:
+            options = {"type": BYTES, **options}
+            default = in_binary(default) if isinstance(default, int) else None
+        elif field.endswith("_s"):
+            options = {"metavar": "SECONDS", **options}
+        if default is False:
+            options["is_flag"] = True
+        elif default == ():
+            options["multiple"] = True
+        elif default is not None:
+            options = {"default": default, "show_default": True, **options}
+        super().__init__(names, **options)
+        self.of, self.field = of, field
+
+
+def setting_option(of: type, field: str, *names: str, **options: Any) -> Callable[[Verb], Verb]:
+    """An option that is a field of some settings, which ``settings_of`` takes from what a verb gets.
+
+    Args:
+        of: class of the settings.
+        field: name of the field, which gives the option its default and the way that it is written.
+        *names: names of the option, as of ``click.option``.
+        **options: arguments of ``click.option`` for all else.
+    """
+    return click.option(*names, cls=_SettingOption, of=of, field=field, **options)
+
+
+node_setting = partial(setting_option, NodeSettings)
+_loader_setting = partial(setting_option, LoaderSettings)
+
+
+def settings_of(of: type, options: dict[str, Any]) -> dict[str, Any]:
+    """Take the fields of some settings out of the options that a verb gets, by the names of the fields."""
+    known = click.get_current_context().command.params
+    asked = [param for param in known if isinstance(param, _SettingOption) and param.of is of]
+    return {param.field: options.pop(param.name or "") for param in asked}
+
 
 NO_AUDIT = "none"
 """The file of whoever keeps no audit log."""
@@ -358,44 +412,41 @@ def _place(name: str, names: Sequence[str]) -> int:
 
 
 _NODE = (
-    click.option(
+    node_setting(
+        "memory_bytes",
         "--memory",
-        type=BYTES,
         default=default_node_memory_bytes,
         show_default=NODE_MEMORY,
         help="Memory of the node for weights, samples and answers. On top of it come the idle process, a trial of an "
         "engine (one at a time, half as much again at most), and --training-memory.",
     ),
-    click.option(
+    node_setting(
+        "device",
         "--device",
-        default="cpu",
-        show_default=True,
         help="Device on which the node runs networks, such as cpu or cuda; several, such as cuda:0,cuda:1, share them.",
     ),
-    click.option(
+    node_setting(
+        "read_threads",
         "--read-threads",
         type=click.IntRange(min=1),
-        default=64,
-        show_default=True,
         help="Samples that the node asks a store away from it for at once; more hides a longer round trip.",
     ),
-    click.option(
+    node_setting(
+        "local_tier",
         "--local-tier",
         metavar="DIR",
         help="Keep samples of stores away from the node here, so that a second epoch reads nothing of them; by default "
         "in the user's cache folder.",
     ),
-    click.option(
+    node_setting(
+        "local_tier_bytes",
         "--local-tier-size",
-        type=BYTES,
         help="Maximum bytes of the local tier, 0 for none; by default a quarter of the free disk, at most 50 GiB.",
     ),
-    click.option(
+    node_setting(
+        "trial_s",
         "--trials",
         type=click.FloatRange(min=0),
-        default=600.0,
-        show_default=True,
-        metavar="SECONDS",
         help="Maximum seconds for trying engines on a network that is new to the node; 0 tries none.",
     ),
 )
@@ -413,7 +464,9 @@ _DATA = (
     changed_option,
     where_option,
     click.option(
-        "--split", metavar="NAME", help="Use this split alone, which the data brings or index --split has saved."
+        "--split",
+        metavar="NAME",
+        help="Name of a split to use alone, which the data brings or index --split has saved.",
     ),
     click.option(
         "--near",
@@ -433,16 +486,15 @@ _DATA = (
         help="Error that engine and codecs may have. None (exact), that of another order of sums (float32), that of "
         "computing and sending in fewer bits, or a relative error such as 0.01.",
     ),
-    click.option(
+    _loader_setting(
+        "skip_allowance",
         "--skip-allowance",
-        default=0.01,
-        show_default=True,
         metavar="SHARE",
-        help="Share of the samples that may be unreadable.",
+        help="Share of the samples that may be unreadable before the job stops.",
     ),
-    click.option(
+    _loader_setting(
+        "allow_nonfinite",
         "--allow-nonfinite",
-        is_flag=True,
         help="Go on where the frozen layers give Inf or NaN for a sample, and count it; else the job stops there.",
     ),
 )
@@ -487,18 +539,30 @@ _JOB = (
         "signal=arrays:12,input_ids=texts.",
     ),
     click.option("--seed", default=0, show_default=True, help="Seed of order, split, fresh layers and augmentation."),
-    click.option("--cut", type=int, metavar="N", help="Use this cut instead of the planned ones (see: plan)."),
-    click.option("--codec", metavar="NAME", help="Pack with this codec at that cut; without it the fastest allowed."),
     click.option(
-        "--cache", "cache_folder", metavar="DIR", help="Keep features on disk here too: a later job fetches none again."
+        "--cut",
+        type=int,
+        metavar="N",
+        help="Number of the cut to use, in place of the planned ones; frostline plan lists them.",
     ),
     click.option(
-        "--cache-size", type=BYTES, default="10GiB", show_default=True, help="Maximum bytes of the features on disk."
+        "--codec",
+        metavar="NAME",
+        help="Codec that packs the activations at --cut; by default the fastest that --accuracy allows.",
     ),
-    click.option(
+    _loader_setting(
+        "cache_folder",
+        "--cache",
+        "cache_folder",
+        metavar="DIR",
+        help="Keep features on disk here too: a later job fetches none again.",
+    ),
+    _loader_setting(
+        "cache_disk_bytes", "--cache-size", help="Maximum bytes of the features on disk, in the folder of --cache."
+    ),
+    _loader_setting(
+        "views",
         "--views",
-        default=0,
-        show_default=True,
         metavar="V",
         help="Random augmentations that are kept of each sample: epoch e uses number e mod V. 0 draws new ones "
         "each epoch and keeps none.",
@@ -529,26 +593,10 @@ def job_options(verb: Verb) -> Verb:
     """
 
     @wraps(verb)
-    def with_job(
-        *,
-        skip_allowance: float,
-        allow_nonfinite: bool,
-        cache_folder: str | None,
-        cache_size: int,
-        views: int,
-        node: NodeSettings,
-        near: Sequence[str],
-        **options: Any,
-    ) -> int | None:
+    def with_job(*, node: NodeSettings, near: Sequence[str], **options: Any) -> int | None:
+        loader = LoaderSettings(**settings_of(LoaderSettings, options))
         options["near"], options["also_near"] = next(iter(near), None), tuple(near[1:])
         asked = {field.name: options.pop(field.name) for field in fields(JobSettings) if field.name in options}
-        loader = LoaderSettings(
-            skip_allowance=skip_allowance,
-            allow_nonfinite=allow_nonfinite,
-            cache_folder=cache_folder,
-            cache_disk_bytes=cache_size,
-            views=views,
-        )
         return verb(job=JobSettings(**asked, loader=loader, node=node), **options)
 
     return _with(_JOB, node_options(with_job))
@@ -563,25 +611,8 @@ def node_options(verb: Verb) -> Verb:
     """What a node may use. The verb gets it whole, as ``node: NodeSettings``."""
 
     @wraps(verb)
-    def with_node(
-        *,
-        memory: int,
-        device: str,
-        read_threads: int,
-        local_tier: str | None,
-        local_tier_size: int | None,
-        trials: float,
-        **options: Any,
-    ) -> int | None:
-        node = NodeSettings(
-            memory_bytes=memory,
-            device=device,
-            read_threads=read_threads,
-            local_tier=local_tier,
-            local_tier_bytes=local_tier_size,
-            trial_s=trials,
-        )
-        return verb(node=node, **options)
+    def with_node(**options: Any) -> int | None:
+        return verb(node=NodeSettings(**settings_of(NodeSettings, options)), **options)
 
     return _with(_NODE, with_node)
 

@@ -107,8 +107,15 @@ def _ways(plan: Plan, situation: Situation) -> str:
 @click.option(
     "--store-speed", type=TIMES, metavar="TIMES", help="Assume a store side so many times as fast, such as 0.5 or 2."
 )
-@click.option("--trainer-speed", type=TIMES, metavar="TIMES", help="Assume a trainer so many times as fast.")
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Assume so many nodes beside the data.")
+@click.option(
+    "--trainer-speed", type=TIMES, metavar="TIMES", help="Assume a trainer so many times as fast, such as 0.5 or 2."
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Assume so many nodes beside the data, which share the work.",
+)
 @click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Assume a job of so many epochs.")
 @click.option(
     "--trainer-memory",
@@ -120,9 +127,12 @@ def _ways(plan: Plan, situation: Situation) -> str:
     "--separate-machines", is_flag=True, help="Assume a machine each for node and trainer, like the one measured on."
 )
 @click.option("--measure", is_flag=True, help="Measure again before a question is answered.")
-@click.option("--all", "every", is_flag=True, help="Show every codec of every cut, not only the best.")
+@click.option("--all", "every", is_flag=True, help="Show every codec of every cut, and not the best of each alone.")
 @click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw the plan on a page."
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File for a page of HTML on which the plan is drawn.",
 )
 @as_json
 def plan(

@@ -20,12 +20,12 @@ from frostline.cli.options import (
     control_link,
     control_option,
     node_options,
+    node_setting,
     roots_there,
     server_tls,
     tls_options,
 )
 from frostline.cli.show import print_json_line, say
-from frostline.cli.units import BYTES
 from frostline.core.config import BATCHING, NodeSettings, check_hosts
 from frostline.core.errors import SettingError
 
@@ -51,7 +51,7 @@ __all__ = ("cert", "control", "serve", "served_settings")
     default="127.0.0.1:7070",
     show_default=True,
     metavar="HOST:PORT",
-    help="Port 0 takes a free one. A host that others can reach takes --tenants or --open too.",
+    help="Address to listen on; port 0 takes a free one. A host that others can reach takes --tenants or --open too.",
 )
 @click.option(
     "--tenants",
@@ -59,117 +59,99 @@ __all__ = ("cert", "control", "serve", "served_settings")
     metavar="FILE",
     help="TOML file of who may use the node, with weights and quotas; without it everybody may.",
 )
-@click.option(
+@node_setting(
+    "allow_anonymous",
     "--open",
     "allow_anonymous",
-    is_flag=True,
     help="Listen beyond this machine without --tenants: whoever can reach the address may use the node.",
 )
 @allowed_hosts_option
 @tls_options
-@click.option(
+@node_setting(
+    "batching",
     "--batching",
     type=click.Choice(BATCHING),
-    default=BATCHING[0],
-    show_default=True,
     help="Rule that forms device batches: fair, or hapi or fixed to compare with.",
 )
-@click.option(
-    "--max-requests",
-    default=64,
-    show_default=True,
-    help="Maximum requests in work or waiting; one more is answered with 429.",
+@node_setting(
+    "max_requests", "--max-requests", help="Maximum requests in work or waiting; one more is answered with 429."
 )
-@click.option(
-    "--min-upload-rate",
-    type=BYTES,
-    default="64KiB",
-    show_default=True,
-    help="Drop uploads that stay below this many bytes per second for a minute.",
+@node_setting(
+    "min_bytes_per_s", "--min-upload-rate", help="Drop uploads that stay below this many bytes per second for a minute."
 )
-@click.option(
+@node_setting(
+    "device_batch",
     "--device-batch",
     type=click.IntRange(min=1),
-    default=32,
-    show_default=True,
-    help="Maximum samples of a run, a multiple of 8.",
+    help="Maximum samples that the network runs on at once, a multiple of 8.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Threads of a run, and of decoding; by default as many as there are cores.",
+    help="Threads that compute, and as many that decode; by default as many as there are cores.",
 )
-@click.option(
+@node_setting(
+    "max_run_s",
     "--max-run",
     type=click.FloatRange(min=0, min_open=True),
-    default=120.0,
-    show_default=True,
-    metavar="SECONDS",
     help="Refuse networks of which a run of eight samples is estimated to take longer.",
 )
-@click.option(
+@node_setting(
+    "max_operation_s",
     "--max-operation",
     type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
     help="Refuse networks of which one operation is estimated to take longer in such a run; others wait that long.",
 )
 @click.option("--engines", metavar="NAMES", help="Engines that may be tried, with commas; all by default, '' none.")
-@click.option("--cache", "cache_folder", metavar="DIR", help="Keep features here for later epochs, jobs and tenants.")
-@click.option(
-    "--cache-size", type=BYTES, default="10GiB", show_default=True, help="Maximum bytes of the features on disk."
+@node_setting(
+    "cache_folder",
+    "--cache",
+    "cache_folder",
+    metavar="DIR",
+    help="Folder in which features are kept on disk, for later epochs, jobs and tenants.",
 )
-@click.option("--shared-cache", metavar="URL", help="Keep features there too, for all nodes that are given the same.")
-@click.option(
+@node_setting("cache_bytes", "--cache-size", help="Maximum bytes of the features on disk, in the folder of --cache.")
+@node_setting(
+    "shared_cache",
+    "--shared-cache",
+    metavar="URL",
+    help="URL of a store in which features are kept too, for all nodes that are given the same URL.",
+)
+@node_setting(
+    "shared_cache_bytes",
     "--shared-cache-size",
-    type=BYTES,
-    default="100GiB",
-    show_default=True,
     help="Maximum bytes of the shared cache, by all nodes; features that nobody used for an hour make room.",
 )
-@click.option(
+@node_setting(
+    "shared_cache_wait_s",
     "--shared-cache-wait",
-    type=float,
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
     help="Seconds that a batch waits for features from the shared cache before they are computed.",
 )
-@click.option(
+@node_setting(
+    "weight_folders",
     "--weights",
     "weight_folders",
-    multiple=True,
     metavar="DIR",
     help="Folder with pretrained weights, such as a hub's cache: trainers that use them send them no more. Repeat it.",
 )
-@click.option("--follow-links", is_flag=True, help="Let symbolic links in folders lead out of the data roots.")
-@click.option("--allow-training", is_flag=True, help="Train heads beside the node, for policy all_in_store.")
-@click.option(
-    "--training-memory",
-    type=BYTES,
-    default="2GiB",
-    show_default=True,
-    help="Memory of the process that trains; it comes on top of --memory.",
+@node_setting("follow_links", "--follow-links", help="Let symbolic links in folders lead out of the data roots.")
+@node_setting("allow_training", "--allow-training", help="Train heads beside the node, for policy all_in_store.")
+@node_setting(
+    "training_memory_bytes", "--training-memory", help="Memory of the process that trains; it comes on top of --memory."
 )
-@click.option(
+@node_setting(
+    "listing_memory_bytes",
     "--listing-memory",
-    type=BYTES,
-    default="2GiB",
-    show_default=True,
     help="Memory of a process that lists data for a client, one a tenant; it comes on top of --memory.",
 )
-@click.option(
+@node_setting(
+    "max_listed",
     "--max-listed",
     type=click.IntRange(min=1),
-    default=100_000_000,
-    show_default=True,
     metavar="SAMPLES",
     help="Refuse to list data with more samples for a client.",
 )
-@click.option(
-    "--max-manifest", type=BYTES, default="4GiB", show_default=True, help="Refuse to send a manifest with more bytes."
-)
+@node_setting("max_manifest_bytes", "--max-manifest", help="Refuse to send a manifest with more bytes.")
 @audit_option
 @control_option
 @click.option(
@@ -266,33 +248,14 @@ def served_settings(
     node: NodeSettings,
     *,
     tenants: Path | None,
-    allow_anonymous: bool,
+    threads: int | None,
+    engines: str | None,
     allowed_hosts: tuple[str, ...],
     tls_cert: str | None,
     tls_key: str | None,
     tls_client_ca: str | None,
-    batching: str,
-    max_requests: int,
-    min_upload_rate: int,
-    device_batch: int,
-    threads: int | None,
-    max_run: float,
-    max_operation: float,
-    engines: str | None,
-    cache_folder: str | None,
-    cache_size: int,
-    shared_cache: str | None,
-    shared_cache_size: int,
-    shared_cache_wait: float,
-    weight_folders: tuple[str, ...],
-    follow_links: bool,
-    allow_training: bool,
-    training_memory: int,
-    listing_memory: int,
-    max_listed: int,
-    max_manifest: int,
 ) -> NodeSettings:
-    """Settings of a node that serves others, as the options of ``serve`` say them.
+    """Settings of a node that serves others, by those options of ``serve`` that are no field of them as they stand.
 
     Raises:
         SettingError: An option makes no sense.
@@ -301,31 +264,12 @@ def served_settings(
 
     return replace(
         node,
-        batching=batching,
-        max_requests=max_requests,
-        min_bytes_per_s=min_upload_rate,
-        device_batch=device_batch,
         decode_threads=threads or node.decode_threads,
         compute_threads=threads or node.compute_threads,
-        max_run_s=max_run,
-        max_operation_s=max_operation,
         engines=None if engines is None else _engines(engines),
         tenants=() if tenants is None else read_tenants(tenants),
-        allow_anonymous=allow_anonymous,
         allowed_hosts=allowed_hosts,
         tls=server_tls(tls_cert, tls_key, tls_client_ca),
-        cache_folder=cache_folder,
-        cache_bytes=cache_size,
-        shared_cache=shared_cache,
-        shared_cache_bytes=shared_cache_size,
-        shared_cache_wait_s=shared_cache_wait,
-        weight_folders=weight_folders,
-        follow_links=follow_links,
-        allow_training=allow_training,
-        training_memory_bytes=training_memory,
-        listing_memory_bytes=listing_memory,
-        max_listed=max_listed,
-        max_manifest_bytes=max_manifest,
     )
 
 
@@ -364,7 +308,8 @@ _ADVICE = (
     default="127.0.0.1:7075",
     show_default=True,
     metavar="HOST:PORT",
-    help="Port 0 takes a free one. A host that others can reach takes tenants in --config, or --open.",
+    help="Address to listen on; port 0 takes a free one. A host that others can reach takes tenants in --config, or "
+    "--open.",
 )
 @click.option(
     "--state",

@@ -107,7 +107,12 @@ def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, f
 
 @command(epilog="Example: frostline top --near http://store-1:7070 --near http://store-2:7070")
 @click.option(
-    "--near", multiple=True, default=(_NEAR,), show_default=True, metavar="URL", help="Node; may be repeated."
+    "--near",
+    multiple=True,
+    default=(_NEAR,),
+    show_default=True,
+    metavar="URL",
+    help="URL of a node, such as http://store-1:7070; may be repeated.",
 )
 @click.option(
     "--every",
@@ -115,7 +120,7 @@ def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, f
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="Seconds from one look to the next, over which rates are taken.",
+    help="Seconds between two updates; rates are taken over them.",
 )
 @click.option("--once", is_flag=True, help="Look twice, show what happened between, and end; for scripts.")
 @as_json

@@ -142,9 +142,17 @@ def _recipe_options(verb: Verb) -> Verb:
 def run_options(verb: Verb) -> Verb:
     """All that says what a run trains on and how, but where it is written."""
     for option in (
-        click.option("--augment", is_flag=True, help="Random crops and flips, computed anew each epoch."),
+        click.option(
+            "--augment",
+            is_flag=True,
+            help="Crop and flip images at random, computed anew each epoch.",
+        ),
         _recipe_options,
-        click.option("--val-split", metavar="NAME", help="Score this split, instead of a share."),
+        click.option(
+            "--val-split",
+            metavar="NAME",
+            help="Name of the split of the data that is held out and scored, in place of a drawn share.",
+        ),
         click.option(
             "--val-share",
             type=float,
@@ -356,7 +364,12 @@ def _rates(report: Report) -> list[tuple[str, str]]:
 
 @command(epilog="Example: frostline train --data photos --model demo:efficientnet_lite0 --until features --out run")
 @run_options
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write head, network and report here.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder for the trained head, the whole network, the report and checkpoints.",
+)
 @resume_option
 @click.option(
     "--checkpoint-every",

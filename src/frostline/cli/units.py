@@ -9,7 +9,7 @@ import click
 
 from frostline.planning.situation import ACCURACIES
 
-__all__ = ("ACCURACY", "BANDWIDTH", "BYTES", "SHARES", "TIMES")
+__all__ = ("ACCURACY", "BANDWIDTH", "BYTES", "SHARES", "TIMES", "in_binary")
 
 _PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
@@ -29,6 +29,12 @@ class _Bytes(click.ParamType[int]):
         if match is None or match[2].lower() not in _SIZES:
             self.fail(f"{value!r} is no number of bytes; write it like 512MiB or 2GB", param, ctx)
         return int(float(match[1]) * _SIZES[match[2].lower()])
+
+
+def in_binary(nbytes: int) -> str:
+    """A whole number of KiB or more as it is written for ``BYTES``: ``"64KiB"``, ``"10GiB"``."""
+    prefix, size = max((item for item in _BINARY.items() if nbytes % item[1] == 0), key=lambda item: item[1])
+    return f"{nbytes // size}{prefix.capitalize()}B"
 
 
 class _Bandwidth(click.ParamType[float]):

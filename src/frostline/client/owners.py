@@ -148,11 +148,6 @@ class BlockOwners:
         return int(other if first == self.owners[slot] else first)
 
     @property
-    def loads(self) -> _Ints:
-        """``int64[nodes]``, slots that each node owns."""
-        return np.bincount(self.owners, minlength=len(self.nodes)).astype(np.int64)
-
-    @property
     def bounds(self) -> _Ints:
         """``int64[nodes]``, most slots that each node may own.
 

@@ -31,7 +31,7 @@ from frostline.core.errors import BadRequest, Forbidden, OverBudget, Overloaded,
 from frostline.core.tokens import FollowedFile, TokenTable
 from frostline.node.http.connection_guard import recognise
 from frostline.node.http.description import Body, DescribedRoute, Endpoint, Parameter
-from frostline.node.http.pages import EVENTS, MAX_VIEWERS, Dashboard, LiveAnswers
+from frostline.node.http.pages import EVENTS, Dashboard, LiveAnswers
 from frostline.node.http.requests import (
     METRICS_TYPE,
     REFUSALS,
@@ -278,14 +278,13 @@ class ControlPlane:
         return self._tokens.owner(token, address)
 
 
-def make_control_app(plane: ControlPlane, max_viewers: int = MAX_VIEWERS) -> Starlette:
+def make_control_app(plane: ControlPlane) -> Starlette:
     """Make the ASGI application of a control plane, whose file the caller closes.
 
     Args:
         plane: control plane.
-        max_viewers: viewers that are sent the view each second; others ask for it.
     """
-    service = _Routes(plane, max_viewers)
+    service = _Routes(plane)
     app = Starlette(
         routes=[
             Route("/", Dashboard("frostline.control").page, methods=["GET"]),
@@ -304,7 +303,7 @@ def make_control_app(plane: ControlPlane, max_viewers: int = MAX_VIEWERS) -> Sta
 
 def stage_routes(plane: ControlPlane) -> list[Route]:
     """Make the routes by which stages report and are seen, also for an application that has others."""
-    return _stage_routes(_Routes(plane, MAX_VIEWERS))
+    return _stage_routes(_Routes(plane))
 
 
 def _stage_routes(service: "_Routes") -> list[Route]:
@@ -342,11 +341,11 @@ def _first(name: str) -> Parameter:
 class _Routes:
     """The endpoints. Decisions are made one after another, in one thread beside the event loop."""
 
-    def __init__(self, plane: ControlPlane, max_viewers: int) -> None:
+    def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
         self._thread = CapacityLimiter(1)
         self._body_reader = BodyReader(_MIN_BYTES_PER_S)
-        self._live = LiveAnswers(self._viewed, max_viewers)
+        self._live = LiveAnswers(self._viewed)
         self._metrics = LiveAnswers(self._measured, 0, media_type=METRICS_TYPE)
 
     async def stages(self, request: Request) -> Response:

@@ -14,6 +14,7 @@ from frostline.control.settings import NO_CONTROL
 from frostline.core.audit import AuditLog, audit_file
 from frostline.core.config import LoaderSettings, NodeSettings, ServerTls, TenantSettings
 from frostline.core.errors import UserError
+from frostline.core.processes import answer_starter
 from frostline.node.http.server import Server, listen
 from frostline.node.inspection import Inspector, kept_inspections
 from frostline.node.service import Node
@@ -48,14 +49,14 @@ def _serve(wanted: dict[str, Any], settings: NodeSettings, inspector: Inspector)
         audit = AuditLog(audit_file("node", port) if wanted["reports"] else None)
         node = Node(settings, tuple(wanted["roots"]), inspector, audit)
     except UserError as error:
-        _say({"error": type(error).__name__, "message": str(error)})
+        answer_starter({"error": type(error).__name__, "message": str(error)})
         return 2
     with node, follow_control(node, link):
         routes = control_routes(embedded_settings(settings, control=wanted["control"]))
         server = Server(node, listening, routes=routes)
         threading.Thread(target=_stop_with_parent, args=(server,), daemon=True).start()
         threading.Thread(target=node.warm, daemon=True).start()
-        server.run(on_ready=lambda: _say({"url": server.url}))
+        server.run(on_ready=lambda: answer_starter({"url": server.url}))
     return 0
 
 
@@ -76,11 +77,6 @@ def _settings(value: dict[str, Any]) -> NodeSettings:
 def _tenant(value: dict[str, Any]) -> TenantSettings:
     made: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
     return TenantSettings(**made)
-
-
-def _say(value: dict[str, str]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
 
 
 def _stop_with_parent(server: Server) -> None:

@@ -308,12 +308,12 @@ class TenantSettings(TokenHolder):
     """One tenant of a node: who it is, and what it may use. None is no bound but the node's own.
 
     Attributes:
-        weight: number; the share of the device's seconds is in proportion to this.
-        requests: the requests in work or waiting at once, uploads too; one more is refused with 429.
-        work_bytes: bytes of the memory for samples in work and answers not yet sent.
-        device_s_per_s: device seconds a second in the long run; a request beyond is refused with 429.
-        weight_bytes: bytes of the resident prefixes that it uploaded, and of the resident engines that were made for
-            it. None is half of the memory for weights where there are several tenants.
+        weight: weight of the tenant, above 0: busy tenants share the device's seconds in proportion to their weights.
+        requests: maximum requests in work or waiting at once, uploads too; one more is refused with 429.
+        work_bytes: maximum bytes of memory for samples in work and answers not yet sent.
+        device_s_per_s: maximum seconds of the device per second, in the long run; a request beyond is refused with 429.
+        weight_bytes: maximum bytes of the resident networks that the tenant uploaded, and of the engines that were made
+            for it. None is half of the memory for weights where there are several tenants.
         roots: URLs under which it may read; None is all that the node serves.
         actions: some of ``ACTIONS``, which it may do; None is all that the node does.
         prefixes: SHA-256 of the prefixes that it may upload, run and train behind; None is any.
@@ -361,75 +361,78 @@ def default_node_memory_bytes() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class NodeSettings:
-    """What a node may use.
+    """Resources and limits of a node.
 
     Attributes:
         memory_bytes: the bytes for weights, samples in work and answers not yet sent. A bound, not an allocation, and
             never exceeded: raise it when the node answers that a request is over budget, and lower it where several
             nodes share a machine.
-        decode_threads: images decoded at once; one a core.
+        decode_threads: images that are decoded at once; one a core by default.
         read_threads: samples that a store away from this machine is asked for at once; more hides a longer round trip.
             A table of CQL has all in flight that there is memory for, whatever this is. The default is where decoding
             begins to count on two cores (``benchmarks/reads_ahead.py``).
-        store_deadline_s: the time that a store may be silent, and how long a read of it is tried again, where
+        store_deadline_s: seconds that a store may be silent, and for which a read of it is tried again, where
             ``FROSTLINE_STORE_TIMEOUT_S`` and ``FROSTLINE_STORE_RETRY_FOR_S`` do not say less. A job with a node in its
             process gives it its own ``deadline_s``.
-        hedge_quantile: a read of an object that somebody waits for, and that takes longer than this share of those
-            before it that were as large, is made a second time; 1 makes none twice. Of a job with a node in its
-            process the larger of this and the job's own counts.
-        compute_threads: threads of the engine inside one operation.
-        device: the place where prefixes run, in torch's words; several with commas, such as ``cuda:0,cuda:1``, share
-            the work.
-        device_batch: samples in one run of the network, a multiple of 8.
+        hedge_quantile: share from 0 to 1: a read of an object that somebody waits for, and that takes longer than this
+            share of those before it that were as large, is made a second time; 1 makes none twice. Of a job with a node
+            in its process the larger of this and the job's own counts.
+        compute_threads: threads of the engine inside one operation; one a core by default.
+        device: device that runs the frozen layers, in torch's words; several with commas, such as ``cuda:0,cuda:1``,
+            share the work.
+        device_batch: samples in one run of a network, a multiple of 8.
         max_requests: requests in work or waiting, uploads too; one more is refused with 429. A place is kept for each
             tenant that has none, for at most half of all.
-        min_bytes_per_s: a body that takes a minute longer than it would at this rate is given up, and its place and
-            memory go to others. Lower it for links that are slower.
+        min_bytes_per_s: minimum bytes a second of an upload: one that takes a minute longer than at this rate is given
+            up, and its place and memory go to others. Lower it for links that are slower.
         batching: the way that rows that wait become device batches: ``fair`` fills runs up over requests and tenants
             and gives tenants shares by their weights; ``hapi`` and ``fixed`` are to compare it with.
         tenants: tenants that may use the node; if there are none, everybody may, as one tenant.
-        trial_s: the time for trying engines on one prefix, once for this hardware; 0 tries none.
-        trial_niceness: the niceness by which such trials step back behind what the node serves (nice(2)): 5 leaves them
-            a quarter of a core that the node wants too. 0 where nobody else uses the node, as of one that a job starts
-            for itself: the sooner it has the faster engine, the sooner all is done.
+        trial_s: seconds for trying engines on one network, once for this hardware; 0 tries none.
+        trial_niceness: niceness that trials of engines add to the node's own (nice(2)): 5 leaves them a quarter of a
+            core that the node wants too. 0 where nobody else uses the node, as of one that a job starts for itself: the
+            sooner it has the faster engine, the sooner all is done.
         trials_in_process: try engines that are ready in a moment in the node's own process. Only for a node that serves
             the one job that started it: an engine that crashes takes the node along, which the job then starts again.
-        engines: names of those that may be tried; None for all that there are (``engines.catalog``).
-        cache_folder: the place where features are kept for later epochs, jobs and tenants; several nodes of one machine
+        engines: names of the engines that may be tried; None for all that there are (``engines.catalog``).
+        cache_folder: folder where features are kept for later epochs, jobs and tenants; several nodes of one machine
             may share it. None keeps none.
-        cache_bytes: the most bytes on disk for them.
+        cache_bytes: maximum bytes of the features in ``cache_folder``.
         local_tier: folder for encoded samples of stores that are away from this machine, such as S3 or tables, so that
             a second epoch reads nothing of them; processes of one machine may share it. None is in the user's cache
             folder.
-        local_tier_bytes: the most bytes of them. 0 keeps none; None is a quarter of the disk that is free, at most 50
-            GiB, and nothing where that is little.
+        local_tier_bytes: maximum bytes of the samples in ``local_tier``. 0 keeps none; None is a quarter of the disk
+            that is free, at most 50 GiB, and nothing where that is little.
         shared_cache: URL under which features are kept for all nodes that are given the same; None keeps none there.
-        shared_cache_bytes: the most bytes under it, by all nodes; what nobody used for an hour makes room for others.
-        shared_cache_wait_s: the longest that a batch waits for features from there before they are computed. About what
-            computing a batch takes.
-        allow_anonymous: True if it may listen beyond this machine without tenants: whoever can reach it may use it.
+        shared_cache_bytes: maximum bytes under ``shared_cache``, by all nodes; what nobody used for an hour makes room
+            for others.
+        shared_cache_wait_s: maximum seconds that a batch waits for features from ``shared_cache`` before they are
+            computed; about what computing a batch takes.
+        allow_anonymous: True if the node may listen beyond this machine without tenants: whoever can reach it may use
+            it.
         weight_folders: Folders, or files, of pretrained weights in the formats of safetensors and PyTorch: whoever
             uploads a network with one of their tensors does not send it. That such a file is there can be found out so.
-        allowed_hosts: Names by which it may be asked beside addresses and ``localhost`` where it has no tenants, and
-            pages of which may ask it: a page of any other site could read it through a browser of its user.
-        tls: Files by which it speaks TLS; None speaks none.
-        follow_links: Symbolic links in folders may lead out of the data roots. A node in the process of a job follows
-            them, since it reads for nobody else.
-        max_graph_nodes: Operations of a network that is uploaded; ten times those of a ViT-B/16.
-        max_graph_values: Tensors that one run of it makes, every part of a split counted.
-        max_check_s: Processor seconds of the process that checks it; ViT-B/16 takes one.
-        max_run_s: The estimated seconds of a run of eight samples to the frost line; raise it for very large networks.
-        max_operation_s: The estimated seconds of any one operation in such a run. A run can be given up, and another
-            tenant's can go first, between two operations; so nobody waits much longer than that for it. VGG-16 takes
-            0.7 s on one core; ResNet-18 in bfloat16 takes 0.9 s where the processor has no instructions for it.
-        allow_training: train heads beside it, for policy ``all_in_store``.
+        allowed_hosts: Names by which the node may be asked beside addresses and ``localhost`` where it has no tenants,
+            and pages of which may ask it: a page of any other site could read it through a browser of its user.
+        tls: Certificate and key by which the node speaks TLS; None speaks none.
+        follow_links: True lets symbolic links in folders lead out of the data roots. A node in the process of a job
+            follows them, since it reads for nobody else.
+        max_graph_nodes: Maximum operations of a network that is uploaded; ten times those of a ViT-B/16.
+        max_graph_values: Maximum tensors that one run of an uploaded network makes, every part of a split counted.
+        max_check_s: Maximum processor seconds in which an uploaded network is checked; ViT-B/16 takes one.
+        max_run_s: Maximum estimated seconds of a run of eight samples to the frost line; raise it for very large
+            networks.
+        max_operation_s: Maximum estimated seconds of any one operation in such a run. A run can be given up, and
+            another tenant's can go first, between two operations; so nobody waits much longer than that for it. VGG-16
+            takes 0.7 s on one core; ResNet-18 in bfloat16 takes 0.9 s where the processor has no instructions for it.
+        allow_training: True trains heads beside the node, for the policy ``all_in_store``.
         training_memory_bytes: memory of each process that trains, beside ``memory_bytes``; about 0.3 GiB of it are
             torch's.
-        trainings: the trainings at once; one more is refused with 429.
+        trainings: maximum number of trainings at once; one more is refused with 429.
         listing_memory_bytes: memory of each process that lists data for a client, beside ``memory_bytes``; one a
             tenant. A million images in class folders took 0.6 GiB (``docs/decisions/0063``).
-        max_listed: samples of a data set that is listed for a client.
-        max_manifest_bytes: maximum bytes of the manifest that is sent.
+        max_listed: maximum samples of a data set that is listed for a client.
+        max_manifest_bytes: maximum bytes of a manifest that is sent to a client.
     """
 
     memory_bytes: int = field(default_factory=default_node_memory_bytes)
@@ -494,7 +497,7 @@ class NodeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class IoSettings:
-    """What the I/O service of a machine may use.
+    """Resources of the I/O service that jobs of a machine share.
 
     Attributes:
         memory_bytes: the bytes for samples that are kept and for those under way, of all jobs together; raise it where
@@ -502,7 +505,7 @@ class IoSettings:
         window_bytes: bytes of these for samples that were asked for and not used yet, shared fairly between jobs; each
             may have one request under way whatever this is. The rest is for keeping. The default is a quarter of the
             memory.
-        max_connections: the number at once; each request under way takes one, and a thread.
+        max_connections: maximum connections at once; each request under way takes one, and a thread.
     """
 
     memory_bytes: int = 2 * _GIB
@@ -523,13 +526,13 @@ class IoSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderSettings:
-    """How a job's loader asks.
+    """How a job's loader asks for features: how much at once, what it keeps, and when it gives up.
 
     Attributes:
         requests_in_flight: requests under way at once; more hides a longer round trip, and leaves none of the
             resources that a mixture uses without work. None begins with 8 and finds how many are enough.
-        max_requests: the number, bound of those found; each takes a thread, a connection and one of the node's places
-            (64).
+        max_requests: maximum of requests under way at once where their number is found; each takes a thread, a
+            connection and one of the node's places (64).
         tuning: the way that the window's bounds are found where ``requests_in_flight`` is None: ``auto`` asks for more
             while the training loop waits and more brings more, and for less where that is enough; ``fixed`` stays where
             it begins; ``prisma`` is to compare with. None of them changes samples or their order.
@@ -538,31 +541,31 @@ class LoaderSettings:
         window_bytes: the most bytes asked for and not yet handed out, whatever is found; raise it for a long, fast
             link. Beside it are the next batch, the one that is being filled, and, where samples are decoded behind the
             window, those that are: of one request for each core and one more, with at most 2 MiB of pixels each.
-        cache_bytes: features kept at the trainer between epochs, in memory; 0 keeps none.
-        cache_folder: the place where they are kept on disk too, for later epochs and for later jobs, which then need no
-            network for them; jobs of one machine may share it. None keeps none on disk.
-        cache_disk_bytes: the most bytes on disk for them.
-        views: random views of each sample that there are, so that they can be kept: epoch ``e`` has view
-            ``e mod views``. 0 computes another one each epoch.
+        cache_bytes: bytes of memory at the trainer for features that are kept between epochs; 0 keeps none.
+        cache_folder: folder where features are kept on disk too, for later epochs and for later jobs, which then need
+            no network for them; jobs of one machine may share it. None keeps none on disk.
+        cache_disk_bytes: maximum bytes of the features in ``cache_folder``.
+        views: random augmentations cached per sample: epoch ``e`` uses number ``e mod views``. 0 draws new ones each
+            epoch, and caches none.
         slack: number of places a sample may be handed out ahead of the earliest one that is still missing; 0 keeps the
             order, None lets whatever arrived go first. Every sample comes once in its epoch all the same. Several
             ranks, worker processes and replays keep the order, whatever it is.
-        hedge_quantile: a request under way for longer than this share of those before it is made a second time, so
-            that at most the rest of them are made twice; 1 makes none twice.
+        hedge_quantile: share from 0 to 1: a request that is under way for longer than this share of those before it is
+            made a second time, so that at most the rest of them are made twice; 1 makes none twice.
         ramp: begin with the samples of two requests and more with each answer; False sends all that are allowed at
             once, which a long link answers with losses and a node with a queue.
-        retry_for_s: the time that a sample is asked for again while its node does not answer, before the job stops.
-        deadline_s: the longest silence on a connection before it counts as broken, also of a store that a node in this
-            process reads.
+        retry_for_s: seconds for which a sample is asked for again while its node does not answer, before the job stops.
+        deadline_s: seconds of silence on a connection after which it counts as broken, also of a store that a node in
+            this process reads.
         device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it
             the node's, so that features are the same bits wherever they are computed.
-        trainer_memory_bytes: memory that those layers may take; a cut that leaves more is not planned. None is what
-            the trainer's accelerator has free, or what this process may use.
+        trainer_memory_bytes: memory that frozen layers may take at the trainer; a cut that leaves more is not planned.
+            None is what the trainer's accelerator has free, or what this process may use.
         skip_allowance: share of a data set's samples that may be unreadable before the job stops. A job and its worker
             processes count together, each rank for itself.
         allow_nonfinite: go on where the frozen layers give Inf or NaN for a sample: the loop gets the row as it is, and
             it is counted and kept in no cache. Else the job stops at the first such row, and names it.
-        follow: plan again while the job runs, where what is measured says so.
+        follow: True plans again while the job runs, where what is measured says so.
         trial_s: seconds that a job allows for trials of engines at its node, whether they pay for it or not; 0 tries
             none, and takes what is known. None has those tried that save the job more time than they take, and any
             that take less than a twentieth of it.
@@ -640,7 +643,7 @@ class LoaderSettings:
         return self.requests_in_flight is None and self.tuning == "auto"
 
     def max_skipped(self, samples: int) -> int:
-        """How many of so many samples may be unreadable."""
+        """The number of so many samples that may be unreadable before the job stops."""
         return math.ceil(self.skip_allowance * samples)
 
 

@@ -348,14 +348,14 @@ def synonym(name: str, known: Iterable[str]) -> str:
     return next((ours for ours in _SYNONYMS.get(name, ()) if ours in names), "")
 
 
-def suggest_names(name: str, known: Iterable[str], *, maximum: int = 3) -> str:
+def suggest_names(name: str, known: Iterable[str]) -> str:
     """End a sentence about an unknown name: ``"; did you mean a, b or c?"``, or nothing if none is near.
 
     Words that other libraries have for the same thing are near, however they are spelt.
     """
     known = list(known)
     meant = synonym(name, known)
-    matches = [meant] if meant else difflib.get_close_matches(name, known, n=maximum, cutoff=0.4)
+    matches = [meant] if meant else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     if not matches:
         return ""
     *others, last = matches

@@ -1,5 +1,6 @@
 """What happened, as values. Progress bars, reports, logs and metrics read these and nothing else."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ __all__ = (
     "Tuned",
     "WaitingForRows",
     "WeightsLoaded",
+    "event_name",
 )
 
 
@@ -430,3 +432,8 @@ Event = (
     | WeightsLoaded
 )
 Observer = Callable[[Event], None]
+
+
+def event_name(event: Event) -> str:
+    """The name of an event's kind in logs and traces: ``"epoch_finished"`` of ``EpochFinished``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()

@@ -23,7 +23,6 @@ __all__ = (
     "at_length",
     "bucket_of",
     "buckets",
-    "padding_share",
     "references",
     "stretches",
     "subgraph_for",
@@ -205,13 +204,6 @@ def buckets(max_length: int) -> tuple[int, ...]:
 def bucket_of(tokens: int, lengths: Sequence[int]) -> int:
     """The least of some rising lengths that has room for so many tokens, which depends on nothing else."""
     return next((length for length in lengths if length >= tokens), lengths[-1])
-
-
-def padding_share(tokens: Iterable[int], max_length: int) -> float:
-    """The share of padding among all that is computed for texts of so many tokens, each in its bucket."""
-    counts, lengths = [min(count, max_length) for count in tokens], buckets(max_length)
-    computed = sum(bucket_of(count, lengths) for count in counts)
-    return 1 - sum(counts) / computed if computed else 0.0
 
 
 def stretches(full: Graph, short: Graph, tokens: int, fewer: int) -> tuple[Stretch, ...] | None:

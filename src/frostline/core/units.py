@@ -17,6 +17,7 @@ __all__ = (
     "in_score",
     "in_seconds",
     "in_times",
+    "metric_name",
     "printable",
     "printable_logs",
 )
@@ -95,6 +96,11 @@ def in_times(ratio: float | None) -> str:
 def in_multiple(ratio: float) -> str:
     """How many times as much, to stand before the word: ``"1.6"``, ``"20"``, ``"4,683"``; never an exponent."""
     return f"{ratio:,.0f}" if ratio >= 99.95 else f"{ratio:.3g}"
+
+
+def metric_name(field: str) -> str:
+    """The name of a figure as Prometheus has it, with the unit's whole name: ``"busy_seconds"`` of ``busy_s``."""
+    return f"{field.removesuffix('_s')}_seconds" if field.endswith("_s") else field
 
 
 def _three_digits(value: float) -> str:

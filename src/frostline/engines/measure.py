@@ -51,6 +51,7 @@ __all__ = (
     "node_operations",
     "observed_memory",
     "peaks",
+    "storage_key",
     "tensors_in",
     "version_of",
 )
@@ -201,7 +202,7 @@ class _Trail:
         self._rows = len(inputs[0])
         self._first = len(graph.inputs) + len(leaves)
         self._places = {name: place for place, name in enumerate(_names(graph))}
-        self._resting = {_storage_key(leaf) for leaf in leaves}
+        self._resting = {storage_key(leaf) for leaf in leaves}
         self._holders: Counter[StorageWeakRef] = Counter()
         self._live = 0
         self._peaks: list[int] = []
@@ -246,14 +247,14 @@ class _Trail:
 
     def _hold(self, value: Any) -> None:
         for tensor in tensors_in(value):
-            key = _storage_key(tensor)
+            key = storage_key(tensor)
             if key not in self._resting:
                 self._live += 0 if self._holders[key] else tensor.untyped_storage().nbytes()
                 self._holders[key] += 1
 
     def _release(self, value: Any) -> None:
         for tensor in tensors_in(value):
-            key = _storage_key(tensor)
+            key = storage_key(tensor)
             if key not in self._resting:
                 self._holders[key] -= 1
                 self._live -= 0 if self._holders[key] else tensor.untyped_storage().nbytes()
@@ -325,7 +326,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list | tuple) else []
 
 
-def _storage_key(tensor: torch.Tensor) -> StorageWeakRef:
+def storage_key(tensor: torch.Tensor) -> StorageWeakRef:
     """Equal for tensors that share their storage."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
@@ -364,7 +365,7 @@ def dry_step(graph: Graph, tensors: Mapping[str, torch.Tensor], inputs: Sequence
 
     def observe(index: int, values: Sequence[Any]) -> None:
         made.update(
-            {_storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(values[first + index])}
+            {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(values[first + index])}
         )
 
     try:

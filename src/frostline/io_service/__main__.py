@@ -7,6 +7,7 @@ from typing import Any
 
 from frostline.core.config import IoSettings, NodeSettings
 from frostline.core.errors import UserError
+from frostline.core.processes import answer_starter
 from frostline.engines.machine import end_at_once
 from frostline.io_service.handler import Upstream
 from frostline.io_service.service import IoService
@@ -27,11 +28,11 @@ def main(argument: str) -> int:
             listen_at(wanted["url"]) as listening,
             IoService(upstream, IoSettings(**wanted["settings"]), listening),
         ):
-            _say({"url": wanted["url"]})
+            answer_starter({"url": wanted["url"]})
             while os.read(sys.stdin.fileno(), 1024):
                 pass
     except UserError as error:
-        _say({"error": type(error).__name__, "message": str(error)})
+        answer_starter({"error": type(error).__name__, "message": str(error)})
         return 2
     return 0
 
@@ -41,11 +42,6 @@ def _upstream(value: dict[str, Any]) -> Upstream:
     lists = {"tenants": (), "allowed_hosts": (), "tls": None, "engines": engines and tuple(engines)}
     node = {**value["node"], **lists}
     return Upstream(near=tuple(value["near"]), roots=tuple(value["roots"]), node=NodeSettings(**node))
-
-
-def _say(value: dict[str, str]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

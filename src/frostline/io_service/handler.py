@@ -199,12 +199,6 @@ class Session:
         self._open: dict[socket.socket, Callable[[], None]] = {}
         self._has_ended = False
 
-    @property
-    def lent_bytes(self) -> int:
-        """In blocks that it has not given back."""
-        with self._lock:
-            return sum(self._lent.values())
-
     def add_connection(self, sock: socket.socket, abandon: Callable[[], None]) -> None:
         """A connection of it works; ``abandon`` ends that.
 

@@ -133,7 +133,7 @@ class IoProcess:
     def pid(self) -> int:
         """Its process id; 0 where it is not running."""
         child = self._child
-        return 0 if child is None or child.has_ended else child.process.pid
+        return 0 if child is None or child.has_ended else child.pid
 
     def transport(self, settings: LoaderSettings | None = None) -> IoTransport:
         """A way to it, which can be pickled and used after a fork; the caller closes it."""

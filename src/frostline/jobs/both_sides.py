@@ -149,12 +149,6 @@ class TrainerEngine:
         """Of the engine that runs, once it was found."""
         return REFERENCE if self._engine is None else self.choice.engine
 
-    @property
-    def samples_per_s(self) -> float | None:
-        """Of the engine by its trial; None as long as nothing was found."""
-        mine = [trial for trial in self.choice.trials if trial.engine == self.choice.engine]
-        return mine[0].samples_per_s if mine else None
-
     def run(self, arrays: _Arrays, size: int) -> tuple[npt.NDArray[np.generic], ...]:
         """See ``loaders.local_stage.LocalPrefix``; waits until an engine was found."""
         self._thread.join()

@@ -280,7 +280,7 @@ class Job(JobTable):
         """The batches of one epoch.
 
         Args:
-            batch_size: rows of every batch but perhaps the last, at each rank.
+            batch_size: samples of every batch at each rank; the last one of an epoch may have fewer.
             **options: Order, part of the data, ranks and changes, by name: see ``EpochOptions``.
 
         Raises:
@@ -303,10 +303,10 @@ class Job(JobTable):
         something is augmented.
 
         Args:
-            batch_size: the same as of ``loader``.
+            batch_size: samples of every batch at each rank; the last one of an epoch may have fewer.
             encoded: give the samples as they lie in the store, which nobody has decoded: ``features`` are ``bytes``, an
                 array of objects. It is for jobs without a model.
-            **options: the same as of ``loader``; ``augment`` is given a ``Batch`` here too.
+            **options: options of the epoch by name, as of ``loader``; ``augment`` is given a ``Batch`` here too.
 
         Raises:
             OrderMismatch: as ``loader``.
@@ -329,9 +329,9 @@ class Job(JobTable):
         are kept at the trainer the next epoch finds them, and is not asked for before.
 
         Args:
-            batch_size: the same as of ``loader``.
-            epochs: the numbers, each once.
-            **options: the same as of ``loader``, but ``epoch``.
+            batch_size: samples of every batch at each rank; the last one of an epoch may have fewer.
+            epochs: numbers of the epochs, in their order; none may come twice.
+            **options: options of every epoch by name, as of ``loader``, without ``epoch``.
 
         Raises:
             SettingError: as ``loader``; or there is no epoch, or one comes twice.
@@ -343,7 +343,7 @@ class Job(JobTable):
         """What reads rows of the job's data in another process, on this machine or elsewhere, as the job would.
 
         Args:
-            batch_size: rows of a batch.
+            batch_size: samples of a batch.
 
         Raises:
             NetworkChanged: The network is another one than the job's features are of.
@@ -365,10 +365,10 @@ class Job(JobTable):
         is when the head is trained here. On one machine the losses and the tensors are the same bits as here.
 
         Args:
-            recipe: the recipe.
-            train: the samples to train on; all of the job's data by default.
-            held_out: samples to score after each epoch.
-            plain_preprocess: preprocessing of these, where the job's own is random.
+            recipe: epochs, batch size, optimiser, learning rate and seed of the training.
+            train: samples to train on; by default all of the job's data.
+            held_out: samples that are scored after each epoch; by default none are.
+            plain_preprocess: preprocessing of the held-out samples, without random steps; by default the job's own.
 
         Raises:
             SettingError: The job has no node in a process of its own, no head, or other data.
@@ -414,8 +414,8 @@ class Job(JobTable):
         """Let the samples that are not asked for yet take these ways, whatever the plan says; for comparisons.
 
         Args:
-            shares: shares of the samples, by way; they sum to 1.
-            follow: change them where what is measured says so.
+            shares: share of the samples that takes each way, from 0 to 1; they sum to 1.
+            follow: True lets the plan change the shares later, by what is measured.
 
         Raises:
             SettingError: The shares do not sum to 1, or name an unknown cut.

@@ -97,10 +97,10 @@ def offload(
             ``unix:///…/io.sock`` is the I/O service of this machine, which asks its node. None takes the nodes that
             listed the data, where some did, or that of ``settings.io`` where it is set, and else runs a node in this
             process.
-        cut: number of the cut to use; None lets the plan choose. Without a model None is 0, which brings encoded
-            samples and decodes them as batches need them; 1 where a node in this process reads a ready format, whose
-            samples are pixels.
-        codec: name of the codec to use with that cut.
+        cut: number of the cut to use, as in ``Job.cuts``; None lets the plan choose. Without a model None is 0, which
+            brings encoded samples and decodes them as batches need them; 1 where a node in this process reads a ready
+            format, whose samples are pixels.
+        codec: name of the codec that packs the activations at ``cut``; by default the fastest that ``accuracy`` allows.
         policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
             or a published one to compare with (``planning.POLICIES``), which chooses once. With ``all_in_store``
             the head is trained on the node too: call ``train`` of the job.
@@ -109,12 +109,12 @@ def offload(
             bit; ``"fp16"``, ``"bf16"`` or ``"int8"`` the error of computing and sending in those; a number is the
             largest relative root-mean-square error of a sample, both together. Anything but ``"exact"`` lets the node
             try engines on some of the data, where that saves the job more time than it takes.
-        epochs: number of epochs that the plan reckons with.
+        epochs: number of epochs that you will train, 1 by default, by which the plan weighs work that is done once.
         frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
-        settings: the way to ask.
-        node: settings of the node in this process.
-        observe: observer that is told what happens; without it Python warns where the job is not made as it was asked
-            for.
+        settings: requests, memory, caches and time limits of this job; by default ``LoaderSettings()``.
+        node: resources of the node that runs in this process where ``near`` names none; by default ``NodeSettings()``.
+        observe: function that is called with each event (``core.events``); without it Python warns where the job is not
+            made as it was asked for.
 
     Returns:
         A job, to be used as a context manager or closed.
@@ -511,14 +511,17 @@ def loader(
 
     Args:
         data: A data set, a part of one, or the URL or path of one.
-        batch_size: Rows of every batch but perhaps the last.
-        preprocess: Way from encoded bytes to a sample's pixels; ImageNet's at 224 pixels by default.
-        transform: The same as a transform of torchvision or timm, a processor of transformers or a function, as
-            ``offload`` takes it.
-        near: URLs of nodes beside the data, as ``offload`` takes them; without one this process reads the data.
-        settings: The way to ask, as ``offload`` takes it.
-        node: Settings of the node in this process.
-        observe: Observer of what happens, as ``offload`` takes it.
+        batch_size: Samples of every batch; the last one of an epoch may have fewer.
+        preprocess: Steps from an encoded sample to its array; ImageNet's at 224 pixels by default, ``float32[3, 224,
+            224]``.
+        transform: A transform of torchvision or timm, a processor of transformers or a function of an image, in place
+            of ``preprocess``; see ``offload``.
+        near: URL of a node beside the data, or several; see ``offload``. By default this process reads the data itself.
+        settings: Requests, memory, caches and time limits of the loader; by default ``LoaderSettings()``.
+        node: Resources of the node in this process, which reads and decodes where ``near`` names none; by default
+            ``NodeSettings()``.
+        observe: Function that is called with each event (``core.events``); without it Python warns where the loader is
+            not made as it was asked for.
         **options: Options of the epoch, such as ``shuffle=True``; see ``EpochOptions``.
 
     Raises:

@@ -138,7 +138,8 @@ class Mixture:
 
     Attributes:
         parts: parts of the job's data set, such as selections of it; a sample may be in several.
-        ratios: number of times that the turn of each comes, beside the others.
+        ratios: number of turns of each part beside the others: with ``(3, 1)`` three samples of the first
+            come for each of the second.
         ends: an epoch ends when the ``first`` part would have to begin again, or when ``all`` have been seen whole,
             the smaller ones several times; or after so many samples.
 
@@ -164,7 +165,7 @@ class Mixture:
         return self.parts[0].concatenate(*self.parts[1:])
 
     def order(self, *, shuffle: bool, seed: int, epoch: int) -> MixtureOrder:
-        """In which these samples come."""
+        """The order in which these samples come."""
         sizes = [len(part) for part in self.parts]
         return MixtureOrder.of(sizes, self.ratios, seed=seed, epoch=epoch, ends=self.ends, shuffle=shuffle)
 
@@ -187,8 +188,8 @@ class Ranks:
     """The processes that share an epoch. The environment is not asked: a launcher's variables reach nobody.
 
     Attributes:
-        rank: rank of this process.
-        world_size: the number of number.
+        rank: number of this process among the ranks, from 0.
+        world_size: number of ranks that share the epoch.
         worker: worker of this rank, which takes its steps in turn with the others; a ``DataLoader`` says it.
         workers: number of workers of the rank.
         gather: gives this rank's record to the others and returns all, by rank; None where they cannot speak to each
@@ -239,8 +240,8 @@ class Ranks:
 
         Args:
             store: the store for these ranks alone (``torch.distributed.PrefixStore`` makes one of a larger one).
-            rank: rank of this process.
-            world_size: the number of number.
+            rank: number of this process among the ranks, from 0.
+            world_size: number of ranks that share the epoch.
             run: name of this start of the processes, the same at all ranks, where the store outlives them: such as the
                 launcher's count of restarts. What an earlier start left in the store is then not read.
 
@@ -347,8 +348,8 @@ class EpochOptions(TypedDict, total=False):
         weights: draw samples with replacement: a weight for each sample, or for each class by its name, which the
             class's samples then have together. They draw an order of their own, so that ``shuffle`` stays False.
         num_samples: number of drawn samples that are an epoch; as many as samples by default.
-        preprocess: another one than the job's that gives the same shape, such as one without random steps for the
-            held-out samples.
+        preprocess: preprocessing in place of the job's, which gives the same shape, such as one without random steps
+            for held-out samples.
         last: rule for samples that fill no batch: ``keep`` (the default), ``drop``, ``pad`` or ``uneven``, as
             ``ordering.Shard`` says.
         drop_last: True is ``last="drop"``, as PyTorch's ``DataLoader`` has it. False by default.
@@ -361,11 +362,12 @@ class EpochOptions(TypedDict, total=False):
             ``map(sample)`` or ``map(sample, rng)``: it is given a ``Sample`` and gives another one with the same id.
             The generator is seeded by seed, epoch and id, so that a sample is the same whoever reads it. It runs in
             several threads; what is kept are the features as they were before. ``augment`` comes after it.
-        targets: give ``batch.targets``: those that the data set declares, else the samples' masks; by default where
-            there are any.
-        record: keep in which order samples are handed out, which differs from the epoch's where
+        targets: True gives ``batch.targets``: those that the data set declares, else the samples' masks. By default
+            where there are any.
+        record: True keeps the order in which samples are handed out, which differs from the epoch's where
             ``LoaderSettings.slack`` allows it; ``Loader.recorded_order`` gives it. Not for several ranks.
-        replay: hand the samples out as they were then. All else must be as it was.
+        replay: order of an earlier pass, as ``Loader.recorded_order`` gave it: the samples are handed out in it again.
+            All other options must be those of that pass.
     """
 
     shuffle: bool | BlockShuffle

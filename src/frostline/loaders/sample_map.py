@@ -64,7 +64,7 @@ class Sample:
         features: activations at the frost line or the preprocessed pixels, an array; a tuple of arrays where several
             tensors cross the frost line; the encoded ``bytes`` of ``encoded=True``. Its memory is the sample's own.
         label: number of its class; -1 where it has none.
-        id: the id, which stays.
+        id: number of the sample in its data set; the sample that ``map`` gives back must have the same.
         target: the declared target: a number, an array, a text, a list of texts, or a dict of these by
             name; the mask where the data has masks; None where there is none.
     """

@@ -90,7 +90,7 @@ class Batch(Unpackable):
             shapes differ or values are texts, or a dict of these by name. Where none are declared and the data set has
             masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, 255 where there is none, as
             losses are told to ignore. Else None.
-        are_images: features are the pixels of images, which ``batch.images`` gives too.
+        are_images: True if the features are the pixels of images, which ``batch.images`` gives too.
     """
 
     features: Features
@@ -210,7 +210,7 @@ class FeatureMixup:
     ``w`` from ``batch.mixed.weights``. Pairs and weights are drawn from seed, epoch and the batch's ids.
 
     Attributes:
-        alpha: alpha of the Beta distribution of the weights; small ones mix little.
+        alpha: parameter of the distribution Beta(alpha, alpha) of the mixing weights, above 0; small values mix little.
     """
 
     alpha: float = 0.2
@@ -451,7 +451,7 @@ class Loader(Skippable, IterableDataset[Batch]):
 
     @property
     def epoch(self) -> int:
-        """Its number."""
+        """The number of the epoch, which decides its order and random preprocessing."""
         return self.arrays.epoch
 
     def __len__(self) -> int:
@@ -464,7 +464,7 @@ class Loader(Skippable, IterableDataset[Batch]):
         return Pass(self._batches(iter(self.arrays), self.arrays.view), self.arrays)
 
     def in_epoch(self, epoch: int) -> "Loader":
-        """The same kind of loader of another epoch."""
+        """A loader of another epoch, with the same options."""
         return Loader(self.arrays.in_epoch(epoch), augment=self._augment)
 
     def epochs(self, numbers: Sequence[int]) -> "Epochs[Loader]":
@@ -476,15 +476,15 @@ class Loader(Skippable, IterableDataset[Batch]):
         return Epochs(self, numbers)
 
     def rows(self) -> EpochStream:
-        """See ``ArrayLoader``."""
+        """The rows of the next pass, before they are put into batches."""
         return self.arrays.rows()
 
     def follow(self, rows: NextPass) -> None:
-        """See ``ArrayLoader``."""
+        """Take the rows of the next pass from somebody who has asked for them already."""
         self.arrays.follow(rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``ArrayLoader.state_dict``.
+        """How far the epoch is, by the batches that were handed out, as plain JSON for a checkpoint.
 
         Raises:
             SettingError: workers make the latest pass, and this process does not see how far they are.
@@ -503,12 +503,12 @@ class Loader(Skippable, IterableDataset[Batch]):
             self._elsewhere.begin()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``ArrayLoader.load_state_dict``."""
+        """Let the next iteration go on from a state that ``state_dict`` gave."""
         self.arrays.load_state_dict(state)
         self._elsewhere.begin()
 
     def recorded_order(self) -> RecordedOrder:
-        """See ``ArrayLoader.recorded_order``.
+        """In which order the samples of the latest pass were handed out, to replay it.
 
         Raises:
             SettingError: as there; or workers make the latest pass.

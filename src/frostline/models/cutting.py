@@ -244,13 +244,6 @@ class CutNetwork:
         """The last cut: what comes after it is trained."""
         return self.cuts[-1]
 
-    def remaining_prefix(self, cut: Cut) -> Graph:
-        """The frozen part from ``cut`` to the frost line, for the trainer to run."""
-        if self.prefix is None:
-            names = self.frost_line.tensors
-            return Graph(inputs=names, leaves=(), nodes=(), outputs=tuple(map(Ref, names)))
-        return after(self.prefix.graph, cut)
-
 
 # What is compared draws random numbers and runs modules with other forwards: another cut meanwhile would see that.
 _ONE_AT_A_TIME = threading.RLock()

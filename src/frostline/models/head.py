@@ -88,7 +88,7 @@ class Head(nn.Module, ABC):
     Args:
         model: the user's network.
         paths: paths of the tensors that become the head's, as in ``model.state_dict()``.
-        modules: the ones of the network whose mode may matter to the head.
+        modules: modules of the network, by path, whose mode (train or eval) may matter to the head.
     """
 
     def __init__(self, model: nn.Module, paths: Iterable[str], modules: Mapping[str, nn.Module]) -> None:

@@ -38,6 +38,7 @@ from frostline.core.errors import ModelError, NotTraceable
 from frostline.core.graph import Argument
 from frostline.engines.graph_runner import Runner, is_known
 from frostline.engines.machine import compute_slot, trace_slot
+from frostline.engines.measure import storage_key
 from frostline.models.graph import replace_values, substitute
 from frostline.models.modules import kept_buffers, modes, random_batch, zeros
 from frostline.preprocess.steps import InputPlace, unpack_inputs
@@ -146,7 +147,7 @@ def _is_a_region(node: fx.Node) -> bool:
 
 def _memory(node: Any) -> Any:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return StorageWeakRef(value.untyped_storage()) if isinstance(value, torch.Tensor) else node  # type: ignore[no-untyped-call]
+    return storage_key(value) if isinstance(value, torch.Tensor) else node
 
 
 def _valued(argument: Any, values: dict[fx.Node, Any]) -> Any:
@@ -386,14 +387,9 @@ class _Reader:
         tensors = [part for part in parts if isinstance(part, torch.Tensor)]
         if str(node.target) == "aten.lift_fresh_copy.default":
             # The trace only has the constant itself; a run copies it.
-            self._owners.update((_key(tensor), node.name) for tensor in tensors)
-        owners = [self._owners.setdefault(_key(tensor), node.name) for tensor in tensors]
+            self._owners.update((storage_key(tensor), node.name) for tensor in tensors)
+        owners = [self._owners.setdefault(storage_key(tensor), node.name) for tensor in tensors]
         return next((owner for owner in owners if owner != node.name), "")
-
-
-def _key(tensor: torch.Tensor) -> StorageWeakRef:
-    """Equal for tensors that share their memory."""
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _op_name(node: torch.fx.Node) -> str:

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from frostline.batching import readable_bytes
 from frostline.core.config import cache_folder
 from frostline.core.errors import Overloaded, UnsafeArtifact
 from frostline.core.files import FileCache
+from frostline.core.processes import Worker
 from frostline.core.system import STARTED, __version__
 from frostline.wire.messages import error_from_json
 
@@ -229,13 +228,5 @@ def _serve_as_child(ours: socket.socket, theirs: socket.socket, *, warm_up: bool
 def _started() -> _Process:
     ours, theirs = socket.socketpair()
     with theirs:
-        # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away.
-        process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-            [sys.executable, "-P", "-m", STARTED["inspection"], str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
+        process = Worker(STARTED["inspection"], str(theirs.fileno()), files=[theirs.fileno()])
     return _Process(ours, process.pid, process.wait)

@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import IO
 
@@ -24,6 +24,7 @@ from frostline.core.errors import (
     Unavailable,
     UnknownTraining,
 )
+from frostline.core.processes import Limits
 from frostline.core.system import STARTED
 from frostline.datasets.formats.base import ExternalReferences
 from frostline.datasets.formats.known import format_named
@@ -92,7 +93,7 @@ class Operation:
             process = self._process
         if process is not None:
             process.processor_s()  # read before the kill, because a dead process has no clock
-            process.kill()
+            process.end()
             with self._turn:  # no thread reads from it any more
                 self._pay(process)
                 process.close()
@@ -172,12 +173,12 @@ class Training(Operation):
             if self._is_closed:
                 raise Unavailable("the node is stopping")
             self._take_place(self._held)
+            memory_bytes = self._settings.training_memory_bytes
             self._process = BoundedProcess(
                 STARTED["training"],
                 {"near": url, "threads": self._settings.compute_threads},
                 {"assignment": self._assignment, "trained": self._trained},
-                memory_bytes=self._settings.training_memory_bytes,
-                file_bytes=self._settings.training_memory_bytes,
+                limits=Limits(memory_bytes=memory_bytes, file_bytes=memory_bytes),
                 what="the trainer",
                 option="--training-memory",
                 token=token,
@@ -477,15 +478,13 @@ class Listings:
                 STARTED["listing"],
                 orders,
                 {"out": file},
-                memory_bytes=settings.listing_memory_bytes,
+                limits=Limits(memory_bytes=settings.listing_memory_bytes, niceness=_NICENESS),
                 what="the listing",
                 option="--listing-memory",
             )
         except OSError as error:
             file.close()
             raise Unavailable(f"the node cannot start a listing: {error.strerror or error}") from error
-        with suppress(OSError):  # the process may have ended
-            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
         return Listing(process, file)
 
 

@@ -3,13 +3,8 @@
 Runs a Frostline module as a child process, which reports in one line that it is ready and ends with its stdin.
 """
 
-import contextlib
 import json
 import os
-import resource
-import selectors
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from subprocess import PIPE, TimeoutExpired
 from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
@@ -24,6 +20,7 @@ from urllib.parse import urlsplit
 from frostline.batching import readable_bytes
 from frostline.core.config import NodeSettings
 from frostline.core.errors import AddressInUse, NodeUnreachable, Refused, SettingError, UserError
+from frostline.core.processes import Limits, Worker
 from frostline.core.system import STARTED
 from frostline.engines.machine import ENVIRONMENT
 
@@ -42,44 +39,26 @@ _KEPT_LINES = 40
 _LONGEST_LINE = 2000
 
 
-class Subprocess:
-    """A running child process, and a thread that keeps the end of its stderr.
+class Subprocess(Worker):
+    """A running child process that says in a line when it is ready and ends with its stdin.
+
+    A thread keeps the end of its stderr.
 
     Args:
         module: module that Python runs.
-        argument: first line that it reads from stdin; every user of the machine may read a command line.
+        argument: first line that it reads from stdin.
         what: name of the process in messages.
-
-    Attributes:
-        process: running process.
     """
 
     def __init__(self, module: str, argument: str, what: str = "the node") -> None:
         self._what = what
         # The user's own environment variables for OpenMP and malloc take precedence over ours.
-        # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away.
-        self.process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-            [sys.executable, "-P", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**ENVIRONMENT, **os.environ},
-            start_new_session=True,
-        )
-        with suppress(BrokenPipeError):  # it has ended, as its first line will say
-            stdin = _pipe(self.process.stdin)
-            stdin.write(f"{argument}\n".encode())
-            stdin.flush()
+        super().__init__(module, environment={**ENVIRONMENT, **os.environ}, is_told=True, answers=True, stderr=PIPE)
+        self.tell(argument)
         self._lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
         self._listener = threading.Thread(target=self._listen, name="frostline-child-stderr", daemon=True)
         self._listener.start()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has ended."""
-        return self.process.poll() is not None
-
-    @property
     def last_words(self) -> str:
         """The last lines that it wrote to stderr."""
         return b"".join(self._lines).decode(errors="replace").strip()
@@ -103,52 +82,32 @@ class Subprocess:
         return said
 
     def _first_line(self) -> dict[str, str]:
-        line = _line_within(_pipe(self.process.stdout), _START_S)
+        line = self.answer_within(_START_S)
         if line.endswith(b"\n"):
             said: dict[str, str] = json.loads(line)
             return said
         self.stop()  # so that all of its stderr has been read
-        words = " / ".join(line.strip() for line in self.last_words.splitlines())
-        why = f": {words}" if words else f"; it ended with {self.process.returncode}"
+        words = " / ".join(line.strip() for line in self.last_words().splitlines())
+        why = f": {words}" if words else f"; it ended with {self.returncode}"
         raise NodeUnreachable(f"{self._what} did not start{why}")
 
     def stop(self) -> None:
         """Give it a few seconds to end, then kill it, and return when it has ended."""
-        # The child stops when its stdin ends.
-        with contextlib.suppress(BrokenPipeError):
-            _pipe(self.process.stdin).close()
-        try:
-            self.process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        assert self.stdin is not None
+        assert self.stderr is not None
+        with suppress(BrokenPipeError):
+            self.stdin.close()
+        with suppress(TimeoutExpired):
+            self.wait(_STOP_S)
+        self.end()
         self._listener.join()
-        _pipe(self.process.stdout).close()
-        _pipe(self.process.stderr).close()
+        self.close()
+        self.stderr.close()
 
     def _listen(self) -> None:
-        stderr = _pipe(self.process.stderr)
-        while line := stderr.readline(_LONGEST_LINE):
+        assert self.stderr is not None
+        while line := self.stderr.readline(_LONGEST_LINE):
             self._lines.append(line)
-
-
-def _line_within(pipe: IO[bytes], timeout_s: float) -> bytes:
-    """Read up to the first newline, the end, or the timeout."""
-    line = b""
-    until = time.monotonic() + timeout_s
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        while not line.endswith(b"\n") and selector.select(max(0.0, until - time.monotonic())):
-            data = os.read(pipe.fileno(), 65_536)
-            if not data:
-                break
-            line += data
-    return line
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None
-    return pipe
 
 
 class NodeProcess:
@@ -196,12 +155,7 @@ class NodeProcess:
     def pid(self) -> int:
         """The process id; 0 if it is not running."""
         child = self._child
-        return 0 if child is None or child.has_ended else child.process.pid
-
-    @property
-    def last_words(self) -> str:
-        """The last lines that it wrote to stderr."""
-        return "" if self._child is None else self._child.last_words
+        return 0 if child is None or child.has_ended else child.pid
 
     def launch(self) -> None:
         """Start the process without waiting; ``start`` waits until it takes requests."""
@@ -223,7 +177,7 @@ class NodeProcess:
         """Wait until the process has ended; at once if it does not run."""
         child = self._child
         if child is not None:
-            child.process.wait()
+            child.wait()
 
     def restart_if_dead(self) -> bool:
         """Start the node again at the same address if it has died, and say whether it had. Safe for threads."""
@@ -240,7 +194,7 @@ class NodeProcess:
             child, self._child = self._child, None
             launched, self._launched = self._launched, None
             if launched is not None:
-                launched.process.kill()  # it has served nobody yet, and may not read its stdin yet
+                launched.kill()  # it has served nobody yet, and may not read its stdin yet
             for process in (child, launched):
                 if process is not None:
                     process.stop()
@@ -296,21 +250,19 @@ def start_node(
 
 _FINISHED, _SAID_WHY = 0, 3
 _MAX_ANSWER_LINE = 1 << 20
-_LAST_WORDS = 2000
 _WHO = "FROSTLINE_TOKEN"
 
 
-class BoundedProcess:
-    """A running process of Frostline. ``kill`` may be called from any thread, everything else from one thread.
+class BoundedProcess(Worker):
+    """A running process of Frostline. ``end`` may be called from any thread, everything else from one thread.
 
     Args:
         module: module that Python runs; it reads a line of orders from stdin and writes lines of JSON to stdout.
         orders: plain values that it reads first.
         files: open files that it inherits, by the names of their descriptors in the orders.
-        memory_bytes: memory limit; an allocation beyond it fails.
+        limits: limits of the process, that of memory among them.
         what: name of the process in messages.
         option: option of the node that raises the limit, for messages.
-        file_bytes: maximum size of a file that it writes; None for no limit.
         token: token with which it asks the node, that of the tenant that asked for it.
     """
 
@@ -320,41 +272,32 @@ class BoundedProcess:
         orders: Mapping[str, Any],
         files: Mapping[str, IO[bytes]],
         *,
-        memory_bytes: int,
+        limits: Limits,
         what: str,
         option: str,
-        file_bytes: int | None = None,
         token: str | None = None,
     ) -> None:
+        assert limits.memory_bytes is not None
         numbers = {name: file.fileno() for name, file in files.items()}
-        self._memory_bytes = memory_bytes
         self._what = what
-        self._option = option
+        self._bound = f"it may have {readable_bytes(limits.memory_bytes)} ({option})"
         self._processor_s = 0.0
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
-        # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away.
-        self._process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-            [sys.executable, "-P", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            pass_fds=tuple(numbers.values()),
-            env=_environment(token),
-            start_new_session=True,
+        super().__init__(
+            module,
+            files=tuple(numbers.values()),
+            environment=_environment(token),
+            limits=limits,
+            is_told=True,
+            answers=True,
+            stderr=tempfile.TemporaryFile(),  # noqa: SIM115 (closed with the process)
         )
-        self._bind(file_bytes)
-        self._tell(json.dumps({**orders, **numbers, "memory_bytes": memory_bytes}).encode() + b"\n")
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
+        self.tell(json.dumps({**orders, **numbers, "memory_bytes": limits.memory_bytes}))
 
     def processor_s(self) -> float:
         """The core seconds that it used so far; once it has ended, the last known value."""
         with suppress(OSError):  # it may just have ended
-            if self._process.returncode is None:  # otherwise its process id may have been reused
-                self._processor_s = time.clock_gettime(_clock_of(self._process.pid))
+            if self.returncode is None:  # otherwise its process id may have been reused
+                self._processor_s = time.clock_gettime(_clock_of(self.pid))
         return self._processor_s
 
     def line(self) -> bytes:
@@ -363,57 +306,29 @@ class BoundedProcess:
         Raises:
             Refused: if it ended without a final line of its own.
         """
-        line: bytes = _pipe(self._process.stdout).readline(_MAX_ANSWER_LINE)
+        assert self.stdout is not None
+        line: bytes = self.stdout.readline(_MAX_ANSWER_LINE)
         if line.endswith(b"\n"):
             return line
-        if line or self._process.wait() not in (_FINISHED, _SAID_WHY):
+        if line or self.wait() not in (_FINISHED, _SAID_WHY):
             raise Refused(self._epitaph())
         return b""
 
     @property
     def has_finished(self) -> bool:
         """Whether it ended by itself and left its result."""
-        return self._process.poll() == _FINISHED
+        return self.poll() == _FINISHED
 
     def stop(self) -> None:
         """Ask it to end after its current step."""
-        self._tell(b"stop\n")
-
-    def kill(self) -> None:
-        """Kill it; a thread that waits in ``line`` returns. Calling it again does nothing."""
-        self._process.kill()
-        self._process.wait()
-
-    def close(self) -> None:
-        """Close the pipes of a killed process."""
-        for pipe in (self._process.stdin, self._process.stdout, self._stderr):
-            with suppress(BrokenPipeError):
-                _pipe(pipe).close()
-
-    def _bind(self, file_bytes: int | None) -> None:
-        """Limit its memory and its files, and forbid core dumps, before it gets its orders."""
-        bounds = {resource.RLIMIT_DATA: self._memory_bytes, resource.RLIMIT_CORE: 0}
-        if file_bytes is not None:
-            bounds[resource.RLIMIT_FSIZE] = file_bytes
-        for kind, maximum in bounds.items():
-            with suppress(ProcessLookupError):  # it has ended already, which ``line`` reports
-                resource.prlimit(self._process.pid, kind, (maximum, maximum))
-
-    def _tell(self, line: bytes) -> None:
-        stdin = _pipe(self._process.stdin)
-        with suppress(BrokenPipeError, ValueError):  # it has ended, which the next ``line`` reports
-            stdin.write(line)
-            stdin.flush()
+        self.tell("stop")
 
     def _epitaph(self) -> str:
-        size = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, size - _LAST_WORDS))
-        words = self._stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
-        how = f"code {self._process.returncode}"
-        if self._process.returncode < 0:
-            how = f"signal {-self._process.returncode}"
-        bound = f"it may have {readable_bytes(self._memory_bytes)} ({self._option})"
-        return f"{self._what} ended with {how}; {bound}{f': {words}' if words else ''}"
+        words = self.last_words().rpartition("\n")[2]
+        how = f"code {self.returncode}"
+        if self.returncode < 0:
+            how = f"signal {-self.returncode}"
+        return f"{self._what} ended with {how}; {self._bound}{f': {words}' if words else ''}"
 
 
 def _clock_of(pid: int) -> int:

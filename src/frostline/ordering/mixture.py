@@ -54,11 +54,6 @@ class Interleaving:
         for slots in self._slots:
             self._before[slots] = np.arange(len(slots))
 
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """The share of the turns of each member."""
-        return tuple(count / self.length for count in self.counts)
-
     def at(self, positions: _Rows) -> tuple[_Rows, _Rows]:
         """Whose turn it is at each position, and how many that member had before: ``int64[n]`` each."""
         rounds, slots = np.divmod(positions, self.length)

@@ -101,11 +101,6 @@ class Shard:
             return self._whole_steps
         return self._whole_steps + (self._over > (self.rank if self.last == "uneven" else 0))
 
-    @property
-    def repeats(self) -> int:
-        """Rows over all ranks that come a second time, to fill the last step."""
-        return -self._over % self.world_size if self.last == "pad" else 0
-
     def after(self, steps: int) -> int:
         """How far the epoch is when all ranks took so many steps: the position from which another shard goes on.
 

@@ -61,7 +61,7 @@ def imagenet(size: int, augment: bool = False, *, value_range: tuple[float, floa
 
     Args:
         size: side of the network's input; the shorter side is scaled to 8/7 of it (256 for 224).
-        augment: a random part and a random flip in place of the middle, another one each epoch.
+        augment: True cuts out a random part and flips at random, anew each epoch, in place of the middle.
         value_range: values of grey images with more than 8 bits a pixel, such as X-rays, that become black and white,
             as ``(0, 65535)``; see ``Decode``.
     """
@@ -108,12 +108,12 @@ def audio(
     spectrogram is ``log(MelSpectrogram(wave) + 1e-6)`` with torchaudio's ``MelSpectrogram``, to 1e-4.
 
     Args:
-        seconds: length of every sample.
-        sample_rate: samples a second.
-        features: ``log_mel`` or ``waveform``.
-        n_mels: number of mel bands.
-        n_fft: samples of a frame, 25 ms by default.
-        hop_length: samples from one frame to the next, 10 ms by default.
+        seconds: length of every sample in seconds; longer sounds are cut, shorter ones get silence behind.
+        sample_rate: samples a second; sounds of other rates are resampled.
+        features: ``log_mel`` for a spectrogram, or ``waveform``.
+        n_mels: number of mel bands of a spectrogram.
+        n_fft: samples of a frame of a spectrogram, 25 ms by default.
+        hop_length: samples from one frame of a spectrogram to the next, 10 ms by default.
         normalize: bring a waveform to mean 0 and variance 1, as Wav2Vec2's feature extractor does.
 
     Raises:

@@ -347,7 +347,7 @@ def pixels_into(
 
 
 def decode_applied(
-    applied: Applied, encoded: bytes | memoryview, *, rest: Preprocess | None = None, max_pixels: int = MAX_PIXELS
+    applied: Applied, encoded: bytes | memoryview, *, rest: Preprocess | None = None
 ) -> npt.NDArray[np.uint8] | npt.NDArray[np.float16]:
     """What a ready format keeps of one image.
 
@@ -355,7 +355,6 @@ def decode_applied(
         applied: the steps.
         encoded: the image as stored.
         rest: remaining steps, where ``encoded`` is the record of another ready format; by default all steps.
-        max_pixels: see ``decode_into``.
 
     Returns:
         ``uint8[H, W, C]``, or ``float16[C, H, W]``.
@@ -365,9 +364,9 @@ def decode_applied(
     """
     whole = applied.whole if rest is None else rest
     if applied.dtype == "uint8":
-        return _pixels(whole, encoded, _no_draw, max_pixels)
+        return _pixels(whole, encoded, _no_draw, MAX_PIXELS)
     out = np.empty(whole.shape, np.float32)
-    decode_into(whole, encoded, out, id=0, view=None, max_pixels=max_pixels)
+    decode_into(whole, encoded, out, id=0, view=None)
     if np.abs(out).max() > np.finfo(np.float16).max:
         raise SampleError("its normalised pixels are too large for 16-bit floats")
     return out.astype(np.float16)

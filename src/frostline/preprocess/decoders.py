@@ -16,10 +16,8 @@ import platform
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -33,6 +31,7 @@ from PIL import AvifImagePlugin, Image
 
 from frostline.core import View
 from frostline.core.errors import FrostlineError, SampleError
+from frostline.core.processes import Worker
 from frostline.core.system import STARTED
 from frostline.preprocess import Decode, DecodeAudio, Preprocess, Tokenize, audio, imagenet
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
@@ -84,8 +83,6 @@ _CAUSES = {
 }
 # Of which not every system has all.
 _CRASHES = {getattr(signal, f"SIG{name}", None) for name in ("SEGV", "ABRT", "BUS", "FPE", "ILL", "TRAP", "SYS")}
-# -P keeps the current folder off the import path.
-_COMMAND = (sys.executable, "-P", "-m", STARTED["decoding"])
 
 
 def takes_decoders(preprocess: Preprocess) -> bool:
@@ -114,12 +111,12 @@ class Decoders:
 
     Args:
         memory_bytes: memory for decoding of the node: the most that a child may take for one sample.
-        command: program that runs ``serve_decoding``; it gets the number of its socket and the memory behind it.
+        module: module that runs ``serve_decoding``; it gets the number of its socket and the memory behind it.
     """
 
-    def __init__(self, memory_bytes: int, command: Sequence[str] = _COMMAND) -> None:
+    def __init__(self, memory_bytes: int, module: str = STARTED["decoding"]) -> None:
         self._memory_bytes = memory_bytes
-        self._command = command
+        self._module = module
         self._lock = threading.Lock()
         self._starter: _Starter | None = None
         # By tenant, None where it has seen no sample; the one that waits longest is first.
@@ -227,7 +224,7 @@ class Decoders:
 
     def _started(self) -> "_Child":
         if self._starter is None:
-            self._starter = _Starter(self._command, self._memory_bytes)
+            self._starter = _Starter(self._module, self._memory_bytes)
         child = self._starter.child()
         self._began += 1
         if not self._confined_by:
@@ -269,19 +266,11 @@ class _Ended(Exception):
 class _Starter:
     """The process that forks children, which end with it; it ends with this process."""
 
-    def __init__(self, command: Sequence[str], memory_bytes: int) -> None:
+    def __init__(self, module: str, memory_bytes: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # A new session keeps Ctrl-C in the terminal away.
-            self._process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-                [*command, str(theirs.fileno()), str(memory_bytes)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, **_ENVIRONMENT},
-                start_new_session=True,
-            )
+            file, environment = theirs.fileno(), {**os.environ, **_ENVIRONMENT}
+            self._process = Worker(module, str(file), str(memory_bytes), files=[file], environment=environment)
         ours.settimeout(_STARTING_S)
         self._control = ours
 
@@ -315,8 +304,7 @@ class _Starter:
     def close(self) -> None:
         """Kill it, and with it its children."""
         self._control.close()
-        self._process.kill()
-        self._process.wait()
+        self._process.end()
 
 
 class _Child:

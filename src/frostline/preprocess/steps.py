@@ -279,10 +279,10 @@ class RandomResizedCrop:
 
     Attributes:
         size: side of the result in pixels.
-        min_area: the least share of the image's area that is cut out.
-        max_area: the greatest share of it.
-        min_ratio: the least width over height of the part.
-        max_ratio: the greatest one.
+        min_area: minimum share of the image's area that is cut out.
+        max_area: maximum share of the image's area that is cut out.
+        min_ratio: minimum width over height of the part that is cut out.
+        max_ratio: maximum width over height of the part that is cut out.
         filter: resampling filter of the scaling.
     """
 
@@ -318,8 +318,8 @@ class ColorJitter:
 
     Attributes:
         brightness: amount by which pixels are scaled towards or away from black.
-        contrast: the same, from the image's mean grey.
-        saturation: the same, from its grey image.
+        contrast: amount by which pixels are scaled towards or away from the image's mean grey.
+        saturation: amount by which pixels are scaled towards or away from the grey image.
         hue: the greatest share of the colour circle, up to 0.5, by which hues are turned; grey images have none.
     """
 

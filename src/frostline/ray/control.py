@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -256,22 +256,19 @@ class Cluster:
         self._ray = ray
         self._namespace = namespace
 
-    def bring_up(
-        self, settings: ClusterSettings, timeout_s: float, tell: Callable[[ClusterState], None] | None = None
-    ) -> ClusterState:
+    def bring_up(self, settings: ClusterSettings, timeout_s: float) -> ClusterState:
         """Bring nodes up, or bring those that there are in line one after another; return when they are.
 
         Args:
             settings: settings that nodes should have.
             timeout_s: the longest to wait.
-            tell: function that is told how far it is.
 
         Raises:
             SettingError: A node cannot start with these settings.
             NodeUnreachable: They are not ready in time.
         """
         self._replace_supervisor(settings)
-        return self._settled(timeout_s, tell or _ignore)
+        return self._settled(timeout_s)
 
     def scale(self, nodes: int, timeout_s: float) -> ClusterState:
         """Have another number of nodes, whatever the demand.
@@ -331,11 +328,10 @@ class Cluster:
         except ValueError:
             return  # there is none
 
-    def _settled(self, timeout_s: float, tell: Callable[[ClusterState], None]) -> ClusterState:
+    def _settled(self, timeout_s: float) -> ClusterState:
         began_s = failing_s = time.monotonic()
         while True:
             state, now_s = self.state(), time.monotonic()
-            tell(state)
             if state.is_settled:
                 return state
             failing_s = failing_s if state.failure else now_s
@@ -367,7 +363,3 @@ def end_own_ray(address: str | None) -> bool:
     ray.shutdown()
     end()
     return True
-
-
-def _ignore(_: ClusterState) -> None:
-    pass

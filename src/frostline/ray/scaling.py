@@ -226,11 +226,6 @@ class Steps:
     drain: tuple[int, ...] = ()
     stop: tuple[int, ...] = ()
 
-    @property
-    def are_none(self) -> bool:
-        """Nothing is to be done."""
-        return not (self.start or self.drain or self.stop)
-
 
 def next_steps(nodes: Sequence[NodeView], wanted: int, draining: Mapping[int, float], now_s: float) -> Steps:
     """What to do next about some nodes.

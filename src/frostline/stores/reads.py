@@ -27,7 +27,6 @@ __all__ = (
     "SharedReads",
     "neighbours",
     "plan_ranges",
-    "plan_ranges_apart",
 )
 
 
@@ -79,20 +78,6 @@ class RangePlan:
         """How many bytes are read."""
         return sum(read.length for read in self.reads)
 
-    def cut(self, read: Sequence[Buffer]) -> list[Buffer]:
-        """The asked ranges, viewed in what the reads gave and not copied.
-
-        Each view keeps the whole of its read alive.
-
-        Args:
-            read: the bytes of each of ``reads``.
-        """
-        views = [memoryview(buffer) for buffer in read]
-        return [
-            views[piece.read][piece.start : piece.start + piece.length] if piece.length else b""
-            for piece in self.pieces
-        ]
-
 
 def plan_ranges(asked: Sequence[Range], *, max_gap_bytes: int, max_bytes: int) -> RangePlan:
     """Join ranges that are near each other.
@@ -114,16 +99,6 @@ def plan_ranges(asked: Sequence[Range], *, max_gap_bytes: int, max_bytes: int) -
         reads[-1] = last._replace(length=max(last.stop, one.stop) - last.offset)
         pieces[row] = RangePiece(len(reads) - 1, one.offset - last.offset, one.length)
     return RangePlan(reads=tuple(reads), pieces=tuple(pieces))
-
-
-def plan_ranges_apart(asked: Sequence[Range]) -> RangePlan:
-    """The naive twin: every range is read by itself."""
-    rows = [row for row, place in enumerate(asked) if place.length]
-    numbers = {row: number for number, row in enumerate(rows)}
-    return RangePlan(
-        reads=tuple(asked[row] for row in rows),
-        pieces=tuple(RangePiece(numbers.get(row, 0), 0, place.length) for row, place in enumerate(asked)),
-    )
 
 
 def _joins(last: Range, following: Range, max_gap_bytes: int, max_bytes: int) -> bool:

@@ -116,7 +116,7 @@ def common_protocol(theirs: tuple[int, int], ours: tuple[int, int] = PROTOCOLS) 
     return greatest if least <= greatest else None
 
 
-def check_protocol(said: str, ours: tuple[int, int] = PROTOCOLS) -> None:
+def check_protocol(said: str) -> None:
     """Check the protocol that a request names; one that names none is of the greatest.
 
     Raises:
@@ -127,8 +127,9 @@ def check_protocol(said: str, ours: tuple[int, int] = PROTOCOLS) -> None:
         return
     if not re.fullmatch("[0-9]{1,6}", said, re.ASCII):
         raise BadRequest(f"{PROTOCOL_HEADER} must be a number")
-    if not ours[0] <= int(said) <= ours[1]:
-        raise Refused(f"the request is of protocol {said}, and this node speaks {ours[0]} to {ours[1]}")
+    least, greatest = PROTOCOLS
+    if not least <= int(said) <= greatest:
+        raise Refused(f"the request is of protocol {said}, and this node speaks {least} to {greatest}")
 
 
 def _codec(value: object, name: str) -> str:

@@ -8,18 +8,16 @@ A trainer thus needs no Ray of its own, loses nothing where Ray goes away, and m
 import json
 import os
 import re
-import selectors
 import socket
-import subprocess
 import sys
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from frostline.core.errors import NodeUnreachable, SettingError
+from frostline.core.processes import Worker
 from frostline.core.system import STARTED
 from frostline.wire.connection import address_of
 
@@ -75,39 +73,22 @@ def said_by_supervisor(ray: Any, namespace: str) -> dict[str, Any]:
         return {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
 
 
-class _Asking:
+class _Asking(Worker):
     """A process that has joined Ray and answers each line on its stdin. For one thread at a time."""
 
     def __init__(self, namespace: str) -> None:
-        # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away.
-        self._process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-            [sys.executable, "-P", "-m", STARTED["Ray"], namespace],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        super().__init__(STARTED["Ray"], namespace, is_told=True, answers=True)
 
     def ask(self) -> dict[str, Any] | None:
         """What it says; None where it has ended or says nothing in time."""
-        try:
-            _pipe(self._process.stdin).write(b"\n")
-            _pipe(self._process.stdin).flush()
-            line = _line(_pipe(self._process.stdout))
-        except BrokenPipeError:
-            line = b""
+        self.tell("")
+        line = self.answer_within(_ANSWER_S)
         if not line.endswith(b"\n"):
-            self._end()
+            self.end()
+            self.close()
             return None
         said = json.loads(line)
         return said if isinstance(said, dict) else None
-
-    def _end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        _pipe(self._process.stdout).close()
-        with suppress(BrokenPipeError):  # the line that it did not take
-            _pipe(self._process.stdin).close()
 
 
 class _Rays:
@@ -141,24 +122,6 @@ class _Rays:
             if said is not None and there is not None:
                 self._asking[namespace] = there
         return said or {"error": "no answer; is Ray installed here (frostline[ray]), and does it run?"}
-
-
-def _line(pipe: IO[bytes]) -> bytes:
-    """A line, or what there is of it in time."""
-    line = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        while not line.endswith(b"\n") and selector.select(_ANSWER_S):
-            data = os.read(pipe.fileno(), 65_536)
-            if not data:
-                break
-            line += data
-    return line
-
-
-def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None
-    return pipe
 
 
 _RAYS = _Rays()

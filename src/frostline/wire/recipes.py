@@ -132,7 +132,7 @@ class Recipe:
         epochs: passes over the training samples; None makes as many as suit the job, as ``passes`` decides.
         batch_size: samples of one optimiser step.
         optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
-        learning_rate: learning rate of the optimiser.
+        learning_rate: learning rate of the optimiser, at its height where a schedule changes it.
         weight_decay: weight decay of the optimiser; None takes its own default (0.01 of ``adamw``, else none).
         label_smoothing: share of every sample's class that cross-entropy spreads over all classes.
         schedule: ``constant``, or ``cosine`` or ``linear``: the learning rate falls to nothing by the last step.

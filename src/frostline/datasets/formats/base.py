@@ -507,10 +507,6 @@ class WholeSamples:
         """The labels of the given rows."""
         return self._at(self._samples.labels, rows)
 
-    def lengths_at(self, rows: _Numbers) -> _Numbers:
-        """The lengths of the given rows."""
-        return self._at(self._samples.lengths, rows)
-
     def column_at(self, name: str, rows: _Numbers) -> _Numbers:
         """Numbers of the given rows."""
         return self._at(self._columns.numbers(name), rows)

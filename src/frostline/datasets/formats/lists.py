@@ -85,7 +85,7 @@ def is_list_of_samples(entry: Entry) -> bool:
     return is_text_list(entry) or is_parquet(entry)
 
 
-def read_list(store: ObjectStore, entry: Entry, label: str | None = None) -> ListRows:
+def read_list(store: ObjectStore, entry: Entry) -> ListRows:
     """What a list says.
 
     Columns are matched as people do, whatever their case and however words in their names are put together.
@@ -93,13 +93,12 @@ def read_list(store: ObjectStore, entry: Entry, label: str | None = None) -> Lis
     Args:
         store: store that holds the list.
         entry: the entry in the listing.
-        label: name of the column with the labels; by default one that is called as labels are.
 
     Raises:
         DataError: it is no list, two columns have one name, or no column says where samples are.
         StoreError: the store failed.
     """
-    table, said = _table(store, entry, label)
+    table, said = _table(store, entry)
     names = table.column_names
     file, mask = find_name(names, URL_FIELDS), find_name(names, _MASK_FIELDS)
     if file is None or plain_column(table[file]).type not in (pa.string(), pa.int64(), pa.null()):
@@ -125,14 +124,14 @@ def read_list(store: ObjectStore, entry: Entry, label: str | None = None) -> Lis
     )
 
 
-def _table(store: ObjectStore, entry: Entry, label: str | None) -> tuple[pa.Table, str | None]:
+def _table(store: ObjectStore, entry: Entry) -> tuple[pa.Table, str | None]:
     """The columns of a list, and the name of that with labels, which come as ``labels.encode_labels`` takes them."""
     if is_parquet(entry):
-        return _of_parquet(store, entry, label)
+        return _of_parquet(store, entry)
     if entry.size > _LONGEST:
         raise DataError(f"{entry.object} is longer than a list of text is read: write it as Parquet")
     data = bytes(store.read(entry.object, 0, entry.size))
-    return _of_json(entry, data, label) if entry.object.lower().endswith(".jsonl") else _of_csv(entry, data, label)
+    return _of_json(entry, data) if entry.object.lower().endswith(".jsonl") else _of_csv(entry, data)
 
 
 def _text_of(data: bytes) -> str:
@@ -152,13 +151,13 @@ def _separator_of(line: str) -> str:
     return max(_SEPARATORS, key=lambda mark: (bare.count(mark), -_SEPARATORS.index(mark)))
 
 
-def _of_csv(entry: Entry, data: bytes, label: str | None) -> tuple[pa.Table, str | None]:
+def _of_csv(entry: Entry, data: bytes) -> tuple[pa.Table, str | None]:
     text = _text_of(data)
     separator = _separator_of(text.lstrip("\r\n").partition("\n")[0])
     head = next(iter(re.split(r"\r\n|\n|\r", text.lstrip("\r\n"))), "")
     names = [name.strip().strip('"') for name in head.split(separator)]
     fields = (find_name(names, some) for some in (URL_FIELDS, _MASK_FIELDS))
-    label = _label_of(entry, names, label)
+    label = find_name(names, LABEL_FIELDS)
     texts = {*filter(None, fields), *([label] if label is not None else [])}
     # Files, masks and labels stay as they are written; other columns get the type that all their values have.
     kinds = {raw: pa.string() for raw in (name.strip('"') for name in head.split(separator)) if raw.strip() in texts}
@@ -188,7 +187,7 @@ def _without_blanks(table: pa.Table) -> pa.Table:
     return table
 
 
-def _of_json(entry: Entry, data: bytes, label: str | None) -> tuple[pa.Table, str | None]:
+def _of_json(entry: Entry, data: bytes) -> tuple[pa.Table, str | None]:
     rows = []
     for number, line in enumerate(_text_of(data).splitlines(), 1):
         try:
@@ -197,18 +196,18 @@ def _of_json(entry: Entry, data: bytes, label: str | None) -> tuple[pa.Table, st
             raise DataError(f"line {number} of {entry.object} is no JSON") from error
         if isinstance(row, dict):
             rows.append(row)
-    label = _label_of(entry, list(dict.fromkeys(name for row in rows for name in row)), label)
+    label = find_name(list(dict.fromkeys(name for row in rows for name in row)), LABEL_FIELDS)
     said = [label_text(row.get(label)) if label is not None else None for row in rows]
     found = columns_of([{name: value for name, value in row.items() if name != label} for row in rows])
     table = pa.table({name.removeprefix("meta_"): column for name, column in found.items()})
     return (table if label is None else table.append_column(label, pa.array(said, pa.string()))), label
 
 
-def _of_parquet(store: ObjectStore, entry: Entry, label: str | None) -> tuple[pa.Table, str | None]:
+def _of_parquet(store: ObjectStore, entry: Entry) -> tuple[pa.Table, str | None]:
     with open_parquet(store, entry.object, entry.size) as (parquet, source):
         schema = parquet.schema_arrow
         _check_names(entry, schema.names)
-        label = _label_of(entry, schema.names, label)
+        label = find_name(schema.names, LABEL_FIELDS)
         kind = None if label is None else schema.field(label).type
         if kind is not None and not (is_label(kind) or is_list(kind) or pa.types.is_null(kind)):
             raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
@@ -219,15 +218,6 @@ def _of_parquet(store: ObjectStore, entry: Entry, label: str | None) -> tuple[pa
         for name, column in lists.items():
             table = table.append_column(name, column)
         return _with_said(table, label, text_label if label in lists else label_text), label
-
-
-def _label_of(entry: Entry, names: Sequence[str], label: str | None) -> str | None:
-    if label is None:
-        return find_name(names, LABEL_FIELDS)
-    found = find_name(names, (label,))
-    if found is None:
-        raise DataError(f"{entry.object} has no column {label!r} of labels; its columns are {', '.join(names)[:200]}")
-    return found
 
 
 def _check_names(entry: Entry, names: Sequence[str]) -> None:

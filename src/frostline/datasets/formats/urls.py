@@ -233,11 +233,8 @@ class UrlLists:
     Lists that are called ``train``, ``val``, ``test`` or the like are splits (``formats.split_names``).
     """
 
+    name = "urls"
     is_incremental = True
-
-    def __init__(self, label: str | None = None) -> None:
-        self.name = "urls"
-        self._label = label
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Format.claims``: one file of CSV or of JSON lines is enough."""
@@ -261,7 +258,7 @@ class UrlLists:
             raise EmptyDataset(f"{store.url} holds no list of URLs (such as labels.csv)")
         folder = base_url(store, store.url)
         finder = ObjectFinder(entries)
-        rows = [read_list(store, entry, self._label) for entry in lists]
+        rows = [read_list(store, entry) for entry in lists]
         tables = [_table(some, entry, folder, finder) for some, entry in zip(rows, lists, strict=True)]
         table, is_divided = with_splits(join_tables(tables), [entry.object for entry in lists], list(map(len, tables)))
         if not len(table):

@@ -46,6 +46,7 @@ from frostline.core.errors import (
     UnknownTraining,
     UnsafeArtifact,
 )
+from frostline.core.units import metric_name
 from frostline.node.http.connection_guard import recognise
 from frostline.node.http.description import BINARY, Body, DescribedRoute, Endpoint, Parameter, describe, openapi_route
 from frostline.node.http.operations import LINES, ListingRoutes, TrainingRoutes
@@ -218,13 +219,13 @@ class _Statistics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for name, value in asdict(self._statistics.totals).items():
-            yield CounterMetricFamily(f"frostline_node_{_plain(name)}", f"{name} since the start", value=value)
+            yield CounterMetricFamily(f"frostline_node_{metric_name(name)}", f"{name} since the start", value=value)
         yield CounterMetricFamily("frostline_node_cpu_seconds", "cpu_s since the start", value=self._statistics.cpu_s)
         wrong = self._statistics.wrong_tokens
         yield CounterMetricFamily("frostline_node_wrong_tokens", "wrong tokens since the start", value=wrong)
         for name in _GAUGES:
             value = getattr(self._statistics, name)
-            yield GaugeMetricFamily(f"frostline_node_{_plain(name)}", f"{name} now", value=value)
+            yield GaugeMetricFamily(f"frostline_node_{metric_name(name)}", f"{name} now", value=value)
         yield from self._memory()
         yield self._stages()
         yield from self._tenants()
@@ -240,7 +241,7 @@ class _Statistics(Collector):
     def _tenants(self) -> Iterator[Metric]:
         tenants = self._statistics.tenants
         for field in fields(Totals):
-            plain = f"frostline_node_tenant_{_plain(field.name)}"
+            plain = f"frostline_node_tenant_{metric_name(field.name)}"
             counter = CounterMetricFamily(plain, f"{field.name} of a tenant since the start", labels=["tenant"])
             for tenant, statistics in tenants.items():
                 counter.add_metric([tenant], getattr(statistics.totals, field.name))
@@ -288,10 +289,6 @@ def _figures(what: str, values: Mapping[str, float], *, gauges: Collection[str])
     for name, value in values.items():
         family = GaugeMetricFamily if name in gauges else CounterMetricFamily
         yield family(f"frostline_node_{what}_{name}", f"{name} of the {what.replace('_', ' ')}", value=value)
-
-
-def _plain(name: str) -> str:
-    return f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
 
 
 # Parameters in the addresses of requests.

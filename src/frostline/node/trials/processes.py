@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -13,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
 from functools import partial
 from pathlib import Path
+from subprocess import TimeoutExpired
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 from frostline.core import Levels
 from frostline.core.errors import Unavailable
+from frostline.core.processes import Limits, Worker
 from frostline.core.system import STARTED
 from frostline.core.units import in_bytes, in_seconds
 from frostline.engines.catalog import offer_of
@@ -38,7 +38,6 @@ T = TypeVar("T")
 
 # Maximum seconds for one engine: its conversion with calibration, and some seconds of runs at eight cuts.
 _LONGEST_S = 240.0
-_LAST_WORDS = 2000
 _MEMORY = ("MemoryError", "bad_alloc", "can't allocate memory", "Cannot allocate memory")
 
 
@@ -58,61 +57,6 @@ class Reference(Protocol):
         """Run a call that has the node's device to itself, and return its result."""
 
 
-class _Child:
-    """A trial's process, which has said nothing yet of what it is to try.
-
-    Args:
-        environment: variables that it has beside the user's, which go first.
-        niceness: niceness added to it.
-    """
-
-    def __init__(self, environment: Mapping[str, str], niceness: int) -> None:
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (``last_words`` closes it)
-        # -P keeps the current folder off the import path. A new session keeps Ctrl-C in the terminal away, and
-        # lets compilers that the trial starts end with it.
-        self._process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-            [sys.executable, "-P", "-m", STARTED["trial"]],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._words,
-            env={**environment, **os.environ},
-            start_new_session=True,
-        )
-        _step_back(self._process.pid, niceness)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can still be told what to try."""
-        return self._process.poll() is None
-
-    def wait(self, argument: str, longest_s: float) -> int | None:
-        """Tell it what to try, and return its status; None if it took too long."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended by itself, and its status says so
-            self._process.stdin.write(argument.encode() + b"\n")
-            self._process.stdin.flush()
-        try:
-            return self._process.wait(longest_s)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def end(self) -> None:
-        """Kill it and its children, unless it has ended: then its id may have been reused."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def last_words(self) -> str:
-        """The end of what it has written, once it has ended; its files are closed by this."""
-        with self._words as words, contextlib.suppress(OSError):
-            words.seek(0)
-            said = words.read()[-_LAST_WORDS:].decode(errors="replace").strip()
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        return said
-
-
 class TrialProcess:
     """The process of the current trial, which any thread can cancel.
 
@@ -122,18 +66,19 @@ class TrialProcess:
     """
 
     def __init__(self, environment: Mapping[str, str], niceness: int) -> None:
-        self._make = partial(_Child, environment, niceness)
+        self._environment = environment
+        self._limits = Limits(niceness=niceness)
         self._lock = threading.Lock()
         self._is_abandoned: Callable[[], bool] | None = None
-        self._child: _Child | None = None
-        self._spare: _Child | None = None
+        self._child: Worker | None = None
+        self._spare: Worker | None = None
         self._is_closed = False
 
     def warm(self) -> None:
         """Start the process of the next trial now: it imports for seconds what every trial needs, and waits."""
         with self._lock:
             if not self._is_closed and self._spare is None:
-                self._spare = self._make()
+                self._spare = self._new()
 
     def run(self, argument: str, longest_s: float, is_abandoned: Callable[[], bool]) -> tuple[int | None, str]:
         """Run a trial to its end. Returns its status, None if it took too long, and its last words.
@@ -143,11 +88,15 @@ class TrialProcess:
             Unavailable: if the node is stopping.
         """
         child = self._started(is_abandoned)
+        status = None
         try:
-            status = child.wait(argument, longest_s)
+            child.tell(argument)
+            with contextlib.suppress(TimeoutExpired):
+                status = child.wait(longest_s)
         finally:
             child.end()
             words = child.last_words()
+            child.close()
         if self._is_closed:
             raise Unavailable("the node is stopping")
         if is_abandoned():
@@ -168,9 +117,14 @@ class TrialProcess:
                 self._child.end()
             if self._spare is not None:
                 self._spare.end()
-                self._spare.last_words()
+                self._spare.close()
 
-    def _started(self, is_abandoned: Callable[[], bool]) -> _Child:
+    def _new(self) -> Worker:
+        words = tempfile.TemporaryFile()  # noqa: SIM115 (it closes it)
+        environment = {**self._environment, **os.environ}
+        return Worker(STARTED["trial"], environment=environment, limits=self._limits, is_told=True, stderr=words)
+
+    def _started(self, is_abandoned: Callable[[], bool]) -> Worker:
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the node is stopping")
@@ -178,10 +132,10 @@ class TrialProcess:
                 raise Cancelled
             self._is_abandoned = is_abandoned
             spare, self._spare = self._spare, None
-            if spare is not None and not spare.is_alive:
-                spare.last_words()
+            if spare is not None and spare.has_ended:
+                spare.close()
                 spare = None
-            self._child = spare or self._make()
+            self._child = spare or self._new()
             return self._child
 
 
@@ -409,11 +363,3 @@ class TrialRunner:
 
 def _refused(trial: Trial, why_not: str) -> Trial:
     return Trial(engine=trial.engine, precision=trial.precision, cut=trial.cut, why_not=why_not)
-
-
-def _step_back(pid: int, niceness: int) -> None:
-    """Lower a process's priority, so that serving goes first."""
-    with contextlib.suppress(OSError):  # it has ended, or the system has no such file
-        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
-        # If sessions are scheduled as groups, only the niceness of the group counts between them.
-        Path(f"/proc/{pid}/autogroup").write_text(str(niceness), encoding="ascii")

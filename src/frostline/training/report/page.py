@@ -9,7 +9,6 @@ Reads a few samples from their own store and makes small pictures of them that a
 
 import base64
 import io
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from frostline.training.report.drawing import (
     render,
     svg,
 )
+from frostline.training.report.plan_page import last_part
 from frostline.training.report.report import Report, recipe_in_words
 
 __all__ = (
@@ -259,7 +259,7 @@ def render_page(report: Report, pictures: Mapping[int, str] = MappingProxyType({
         "report",
         {
             "report": report,
-            "title": f"{report.model} on {_last_part(report.data)}",
+            "title": f"{report.model} on {last_part(report.data)}",
             "stages": _stage_bars(report.stages),
             "times": _times(report),
             "confusion": ConfusionView.of(report, pictures),
@@ -393,10 +393,6 @@ def _scores(report: Report) -> list[tuple[str, str]]:
 
 def _at(column: Sequence[float], row: int) -> float | None:
     return column[row] if row < len(column) else None
-
-
-def _last_part(url: str) -> str:
-    return re.split(r"[/\\]", url.rstrip("/\\"))[-1] or url
 
 
 _SIDE = 112

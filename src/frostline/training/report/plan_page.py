@@ -13,7 +13,7 @@ from frostline.planning.replanning import mixture_in_words
 from frostline.training.report.drawing import PlanView, rates_plot, render
 from frostline.training.what_if import WhatIfPlan, relative_speed
 
-__all__ = ("render_plan_page",)
+__all__ = ("last_part", "render_plan_page")
 
 # Rules to draw beside the best one: everything here, everything there, and the fewest bytes are what people try.
 _DRAWN = ("best", "baseline", "freeze", "neurosurgeon")
