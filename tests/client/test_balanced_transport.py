@@ -253,12 +253,13 @@ def test_what_one_cannot_read_is_left_out_once_the_others_have_been_away_for_lon
 @pytest.mark.parametrize("garbled", [[values(2, 1)], [FrostlineError("it is no node")]], ids=["rows", "nonsense"])
 def test_what_one_cannot_read_is_asked_again_of_those_whose_first_answers_came_garbled(garbled):
     now = 100.0
-    other, sick = Scripted(garbled, [values(1, 2)]), Scripted([values(1, skipped=lost(2))])
+    other, sick = Scripted(garbled, garbled, [values(2)]), Scripted(*[[values(1, skipped=lost(2))]] * 2)
     spread = BalancedTransport([other, sick], clock=lambda: now, names="ab")
     with pytest.raises(NodeUnreachable, match=r"b cannot read 2\.jpg \(input/output error\), and a, which may,"):
         next(spread.features(asked_for(1, 2), ("a",)))
-    now = 161.0  # whoever refused is asked again after a minute, or once it joins anew
+    now = 140.0  # longer than any node is waited for, while who refused is not yet asked for anything else
     assert ids(spread.features(asked_for(1, 2), ("a",))) == [1, 2]
+    assert (other.asked, sick.asked) == (3, 2)
 
 
 def test_what_one_cannot_read_a_node_that_is_back_reads():
