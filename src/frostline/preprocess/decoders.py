@@ -1,8 +1,8 @@
 """Decodes what strangers may have made in child processes: bounded, without files or a network, and kept ready.
 
 A process that imports the decoders once forks a child for each decoding thread. Encoded samples, pixels and tokens
-lie in memory that node and child share; what is said about them are small messages of JSON. A child that ends takes
-the one sample with it that it had, and the next sample gets a new one.
+lie in memory that node and child share; what is said about them are small messages of JSON, one for all samples that
+wait at that moment. A child that ends takes the one sample with it that it had, and the next ones get a new one.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import ctypes
 import gc
 import json
 import logging
+import math
 import mmap
 import os
 import platform
@@ -19,8 +20,10 @@ import struct
 import subprocess
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -55,6 +58,8 @@ _LONGEST_S = 6 * MAX_DECODE_S
 _STARTING_S = 60.0
 _MESSAGE_BYTES = 1 << 16
 _MIN_BYTES, _KEPT_BYTES = 1 << 20, 16 << 20
+# Samples in one message: to wake a process and to be woken takes a tenth of the time of decoding a photograph.
+_MOST_TOGETHER = 8
 _PAGE = 4096
 # What a child may take beside what was reserved: gaps in its heap, and tokenizers, each several times its JSON.
 _SLACK_BYTES, _TOKENIZER_BYTES = 64 << 20, 1 << 30
@@ -70,9 +75,9 @@ _ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
-# A child's answer has one of these at least.
-_SAID = frozenset({"needed", "error", "lacks_tokenizer"})
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "JPEG2000", "ICO", "AVIF")
+# Samples of a message that the child has done with, at the beginning of the memory that it shares.
+_COUNT = struct.Struct("<I")
 _LOG = logging.getLogger("frostline.decoders")
 # Why children end, and what is said of it to who wanted the sample.
 _CAUSES = {
@@ -109,19 +114,76 @@ class DecoderStatistics:
     ended: dict[str, int]
 
 
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A sample that is to be decoded, and what has become of it.
+
+    Attributes:
+        turn: lock that is held until the sample is decoded, or its thread is to decode the samples that wait.
+        needed: pixels that it needs; None until it is decoded.
+        seconds: its part of the time in which it and others were decoded.
+        shape: shape of what a child makes: of images pixels, whose numbers are made here as they are copied.
+        dtype: type of that.
+        made_bytes: bytes of that in shared memory, in whole pages.
+    """
+
+    preprocess: Preprocess
+    steps: str
+    encoded: bytes | memoryview
+    out: npt.NDArray[Any]
+    id: int
+    view: View | None
+    max_pixels: int
+    tenant: str
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    needed: int | None = None
+    error: SampleError | OSError | None = None
+    seconds: float = 0.0
+    shape: tuple[int, ...] = field(init=False)
+    dtype: np.dtype[Any] = field(init=False)
+    made_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape, self.dtype = self.out.shape, self.out.dtype
+        if self.preprocess.levels is not None and self.dtype != np.uint8:
+            channels, height, width = self.shape
+            self.shape, self.dtype = (height, width, channels), np.dtype(np.uint8)
+        self.made_bytes = -(-math.prod(self.shape) * self.dtype.itemsize // _PAGE) * _PAGE
+
+    @property
+    def is_done(self) -> bool:
+        return self.needed is not None or self.error is not None
+
+    def goes_with(self, other: "_Task") -> bool:
+        """Whether one message can hold both."""
+        return (
+            self.tenant == other.tenant
+            and self.steps == other.steps
+            and self.dtype == other.dtype
+            and self.shape == other.shape
+        )
+
+
 class Decoders:
     """Child processes that decode, each for one tenant. The first sample starts them. Safe for threads.
 
+    One of the threads that wait decodes for others too: it sends the samples of its tenant that wait at that moment in
+    one message, a fair part of them where several children work.
+
     Args:
         memory_bytes: memory for decoding of the node: the most that a child may take for one sample.
+        at_once: number of children that decode at the same time.
         command: program that runs ``serve_decoding``; it gets the number of its socket and the memory behind it.
     """
 
-    def __init__(self, memory_bytes: int, command: Sequence[str] = _COMMAND) -> None:
+    def __init__(self, memory_bytes: int, at_once: int = 1, command: Sequence[str] = _COMMAND) -> None:
         self._memory_bytes = memory_bytes
+        self._at_once = at_once
         self._command = command
         self._lock = threading.Lock()
         self._starter: _Starter | None = None
+        self._waiting: deque[_Task] = deque()
+        self._busy = 0
         # By tenant, None where it has seen no sample; the one that waits longest is first.
         self._idle: list[tuple[str | None, _Child]] = []
         self._is_closed = False
@@ -139,7 +201,7 @@ class Decoders:
         view: View | None,
         max_pixels: int = MAX_PIXELS,
         tenant: str = "",
-    ) -> int:
+    ) -> tuple[int, float]:
         """Decode one sample into ``out`` as ``preprocess.apply`` does it, to the bit.
 
         Args:
@@ -153,29 +215,92 @@ class Decoders:
 
         Returns:
             The pixels that the sample needs; where they are more than ``max_pixels`` and may be reserved at all,
-            nothing was decoded.
+            nothing was decoded. And the seconds of decoding it, without those of waiting for its turn.
 
         Raises:
             SampleError: see ``preprocess.apply.decode_into``; or the child that decoded it ended.
         """
-        while True:
-            child = self._taken(tenant)
+        task = _Task(preprocess, _steps(preprocess), encoded, out, id, view, max_pixels, tenant)
+        with self._lock:
+            has_turn = self._busy < self._at_once
+            if has_turn:
+                self._busy += 1
+            else:
+                task.turn.acquire()
+                self._waiting.append(task)
+        if not has_turn:
+            task.turn.acquire()
+        if not task.is_done:
+            self._decode_waiting(task)
+        if task.error is not None:
+            raise task.error
+        assert task.needed is not None, "its pixels are known once it is done"
+        return task.needed, task.seconds
+
+    def _decode_waiting(self, task: _Task) -> None:
+        """Decode a sample, whose turn it is, with others that wait; then it is the turn of the next one."""
+        tasks = [task]
+        try:
+            with self._lock:
+                tasks += self._that_go_with(task)
+            began = time.perf_counter()
+            self._decode(tasks)
+            for each in tasks:
+                each.seconds = (time.perf_counter() - began) / len(tasks)
+        finally:
+            for each in tasks[1:]:
+                if not each.is_done:
+                    each.error = SampleError("its decoding was broken off")
+                each.turn.release()
+            with self._lock:
+                if self._waiting:
+                    self._waiting.popleft().turn.release()
+                else:
+                    self._busy -= 1
+
+    def _that_go_with(self, task: _Task) -> list[_Task]:
+        """Take a fair part of those that wait and fit into the same message."""
+        most = min(_MOST_TOGETHER, -(-(1 + len(self._waiting)) // self._at_once)) - 1
+        found, left = list[_Task](), _KEPT_BYTES - task.made_bytes - len(task.encoded)
+        for each in self._waiting:
+            nbytes = each.made_bytes + len(each.encoded)
+            if len(found) == most:
+                break
+            if each.goes_with(task) and nbytes <= left:
+                found.append(each)
+                left -= nbytes
+        for each in found:
+            self._waiting.remove(each)
+        return found
+
+    def _decode(self, tasks: list[_Task]) -> None:
+        """Decode samples that go into one message; one that ends its child is not tried again."""
+        while tasks:
+            try:
+                child = self._taken(tasks[0].tenant)
+            except (SampleError, OSError) as error:  # none can be had
+                for task in tasks:
+                    task.error = error
+                return
             is_sound = False
             try:
-                needed = child.decode(preprocess, encoded, out, id=id, view=view, max_pixels=max_pixels)
+                child.decode(tasks)
                 is_sound = True
-                return needed
-            except BrokenPipeError:  # it had ended while it waited: another one gets the sample
+                return
+            except BrokenPipeError:  # it had ended while it waited: another one gets them
                 continue
             except _Ended as ended:
                 cause = self._bury(child, str(ended))
-                raise SampleError(f"the process that decoded it ended: {_CAUSES[cause]}") from None
-            except SampleError:
-                is_sound = True
-                raise
+                if cause == "nonsense" and len(tasks) > 1:  # nor does it make sense of how far it came
+                    for task in tasks:
+                        self._decode([task])
+                    return
+                lost = tasks[min(child.count_done(), len(tasks) - 1)]
+                lost.error = SampleError(f"the process that decoded it ended: {_CAUSES[cause]}")
+                tasks = [task for task in tasks if task is not lost]
             finally:
                 if is_sound:
-                    self._give_back(tenant, child)
+                    self._give_back(tasks[0].tenant, child)
                 elif not child.is_buried:
                     self._bury(child)
 
@@ -331,48 +456,53 @@ class _Child:
         # The number may be another process's once it has ended.
         self._handle = os.pidfd_open(pid)
         self._memory = mmap.mmap(-1, _PAGE)
+        self._unsent = -1
 
-    def decode(
-        self,
-        preprocess: Preprocess,
-        encoded: bytes | memoryview,
-        out: npt.NDArray[Any],
-        *,
-        id: int,
-        view: View | None,
-        max_pixels: int,
-    ) -> int:
-        """See ``Decoders.decode_into``."""
-        shape, dtype = _made(preprocess, out)
-        made_bytes = int(np.prod(shape)) * dtype.itemsize
-        start = -(-made_bytes // _PAGE) * _PAGE
-        orders = {
-            "steps": _steps(preprocess),
-            "is_pixels": dtype == np.uint8,
-            "id": id,
-            "view": None if view is None else [view.seed, view.epoch],
-            "max_pixels": max_pixels,
-            "at": [start, len(encoded)],
-            "tokenizer": [start + len(encoded), 0],
-        }
-        answer = self._asked(orders, start, encoded, b"")
-        if answer.get("lacks_tokenizer"):
-            orders["tokenizer"] = [start + len(encoded), len(preprocess.tokenizer)]
-            answer = self._asked(orders, start, encoded, preprocess.tokenizer)
-        if "error" in answer:
-            raise SampleError(str(answer["error"]))
-        needed = int(answer["needed"])
-        if answer.get("is_made"):
-            made = np.frombuffer(self._memory, dtype, int(np.prod(shape))).reshape(shape)
-            if dtype == out.dtype:
-                np.copyto(out, made)
-            else:
-                assert preprocess.levels is not None, "its pixels were asked for"
-                preprocess.levels.into(made, out)
-            del made
+    def decode(self, tasks: Sequence[_Task]) -> None:
+        """Decode samples that go into one message.
+
+        Raises:
+            BrokenPipeError: it had ended before.
+            _Ended: it has ended, or must, after so many samples as ``count_done`` says.
+        """
+        first = tasks[0]
+        made = range(_PAGE, _PAGE + len(tasks) * first.made_bytes, first.made_bytes)
+        orders = {"steps": first.steps, "is_pixels": first.dtype == np.uint8, "tokenizer": [0, 0]}
+        start, stop, samples = made.stop, made.stop + sum(len(task.encoded) for task in tasks), []
+        self._share(stop)
+        for task, place in zip(tasks, made, strict=True):
+            view = None if task.view is None else [task.view.seed, task.view.epoch]
+            self._memory[start : start + len(task.encoded)] = task.encoded
+            samples.append([task.id, view, task.max_pixels, place, start, len(task.encoded)])
+            start += len(task.encoded)
+        answer = self._asked({**orders, "samples": samples})
+        if answer is None:
+            tokenizer = first.preprocess.tokenizer
+            self._share(stop + len(tokenizer), kept=stop)
+            self._memory[stop : stop + len(tokenizer)] = tokenizer
+            answer = self._asked({**orders, "samples": samples, "tokenizer": [stop, len(tokenizer)]})
+        for task, place, said in zip(tasks, made, _checked(answer, len(tasks)), strict=True):
+            if isinstance(said, str):
+                task.error = SampleError(said)
+                continue
+            needed, is_made = said
+            if is_made:
+                self._copy(task, place)
+            task.needed = needed
         if len(self._memory) > _KEPT_BYTES:
-            self._memory = mmap.mmap(-1, _PAGE)
-        return needed
+            self._memory, self._unsent = mmap.mmap(-1, _PAGE), -1
+
+    def count_done(self) -> int:
+        """Samples of the last message that it has done with."""
+        return int(_COUNT.unpack_from(self._memory)[0])
+
+    def _copy(self, task: _Task, place: int) -> None:
+        made = np.frombuffer(self._memory, task.dtype, math.prod(task.shape), place).reshape(task.shape)
+        if task.dtype == task.out.dtype:
+            np.copyto(task.out, made)
+        else:
+            assert task.preprocess.levels is not None, "its pixels were asked for"
+            task.preprocess.levels.into(made, task.out)
 
     def kill(self) -> None:
         """End it, whatever it does."""
@@ -381,55 +511,76 @@ class _Child:
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         os.close(self._handle)
         self._peer.close()
+        if self._unsent >= 0:
+            os.close(self._unsent)
 
-    def _asked(self, orders: dict[str, Any], start: int, encoded: bytes | memoryview, more: bytes) -> dict[str, Any]:
-        files = self._with_room(start + len(encoded) + len(more))
-        self._memory[start : start + len(encoded)] = encoded
-        self._memory[start + len(encoded) : start + len(encoded) + len(more)] = more
+    def _asked(self, orders: dict[str, Any]) -> list[Any] | None:
+        """Its answer of each sample; None where it lacks the tokenizer."""
+        _COUNT.pack_into(self._memory, 0, 0)
+        files = [] if self._unsent < 0 else [self._unsent]
         try:
-            try:
+            if files:
                 socket.send_fds(self._peer, [json.dumps(orders).encode()], files)
-            except OSError as error:
-                raise BrokenPipeError from error
-            answer = self._peer.recv(_MESSAGE_BYTES)
-        except BrokenPipeError:
-            raise
-        except TimeoutError as error:
-            raise _Ended("time") from error
-        except OSError:
-            answer = b""
+            else:
+                self._peer.send(json.dumps(orders).encode())
+        except OSError as error:
+            raise BrokenPipeError from error
         finally:
+            self._unsent = -1
             for file in files:
                 os.close(file)
-        if not answer:
-            raise _Ended
         try:
-            value = json.loads(answer)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict) or not (_SAID & value.keys()) or not isinstance(value.get("needed", 0), int):
-            raise _Ended("nonsense")
-        return value
+            answer = json.loads(self._answer())
+        except (ValueError, RecursionError) as error:
+            raise _Ended("nonsense") from error
+        if answer is None or isinstance(answer, list):
+            return answer
+        raise _Ended("nonsense")
 
-    def _with_room(self, nbytes: int) -> list[int]:
-        """Share more memory, where that is needed; its file, which is to be sent."""
+    def _answer(self) -> bytes:
+        done = 0
+        while True:
+            try:
+                answer = self._peer.recv(_MESSAGE_BYTES)
+            except TimeoutError as error:
+                before, done = done, self.count_done()
+                if not before < done <= _MOST_TOGETHER:
+                    raise _Ended("time") from error
+            except OSError as error:
+                raise _Ended from error
+            else:
+                if not answer:
+                    raise _Ended
+                return answer
+
+    def _share(self, nbytes: int, kept: int = 0) -> None:
+        """Share more memory, where that is needed, with what is kept; its file goes with the next message."""
         if nbytes <= len(self._memory) and len(self._memory) > _PAGE:
-            return []
+            return
         size = max(_MIN_BYTES, 1 << (nbytes - 1).bit_length())
-        file = os.memfd_create("frostline-decode", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        if self._unsent >= 0:
+            os.close(self._unsent)
+        self._unsent = file = os.memfd_create("frostline-decode", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(file, size)
         # A child could cut it short, and this process would end where it reads on.
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self._memory = mmap.mmap(file, size)
-        return [file]
+        before, self._memory = self._memory, mmap.mmap(file, size)
+        self._memory[:kept] = before[:kept]
 
 
-def _made(preprocess: Preprocess, out: npt.NDArray[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of what a child makes: of images the pixels, whose numbers are made here while they are copied."""
-    if preprocess.levels is None or out.dtype == np.uint8:
-        return out.shape, out.dtype
-    channels, height, width = out.shape
-    return (height, width, channels), np.dtype(np.uint8)
+def _checked(answer: list[Any] | None, count: int) -> list[str | tuple[int, bool]]:
+    """What is said of each sample: why it is refused, or the pixels that it needs and whether it was decoded."""
+    if answer is None or len(answer) != count:
+        raise _Ended("nonsense")
+    found = list[str | tuple[int, bool]]()
+    for said in answer:
+        if isinstance(said, str):
+            found.append(said)
+        elif isinstance(said, list) and [type(part) for part in said] == [int, bool]:
+            found.append((said[0], said[1]))
+        else:
+            raise _Ended("nonsense")
+    return found
 
 
 @lru_cache(256)
@@ -526,40 +677,48 @@ _equipped: dict[str, Preprocess] = {}
 """Preprocessings of texts with their tokenizers, by their steps."""
 
 
-def _answered(orders: dict[str, Any], memory: mmap.mmap, bounds: _Bounds) -> dict[str, Any]:
+def _answered(orders: dict[str, Any], memory: mmap.mmap, bounds: _Bounds) -> list[Any] | None:
+    """Of each sample the pixels that it needs and whether it was decoded, or why not; None without its tokenizer."""
     preprocess = _parsed(orders["steps"])
     if preprocess.tokens is not None:
         start, length = orders["tokenizer"]
         if orders["steps"] not in _equipped:
             if not length:
-                return {"lacks_tokenizer": True}
+                return None
             _equip(orders["steps"], memory[start : start + length], bounds)
         preprocess = _equipped[orders["steps"]]
-    start, length = orders["at"]
-    encoded = memory[start : start + length]
-    try:
-        bounds.begin(3 * length + scratch_bytes(orders["max_pixels"]))
-        return _decoded(preprocess, encoded, orders, memory)
-    except (SampleError, FrostlineError) as error:
-        return {"error": str(error)[: _MESSAGE_BYTES // 8]}
-    except MemoryError:
-        return {"error": "decoding it takes more memory than was reserved for it"}
-    finally:
-        bounds.end()
+    answers = list[Any]()
+    for sample in orders["samples"]:
+        _COUNT.pack_into(memory, 0, len(answers))
+        answers.append(_answer_of(preprocess, sample, memory, bounds, is_pixels=orders["is_pixels"]))
+    return answers
 
 
-def _decoded(preprocess: Preprocess, encoded: bytes, orders: dict[str, Any], memory: mmap.mmap) -> dict[str, Any]:
-    needed = pixels_needed(preprocess, encoded)
-    if orders["max_pixels"] < needed <= MAX_PIXELS:
-        return {"needed": needed}
-    view = None if orders["view"] is None else View(seed=orders["view"][0], epoch=orders["view"][1])
+def _answer_of(
+    preprocess: Preprocess, sample: list[Any], memory: mmap.mmap, bounds: _Bounds, *, is_pixels: bool
+) -> list[Any] | str:
+    number, view, max_pixels, place, start, length = sample
     shape, dtype, into = preprocess.sample.shape, np.dtype(preprocess.sample.dtype), decode_into
-    if orders["is_pixels"]:
+    if is_pixels:
         channels, height, width = shape
         shape, dtype, into = (height, width, channels), np.dtype(np.uint8), pixels_into
-    out = np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape)
-    into(preprocess, encoded, out, id=orders["id"], view=view)
-    return {"needed": needed, "is_made": True}
+    out = np.frombuffer(memory, dtype, math.prod(shape), place).reshape(shape)
+    view = None if view is None else View(seed=view[0], epoch=view[1])
+    encoded = memoryview(memory)[start : start + length]
+    try:
+        bounds.begin(3 * length + scratch_bytes(max_pixels))
+        needed = pixels_needed(preprocess, encoded)
+        is_made = not max_pixels < needed <= MAX_PIXELS
+        if is_made:
+            into(preprocess, encoded, out, id=number, view=view)
+    except (SampleError, FrostlineError) as error:
+        return str(error)[: _MESSAGE_BYTES // (16 * _MOST_TOGETHER)]
+    except MemoryError:
+        return "decoding it takes more memory than was reserved for it"
+    else:
+        return [needed, is_made]
+    finally:
+        bounds.end()
 
 
 @lru_cache(64)
