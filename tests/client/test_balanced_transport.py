@@ -424,3 +424,14 @@ def test_sends_all_nodes_what_a_profile_is_for(tmp_path, engine):
     BalancedTransport(nodes).profile(wanted)
     # An engine that is named must be ready wherever requests may go; a choice is one node's.
     assert [node.profiled for node in nodes] == ([[wanted], []] if engine == REFERENCE else [[wanted], [wanted]])
+
+
+def test_a_node_that_refused_and_gives_rows_meanwhile_stays_one_that_can_be_asked():
+    turns = LoadBalancer(2)
+    turns.note_refusal(0, 100.0, "it refuses what other nodes give")
+    for now, refusing, reachable in ((101.0, [0], [1]), (161.0, [], [1, 0])):
+        turns.begin_request(0, now)
+        turns.end_request(0, now, rows=3)
+        assert turns.refusing_nodes(now) == refusing
+        assert turns.reachable_nodes(now) == reachable
+        assert bool(turns.out) == bool(refusing)

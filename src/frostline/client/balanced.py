@@ -183,7 +183,8 @@ class LoadBalancer:
         place.samples += rows
         # What a lost node had brought before it fell silent is no sign that it is back.
         if rows and math.isfinite(place.away_until):
-            place.failures, place.is_refusing, place.away_since = 0, False, math.inf
+            place.failures, place.away_since = 0, math.inf
+            place.is_refusing = place.is_refusing and place.away_until > now  # its time goes on
 
     def note_failure(
         self, node: int, now: float, *, away_s: float, is_full: bool = False, reason: str = "", is_damaged: bool = False
