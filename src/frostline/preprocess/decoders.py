@@ -259,8 +259,9 @@ class Decoders:
                     self._busy -= 1
 
     def _that_go_with(self, task: _Task) -> list[_Task]:
-        """Take a fair part of those that wait and fit into the same message."""
-        most = min(_MOST_TOGETHER, -(-(1 + len(self._waiting)) // self._at_once)) - 1
+        """Take a fair part of those that wait and fit into the same message, or a few."""
+        part = -(-(1 + len(self._waiting)) // self._at_once)
+        most = min(_MOST_TOGETHER, max(_MOST_TOGETHER // 2, part)) - 1
         found, left = list[_Task](), _KEPT_BYTES - task.made_bytes - len(task.encoded)
         for each in self._waiting:
             nbytes = each.made_bytes + len(each.encoded)
