@@ -42,11 +42,11 @@ MEMORY = 256 << 20
 WHOLE = Preprocess(steps=(Decode(), Resize(32), CenterCrop(32), Normalize(mean=(0.5,) * 3, std=(0.25,) * 3)))
 
 HOSTILE = """
-    import ctypes, os, signal, socket, sys
+    import ctypes, os, signal, socket, sys, time
     from frostline.core.errors import SampleError
     from frostline.preprocess import decoders
 
-    decoders.MAX_DECODE_S = 0.5
+    decoders.MAX_DECODE_S, decoders._TURN_S = 0.25, 0.1
     parent = os.getppid()
 
     def act(preprocess, encoded, out, **more):
@@ -62,6 +62,10 @@ HOSTILE = """
                 os.abort()
             case "killed":
                 signal.raise_signal(signal.SIGKILL)
+            case "slow":
+                until = time.process_time() + 0.15
+                while time.process_time() < until: pass
+                raise SampleError("refused: it was slow")
             case "silent":
                 raise KeyError("nobody expects it")
             case "exit":
@@ -259,6 +263,22 @@ def test_samples_that_wait_go_to_their_tenants_process_together_and_only_one_tha
     assert [len(some) for some in messages if "crash" in some] == [5], "whatever ends its process is tried once"
     assert max(map(len, messages)) == 8
     assert len(messages) < 1 + sum(map(len, orders.values()))
+
+
+@pytest.mark.parametrize("order", ["endless", "slow"])
+def test_samples_of_a_tenant_that_take_long_hold_another_tenant_up_for_two_of_them(hostile, order):
+    def told(tenant, order):
+        with pytest.raises(SampleError) as raised:
+            hostile.decode_into(WHOLE, order.encode(), np.zeros((32, 32, 3), np.uint8), id=0, view=None, tenant=tenant)
+        return str(raised.value)
+
+    with ThreadPoolExecutor(8) as pool:
+        ann = [pool.submit(told, "ann", order) for _ in range(5)]
+        until(lambda: ann[0].done() or len(hostile._waiting) == 4)  # noqa: SLF001 (those that go together)
+        bob = pool.submit(told, "bob", "open")
+        assert "refused" in bob.result()
+        assert sum(future.done() for future in ann) <= 3
+        assert all(("s of a core" if order == "endless" else "slow") in future.result() for future in ann)
 
 
 def test_many_threads_get_each_its_own_sample(decoders):

@@ -60,6 +60,8 @@ _MESSAGE_BYTES = 1 << 16
 _MIN_BYTES, _KEPT_BYTES = 1 << 20, 16 << 20
 # Samples in one message: to wake a process and to be woken takes a tenth of the time of decoding a photograph.
 _MOST_TOGETHER = 8
+# Core seconds after which no further sample of a message is begun, so that other tenants have their turn.
+_TURN_S = 0.5
 _PAGE = 4096
 # What a child may take beside what was reserved: gaps in its heap, and tokenizers, each several times its JSON.
 _SLACK_BYTES, _TOKENIZER_BYTES = 64 << 20, 1 << 30
@@ -238,21 +240,26 @@ class Decoders:
         return task.needed, task.seconds
 
     def _decode_waiting(self, task: _Task) -> None:
-        """Decode a sample, whose turn it is, with others that wait; then it is the turn of the next one."""
+        """Decode a sample, whose turn it is, with others that wait; then it is the turn of the next one.
+
+        Those of the others that took too long, or whose child ended, wait on, behind everybody.
+        """
         tasks = [task]
         try:
             with self._lock:
                 tasks += self._that_go_with(task)
             began = time.perf_counter()
             self._decode(tasks)
-            for each in tasks:
-                each.seconds = (time.perf_counter() - began) / len(tasks)
+            done = [each for each in tasks if each.is_done]
+            for each in done:
+                each.seconds = (time.perf_counter() - began) / len(done)
         finally:
-            for each in tasks[1:]:
-                if not each.is_done:
-                    each.error = SampleError("its decoding was broken off")
-                each.turn.release()
             with self._lock:
+                for each in tasks[1:]:
+                    if each.is_done:
+                        each.turn.release()
+                    else:
+                        self._waiting.append(each)
                 if self._waiting:
                     self._waiting.popleft().turn.release()
                 else:
@@ -275,33 +282,29 @@ class Decoders:
         return found
 
     def _decode(self, tasks: list[_Task]) -> None:
-        """Decode samples that go into one message; one that ends its child is not tried again."""
-        while tasks:
+        """Decode the first of some samples, and as many of the others as go with it in one message."""
+        first = tasks[0]
+        while not first.is_done:
             try:
-                child = self._taken(tasks[0].tenant)
+                child = self._taken(first.tenant)
             except (SampleError, OSError) as error:  # none can be had
-                for task in tasks:
-                    task.error = error
+                first.error = error
                 return
             is_sound = False
             try:
                 child.decode(tasks)
                 is_sound = True
-                return
             except BrokenPipeError:  # it had ended while it waited: another one gets them
                 continue
             except _Ended as ended:
                 cause = self._bury(child, str(ended))
-                if cause == "nonsense" and len(tasks) > 1:  # nor does it make sense of how far it came
-                    for task in tasks:
-                        self._decode([task])
-                    return
-                lost = tasks[min(child.count_done(), len(tasks) - 1)]
-                lost.error = SampleError(f"the process that decoded it ended: {_CAUSES[cause]}")
-                tasks = [task for task in tasks if task is not lost]
+                if cause != "nonsense" or len(tasks) == 1:  # else it makes no sense of how far it came either
+                    lost = tasks[min(child.count_done(), len(tasks) - 1)]
+                    lost.error = SampleError(f"the process that decoded it ended: {_CAUSES[cause]}")
+                tasks = [first]
             finally:
                 if is_sound:
-                    self._give_back(tasks[0].tenant, child)
+                    self._give_back(first.tenant, child)
                 elif not child.is_buried:
                     self._bury(child)
 
@@ -460,7 +463,7 @@ class _Child:
         self._unsent = -1
 
     def decode(self, tasks: Sequence[_Task]) -> None:
-        """Decode samples that go into one message.
+        """Decode samples that go into one message, or the first of them where they take long.
 
         Raises:
             BrokenPipeError: it had ended before.
@@ -482,7 +485,7 @@ class _Child:
             self._share(stop + len(tokenizer), kept=stop)
             self._memory[stop : stop + len(tokenizer)] = tokenizer
             answer = self._asked({**orders, "samples": samples, "tokenizer": [stop, len(tokenizer)]})
-        for task, place, said in zip(tasks, made, _checked(answer, len(tasks)), strict=True):
+        for task, place, said in zip(tasks, made, _checked(answer, len(tasks)), strict=False):
             if isinstance(said, str):
                 task.error = SampleError(said)
                 continue
@@ -571,7 +574,7 @@ class _Child:
 
 def _checked(answer: list[Any] | None, count: int) -> list[str | tuple[int, bool]]:
     """What is said of each sample: why it is refused, or the pixels that it needs and whether it was decoded."""
-    if answer is None or len(answer) != count:
+    if answer is None or not 0 < len(answer) <= count:
         raise _Ended("nonsense")
     found = list[str | tuple[int, bool]]()
     for said in answer:
@@ -688,8 +691,10 @@ def _answered(orders: dict[str, Any], memory: mmap.mmap, bounds: _Bounds) -> lis
                 return None
             _equip(orders["steps"], memory[start : start + length], bounds)
         preprocess = _equipped[orders["steps"]]
-    answers = list[Any]()
+    answers, began_s = list[Any](), time.process_time()
     for sample in orders["samples"]:
+        if answers and time.process_time() - began_s > _TURN_S:
+            break
         _COUNT.pack_into(memory, 0, len(answers))
         answers.append(_answer_of(preprocess, sample, memory, bounds, is_pixels=orders["is_pixels"]))
     return answers
