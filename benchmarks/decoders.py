@@ -2,10 +2,10 @@
 
     python benchmarks/decoders.py --data DIR [--samples 200] [--rounds 15] --out FILE
 
-Photographs are decoded to 224 pixels from memory, by one thread and by two, here as a node without tenants does, and
-apart as one with tenants does. A round has each way once, and each way apart is compared with the one here in its
-round. The seconds of the processor, of both sides, are what a busy machine changes least. Starts are those of a process
-for a tenant that has none, from the request to its first sample.
+Photographs are decoded to 224 pixels from memory, one and two at a time, here as a node without tenants does, and
+apart as one with tenants does; as many threads bring them as a node has for reading. A round has each way once, and
+each way apart is compared with the one here in its round. The seconds of the processor, of both sides, are what a busy
+machine changes least. Starts are those of a process for a tenant that has none, from the request to its first sample.
 """
 
 import time
@@ -15,16 +15,18 @@ from contextlib import closing
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Semaphore
 
 import numpy as np
-from harness import by_turns, markdown, processor_s, processor_s_of, run, spread
+from harness import by_turns, markdown, run, spread
 
 from frostline.engines.machine import keep_freed_memory
 from frostline.preprocess import imagenet
-from frostline.preprocess.apply import decode_into
+from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_needed
 from frostline.preprocess.decoders import Decoders
 
-SIDE = 224
+SIDE, READERS = 224, 16
+MEMORY_BYTES = 256 << 20
 QUICK = {"samples": 8, "rounds": 2, "starts": 2}
 
 
@@ -39,38 +41,54 @@ def measure(wanted):
     assert encoded, f"{wanted.data} has photographs"
     encoded = [encoded[number % len(encoded)] for number in range(wanted.samples)]
     keep_freed_memory()  # as a node's process does
-    with closing(Decoders(256 << 20)) as decoders:
-        apart = partial(decoders.decode_into, tenant="one")
+    found = {"bytes": float(np.mean([len(each) for each in encoded])), "runs": {}}
+    with closing(Decoders(MEMORY_BYTES, 1)) as one, closing(Decoders(MEMORY_BYTES, 2)) as two:
         runs = {
-            f"{name} {threads}": partial(one, decode, decoders, encoded, threads)
-            for threads in (1, 2)
-            for name, decode in (("here", decode_into), ("apart", apart))
+            f"{name} {at_once}": partial(decode, encoded, decoders)
+            for at_once, decoders in ((1, one), (2, two))
+            for name, decode in (("here", partial(here, at_once=at_once)), ("apart", apart))
         }
-        found = {"bytes": float(np.mean([len(each) for each in encoded])), "runs": {}}
         for way, rows in by_turns(wanted.rounds, runs, warm=1).items():
             found["runs"][way] = rows
-        found["start_s"] = starts(decoders, encoded[0], wanted.starts)
+        found["start_s"] = starts(one, encoded[0], wanted.starts)
     return found
 
 
-def one(decode, decoders, encoded, threads):
+def here(encoded, decoders, *, at_once):
+    slots = Semaphore(at_once)
+
+    def decode(preprocess, sample, out):
+        with slots:
+            assert pixels_needed(preprocess, sample) <= MAX_PIXELS
+            decode_into(preprocess, sample, out, id=0, view=None)
+
+    return spent(decode, encoded, decoders)
+
+
+def apart(encoded, decoders):
+    return spent(partial(decoders.decode_into, id=0, view=None, tenant="one"), encoded, decoders)
+
+
+def spent(decode, encoded, decoders):
     """Samples a second, and processor seconds of a sample."""
     preprocess = imagenet(SIDE)
-    outs = [np.empty(preprocess.shape, preprocess.dtype) for _ in range(threads)]
 
     def work(number):
-        for sample in encoded[number::threads]:
-            decode(preprocess, sample, outs[number], id=0, view=None)
+        out = np.empty(preprocess.shape, preprocess.dtype)
+        for sample in encoded[number::READERS]:
+            decode(preprocess, sample, out)
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(READERS) as pool:
         before, began = spent_s(decoders), time.perf_counter()
-        list(pool.map(work, range(threads)))
-        took_s = time.perf_counter() - began
-    return {"samples_per_s": len(encoded) / took_s, "processor_s": (spent_s(decoders) - before) / len(encoded)}
+        list(pool.map(work, range(READERS)))
+        took_s, spent = time.perf_counter() - began, spent_s(decoders) - before
+    return {"samples_per_s": len(encoded) / took_s, "processor_s": spent / len(encoded)}
 
 
 def spent_s(decoders):
-    return processor_s() + sum(map(processor_s_of, decoders.pids()))
+    """Of this process and of those that wait; nanoseconds of /proc/PID/schedstat, where ticks are too coarse."""
+    files = [Path(f"/proc/{pid}/schedstat") for pid in decoders.pids()]
+    return time.process_time() + sum(int(file.read_text().split()[0]) / 1e9 for file in files)
 
 
 def starts(decoders, sample, number):
@@ -107,7 +125,7 @@ def table(found):
                 spread(ratios["processor_s"], 3),
             ]
         )
-    head = ["threads", "samples/s here", "apart", "ratio", "processor ms here", "apart", "ratio"]
+    head = ["at once", "samples/s here", "apart", "ratio", "processor ms here", "apart", "ratio"]
     began = spread([1000 * seconds for seconds in found["start_s"]], 1)
     return markdown(head, lines) + f"\n\nA process for a new tenant: {began} ms more for its first sample."
 

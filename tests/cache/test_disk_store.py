@@ -108,6 +108,19 @@ def test_evicts_unused_features_and_keeps_those_in_use(tmp_path):
         assert folder_bytes(tmp_path) <= SMALL
 
 
+def test_features_are_in_use_no_longer_than_they_are_used_where_the_clock_is_set_back(tmp_path):
+    now_s = [10_000.0]
+    with FeatureStore(tmp_path, SMALL, idle_s=60.0, clock=lambda: now_s[0]) as store:
+        put(store, range(160), layout=LARGE)
+        now_s[0] -= 3600
+        checked(store, range(160), layout=LARGE)
+        now_s[0] += 59
+        assert put(store, range(20), OTHER, LARGE) < 20
+        now_s[0] += 2
+        put(store, range(20), OTHER, LARGE)
+        assert checked(store, range(20), OTHER, LARGE) == list(range(20))
+
+
 def test_several_threads_read_and_write_at_once(tmp_path):
     with FeatureStore(tmp_path, SMALL) as store, ThreadPoolExecutor(12) as threads:
 

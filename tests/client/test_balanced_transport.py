@@ -253,12 +253,13 @@ def test_what_one_cannot_read_is_left_out_once_the_others_have_been_away_for_lon
 @pytest.mark.parametrize("garbled", [[values(2, 1)], [FrostlineError("it is no node")]], ids=["rows", "nonsense"])
 def test_what_one_cannot_read_is_asked_again_of_those_whose_first_answers_came_garbled(garbled):
     now = 100.0
-    other, sick = Scripted(garbled, [values(1, 2)]), Scripted([values(1, skipped=lost(2))])
+    other, sick = Scripted(garbled, garbled, [values(2)]), Scripted(*[[values(1, skipped=lost(2))]] * 2)
     spread = BalancedTransport([other, sick], clock=lambda: now, names="ab")
     with pytest.raises(NodeUnreachable, match=r"b cannot read 2\.jpg \(input/output error\), and a, which may,"):
         next(spread.features(asked_for(1, 2), ("a",)))
-    now = 161.0  # whoever refused is asked again after a minute, or once it joins anew
+    now = 140.0  # longer than any node is waited for, while who refused is not yet asked for anything else
     assert ids(spread.features(asked_for(1, 2), ("a",))) == [1, 2]
+    assert (other.asked, sick.asked) == (3, 2)
 
 
 def test_what_one_cannot_read_a_node_that_is_back_reads():
@@ -423,3 +424,14 @@ def test_sends_all_nodes_what_a_profile_is_for(tmp_path, engine):
     BalancedTransport(nodes).profile(wanted)
     # An engine that is named must be ready wherever requests may go; a choice is one node's.
     assert [node.profiled for node in nodes] == ([[wanted], []] if engine == REFERENCE else [[wanted], [wanted]])
+
+
+def test_a_node_that_refused_and_gives_rows_meanwhile_stays_one_that_can_be_asked():
+    turns = LoadBalancer(2)
+    turns.note_refusal(0, 100.0, "it refuses what other nodes give")
+    for now, refusing, reachable in ((101.0, [0], [1]), (161.0, [], [1, 0])):
+        turns.begin_request(0, now)
+        turns.end_request(0, now, rows=3)
+        assert turns.refusing_nodes(now) == refusing
+        assert turns.reachable_nodes(now) == reachable
+        assert bool(turns.out) == bool(refusing)

@@ -1,6 +1,8 @@
 """A job keeps to what its control plane says, by counts, and goes on where there is none."""
 
+import socket
 import threading
+import time
 from contextlib import closing
 
 import numpy as np
@@ -141,6 +143,25 @@ def test_a_job_goes_on_with_what_it_heard_where_the_control_plane_is_gone(tmp_pa
         assert only.ask() == 0
         only.count_bytes(1000)
         assert only.ask() > 0, "the pace is still kept"
+    assert len([record for record in caplog.records if "does not answer" in record.message]) == 1
+
+
+def test_a_control_plane_that_is_stopped_holds_no_job_up(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("frostline.control.reporter._DEADLINE_S", 0.2)
+    clock = Clock()
+    with control_plane(tmp_path, clock, bytes_per_s=1000.0) as (url, _):
+        only, _ = follower(url, "a", clock)
+        only.report()
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_server((host, int(port))):  # what a stopped process looks like: nobody takes what comes
+        for _ in range(2):
+            clock.now_s += 1
+            began = time.monotonic()
+            only.report()
+            assert time.monotonic() - began < 5
+            assert only.ask() == 0
+            only.count_bytes(1000)
+            assert only.ask() > 0, "the pace is still kept"
     assert len([record for record in caplog.records if "does not answer" in record.message]) == 1
 
 

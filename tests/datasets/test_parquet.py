@@ -82,7 +82,17 @@ def found(store, listed, reader=None):
 
 
 @pytest.mark.parametrize("nested", [True, False])
-@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"use_dictionary": False}, {"version": "1.0"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"compression": "zstd"},
+        {"use_dictionary": False},
+        {"version": "1.0"},
+        {"data_page_version": "2.0", "data_page_size": 1},
+        {"use_dictionary": False, "column_encoding": "DELTA_LENGTH_BYTE_ARRAY"},
+    ],
+)
 def test_images_are_found_as_structs_and_as_plain_bytes_however_they_are_packed(store, nested, options):
     put_parquet(store, EXAMPLES, nested=nested, **options)
     listed = read(store)
@@ -599,6 +609,95 @@ def test_a_small_file_is_read_in_hardly_more_memory_than_its_pages_have(store, f
     grown, said = grown_by(read_all)
     assert grown < 150 << 20
     assert said == cells if form in ("dictionary", "text") else "bytes of" in said
+
+
+def varint(value, length=0):
+    """A whole number of Thrift's compact protocol, in so many bytes at least."""
+    value, found = 2 * value, b""
+    while value > 127 or len(found) + 1 < length:
+        found, value = found + bytes([128 | value & 127]), value >> 7
+    return found + bytes([value])
+
+
+def with_footer(data, *lies):
+    """The same file, whose footer says other numbers."""
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = data[start:-8]
+    for before, after in lies:
+        assert varint(before) in footer
+        footer = footer.replace(varint(before), varint(after, len(varint(before))))
+    return data[:start] + footer + data[-8:]
+
+
+LARGE = 32 << 20
+
+
+def lying(form):
+    """A file of a few kB that takes LARGE bytes, or many times as many, where its numbers are believed."""
+    compression = form if form == "brotli" else "zstd"
+    options = {"compression": compression, "write_statistics": False, "use_dictionary": form == "dictionary"}
+    cells = pa.array([b"small", bytes(LARGE)])
+    if form == "rows":
+        column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(4_000_000, np.int32)), cells.slice(0, 1))
+        data = table_bytes({"image": column}, **options | {"use_dictionary": True}, row_group_size=4_000_000)
+        return with_footer(data, (4_000_000, 2))
+    if form == "values of a dictionary":
+        data = table_bytes({"image": cells.slice(0, 1)}, **options | {"use_dictionary": True, "compression": None})
+        about = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0).column(0)
+        many = bytes.fromhex("4c15") + varint(1 << 28)
+        grown = data.replace(bytes.fromhex("4c1502"), many, 1)
+        by = len(many) - 3
+        places = {about.data_page_offset, about.total_compressed_size, about.total_uncompressed_size}
+        return with_footer(grown, *((place, place + by) for place in places))
+    data = table_bytes({"image": cells}, **options, dictionary_pagesize_limit=1 << 30)
+    about = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0).column(0)
+    return with_footer(data, (about.total_uncompressed_size, 1_000))
+
+
+@pytest.mark.promise("bounded", mended="pages that have more bytes than the footer says were decompressed")
+@pytest.mark.skipif(not can_measure(), reason="this system does not say how much a process takes")
+@pytest.mark.parametrize("form", ["zstd", "brotli", "dictionary", "rows", "values of a dictionary"])
+def test_a_file_whose_pages_have_more_than_its_footer_says_is_refused_before_they_are_decoded(store, form):
+    data = lying(form)
+    assert len(data) < 100_000
+    store.write("x.parquet", data)
+    [entry] = store.list()
+
+    def read_one():
+        with pytest.raises(ObjectNotFound, match=r"x.parquet is no Parquet file, or is damaged"):
+            CellReader(store, CellCache(64 << 20)).read(str(Cell.of(entry, "image")), 0, 5)
+
+    assert grown_by(read_one)[0] < LARGE / 2
+
+
+@pytest.mark.promise("bounded", mended="a footer of 30 bytes took 800 MB while it was read")
+@pytest.mark.skipif(not can_measure(), reason="this system does not say how much a process takes")
+@pytest.mark.parametrize("form", ["lists in lists", "long", "deep"])
+def test_a_footer_takes_no_more_than_a_bound_while_it_is_read(store, form):
+    many = varint(500_000)  # lists of a million row groups, of which the first has a million columns
+    footer = {
+        "lists in lists": bytes.fromhex("150239fc") + many + bytes.fromhex("19fc") + many,
+        "long": bytes.fromhex("1502") + bytes(9 << 20),
+        "deep": bytes.fromhex("1502") + 500_000 * b"\x9c",
+    }[form]
+    store.write("x.parquet", b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    [entry] = store.list()
+
+    def read_one():
+        with pytest.raises(ObjectNotFound, match="footer of more than 8 MiB" if form == "long" else "no Parquet file"):
+            CellReader(store, CellCache()).read(str(Cell.of(entry, "image")), 0, 5)
+
+    assert grown_by(read_one)[0] < 64 << 20
+
+
+def test_columns_that_are_read_again_are_not_looked_for_again(store, monkeypatch):
+    wide = {f"c{number}": pa.array([1, 2]) for number in range(50)}
+    store.write("x.parquet", table_bytes({"image": pa.array([b"one", b"other"]), **wide}))
+    [entry] = store.list()
+    reader, object = CellReader(store, CellCache()), str(Cell.of(entry, "image"))
+    assert reader.read(object, 0, 3) == b"one"
+    monkeypatch.setattr("frostline.datasets.formats.parquet.column_chunk", None)
+    assert reader.read(object, 1, 5) == b"other"
 
 
 @pytest.mark.skipif(not can_measure(), reason="this system does not say how much a process takes")

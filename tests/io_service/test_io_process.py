@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from contextlib import ExitStack, closing, suppress
 
 import pytest
@@ -27,6 +28,7 @@ from support.nodes import (
     joined,
     make_images,
     request,
+    same,
     samples_of,
     served,
     small_network,
@@ -223,6 +225,30 @@ def test_a_service_that_is_killed_ends_answers_with_a_sentence_and_is_found_agai
         until(lambda: shared_memory() <= before)
         service.start()
         assert len(joined(transport.features(asked(images)))[0]) == 24
+
+
+def test_a_service_that_is_stopped_is_waited_for_no_longer_than_the_deadline_and_then_goes_on(images, service):
+    with closing(service.transport(LoaderSettings(deadline_s=1.0))) as transport:
+        whole = joined(transport.features(asked(images)))
+        pid = service.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for _ in range(2):  # the connection that it has, and a new one
+                began = time.monotonic()
+                with pytest.raises(NodeUnreachable):
+                    list(transport.features(asked(images)))
+                assert time.monotonic() - began < 10
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: answers(transport))
+        same(joined(transport.features(asked(images))), whole)
+        assert service.pid == pid
+
+
+def answers(transport):
+    with suppress(NodeUnreachable):
+        return transport.health() is not None
+    return False
 
 
 PARENT = """

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from frostline.core.errors import SampleError
 from frostline.node import Node
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, audio, imagenet, named_inputs, text
 from frostline.preprocess.apply import decode_into, pixels_into
-from frostline.preprocess.decoders import Decoders, DecoderStatistics
+from frostline.preprocess.decoders import Decoders, DecoderStatistics, _Child
 from frostline.preprocess.steps import frame_parts
 from support.nodes import joined, jpeg, make_images, request, same, served, until
 from support.sounds import encoded_sound, some_waves
@@ -40,15 +42,16 @@ MEMORY = 256 << 20
 WHOLE = Preprocess(steps=(Decode(), Resize(32), CenterCrop(32), Normalize(mean=(0.5,) * 3, std=(0.25,) * 3)))
 
 HOSTILE = """
-    import ctypes, os, signal, socket, sys
+    import ctypes, os, signal, socket, sys, time
     from frostline.core.errors import SampleError
     from frostline.preprocess import decoders
 
-    decoders.MAX_DECODE_S = 0.5
+    decoders.MAX_DECODE_S, decoders._TURN_S = 0.25, 0.1
     parent = os.getppid()
 
     def act(preprocess, encoded, out, **more):
-        match encoded.decode():
+        order = bytes(encoded).decode()
+        match order:
             case "endless":
                 while True: pass
             case "crash":
@@ -59,6 +62,10 @@ HOSTILE = """
                 os.abort()
             case "killed":
                 signal.raise_signal(signal.SIGKILL)
+            case "slow":
+                until = time.process_time() + 0.15
+                while time.process_time() < until: pass
+                raise SampleError("refused: it was slow")
             case "silent":
                 raise KeyError("nobody expects it")
             case "exit":
@@ -77,14 +84,19 @@ HOSTILE = """
             "more memory": lambda: __import__("resource").setrlimit(2, (1 << 40, 1 << 40)),
         }
         try:
-            acts[encoded.decode()]()
+            acts[order]()
         except (OSError, ValueError) as error:
             raise SampleError(f"refused: {error}") from error
         raise SampleError("it was done")
 
     decoders.pixels_into = act
-    decoded = decoders._decoded
-    decoders._decoded = lambda *orders: {} if orders[1] == b"nonsense" else decoded(*orders)
+    answer_of = decoders._answer_of
+
+    def answered(preprocess, sample, memory, *more, **bounds):
+        is_nonsense = memory[sample[4] : sample[4] + sample[5]] == b"nonsense"
+        return {} if is_nonsense else answer_of(preprocess, sample, memory, *more, **bounds)
+
+    decoders._answer_of = answered
     decoders.serve_decoding(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
 """
 
@@ -99,7 +111,7 @@ def decoders():
 def hostile(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "hostile_decoders.py").write_text(textwrap.dedent(HOSTILE))
-    with pytest.MonkeyPatch.context() as patch, closing(Decoders(MEMORY, "hostile_decoders")) as made:
+    with pytest.MonkeyPatch.context() as patch, closing(Decoders(MEMORY, module="hostile_decoders")) as made:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         yield made
 
@@ -166,9 +178,9 @@ def test_sounds_texts_and_several_inputs_have_the_same_values(decoders):
 
 def test_an_image_that_needs_more_memory_than_was_reserved_is_not_decoded_and_says_how_much(decoders):
     large, out = encoded_as("PNG"), np.zeros(WHOLE.shape, np.float32)
-    assert decoders.decode_into(WHOLE, large, out, id=0, view=None, max_pixels=1_000) == 41 * 57
+    assert decoders.decode_into(WHOLE, large, out, id=0, view=None, max_pixels=1_000)[0] == 41 * 57
     assert not out.any()
-    assert decoders.decode_into(WHOLE, large, out, id=0, view=None, max_pixels=41 * 57) == 41 * 57
+    assert decoders.decode_into(WHOLE, large, out, id=0, view=None, max_pixels=41 * 57)[0] == 41 * 57
     assert out.any()
 
 
@@ -218,6 +230,74 @@ def test_a_decoder_that_ends_or_never_ends_takes_one_sample_with_it_and_its_end_
     assert hostile.statistics().ended == {**counted, cause: counted[cause] + 1}
     assert "refused" in done(hostile, "open")
     assert before not in hostile.pids()
+
+
+def test_samples_that_wait_go_to_their_tenants_process_together_and_only_one_that_ends_it_is_lost(hostile, monkeypatch):
+    messages, sends = [], _Child.decode
+
+    def sent(child, tasks):
+        messages.append([bytes(task.encoded).decode() for task in tasks])
+        assert len({task.tenant for task in tasks}) == 1
+        return sends(child, tasks)
+
+    monkeypatch.setattr(_Child, "decode", sent)
+    orders = {
+        "ann": ["open", "open", "crash", "list", "open"],
+        "bob": ["nonsense", "open", "open"],
+        "eve": ["open"] * 9,
+    }
+
+    def told(tenant, order):
+        with pytest.raises(SampleError) as raised:
+            hostile.decode_into(WHOLE, order.encode(), np.zeros((32, 32, 3), np.uint8), id=0, view=None, tenant=tenant)
+        return str(raised.value)
+
+    with ThreadPoolExecutor(20) as pool:
+        endless = pool.submit(told, "ann", "endless")  # the others come while it is decoded
+        until(lambda: messages)
+        found = {name: [pool.submit(told, name, order) for order in some] for name, some in orders.items()}
+        told_of = {name: [future.result() for future in some] for name, some in found.items()}
+    assert "s of a core" in endless.result()
+    for name, some in orders.items():
+        for order, words in zip(some, told_of[name], strict=True):
+            ended = {"crash": "breaks the decoder", "nonsense": "makes no sense"}
+            assert ended.get(order, "refused: ") in words, (name, order)
+    assert messages[0] == ["endless"]
+    assert [len(some) for some in messages if "crash" in some] == [5], "whatever ends its process is tried once"
+    assert max(map(len, messages)) == 8
+    assert len(messages) < 1 + sum(map(len, orders.values()))
+
+
+@pytest.mark.parametrize("order", ["endless", "slow"])
+def test_samples_of_a_tenant_that_take_long_hold_another_tenant_up_for_two_of_them(hostile, order):
+    def told(tenant, order):
+        with pytest.raises(SampleError) as raised:
+            hostile.decode_into(WHOLE, order.encode(), np.zeros((32, 32, 3), np.uint8), id=0, view=None, tenant=tenant)
+        return str(raised.value)
+
+    with ThreadPoolExecutor(8) as pool:
+        ann = [pool.submit(told, "ann", order) for _ in range(5)]
+        until(lambda: ann[0].done() or len(hostile._waiting) == 4)  # noqa: SLF001 (those that go together)
+        bob = pool.submit(told, "bob", "open")
+        assert "refused" in bob.result()
+        assert sum(future.done() for future in ann) <= 3
+        assert all(("s of a core" if order == "endless" else "slow") in future.result() for future in ann)
+
+
+def test_many_threads_get_each_its_own_sample(decoders):
+    random = imagenet(32, augment=True)
+    cases = [(preprocess, jpeg(n), View(seed=n, epoch=1)) for n in range(12) for preprocess in (random, imagenet(24))]
+
+    def decoded(decode, case):
+        preprocess, encoded, view = case
+        out = np.zeros(preprocess.shape, np.float32)
+        decode(preprocess, encoded, out, id=3, view=view)
+        return out
+
+    with ThreadPoolExecutor(8) as pool:
+        apart = list(pool.map(partial(decoded, decoders.decode_into), cases))
+    for case, found in zip(cases, apart, strict=True):
+        np.testing.assert_array_equal(found, decoded(decode_into, case))
 
 
 def test_no_process_sees_samples_of_two_tenants(hostile):

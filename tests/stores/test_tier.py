@@ -59,6 +59,25 @@ def test_it_stays_within_its_bound_and_what_is_in_use_stays(tmp_path):
     assert tier.statistics().rejected == 300 - len(first)
 
 
+def test_a_clock_that_is_set_back_does_not_have_it_rest_for_as_long(tmp_path):
+    clock = Clock()
+    clock.now_s = 2 * HOUR_S
+    tier = LocalTier(tmp_path, budget_bytes=10_000, clock=clock)
+    for number in range(100):
+        tier.put(name_of(number), bytes(100))
+    assert tier.statistics().rejected
+    for path in tmp_path.iterdir():
+        path.unlink()
+    tier.put(name_of(100), bytes(100))
+    assert not tier.has(name_of(100)), "a full one looks again after a minute"
+    clock.now_s -= HOUR_S
+    tier.put(name_of(101), bytes(100))
+    assert tier.has(name_of(101))
+    os.utime(tmp_path / name_of(101), (2 * HOUR_S,) * 2)
+    tier.get(name_of(101), 100)
+    assert (tmp_path / name_of(101)).stat().st_mtime == clock.now_s, "it is in use now, and not in an hour"
+
+
 def test_evicts_what_was_unused_for_an_hour(tmp_path):
     clock = Clock()
     tier = LocalTier(tmp_path, budget_bytes=10_000, clock=clock)

@@ -4,6 +4,9 @@ import errno
 import json
 import os
 import resource
+import signal
+import sys
+from functools import partial
 
 import pytest
 import torch
@@ -164,6 +167,45 @@ def test_whatever_becomes_of_the_newest_every_byte_that_was_there_is_kept(tmp_pa
         assert found is not None
         assert (found.step == 5) is not bool(reasons)
     assert sorted(contents(folder).values()) == before
+
+
+def calls_of(work, killed_at=None):
+    """How many functions of C, the system's among them, some work calls; the process is killed before one of them."""
+    count = 0
+
+    def see(_, event, __):
+        nonlocal count
+        if event == "c_call":
+            if count == killed_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+
+    sys.setprofile(see)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed process is a fork of this one")
+def test_a_trainer_that_is_killed_while_it_writes_leaves_a_whole_checkpoint_and_the_next_one_goes_on(tmp_path):
+    kept_steps(tmp_path, 1, 2)
+    count, latest = calls_of(partial(kept_steps, tmp_path, 3)), 3
+    for step, point in enumerate(range(0, count, max(1, count // 20)), 4):
+        pid = os.fork()
+        if not pid:  # it never comes back
+            calls_of(partial(keep, CheckpointFolder(tmp_path), step), point)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        found, reasons = CheckpointFolder(tmp_path).read_latest()
+        assert found.step in (latest, step)
+        assert found.losses == (1.0,) * found.step
+        assert not reasons
+        latest = found.step
+    assert latest > 3, "the last points are behind the writing"
+    names = {f"step-{step:010}.safetensors" for step in (latest, step + 1)}
+    assert kept_steps(tmp_path, step + 1).keys() == names
 
 
 def test_what_was_set_aside_is_neither_counted_nor_written_over(tmp_path):

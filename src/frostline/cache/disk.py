@@ -552,7 +552,7 @@ class FeatureStore:
         named = sum(key is not None for key in keys)
         size = int(self._database.batch_bytes // max(1, layout.nbytes))
         added, offered = 0, 0
-        if size and self._clock() >= self._rests_until_s:
+        if size and not self._rests():
             while offered < named:
                 batch = [(key, add_checksum(scope + key, body)) for key, body in islice(rows, size)]
                 written = self._write(scope, batch, layout.nbytes)
@@ -641,10 +641,14 @@ class FeatureStore:
         idle = idle_scopes(scopes, wanting=wanting, now_s=self._clock(), idle_s=self._idle_s)
         return idle[0] if idle else None
 
+    def _rests(self) -> bool:
+        """Whether the disk was full a moment ago; a clock that was set back does not prolong it."""
+        return 0 < self._rests_until_s - self._clock() <= _REST_S
+
     def _note(self, scope: bytes) -> None:
         """Note that somebody wants features of this scope, so that they stay."""
         now_s = self._clock()
-        if now_s - self._noted.get(scope, 0.0) < _NOTED_EVERY_S or now_s < self._rests_until_s:
+        if 0 <= now_s - self._noted.get(scope, 0.0) < _NOTED_EVERY_S or self._rests():
             return
         self._noted[scope] = now_s
         with self._survived(writing=True), self._database.write_transaction() as connection:

@@ -1,7 +1,7 @@
 """The batches of one request to several nodes: another takes over where one is gone, refuses, or cannot read."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol, Self
@@ -46,13 +46,14 @@ class NodePool(Protocol):
     def note_read_failure(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
         """That node could not read samples that another one gave."""
 
-    def others(self, request: FeatureRequest, tried: set[int]) -> bool:
+    def others(self, request: FeatureRequest, tried: set[int], *, even_refusing: bool = False) -> bool:
         """Whether a node is left that can run the request's engine and is not known to be away."""
 
     def names_by_number(self, *, may_come_back: bool = False) -> dict[int, str]:
         """Names of the members by number; or of those alone that went away a moment ago, and may be back soon."""
 
 
+_OTHER_SAMPLES = "the node answered with other samples than were asked for; is it of the same version?"
 # What says nothing of the node: it is asked again once it has the prefix or the engine, or the store has recovered.
 _PASSED_ON = (EngineNotReady, StoreThrottled, UnknownPrefix)
 
@@ -124,7 +125,7 @@ class BalancedResponse:
         if batch.skipped:
             expected = expected[~np.isin(expected, [sample.id for sample in batch.skipped])]
         if not np.array_equal(expected, batch.ids):
-            raise Refused("the node answered with other samples than were asked for; is it of the same version?")
+            raise Refused(_OTHER_SAMPLES)
 
     def _stretch(self, batch: FeatureBatch) -> npt.NDArray[np.int64]:
         """Ids of the next samples of the request, as many as a batch tells of."""
@@ -170,7 +171,7 @@ class BalancedResponse:
     def _second_answer(self, request: FeatureRequest, answered: set[int]) -> list[FeatureBatch]:
         """What the first other node says that answers; whoever said something is added to those that answered."""
         tried = set(answered)
-        while self._pool.others(request, tried):
+        while self._pool.others(request, tried, even_refusing=True):
             other, answer = self._pool.begin(request, tried)
             tried.add(other)
             with self._lock:
@@ -182,9 +183,11 @@ class BalancedResponse:
                     return []
                 with self._pool.watch_wait(other):
                     found = [unpack(part) if part.packed else part for part in answer]
+                _check_samples(request, found)
             except (Unavailable, StoreUnavailable) as error:
                 self._pool.note_failure(other, error)
             except FrostlineError as error:
+                found = []
                 if type(error) is FrostlineError:  # it makes no sense, as what is garbled on its way
                     self._pool.note_failure(other, error)
                 else:
@@ -253,6 +256,13 @@ def _close(answer: Iterator[FeatureBatch] | None) -> None:
         close()
     except ValueError:  # a generator that is running in another thread: that thread closes it
         return
+
+
+def _check_samples(request: FeatureRequest, found: Sequence[FeatureBatch]) -> None:
+    """Make sure that an answer tells of each sample of a request once, given or skipped."""
+    ids = [id for part in found for id in (*part.ids.tolist(), *(sample.id for sample in part.skipped))]
+    if sorted(ids) != sorted(request.samples.ids.tolist()):
+        raise FrostlineError(_OTHER_SAMPLES)
 
 
 def _merged(batch: FeatureBatch, found: list[FeatureBatch], asked: npt.NDArray[np.int64]) -> FeatureBatch:

@@ -139,6 +139,11 @@ class LoadBalancer:
         """Those that are not known to be away, in the same order."""
         return [node for node in self.order(now) if self._places[node].away_until <= now]
 
+    def refusing_nodes(self, now: float) -> list[int]:
+        """Those that answer, and are away since they refused what another one gave, in the same order."""
+        places = self._places
+        return [node for node in self.order(now) if places[node].is_refusing and not places[node].is_lost]
+
     def may_come_back(self, now: float, patience_s: float) -> list[int]:
         """Those that are away, and have been for so short a time that they may only be starting again.
 
@@ -178,7 +183,8 @@ class LoadBalancer:
         place.samples += rows
         # What a lost node had brought before it fell silent is no sign that it is back.
         if rows and math.isfinite(place.away_until):
-            place.failures, place.is_refusing, place.away_since = 0, False, math.inf
+            place.failures, place.away_since = 0, math.inf
+            place.is_refusing = place.is_refusing and place.away_until > now  # its time goes on
 
     def note_failure(
         self, node: int, now: float, *, away_s: float, is_full: bool = False, reason: str = "", is_damaged: bool = False
@@ -544,11 +550,19 @@ class BalancedTransport:
         with self._lock:
             self._turns.note_read_failure(number, self._clock(), samples, reason, read_others=read_others)
 
-    def others(self, request: FeatureRequest, tried: set[int]) -> bool:
-        """Whether a node is left that can run the request's engine and is not known to be away."""
+    def others(self, request: FeatureRequest, tried: set[int], *, even_refusing: bool = False) -> bool:
+        """Whether a node is left that can run the request's engine and is not known to be away.
+
+        Args:
+            request: request to make.
+            tried: nodes that were asked for it before.
+            even_refusing: a node counts too that answers, and is left out for a while for what it refused.
+        """
         with self._lock:
-            able = self._able(self._turns.order(self._clock()), request.engine, request.prefix)
-            return bool(set(self._turns.reachable_nodes(self._clock())).intersection(able) - tried)
+            now = self._clock()
+            able = self._able(self._turns.order(now), request.engine, request.prefix)
+            there = {*self._turns.reachable_nodes(now), *(self._turns.refusing_nodes(now) if even_refusing else ())}
+            return bool(there.intersection(able) - tried)
 
     def names_by_number(self, *, may_come_back: bool = False) -> dict[int, str]:
         """Names of the members by number; or of those alone that went away a moment ago, and may be back soon."""

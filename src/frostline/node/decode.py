@@ -249,7 +249,7 @@ class SharedDecoder:
     slots: threading.Semaphore
     counters: Counters
     reads: ReadWatch = field(default_factory=ReadWatch)
-    apart: Callable[..., int] | None = None
+    apart: Callable[..., tuple[int, float]] | None = None
 
 
 class StoredSamples:
@@ -453,16 +453,17 @@ class SampleReader(StoredSamples):
 
     def _decode_within(self, row: int, encoded: Buffer, out: Row, pixels: int) -> int:
         """Decode a sample if it needs no more pixels than that, or more than any may have; those that it needs."""
-        needed = pixels_needed(self._preprocess, encoded) if self._apart is None else 0
+        if self._apart is not None:
+            id = int(self._samples.ids[row])
+            needed, took_s = self._apart(self._preprocess, encoded, out, id=id, view=self._view, max_pixels=pixels)
+            self._decoding.counters.add(decode_s=took_s)
+            return needed
+        needed = pixels_needed(self._preprocess, encoded)
         if pixels < needed <= MAX_PIXELS:
             return needed
         with self._decoding.slots:
             started = time.perf_counter()
-            if self._apart is None:
-                self._write(row, encoded, out)
-            else:
-                id = int(self._samples.ids[row])
-                needed = self._apart(self._preprocess, encoded, out, id=id, view=self._view, max_pixels=pixels)
+            self._write(row, encoded, out)
             self._decoding.counters.add(decode_s=time.perf_counter() - started)
         return needed
 

@@ -537,7 +537,7 @@ def embedding_inputs(
     maximum: int,
     memory: Pool,
     is_abandoned: Callable[[], bool],
-    apart: Callable[..., int] | None = None,
+    apart: Callable[..., object] | None = None,
 ) -> EmbeddingInputs:
     """The features that a request for embeddings is answered by.
 
@@ -607,7 +607,7 @@ def _tokens(
     texts: Sequence[bytes],
     memory: Pool,
     is_abandoned: Callable[[], bool],
-    apart: Callable[..., int] | None,
+    apart: Callable[..., object] | None,
 ) -> int:
     """Tokens of all texts, without those of padding."""
     row = np.zeros(preprocess.shape, np.int64)

@@ -108,7 +108,7 @@ class Resources:
         )
         self.readers = _readers(max(_READERS, settings.decode_threads), self.tenants)
         self.waiters = _readers(settings.read_threads, self.tenants)
-        self.decoders = Decoders(self.pools["decode"].total_bytes)
+        self.decoders = Decoders(self.pools["decode"].total_bytes, settings.decode_threads)
         self.gate = Gate(settings.max_requests, self.pools["messages"], self._work, self.tenants.accounts)
 
     def lane(self, account: Account, device_s: Callable[[], float] = float) -> RequestMemory:
@@ -340,7 +340,7 @@ class RequestOpener:
         """Processes that decode, where somebody may ask who is not the node's own user; None decodes in this one."""
         return self._processes if self._tenants.has_strangers and Decoders.are_possible() else None
 
-    def decode_apart(self, account: Account) -> Callable[..., int] | None:
+    def decode_apart(self, account: Account) -> Callable[..., tuple[int, float]] | None:
         """``Decoders.decode_into`` in processes of a tenant; None where samples are decoded in this one."""
         decoders = self.decoders
         return None if decoders is None else partial(decoders.decode_into, tenant=account.name)

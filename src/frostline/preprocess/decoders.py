@@ -1,8 +1,8 @@
 """Decodes what strangers may have made in child processes: bounded, without files or a network, and kept ready.
 
 A process that imports the decoders once forks a child for each decoding thread. Encoded samples, pixels and tokens
-lie in memory that node and child share; what is said about them are small messages of JSON. A child that ends takes
-the one sample with it that it had, and the next sample gets a new one.
+lie in memory that node and child share; what is said about them are small messages of JSON, one for all samples that
+wait at that moment. A child that ends takes the one sample with it that it had, and the next ones get a new one.
 """
 
 import contextlib
@@ -10,15 +10,18 @@ import ctypes
 import gc
 import json
 import logging
+import math
 import mmap
 import os
-import platform
 import signal
 import socket
 import struct
 import sys
 import threading
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -35,6 +38,7 @@ from frostline.core.processes import Worker
 from frostline.core.system import STARTED
 from frostline.preprocess import Decode, DecodeAudio, Preprocess, Tokenize, audio, imagenet
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
+from frostline.preprocess.confinement import confine
 from frostline.preprocess.sounds import has_sound_packages
 from frostline.preprocess.tokens import opened_tokenizer
 
@@ -44,7 +48,7 @@ try:
 except ImportError:  # they are Unix's; ``are_possible`` says so
     pass
 
-__all__ = ("MAX_DECODE_S", "DecoderStatistics", "Decoders", "confine", "takes_decoders")
+__all__ = ("MAX_DECODE_S", "DecoderStatistics", "Decoders", "takes_decoders")
 
 MAX_DECODE_S = 20.0
 """Core seconds that one sample may take; an image of 50 million pixels takes a tenth of it."""
@@ -54,6 +58,10 @@ _LONGEST_S = 6 * MAX_DECODE_S
 _STARTING_S = 60.0
 _MESSAGE_BYTES = 1 << 16
 _MIN_BYTES, _KEPT_BYTES = 1 << 20, 16 << 20
+# Samples in one message: to wake a process and to be woken takes a tenth of the time of decoding a photograph.
+_MOST_TOGETHER = 8
+# Core seconds after which no further sample of a message is begun, so that other tenants have their turn.
+_TURN_S = 0.5
 _PAGE = 4096
 # What a child may take beside what was reserved: gaps in its heap, and tokenizers, each several times its JSON.
 _SLACK_BYTES, _TOKENIZER_BYTES = 64 << 20, 1 << 30
@@ -69,9 +77,9 @@ _ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
-# A child's answer has one of these at least.
-_SAID = frozenset({"needed", "error", "lacks_tokenizer"})
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "JPEG2000", "ICO", "AVIF")
+# Samples of a message that the child has done with, at the beginning of the memory that it shares.
+_COUNT = struct.Struct("<I")
 _LOG = logging.getLogger("frostline.decoders")
 # Why children end, and what is said of it to who wanted the sample.
 _CAUSES = {
@@ -81,6 +89,8 @@ _CAUSES = {
     "exit": "it left off without an answer",
     "nonsense": "it answered what makes no sense",
 }
+# The number of it in prctl(2).
+_PR_SET_PDEATHSIG = 1
 # Of which not every system has all.
 _CRASHES = {getattr(signal, f"SIG{name}", None) for name in ("SEGV", "ABRT", "BUS", "FPE", "ILL", "TRAP", "SYS")}
 
@@ -106,19 +116,76 @@ class DecoderStatistics:
     ended: dict[str, int]
 
 
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A sample that is to be decoded, and what has become of it.
+
+    Attributes:
+        turn: lock that is held until the sample is decoded, or its thread is to decode the samples that wait.
+        needed: pixels that it needs; None until it is decoded.
+        seconds: its part of the time in which it and others were decoded.
+        shape: shape of what a child makes: of images pixels, whose numbers are made here as they are copied.
+        dtype: type of that.
+        made_bytes: bytes of that in shared memory, in whole pages.
+    """
+
+    preprocess: Preprocess
+    steps: str
+    encoded: bytes | memoryview
+    out: npt.NDArray[Any]
+    id: int
+    view: View | None
+    max_pixels: int
+    tenant: str
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    needed: int | None = None
+    error: SampleError | OSError | None = None
+    seconds: float = 0.0
+    shape: tuple[int, ...] = field(init=False)
+    dtype: np.dtype[Any] = field(init=False)
+    made_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape, self.dtype = self.out.shape, self.out.dtype
+        if self.preprocess.levels is not None and self.dtype != np.uint8:
+            channels, height, width = self.shape
+            self.shape, self.dtype = (height, width, channels), np.dtype(np.uint8)
+        self.made_bytes = -(-math.prod(self.shape) * self.dtype.itemsize // _PAGE) * _PAGE
+
+    @property
+    def is_done(self) -> bool:
+        return self.needed is not None or self.error is not None
+
+    def goes_with(self, other: "_Task") -> bool:
+        """Whether one message can hold both."""
+        return (
+            self.tenant == other.tenant
+            and self.steps == other.steps
+            and self.dtype == other.dtype
+            and self.shape == other.shape
+        )
+
+
 class Decoders:
     """Child processes that decode, each for one tenant. The first sample starts them. Safe for threads.
 
+    One of the threads that wait decodes for others too: it sends the samples of its tenant that wait at that moment in
+    one message, a fair part of them where several children work.
+
     Args:
         memory_bytes: memory for decoding of the node: the most that a child may take for one sample.
+        at_once: number of children that decode at the same time.
         module: module that runs ``serve_decoding``; it gets the number of its socket and the memory behind it.
     """
 
-    def __init__(self, memory_bytes: int, module: str = STARTED["decoding"]) -> None:
+    def __init__(self, memory_bytes: int, at_once: int = 1, module: str = STARTED["decoding"]) -> None:
         self._memory_bytes = memory_bytes
+        self._at_once = at_once
         self._module = module
         self._lock = threading.Lock()
         self._starter: _Starter | None = None
+        self._waiting: deque[_Task] = deque()
+        self._busy = 0
         # By tenant, None where it has seen no sample; the one that waits longest is first.
         self._idle: list[tuple[str | None, _Child]] = []
         self._is_closed = False
@@ -136,7 +203,7 @@ class Decoders:
         view: View | None,
         max_pixels: int = MAX_PIXELS,
         tenant: str = "",
-    ) -> int:
+    ) -> tuple[int, float]:
         """Decode one sample into ``out`` as ``preprocess.apply`` does it, to the bit.
 
         Args:
@@ -150,29 +217,94 @@ class Decoders:
 
         Returns:
             The pixels that the sample needs; where they are more than ``max_pixels`` and may be reserved at all,
-            nothing was decoded.
+            nothing was decoded. And the seconds of decoding it, without those of waiting for its turn.
 
         Raises:
             SampleError: see ``preprocess.apply.decode_into``; or the child that decoded it ended.
         """
-        while True:
-            child = self._taken(tenant)
+        task = _Task(preprocess, _steps(preprocess), encoded, out, id, view, max_pixels, tenant)
+        with self._lock:
+            has_turn = self._busy < self._at_once
+            if has_turn:
+                self._busy += 1
+            else:
+                task.turn.acquire()
+                self._waiting.append(task)
+        if not has_turn:
+            task.turn.acquire()
+        if not task.is_done:
+            self._decode_waiting(task)
+        if task.error is not None:
+            raise task.error
+        assert task.needed is not None, "its pixels are known once it is done"
+        return task.needed, task.seconds
+
+    def _decode_waiting(self, task: _Task) -> None:
+        """Decode a sample, whose turn it is, with others that wait; then it is the turn of the next one.
+
+        Those of the others that took too long, or whose child ended, wait on, behind everybody.
+        """
+        tasks = [task]
+        try:
+            with self._lock:
+                tasks += self._that_go_with(task)
+            began = time.perf_counter()
+            self._decode(tasks)
+            done = [each for each in tasks if each.is_done]
+            for each in done:
+                each.seconds = (time.perf_counter() - began) / len(done)
+        finally:
+            with self._lock:
+                for each in tasks[1:]:
+                    if each.is_done:
+                        each.turn.release()
+                    else:
+                        self._waiting.append(each)
+                if self._waiting:
+                    self._waiting.popleft().turn.release()
+                else:
+                    self._busy -= 1
+
+    def _that_go_with(self, task: _Task) -> list[_Task]:
+        """Take a fair part of those that wait and fit into the same message, or a few."""
+        part = -(-(1 + len(self._waiting)) // self._at_once)
+        most = min(_MOST_TOGETHER, max(_MOST_TOGETHER // 2, part)) - 1
+        found, left = list[_Task](), _KEPT_BYTES - task.made_bytes - len(task.encoded)
+        for each in self._waiting:
+            nbytes = each.made_bytes + len(each.encoded)
+            if len(found) == most:
+                break
+            if each.goes_with(task) and nbytes <= left:
+                found.append(each)
+                left -= nbytes
+        for each in found:
+            self._waiting.remove(each)
+        return found
+
+    def _decode(self, tasks: list[_Task]) -> None:
+        """Decode the first of some samples, and as many of the others as go with it in one message."""
+        first = tasks[0]
+        while not first.is_done:
+            try:
+                child = self._taken(first.tenant)
+            except (SampleError, OSError) as error:  # none can be had
+                first.error = error
+                return
             is_sound = False
             try:
-                needed = child.decode(preprocess, encoded, out, id=id, view=view, max_pixels=max_pixels)
+                child.decode(tasks)
                 is_sound = True
-                return needed
-            except BrokenPipeError:  # it had ended while it waited: another one gets the sample
+            except BrokenPipeError:  # it had ended while it waited: another one gets them
                 continue
             except _Ended as ended:
                 cause = self._bury(child, str(ended))
-                raise SampleError(f"the process that decoded it ended: {_CAUSES[cause]}") from None
-            except SampleError:
-                is_sound = True
-                raise
+                if cause != "nonsense" or len(tasks) == 1:  # else it makes no sense of how far it came either
+                    lost = tasks[min(child.count_done(), len(tasks) - 1)]
+                    lost.error = SampleError(f"the process that decoded it ended: {_CAUSES[cause]}")
+                tasks = [first]
             finally:
                 if is_sound:
-                    self._give_back(tenant, child)
+                    self._give_back(first.tenant, child)
                 elif not child.is_buried:
                     self._bury(child)
 
@@ -319,48 +451,53 @@ class _Child:
         # The number may be another process's once it has ended.
         self._handle = os.pidfd_open(pid)
         self._memory = mmap.mmap(-1, _PAGE)
+        self._unsent = -1
 
-    def decode(
-        self,
-        preprocess: Preprocess,
-        encoded: bytes | memoryview,
-        out: npt.NDArray[Any],
-        *,
-        id: int,
-        view: View | None,
-        max_pixels: int,
-    ) -> int:
-        """See ``Decoders.decode_into``."""
-        shape, dtype = _made(preprocess, out)
-        made_bytes = int(np.prod(shape)) * dtype.itemsize
-        start = -(-made_bytes // _PAGE) * _PAGE
-        orders = {
-            "steps": _steps(preprocess),
-            "is_pixels": dtype == np.uint8,
-            "id": id,
-            "view": None if view is None else [view.seed, view.epoch],
-            "max_pixels": max_pixels,
-            "at": [start, len(encoded)],
-            "tokenizer": [start + len(encoded), 0],
-        }
-        answer = self._asked(orders, start, encoded, b"")
-        if answer.get("lacks_tokenizer"):
-            orders["tokenizer"] = [start + len(encoded), len(preprocess.tokenizer)]
-            answer = self._asked(orders, start, encoded, preprocess.tokenizer)
-        if "error" in answer:
-            raise SampleError(str(answer["error"]))
-        needed = int(answer["needed"])
-        if answer.get("is_made"):
-            made = np.frombuffer(self._memory, dtype, int(np.prod(shape))).reshape(shape)
-            if dtype == out.dtype:
-                np.copyto(out, made)
-            else:
-                assert preprocess.levels is not None, "its pixels were asked for"
-                preprocess.levels.into(made, out)
-            del made
+    def decode(self, tasks: Sequence[_Task]) -> None:
+        """Decode samples that go into one message, or the first of them where they take long.
+
+        Raises:
+            BrokenPipeError: it had ended before.
+            _Ended: it has ended, or must, after so many samples as ``count_done`` says.
+        """
+        first = tasks[0]
+        made = range(_PAGE, _PAGE + len(tasks) * first.made_bytes, first.made_bytes)
+        orders = {"steps": first.steps, "is_pixels": first.dtype == np.uint8, "tokenizer": [0, 0]}
+        start, stop, samples = made.stop, made.stop + sum(len(task.encoded) for task in tasks), []
+        self._share(stop)
+        for task, place in zip(tasks, made, strict=True):
+            view = None if task.view is None else [task.view.seed, task.view.epoch]
+            self._memory[start : start + len(task.encoded)] = task.encoded
+            samples.append([task.id, view, task.max_pixels, place, start, len(task.encoded)])
+            start += len(task.encoded)
+        answer = self._asked({**orders, "samples": samples})
+        if answer is None:
+            tokenizer = first.preprocess.tokenizer
+            self._share(stop + len(tokenizer), kept=stop)
+            self._memory[stop : stop + len(tokenizer)] = tokenizer
+            answer = self._asked({**orders, "samples": samples, "tokenizer": [stop, len(tokenizer)]})
+        for task, place, said in zip(tasks, made, _checked(answer, len(tasks)), strict=False):
+            if isinstance(said, str):
+                task.error = SampleError(said)
+                continue
+            needed, is_made = said
+            if is_made:
+                self._copy(task, place)
+            task.needed = needed
         if len(self._memory) > _KEPT_BYTES:
-            self._memory = mmap.mmap(-1, _PAGE)
-        return needed
+            self._memory, self._unsent = mmap.mmap(-1, _PAGE), -1
+
+    def count_done(self) -> int:
+        """Samples of the last message that it has done with."""
+        return int(_COUNT.unpack_from(self._memory)[0])
+
+    def _copy(self, task: _Task, place: int) -> None:
+        made = np.frombuffer(self._memory, task.dtype, math.prod(task.shape), place).reshape(task.shape)
+        if task.dtype == task.out.dtype:
+            np.copyto(task.out, made)
+        else:
+            assert task.preprocess.levels is not None, "its pixels were asked for"
+            task.preprocess.levels.into(made, task.out)
 
     def kill(self) -> None:
         """End it, whatever it does."""
@@ -369,55 +506,76 @@ class _Child:
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         os.close(self._handle)
         self._peer.close()
+        if self._unsent >= 0:
+            os.close(self._unsent)
 
-    def _asked(self, orders: dict[str, Any], start: int, encoded: bytes | memoryview, more: bytes) -> dict[str, Any]:
-        files = self._with_room(start + len(encoded) + len(more))
-        self._memory[start : start + len(encoded)] = encoded
-        self._memory[start + len(encoded) : start + len(encoded) + len(more)] = more
+    def _asked(self, orders: dict[str, Any]) -> list[Any] | None:
+        """Its answer of each sample; None where it lacks the tokenizer."""
+        _COUNT.pack_into(self._memory, 0, 0)
+        files = [] if self._unsent < 0 else [self._unsent]
         try:
-            try:
+            if files:
                 socket.send_fds(self._peer, [json.dumps(orders).encode()], files)
-            except OSError as error:
-                raise BrokenPipeError from error
-            answer = self._peer.recv(_MESSAGE_BYTES)
-        except BrokenPipeError:
-            raise
-        except TimeoutError as error:
-            raise _Ended("time") from error
-        except OSError:
-            answer = b""
+            else:
+                self._peer.send(json.dumps(orders).encode())
+        except OSError as error:
+            raise BrokenPipeError from error
         finally:
+            self._unsent = -1
             for file in files:
                 os.close(file)
-        if not answer:
-            raise _Ended
         try:
-            value = json.loads(answer)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict) or not (_SAID & value.keys()) or not isinstance(value.get("needed", 0), int):
-            raise _Ended("nonsense")
-        return value
+            answer = json.loads(self._answer())
+        except (ValueError, RecursionError) as error:
+            raise _Ended("nonsense") from error
+        if answer is None or isinstance(answer, list):
+            return answer
+        raise _Ended("nonsense")
 
-    def _with_room(self, nbytes: int) -> list[int]:
-        """Share more memory, where that is needed; its file, which is to be sent."""
+    def _answer(self) -> bytes:
+        done = 0
+        while True:
+            try:
+                answer = self._peer.recv(_MESSAGE_BYTES)
+            except TimeoutError as error:
+                before, done = done, self.count_done()
+                if not before < done <= _MOST_TOGETHER:
+                    raise _Ended("time") from error
+            except OSError as error:
+                raise _Ended from error
+            else:
+                if not answer:
+                    raise _Ended
+                return answer
+
+    def _share(self, nbytes: int, kept: int = 0) -> None:
+        """Share more memory, where that is needed, with what is kept; its file goes with the next message."""
         if nbytes <= len(self._memory) and len(self._memory) > _PAGE:
-            return []
+            return
         size = max(_MIN_BYTES, 1 << (nbytes - 1).bit_length())
-        file = os.memfd_create("frostline-decode", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        if self._unsent >= 0:
+            os.close(self._unsent)
+        self._unsent = file = os.memfd_create("frostline-decode", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(file, size)
         # A child could cut it short, and this process would end where it reads on.
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self._memory = mmap.mmap(file, size)
-        return [file]
+        before, self._memory = self._memory, mmap.mmap(file, size)
+        self._memory[:kept] = before[:kept]
 
 
-def _made(preprocess: Preprocess, out: npt.NDArray[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of what a child makes: of images the pixels, whose numbers are made here while they are copied."""
-    if preprocess.levels is None or out.dtype == np.uint8:
-        return out.shape, out.dtype
-    channels, height, width = out.shape
-    return (height, width, channels), np.dtype(np.uint8)
+def _checked(answer: list[Any] | None, count: int) -> list[str | tuple[int, bool]]:
+    """What is said of each sample: why it is refused, or the pixels that it needs and whether it was decoded."""
+    if answer is None or not 0 < len(answer) <= count:
+        raise _Ended("nonsense")
+    found = list[str | tuple[int, bool]]()
+    for said in answer:
+        if isinstance(said, str):
+            found.append(said)
+        elif isinstance(said, list) and [type(part) for part in said] == [int, bool]:
+            found.append((said[0], said[1]))
+        else:
+            raise _Ended("nonsense")
+    return found
 
 
 @lru_cache(256)
@@ -514,40 +672,50 @@ _equipped: dict[str, Preprocess] = {}
 """Preprocessings of texts with their tokenizers, by their steps."""
 
 
-def _answered(orders: dict[str, Any], memory: mmap.mmap, bounds: _Bounds) -> dict[str, Any]:
+def _answered(orders: dict[str, Any], memory: mmap.mmap, bounds: _Bounds) -> list[Any] | None:
+    """Of each sample the pixels that it needs and whether it was decoded, or why not; None without its tokenizer."""
     preprocess = _parsed(orders["steps"])
     if preprocess.tokens is not None:
         start, length = orders["tokenizer"]
         if orders["steps"] not in _equipped:
             if not length:
-                return {"lacks_tokenizer": True}
+                return None
             _equip(orders["steps"], memory[start : start + length], bounds)
         preprocess = _equipped[orders["steps"]]
-    start, length = orders["at"]
-    encoded = memory[start : start + length]
-    try:
-        bounds.begin(3 * length + scratch_bytes(orders["max_pixels"]))
-        return _decoded(preprocess, encoded, orders, memory)
-    except (SampleError, FrostlineError) as error:
-        return {"error": str(error)[: _MESSAGE_BYTES // 8]}
-    except MemoryError:
-        return {"error": "decoding it takes more memory than was reserved for it"}
-    finally:
-        bounds.end()
+    answers, began_s = list[Any](), time.process_time()
+    for sample in orders["samples"]:
+        if answers and time.process_time() - began_s > _TURN_S:
+            break
+        _COUNT.pack_into(memory, 0, len(answers))
+        answers.append(_answer_of(preprocess, sample, memory, bounds, is_pixels=orders["is_pixels"]))
+    return answers
 
 
-def _decoded(preprocess: Preprocess, encoded: bytes, orders: dict[str, Any], memory: mmap.mmap) -> dict[str, Any]:
-    needed = pixels_needed(preprocess, encoded)
-    if orders["max_pixels"] < needed <= MAX_PIXELS:
-        return {"needed": needed}
-    view = None if orders["view"] is None else View(seed=orders["view"][0], epoch=orders["view"][1])
+def _answer_of(
+    preprocess: Preprocess, sample: list[Any], memory: mmap.mmap, bounds: _Bounds, *, is_pixels: bool
+) -> list[Any] | str:
+    number, view, max_pixels, place, start, length = sample
     shape, dtype, into = preprocess.sample.shape, np.dtype(preprocess.sample.dtype), decode_into
-    if orders["is_pixels"]:
+    if is_pixels:
         channels, height, width = shape
         shape, dtype, into = (height, width, channels), np.dtype(np.uint8), pixels_into
-    out = np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape)
-    into(preprocess, encoded, out, id=orders["id"], view=view)
-    return {"needed": needed, "is_made": True}
+    out = np.frombuffer(memory, dtype, math.prod(shape), place).reshape(shape)
+    view = None if view is None else View(seed=view[0], epoch=view[1])
+    encoded = memoryview(memory)[start : start + length]
+    try:
+        bounds.begin(3 * length + scratch_bytes(max_pixels))
+        needed = pixels_needed(preprocess, encoded)
+        is_made = not max_pixels < needed <= MAX_PIXELS
+        if is_made:
+            into(preprocess, encoded, out, id=number, view=view)
+    except (SampleError, FrostlineError) as error:
+        return str(error)[: _MESSAGE_BYTES // (16 * _MOST_TOGETHER)]
+    except MemoryError:
+        return "decoding it takes more memory than was reserved for it"
+    else:
+        return [needed, is_made]
+    finally:
+        bounds.end()
 
 
 @lru_cache(64)
@@ -594,78 +762,6 @@ def _decode_once(preprocess: Preprocess, encoded: bytes) -> None:
     out = np.empty(preprocess.shape, preprocess.dtype)
     with contextlib.suppress(SampleError):
         decode_into(preprocess, encoded, out, id=0, view=View(seed=0, epoch=0))
-
-
-# prctl(2), seccomp(2), landlock(7).
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
-_MODE_FILTER = 2
-_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
-_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000  # EPERM where it is refused
-_ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-# Calls of the system that decoding needs, by their numbers on either architecture: nothing that opens, connects,
-# starts or looks for anything. A socket and memory are there already.
-_CALLS = (
-    *((0, 63), (1, 64), (3, 57), (5, 80), (8, 62), (17, 67)),  # read write close fstat lseek pread64
-    *((9, 222), (10, 226), (11, 215), (12, 214), (25, 216), (28, 233)),  # mmap mprotect munmap brk mremap madvise
-    *((13, 134), (14, 135), (15, 139), (131, 132), (38, 103)),  # rt_sig* sigaltstack setitimer
-    *((7, 73), (271, 73), (44, 206), (45, 207), (46, 211), (47, 212)),  # poll ppoll send* recv*
-    *((24, 124), (35, 101), (230, 115), (219, 128), (202, 98), (273, 99)),  # waiting and futexes
-    *((32, 23), (39, 172), (186, 178), (96, 169), (228, 113), (98, 165), (99, 179)),  # dup, ids, clocks, usage
-    *((204, 123), (309, 168), (318, 278), (324, 283), (334, 293), (63, 160)),  # cores, getrandom, rseq, uname
-    *((97, 163), (160, 164), (60, 93), (231, 94), (262, 79)),  # getrlimit setrlimit exit exit_group newfstatat
-)
-# Calls whose first argument may be this process alone (a number in place of it), or files that it has.
-_PRLIMIT, _TGKILL, _FCNTL = (302, 261), (234, 131), (72, 25)
-_DUPLICATE = (0, 1, 2, 3, 1030)  # fcntl(2): F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
-_LANDLOCK = (444, 446)
-# What each version of Landlock knows more of files: all of it is refused.
-_FILES_BY_VERSION = {1: 13, 2: 14, 3: 15, 4: 15}
-_LATEST_FILES = 16
-
-
-def confine() -> str:
-    """Take from this process what decoding does not need, for good; in words, what is in force."""
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        return "limits alone"
-    found = [f"Landlock {version}"] if (version := _confine_by_landlock(library)) else []
-    found += ["seccomp"] if _confine_by_seccomp(library) else []
-    return " and ".join(found) or "limits alone"
-
-
-def _confine_by_landlock(library: ctypes.CDLL) -> int:
-    """Refuse every file, connection and signal that the kernel's version of Landlock knows; 0 where it has none."""
-    create, restrict = _LANDLOCK
-    version = int(library.syscall(create, None, ctypes.c_size_t(0), 1))
-    if version < 1:
-        return 0
-    files = (1 << _FILES_BY_VERSION.get(version, _LATEST_FILES)) - 1
-    rules = struct.pack("<QQQ", files, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
-    handle = library.syscall(create, rules, ctypes.c_size_t(len(rules)), 0)
-    if handle < 0:
-        return 0
-    refused = library.syscall(restrict, handle, 0)
-    os.close(handle)
-    return version if refused == 0 else 0
-
-
-def _confine_by_seccomp(library: ctypes.CDLL) -> bool:
-    known = _ARCHITECTURES.get(platform.machine())
-    if known is None or sys.platform != "linux":
-        return False
-    architecture, place = known
-    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
-    for number in sorted({call[place] for call in _CALLS}):
-        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    pid = os.getpid()
-    for call, argument, values in ((_PRLIMIT, 0, (0, pid)), (_TGKILL, 0, (pid,)), (_FCNTL, 1, _DUPLICATE)):
-        checks = [step for value in values for step in ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW))]
-        rest = [(_LOAD, 0, 0, 16 + 8 * argument), *checks, (_RETURN, 0, 0, _REFUSE)]
-        program += [(_EQUAL, 0, len(rest), call[place]), *rest]
-    program.append((_RETURN, 0, 0, _REFUSE))
-    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in program))
-    header = struct.pack("@HP", len(program), ctypes.addressof(code))
-    return bool(library.prctl(_PR_SET_SECCOMP, _MODE_FILTER, header, 0, 0) == 0)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ class LocalTier:
         with suppress(OSError):
             with (self._folder / name).open("rb") as file:
                 data, used_s = file.read(), os.fstat(file.fileno()).st_mtime
-            if self._clock() - used_s > _NOTED_EVERY_S:
+            if not 0 <= self._clock() - used_s <= _NOTED_EVERY_S:  # a clock that was set back stands before it
                 os.utime(self._folder / name, (self._clock(),) * 2)
         found = None if data is None else _opened(data, name, length)
         if data is not None and found is None:
@@ -159,7 +159,7 @@ class LocalTier:
 
     def _has_room(self, nbytes: int) -> bool:
         with self._lock:
-            if self._clock() < self._rests_until_s:
+            if 0 < self._rests_until_s - self._clock() <= _REST_S:  # longer where the clock was set back
                 return False
             if self._allowance < nbytes:
                 with suppress(OSError):

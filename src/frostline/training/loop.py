@@ -45,8 +45,8 @@ _STEP: Final = "step"
 class Optimizer:
     """Takes the steps of a recipe. For one thread at a time.
 
-    The first object of a class of ``torch.optim`` imports PyTorch's compiler (``torch._compile._disable_dynamo``): 1.2 s
-    of a processor, a quarter of what a job takes to its first step, to mark functions that nobody compiles here. The
+    The first object of a class of ``torch.optim`` imports PyTorch's compiler (``torch._compile._disable_dynamo``): 1.2
+    seconds of a processor, a quarter of what a job takes to its first step, to mark functions that nobody compiles. The
     updates are functions that need none of it, and are called as ``torch.optim.Adam``, ``AdamW`` and ``SGD`` call them.
 
     Args:

@@ -26,6 +26,8 @@ __all__ = ("CheckpointFolder", "begin_run")
 
 _FORMAT = 1
 _KEY = "checkpoint"
+# What ``atomic_file`` writes before it puts it in its place.
+_UNFINISHED = ".step-*.part"
 _KEPT = 2
 _CHECKPOINTS = "checkpoints"
 _NAME = re.compile(r"step-(\d{10})\.safetensors")
@@ -77,7 +79,7 @@ class CheckpointFolder:
         return is_due or (ends_epoch and took_little)
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Write one, and remove those that are too many.
+        """Write one, and remove those that are too many, and what a trainer left that was killed as it wrote.
 
         Raises:
             SettingError: the folder cannot be written.
@@ -87,8 +89,8 @@ class CheckpointFolder:
         make_folder(self._folder)
         plain = json.dumps(with_schema(_plain(checkpoint), _FORMAT))
         write_tensors(self._path(checkpoint.step), _tensors(checkpoint), {_KEY: plain})
-        for path in self._paths()[:-_KEPT]:
-            path.unlink()
+        for path in (*self._paths()[:-_KEPT], *self._folder.glob(_UNFINISHED)):
+            path.unlink(missing_ok=True)
         self._step, self._at = checkpoint.step, self._clock()
         self._took_s = self._at - began
 

@@ -36,6 +36,7 @@ from frostline.datasets.formats.labels import column_name, encode_labels, join_t
 from frostline.datasets.formats.left_out import ROWS, LeftOut
 from frostline.datasets.formats.lists import ObjectFinder
 from frostline.datasets.formats.ranges import (
+    CheckedPages,
     RangeFile,
     column_chunk,
     in_words,
@@ -171,12 +172,13 @@ def group_cells(source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, group:
     place = _leaf_place(metadata, path)
     if not metadata.row_group(group).num_rows:
         return Cells.of([])
-    about = column_chunk(metadata, group, place)
+    about, most = column_chunk(metadata, group, place), _decoded_bytes(metadata, group, place)
+    source = CheckedPages(source, about, most)
     if about.physical_type != "BYTE_ARRAY" or keeps_dictionaries(metadata, group, place):
-        file = with_dictionaries(source, metadata, [path])
+        file = with_dictionaries(source, metadata, [path], [group])
         return Cells.of(_leaves(file.read_row_group(group, columns=[path], use_threads=False).column(0)))
     file = pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=False)
-    most, found = _decoded_bytes(metadata, group, place), list[pa.Array]()
+    found = list[pa.Array]()
     rows = max(1, min(_WRITTEN_OUT_ROWS, _WRITTEN_OUT_BYTES // max(1, about.total_uncompressed_size)))
     for batch in file.iter_batches(rows, row_groups=[group], columns=[path], use_threads=False):
         found += _leaves(pa.chunked_array([batch.column(0)]))
@@ -199,7 +201,8 @@ CELLS_BYTES = 256 << 20
 """Default memory for decoded columns, in bytes."""
 # What decoding a chunk takes at its peak beside itself: its compressed bytes, and a page more than once.
 _WHILE_DECODED = 3
-_MAX_FILES = 256
+# Files of which footers are kept, and bytes of these as they lie there.
+_MAX_FILES, _MAX_FOOTER_BYTES = 256, 4 << 20
 _BESIDE = "+"  # stands between columns, in whose quoted names there is none
 
 
@@ -274,23 +277,17 @@ class CellCache:
         """What is kept, and what those that are being decoded take."""
         return self._used
 
-    def get(self, key: tuple[object, ...], nbytes: int, decode: Callable[[], Cells]) -> Cells:
+    def get(self, key: tuple[object, ...], nbytes: Callable[[], int], decode: Callable[[], Cells]) -> Cells:
         """A column, decoded now or before.
 
         Args:
             key: names it.
-            nbytes: size that it will have.
+            nbytes: function that gives the size that it will have; called where it is to be decoded.
             decode: makes it, outside of any lock.
 
         Raises:
             SampleError: the column does not fit the budget.
         """
-        takes = _WHILE_DECODED * nbytes
-        if takes > self._maximum:
-            raise SampleError(
-                f"a row group with {nbytes} bytes of images is too large: {self._maximum // _WHILE_DECODED} fit; write "
-                "smaller row groups, or start the node with more --memory"
-            )
         with self._changed:
             self._changed.wait_for(lambda: key not in self._under_way)
             if key in self._kept:
@@ -298,11 +295,20 @@ class CellCache:
                 return self._kept[key][0]
             self._under_way.add(key)
         try:
-            return self._decoded(key, takes, decode)
+            return self._decoded(key, self._checked(nbytes()), decode)
         finally:
             with self._changed:
                 self._under_way.discard(key)
                 self._changed.notify_all()
+
+    def _checked(self, nbytes: int) -> int:
+        """Memory that it takes to decode a column of that size."""
+        if _WHILE_DECODED * nbytes > self._maximum:
+            raise SampleError(
+                f"a row group with {nbytes} bytes of images is too large: {self._maximum // _WHILE_DECODED} fit; write "
+                "smaller row groups, or start the node with more --memory"
+            )
+        return _WHILE_DECODED * nbytes
 
     def _decoded(self, key: tuple[object, ...], takes: int, decode: Callable[[], Cells]) -> Cells:
         with self._changed:
@@ -333,6 +339,10 @@ class _CellFile:
     ends: list[int]
     etag: str
 
+    def footer_bytes(self) -> int:
+        """Bytes of its footer, of which so many are kept; at least those of a small one."""
+        return max(int(self.metadata.serialized_size), _MAX_FOOTER_BYTES // _MAX_FILES)
+
 
 class CellReader:
     """A ``Versioned`` whose objects are columns of Parquet files and whose offsets are rows. Safe for threads.
@@ -349,7 +359,7 @@ class CellReader:
         self._cache = cache
         self._url = url
         self._lock = threading.Lock()
-        self._files: LRUCache[tuple[str, int, str], _CellFile] = LRUCache(_MAX_FILES)
+        self._files: LRUCache[tuple[str, int, str], _CellFile] = LRUCache(_MAX_FOOTER_BYTES, _CellFile.footer_bytes)
 
     def read(self, object: str, offset: int, length: int) -> Buffer:
         """See ``Readable.read``: the bytes of a cell, which are copied."""
@@ -384,8 +394,9 @@ class CellReader:
         return data, etag
 
     def _column(self, cell: Cell, file: _CellFile, group: int) -> Cells:
-        place = _leaf_place(file.metadata, cell.columns[0])
-        nbytes = _decoded_bytes(file.metadata, group, place)
+        def nbytes() -> int:
+            return _decoded_bytes(file.metadata, group, _leaf_place(file.metadata, cell.columns[0]))
+
         return self._cache.get((self._url, cell, group), nbytes, lambda: self._decoded(cell, file, group))
 
     def _file(self, cell: Cell) -> _CellFile:
@@ -435,13 +446,14 @@ def _leaf_place(metadata: pq.FileMetaData, column: str) -> int:
 def _decoded_bytes(metadata: pq.FileMetaData, group: int, place: int) -> int:
     """The most bytes of the cells of a column of a row group, by what the file's footer says."""
     rows, about = metadata.row_group(group).num_rows, column_chunk(metadata, group, place)
+    values, pages = max(rows, about.num_values), max(about.total_uncompressed_size, about.total_compressed_size)
     if about.physical_type in NUMBER_BYTES:
-        return int(about.num_values * NUMBER_BYTES[about.physical_type] + rows * HEADER_BYTES)
+        return int(max(pages, values * NUMBER_BYTES[about.physical_type]) + rows * HEADER_BYTES)
     column = metadata.schema.column(place)
     if about.physical_type != "BYTE_ARRAY":
-        return int(about.num_values * (max(column.length, _LONGEST_NUMBER) + _ROW_BYTES))
+        return int(max(pages, values * max(column.length, _LONGEST_NUMBER)) + values * _ROW_BYTES)
     growth = _PREFIXES_GROWTH if "DELTA_BYTE_ARRAY" in about.encodings else 1
-    return int(growth * about.total_uncompressed_size + about.num_values * _ROW_BYTES)
+    return int(growth * pages + values * _ROW_BYTES)
 
 
 def _record(parts: list[bytes]) -> bytes:

@@ -25,6 +25,7 @@ from frostline.datasets.formats.base import (
 from frostline.stores.protocols import Entry, Versioned, is_other_version
 
 __all__ = (
+    "CheckedPages",
     "ObjectRanges",
     "RangeFile",
     "check_written_out",
@@ -44,6 +45,19 @@ __all__ = (
 def is_parquet(entry: Entry) -> bool:
     """Whether an object is a Parquet file by its name, and not hidden."""
     return entry.object.lower().endswith(".parquet") and not is_hidden(entry.object)
+
+
+# A footer takes some forty times its bytes once it is read; and an element of one of its lists up to a kilobyte, where
+# three bytes say how many there are.
+_LARGEST_FOOTER, _LONGEST_FOOTER_LIST = 8 << 20, 1 << 16
+_FOOTER_END = 8
+
+
+def _check_footer(name: str, end: bytes) -> None:
+    if end.endswith(b"PAR1") and int.from_bytes(end[:4], "little") > _LARGEST_FOOTER:
+        raise DataError(
+            f"{name} has a footer of more than {_LARGEST_FOOTER >> 20} MiB: write it with fewer row groups or columns"
+        )
 
 
 class RangeFile:
@@ -86,6 +100,8 @@ class RangeFile:
             raise DataError(f"{self._name} changed while it was read: ask again when nobody writes to it")
         self.version = version
         self._place += length
+        if self._place == self._size:
+            _check_footer(self._name, bytes(data[-_FOOTER_END:]))
         return bytes(data)
 
     def readable(self) -> bool:
@@ -142,7 +158,9 @@ def open_parquet(
     """
     source = RangeFile(store, name, size)
     with in_words(name):
-        yield pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=False), source
+        file = pa.PythonFile(source, mode="r")
+        limit = _LONGEST_FOOTER_LIST
+        yield pq.ParquetFile(file, metadata=metadata, pre_buffer=False, thrift_container_size_limit=limit), source
 
 
 # Encodings of which a cell takes as many bytes as it has there.
@@ -185,14 +203,138 @@ def column_chunk(metadata: pq.FileMetaData, group: int, place: int) -> pq.Column
     raise pa.ArrowInvalid(f"the column {path} has no pages")
 
 
+class CheckedPages(RangeFile):
+    """A column of a row group, whose pages are as its footer says before Arrow decodes them.
+
+    Arrow believes each page how many bytes and values it has, and takes memory for as many.
+
+    Args:
+        source: the file.
+        about: what its footer says of the column.
+        most_bytes: the most bytes that the pages may have, once they are decompressed.
+    """
+
+    def __init__(self, source: IO[bytes] | RangeFile, about: pq.ColumnChunkMetaData, most_bytes: int) -> None:
+        self._source = source
+        self._path = about.path_in_schema
+        self._values = int(about.num_values)
+        self._may_share = "DELTA_BYTE_ARRAY" in about.encodings
+        self._most_bytes = most_bytes
+
+    def tell(self) -> int:
+        """See ``RangeFile``."""
+        return self._source.tell()
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        """See ``RangeFile``."""
+        return self._source.seek(place, whence)
+
+    def read(self, size: int = -1) -> bytes:
+        """The pages of the column, which Arrow reads at once.
+
+        Raises:
+            ArrowException: they are others than the footer says; see ``in_words``.
+            DataError: the file was replaced since the first read.
+        """
+        data = self._source.read(size)
+        try:
+            self._check(memoryview(data))
+        except (IndexError, ValueError) as error:
+            raise pa.ArrowInvalid(f"the pages of {self._path} are others than the footer says") from error
+        return data
+
+    def _check(self, data: memoryview) -> None:
+        place = values = nbytes = 0
+        while values < self._values and place < len(data):
+            header, place = _thrift_struct(data, place)
+            made, stored = _whole(header, 2), _whole(header, 3)
+            nbytes += made
+            if nbytes > self._most_bytes:
+                raise ValueError("bytes")
+            for field, encoding in ((5, 2), (8, 4)):  # data pages of version 1 and of version 2
+                if isinstance(page := header.get(field), dict):
+                    values += _whole(page, 1)
+                    shares = _whole(page, encoding) == _DELTA_BYTE_ARRAY
+                    if values > self._values or (shares and not self._may_share):
+                        raise ValueError("values")
+            if isinstance(page := header.get(7), dict) and _whole(page, 1) > made:  # a dictionary
+                raise ValueError("values")
+            place += stored
+
+
+# The encoding by which values share their beginnings, in parquet.thrift; and structs within each other in a header.
+_DELTA_BYTE_ARRAY = 7
+_DEEPEST = 8
+_Fields = dict[int, "int | _Fields"]
+
+
+def _whole(fields: _Fields, number: int) -> int:
+    value = fields.get(number)
+    if not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise ValueError("no whole number of 32 bits")
+    return value
+
+
+def _thrift_struct(data: memoryview, place: int, depth: int = 0) -> tuple[_Fields, int]:
+    """Whole numbers and structs of one struct in Thrift's compact protocol, by their fields, and the place behind it.
+
+    A page's header has no lists, sets or maps. See thrift-compact-protocol.md.
+    """
+    if depth > _DEEPEST:
+        raise ValueError("too deep")
+    found, number = _Fields(), 0
+    while head := data[place]:
+        place += 1
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, place = _thrift_number(data, place)
+        match head & 15:
+            case 1 | 2:  # true and false
+                pass
+            case 3:
+                place += 1
+            case 4 | 5 | 6:
+                found[number], place = _thrift_number(data, place)
+            case 7:
+                place += 8
+            case 8:
+                length, place = _thrift_number(data, place, is_signed=False)
+                place += length
+            case 12:
+                found[number], place = _thrift_struct(data, place, depth + 1)
+            case _:
+                raise ValueError("no field of a page's header")
+    return found, place + 1
+
+
+def _thrift_number(data: memoryview, place: int, *, is_signed: bool = True) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return ((value >> 1) ^ -(value & 1) if is_signed else value), place
+        if shift > 63:
+            raise ValueError("no number of 64 bits")
+
+
 def with_dictionaries(
-    source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, columns: Sequence[str]
+    source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, columns: Sequence[str], groups: Sequence[int]
 ) -> pq.ParquetFile:
     """A file of which some columns of texts and binary values are read as dictionaries, wherever that can be.
 
     A value that many rows have is then in memory once, as it is in the file.
+
+    Args:
+        source: the file.
+        metadata: metadata of its footer.
+        columns: paths of the columns.
+        groups: numbers of the row groups that are to be read.
     """
-    groups = [group for group in range(metadata.num_row_groups) if metadata.row_group(group).num_rows]
+    groups = [group for group in groups if metadata.row_group(group).num_rows]
     paths = [f"{metadata.schema.column(place).path}." for place in range(metadata.num_columns)]
     wanted = tuple(f"{column}." for column in columns)
     places = [place for place, path in enumerate(paths) if path.startswith(wanted)]
@@ -220,9 +362,9 @@ def read_columns(source: RangeFile, metadata: pq.FileMetaData, object: str, name
     Raises:
         DataError: written out, their texts would have far more bytes than the file.
     """
-    file = with_dictionaries(source, metadata, names)
-    # Each by itself: a field of a struct has one dictionary at a time in Arrow.
     groups = range(metadata.num_row_groups)
+    file = with_dictionaries(source, metadata, names, groups)
+    # Each by itself: a field of a struct has one dictionary at a time in Arrow.
     tables = [file.read_row_group(group, columns=list(names), use_threads=False) for group in groups]
     table = pa.concat_tables(tables) if tables else file.read(columns=list(names), use_threads=False)
     check_written_out(object, table)
