@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
 import numpy as np
@@ -47,7 +47,7 @@ from frostline.datasets.formats.labels import (
     label_text,
     text_label,
 )
-from frostline.datasets.formats.left_out import COLUMNS_LEFT, ROWS, LeftOut, of_names
+from frostline.datasets.formats.left_out import COLUMNS_LEFT, LeftOut, of_names
 from frostline.preprocess.steps import MAX_INPUTS, is_argument
 from frostline.stores.protocols import Names
 
@@ -58,6 +58,7 @@ __all__ = (
     "SAID",
     "ColumnRoles",
     "Parts",
+    "TableFile",
     "arrays_of",
     "columns_by_input",
     "columns_in_text",
@@ -72,6 +73,7 @@ __all__ = (
     "number_lists",
     "omissions_in",
     "omissions_of_table",
+    "path_leaf",
     "plain_column",
     "read_back",
     "roles_in",
@@ -86,6 +88,22 @@ SAID = "said"
 
 Parts = dict[tuple[str, str], pa.Table]
 """Tables of single objects, by name and etag."""
+
+
+class TableFile(NamedTuple):
+    """A file of a table, until all of them are put together.
+
+    Attributes:
+        table: its samples, with labels as texts in ``SAID``.
+        classes: names that the numbers of its labels stand for; empty where it has none.
+        left_out: rows and columns of it that are no samples.
+        is_turned: the data's own reader turns its images as their EXIF data says.
+    """
+
+    table: pa.Table
+    classes: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+    is_turned: bool
 
 
 def finish_table(table: pa.Table, said: Labelled) -> pa.Table:
@@ -188,20 +206,16 @@ def omissions_in(before: ListedSamples | None, object: str) -> tuple[LeftOut, ..
     return () if before is None else tuple(left for left in before.left_out if left.object == object)
 
 
-def omissions_of_table(
-    object: str, rows: Sequence[str], columns: Sequence[str], long: Sequence[str] = ()
-) -> tuple[LeftOut, ...]:
-    """What is left out of a file: rows without a sample, and columns whose values are neither samples nor metadata.
+def omissions_of_table(object: str, columns: Sequence[str], long: Sequence[str] = ()) -> tuple[LeftOut, ...]:
+    """What is left out of a file's columns: those whose values are neither samples nor metadata.
 
     Args:
         object: name of the file.
-        rows: names of the rows.
         columns: paths of columns of other types.
         long: paths of columns of long lists.
     """
-    without = of_names(ROWS, "without a sample", rows, object)
     of_type = of_names(COLUMNS_LEFT, "of a type that is no metadata", columns, object)
-    return (*without, *of_type, *of_names(COLUMNS_LEFT, "of lists too long for metadata", long, object))
+    return (*of_type, *of_names(COLUMNS_LEFT, "of lists too long for metadata", long, object))
 
 
 def _said_in(before: ListedSamples) -> pa.Array:
@@ -471,6 +485,18 @@ def _fields_beside(field: pa.Field) -> list[str]:
     """The paths of what a struct of images holds beside the images and the paths of their files."""
     fields = field.type if pa.types.is_struct(field.type) else ()
     return [f"{field.name}.{inner.name}" for inner in fields if inner.name not in ("bytes", "path")]
+
+
+def path_leaf(schema: pa.Schema, leaf: str | None) -> str | None:
+    """The path of the leaf with the paths of files whose contents another leaf holds; None where there is none.
+
+    Args:
+        schema: schema of the file.
+        leaf: path of the leaf with the contents, such as ``image.bytes``.
+    """
+    column, _, field = (leaf or "").rpartition(".")
+    kind = dict(column_paths(schema)).get(f"{column}.path") if field == "bytes" else None
+    return f"{column}.path" if kind is not None and is_text(kind) else None
 
 
 def _chosen_leaf(schema: pa.Schema, column: str) -> str | None:
