@@ -94,7 +94,7 @@ class TableFile(NamedTuple):
     """A file of a table, until all of them are put together.
 
     Attributes:
-        table: its samples, with labels as texts in ``SAID``.
+        table: samples of the file, with labels as texts in ``SAID``.
         classes: names that the numbers of its labels stand for; empty where it has none.
         left_out: rows and columns of it that are no samples.
         is_turned: the data's own reader turns its images as their EXIF data says.

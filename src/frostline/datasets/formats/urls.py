@@ -469,9 +469,9 @@ class _Rows:
         lost = {row for rows in self.lost.values() for row in rows}
         kept = pa.array([row not in lost for row in range(len(self.names))], pa.bool_())
         left = [
-            one
+            part
             for reason, rows in sorted(self.lost.items(), key=lambda pair: pair[0] != _NO_SAMPLE)
-            for one in of_names(ROWS, reason, [self.names[row] for row in rows], object)
+            for part in of_names(ROWS, reason, [self.names[row] for row in rows], object)
         ]
         return self._file._replace(table=table.filter(kept), left_out=(*left, *self._file.left_out))
 
@@ -567,7 +567,7 @@ def _table(rows: ListRows, entry: Entry, finder: _PathFinder) -> tuple[pa.Table,
         of_names(ROWS, reason, [name for name, is_lost in zip(rows.files, some, strict=True) if is_lost], entry.object)
         for reason, some in ((_IMAGES_LOST[1], several), (_MASKS_LOST[1], of_masks))
     )
-    kept = pa.array([not (one or other) for one, other in zip(several, of_masks, strict=True)], pa.bool_())
+    kept = pa.array([not (image or mask) for image, mask in zip(several, of_masks, strict=True)], pa.bool_())
     return table.filter(kept), tuple(left for some in lost for left in some)
 
 
