@@ -273,6 +273,47 @@ def test_the_column_of_labels_can_be_named_in_every_format(store, folder):
         _ = Dataset(url, label="colour").samples
 
 
+@pytest.mark.parametrize("name", ["label", "Label", "LABEL", " label", "Class Name", "className", "CLS"])
+@pytest.mark.parametrize("format", ["parquet", "arrow", "webdataset", "csv", "jsonl", "urls in parquet", "partitions"])
+def test_a_column_of_labels_is_known_however_it_is_written(store, format, name):
+    names = ["dog", "cat", "dog"]
+    match format:
+        case "parquet" | "arrow":
+            write_rows(store, format, {"Image": [IMAGE] * 3, name: names, "other": [b"x"] * 3})
+        case "partitions":
+            for row, kind in enumerate(names):
+                store.write(f"{name}={kind}/{row}.parquet", rows(image=[IMAGE]))
+        case "webdataset":
+            fields = [(f"{row}.json", json.dumps({name: kind}).encode()) for row, kind in enumerate(names)]
+            store.write("a.tar", tar_of([*((f"{row}.pgm", IMAGE) for row in range(3)), *fields]))
+        case _:
+            put(store, *(f"{row}.pgm" for row in range(3)))
+            said = [{"File Name": f"{row}.pgm", name: kind} for row, kind in enumerate(names)]
+            if format == "csv":
+                lines = [f"File Name,{name}", *(",".join(one.values()) for one in said)]
+                store.write("a.csv", "\n".join(lines).encode())
+            elif format == "jsonl":
+                store.write("a.jsonl", "\n".join(map(json.dumps, said)).encode())
+            else:
+                store.write("a.parquet", rows(**{key: [one[key] for one in said] for key in said[0]}))
+    how = {"format": "urls" if format.startswith("urls") else None}
+    data = Dataset(store.url, **how)
+    labels = [data.classes[label] for label in data.samples.labels.tolist()]
+    assert (data.classes, sorted(labels)) == (("cat", "dog"), sorted(names))
+    assert name == "label" or name not in data.columns, "what is the label is no metadata"
+    assert Dataset(store.url, label=name.upper(), **how).classes == data.classes
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_columns_of_images_masks_and_targets_are_known_however_they_are_written(store, format):
+    columns = {"Thumb": [b"no"] * 2, "IMAGE": [IMAGE] * 2, "Seg": [IMAGE] * 2, "Labels": [1, 2], "Price": [0.5, 1.5]}
+    data = write_rows(store, format, columns)
+    assert data.samples.lengths.tolist() == [len(IMAGE)] * 2
+    assert data.samples.take(np.arange(2)).targets is not None
+    assert said(data) == [("column", NO_METADATA, 1, ("Thumb",))]
+    assert [spec.column for spec in Dataset(store.url, targets="price").targets.specs] == ["Price"]
+
+
 def test_the_command_names_the_column_of_labels_and_copies_by_it(store, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()

@@ -251,7 +251,7 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
     known = manifest.columns.table.column_names
     name = find_name(known[len(COLUMNS) :], (label, f"meta_{label}"))
     if name is None:
-        if label in LABEL_FIELDS and len(manifest.classes):
+        if find_name((label,), LABEL_FIELDS) is not None and len(manifest.classes):
             return manifest
         raise SettingError(
             f"{url} has no column {label!r} of labels, only {', '.join(known)}{suggest_names(label, known)}"

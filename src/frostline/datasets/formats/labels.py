@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import filterfalse
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ __all__ = (
 
 
 LABEL_FIELDS = ("label", "cls", "class", "class_name")
-"""Fields and columns that say a sample's label, the first that is there."""
+"""Fields and columns that say a sample's label, the first that is there; see ``find_name``."""
 
 URL_FIELDS = (
     "url", "uri", "image_url", "file_name", "path", "file_path", "image_path", "image_file", "image", "image_name",
@@ -95,6 +96,7 @@ def find_name(names: Sequence[str], fields: Sequence[str]) -> str | None:
     return next((plain[_letters(field)] for field in fields if _letters(field) in plain), None)
 
 
+@lru_cache(1 << 12)
 def _letters(name: str) -> str:
     return _NO_LETTER.sub("", name.casefold())
 

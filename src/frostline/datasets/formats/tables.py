@@ -44,6 +44,7 @@ from frostline.datasets.formats.labels import (
     class_labels,
     column_labels,
     column_name,
+    find_name,
     label_text,
     text_label,
 )
@@ -133,7 +134,7 @@ def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa
     """
     said = [_partitions_of(file) for file in files]
     names = sorted({name for found in said for name in found})
-    label = next((name for name in LABEL_FIELDS if name in names), None)
+    label = find_name(names, LABEL_FIELDS)
     made = [_without_empty(table, [column_name(name) for name in names]) for table in tables]
     for name in names:
         values = [found.get(name) for found in said]
@@ -422,19 +423,20 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
     features = _features(schema)
     leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}
     named = [name for name in leaves if _kind(features.get(name)) == "Image"]
-    likely = [*named, *(name for name in _IMAGE_NAMES if name in leaves), *leaves]
-    image = next(iter([*(name for name in likely if name not in _MASK_NAMES), *likely]), None)
+    called = (name for field in _IMAGE_NAMES if (name := find_name([*leaves], (field,))) is not None)
+    likely = [*named, *called, *leaves]
+    image = next(iter([*(name for name in likely if find_name((name,), _MASK_NAMES) is None), *likely]), None)
     if column is not None:
         image, chosen = column, _chosen_leaf(schema, column)
         leaves = {} if chosen is None else {column: chosen}
     if image is None or image not in leaves:
         return None
-    mask = next((name for name in _MASK_NAMES if name in leaves and name != image), None)
+    mask = find_name([name for name in leaves if name != image], _MASK_NAMES)
     numbered = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
-    wanted = [*(name for name in LABEL_FIELDS if name in numbered), *numbered, *LABEL_FIELDS]
-    can_be = {name for name in schema.names if name != image and is_label(schema.field(name).type)}
-    label = next((name for name in wanted if name in can_be), None)
-    other = next((name for name in LABEL_FIELDS if name not in leaves and _is_other(schema, name)), None)
+    can_be = [name for name in schema.names if name != image and is_label(schema.field(name).type)]
+    of_classes = [name for name in can_be if name in numbered]
+    label = find_name(of_classes, LABEL_FIELDS) or next(iter(of_classes), None) or find_name(can_be, LABEL_FIELDS)
+    other = find_name([name for name in schema.names if name not in leaves and _is_other(schema, name)], LABEL_FIELDS)
     other = other if label is None else None
     used = {label, other, image, mask, *leaves}
     beside = [(path, kind) for path, kind in column_paths(schema) if column_of(schema.names, path) not in used]
@@ -666,7 +668,7 @@ LOOKED_AT = 64
 
 def may_name_classes(columns: ColumnRoles) -> bool:
     """Whether the column of masks is called as labels are, and its type does not say that they are images."""
-    return columns.label is None and columns.mask in LABEL_FIELDS
+    return columns.label is None and columns.mask is not None and find_name((columns.mask,), LABEL_FIELDS) is not None
 
 
 def with_names_for_masks(columns: ColumnRoles, values: Sequence[bytes]) -> ColumnRoles:
