@@ -12,6 +12,8 @@ import json
 import random
 import tarfile
 import uuid
+from datetime import date
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -157,6 +159,7 @@ def parquet(labels, features=None, **columns):
         (pa.array([[1, 0], [0, 1]]), ("'[1, 0]'",)),
         (pa.array([{"a": 1}, {"a": 2}]), ("x.parquet", "'label'", "struct<")),
         (pa.array([-1, 1]), ("'-1'",)),
+        (pa.array([Decimal("0.25"), Decimal("1.5")]), ("'0.25'",)),
         (pa.array([3, -7], pa.int8()), ("'-7'",)),
         (pa.array(["[1, 2]", "[]"]), ("'[",)),
     ],
@@ -164,6 +167,18 @@ def parquet(labels, features=None, **columns):
 def test_columns_of_other_targets_are_refused(store, labels, words):
     store.write("x.parquet", parquet(labels))
     refused(store, *words)
+
+
+@pytest.mark.parametrize("format", ["parquet", "urls"])
+def test_a_column_called_label_that_says_when_is_metadata_and_another_can_be_named(store, format):
+    days = [date(2024, 5, 1), date(2024, 5, 2)]
+    columns = {"url": ["1.jpg", "2.jpg"], "category": ["cat", "dog"]}
+    store.write("1.jpg", b"x")
+    store.write("2.jpg", b"x")
+    store.write("x.parquet", parquet(pa.array(days), **columns))
+    data = Dataset(store.url, format=format)
+    assert (data.classes, data.column("meta_label").to_pylist()) == ((), days)
+    assert Dataset(store.url, format=format, label="category").classes == ("cat", "dog")
 
 
 def test_prefers_a_column_of_classes_to_another_column_called_label(store):
@@ -176,6 +191,8 @@ def test_prefers_a_column_of_classes_to_another_column_called_label(store):
     [
         (pa.array([0.0, 1.0, None, 3.0]), ("0", "1", "2", "3"), [0, 1, -1, 3]),
         (pa.array([2.0, float("nan"), 0.0], pa.float32()), ("0", "1", "2"), [2, -1, 0]),
+        (pa.array([2, None, 0], pa.decimal128(10, 0)), ("0", "1", "2"), [2, -1, 0]),
+        (pa.array([2, None, 0], pa.decimal128(10, 3)), ("0", "1", "2"), [2, -1, 0]),
         (pa.array(["2019", "2020", None, "2019"]), ("2019", "2020"), [0, 1, -1, 0]),
         (pa.array(["10", "9", "0"]), ("0", "9", "10"), [2, 1, 0]),
         (pa.array(["10115", "01099", "10115"]).dictionary_encode(), ("01099", "10115"), [1, 0, 1]),

@@ -173,9 +173,14 @@ def _column_called(name: str, names: Sequence[str], url: str) -> str:
     return found
 
 
+# More do not fit into 64 bits.
+_INT_DIGITS = 18
+
+
 def _kind_of(name: str, column: str, values: pa.ChunkedArray) -> TargetSpec:
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+    is_whole = pa.types.is_decimal(kind) and not kind.scale and kind.precision <= _INT_DIGITS
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_whole:
         return TargetSpec(name=name, column=column, kind=NUMBER, dtype=_INT)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return TargetSpec(name=name, column=column, kind=NUMBER, dtype=_FLOAT)
@@ -313,6 +318,10 @@ class TargetColumns:
         self.is_single = is_single
         for spec in specs:
             self._check_values(spec)
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._columns) if self._rows is None else len(self._rows)
 
     @property
     def has_masks(self) -> bool:

@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from itertools import filterfalse
 from typing import Any, NamedTuple
@@ -263,6 +264,8 @@ def label_text(label: object) -> str | None:
             return str(label)
         case float():
             return None if math.isnan(label) else repr(label)
+        case Decimal():
+            return str(int(label)) if label == label.to_integral_value() else repr(float(label))
         case list():
             return json.dumps(label)
         case _:

@@ -211,6 +211,8 @@ def _of_parquet(store: ObjectStore, entry: Entry, label: str | None) -> tuple[pa
         _check_names(entry, schema.names)
         label = _label_of(entry, schema.names, label)
         kind = None if label is None else schema.field(label).type
+        if kind is not None and pa.types.is_temporal(kind):
+            label = kind = None  # which says when, and is metadata
         if kind is not None and not (is_label(kind) or is_list(kind) or pa.types.is_null(kind)):
             raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
         wanted = [field.name for field in schema if is_scalar(field.type)]

@@ -516,13 +516,14 @@ def _is_binary(kind: pa.DataType) -> bool:
 def is_label(kind: pa.DataType) -> bool:
     """Whether a column of that type can say labels of classes, which names and numbers do."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return is_text(plain) or bool(
-        pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain)
-    )
+    is_number = pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_decimal(plain)
+    return is_text(plain) or bool(is_number or pa.types.is_boolean(plain))
 
 
 def _is_other(schema: pa.Schema, name: str) -> bool:
-    return name in schema.names and not pa.types.is_null(schema.field(name).type)
+    """Whether a column holds labels of another kind, or something that is refused; dates and times are metadata."""
+    kind = schema.field(name).type
+    return not (pa.types.is_null(kind) or pa.types.is_temporal(kind))
 
 
 def is_scalar(kind: pa.DataType) -> bool:
@@ -730,6 +731,9 @@ def _without_nan(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _are_whole(values: pa.ChunkedArray) -> bool:
     """Whether a column holds whole numbers, also as floats, which they become where one of them is missing."""
+    if pa.types.is_decimal(values.type):
+        there = values.drop_null()
+        return bool(pc.all(pc.equal(pc.floor(there), there)).as_py())
     if pa.types.is_floating(values.type):
         there = values.drop_null()
         return bool(pc.all(pc.equal(pc.floor(there), there)).as_py()) and not pc.any(pc.is_inf(there)).as_py()
