@@ -168,7 +168,7 @@ def _of_csv(entry: Entry, data: bytes, label: str | None) -> tuple[pa.Table, str
         table = csv.read_csv(
             pa.py_buffer(text.encode()),
             read_options=csv.ReadOptions(use_threads=False),
-            parse_options=csv.ParseOptions(delimiter=separator),
+            parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=options,
         )
     except pa.ArrowException as error:
