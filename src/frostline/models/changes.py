@@ -257,6 +257,7 @@ class FrozenWatch:
         self._laid = [_laid(seen.tensor) for seen in self._seen]
         self._thread, self._took_s = (os.getpid(), threading.get_ident()), math.inf
         self._tried_at = dict.fromkeys(_SHARES, -math.inf)
+        self._next = "begin"
         self.release: Callable[[], None] = (lambda: None) if guard is None else guard()
 
     def retire(self) -> None:
@@ -265,7 +266,9 @@ class FrozenWatch:
         self.release()
 
     def step(self) -> None:
-        """Look at what costs next to nothing: objects, versions, and what requires gradients.
+        """Look at what costs next to nothing: objects, versions, and what requires gradients; first runs the network.
+
+        The first step of a pass is looked at while its rows are on their way.
 
         Raises:
             NetworkChanged: The frozen part is another one, or was made anew.
@@ -277,7 +280,8 @@ class FrozenWatch:
             if table.get(name) is not tensor or tensor._version != version or tensor.requires_grad:  # noqa: SLF001
                 self._look_at_all()
                 return
-        self._try("step")
+        self._try(self._next)
+        self._next = "step"
 
     def end(self) -> None:
         """Look at what code reads of Python once more, as a pass has come to its end.
@@ -288,7 +292,7 @@ class FrozenWatch:
         self._try("end")
 
     def begin(self) -> None:
-        """Look at everything, values among it, as before a pass.
+        """Look at everything, values among it, as before a pass; what the code computes ``step`` says.
 
         Raises:
             NetworkChanged: The frozen part is another one, or a module of the head was replaced.
@@ -304,7 +308,7 @@ class FrozenWatch:
         for path, parameter in self._others:
             if parameter.requires_grad:
                 raise NetworkChanged(f"parameter {path!r} is trained now: {_REMEDY}")
-        self._try("begin")
+        self._next = "begin"
 
     def _try(self, when: str) -> None:
         """Run the network up to the frost line on two rows, unless that would take more than its share of the time.
@@ -314,7 +318,9 @@ class FrozenWatch:
         if not isinstance(self._head, Reads) or self._thread != (os.getpid(), threading.get_ident()):
             return  # another thread may be running it; a forked process cannot
         started = time.perf_counter()
-        is_due = (started - self._tried_at[when]) * _SHARES[when] >= self._took_s
+        # A step comes soon after the beginning of its pass; the ends of passes are each looked at by themselves.
+        before = max(self._tried_at.values()) if when == "step" else self._tried_at[when]
+        is_due = (started - before) * _SHARES[when] >= self._took_s
         if not is_due and (when == "step" or self._took_s > _QUICK_S):
             return
         is_moved = [_laid(tensor) for seen in self._seen if (tensor := seen.here) is not None] != self._laid
