@@ -114,6 +114,7 @@ def scores_of(column, scores, targets):
         (("--targets", "words", "--loss", "mse"), "mse is for numbers and vectors"),
         (("--targets", "score", "--loss", "bce"), "holds no lists of classes"),
         (("--targets", "score"), "no whole numbers of classes"),
+        (("--targets", "words"), "take it as the label: --label words (in Python label='words')"),
         (("--targets", "nothing", "--loss", "mse"), "no column 'nothing'"),
         (("--targets", "score", "--loss", "mse", "--policy", "all_in_store"), "classes alone"),
     ],

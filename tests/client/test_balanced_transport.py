@@ -17,6 +17,7 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import (
     AccessDenied,
     BadRequest,
+    EngineNotReady,
     EngineUnsupported,
     Forbidden,
     FrostlineError,
@@ -134,6 +135,7 @@ REFUSALS = [
     ObjectNotFound("no such object"),
     StoreError("broken store"),
     EngineUnsupported("no such engine"),
+    EngineNotReady("not even the reference"),
     UnsafeArtifact("no"),
     UnknownName("nobody"),
     FrostlineError("what answers is no node"),

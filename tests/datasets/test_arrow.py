@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import frostline as fl
-from frostline.core.errors import DataError, EmptyDataset
+from frostline.core.errors import DataError
 from frostline.datasets.formats.arrow import ArrowFiles, splits_of_folders
 from frostline.datasets.reading import open_samples
 from frostline.stores.open import open_store
@@ -178,12 +178,6 @@ def test_files_that_can_be_entered_in_their_middle_are_read_too(store):
 
 def test_data_without_images_is_refused_by_the_names_of_its_columns(store):
     assert "audio, text" in refused(store, arrow_of(pa.table({"audio": [[1.0]], "text": ["x"]})))
-
-
-def test_rows_that_only_say_paths_get_a_sentence(store):
-    store.write("0.arrow", arrow_of(pa.table({"image": pa.array([{"bytes": None, "path": "/a.jpg"}], ENCODED)})))
-    with pytest.raises(EmptyDataset, match="save_to_disk"):
-        read(store)
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])

@@ -12,6 +12,8 @@ import json
 import random
 import tarfile
 import uuid
+from datetime import date
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -157,6 +159,7 @@ def parquet(labels, features=None, **columns):
         (pa.array([[1, 0], [0, 1]]), ("'[1, 0]'",)),
         (pa.array([{"a": 1}, {"a": 2}]), ("x.parquet", "'label'", "struct<")),
         (pa.array([-1, 1]), ("'-1'",)),
+        (pa.array([Decimal("0.25"), Decimal("1.5")]), ("'0.25'",)),
         (pa.array([3, -7], pa.int8()), ("'-7'",)),
         (pa.array(["[1, 2]", "[]"]), ("'[",)),
     ],
@@ -164,6 +167,18 @@ def parquet(labels, features=None, **columns):
 def test_columns_of_other_targets_are_refused(store, labels, words):
     store.write("x.parquet", parquet(labels))
     refused(store, *words)
+
+
+@pytest.mark.parametrize("format", ["parquet", "urls"])
+def test_a_column_called_label_that_says_when_is_metadata_and_another_can_be_named(store, format):
+    days = [date(2024, 5, 1), date(2024, 5, 2)]
+    columns = {"url": ["1.jpg", "2.jpg"], "category": ["cat", "dog"]}
+    store.write("1.jpg", b"x")
+    store.write("2.jpg", b"x")
+    store.write("x.parquet", parquet(pa.array(days), **columns))
+    data = Dataset(store.url, format=format)
+    assert (data.classes, data.column("meta_label").to_pylist()) == ((), days)
+    assert Dataset(store.url, format=format, label="category").classes == ("cat", "dog")
 
 
 def test_prefers_a_column_of_classes_to_another_column_called_label(store):
@@ -176,6 +191,8 @@ def test_prefers_a_column_of_classes_to_another_column_called_label(store):
     [
         (pa.array([0.0, 1.0, None, 3.0]), ("0", "1", "2", "3"), [0, 1, -1, 3]),
         (pa.array([2.0, float("nan"), 0.0], pa.float32()), ("0", "1", "2"), [2, -1, 0]),
+        (pa.array([2, None, 0], pa.decimal128(10, 0)), ("0", "1", "2"), [2, -1, 0]),
+        (pa.array([2, None, 0], pa.decimal128(10, 3)), ("0", "1", "2"), [2, -1, 0]),
         (pa.array(["2019", "2020", None, "2019"]), ("2019", "2020"), [0, 1, -1, 0]),
         (pa.array(["10", "9", "0"]), ("0", "9", "10"), [2, 1, 0]),
         (pa.array(["10115", "01099", "10115"]).dictionary_encode(), ("01099", "10115"), [1, 0, 1]),
@@ -346,6 +363,60 @@ def test_folders_that_are_classes_stay_and_lists_called_metadata_add_columns(sto
     assert [(one.what, one.names) for one in data.manifest.left_out] == [
         ("object", ("labels.csv",)), ("row", ("2.jpg",))
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("table", "written", "meant"),
+    [
+        ("metadata.csv", "0/a.jpg", "0/a.jpg"),
+        ("metadata.csv", "0/a", "0/a.jpg"),
+        ("metadata.csv", "b.jpg", "1/b.jpg"),
+        ("metadata.csv", "a.jpg", "several"),
+        ("metadata.csv", "a", "several"),
+        ("metadata.csv", "deep/c", "1/deep/c.jpg"),
+        ("0/metadata.csv", "a.jpg", "0/a.jpg"),
+        ("0/metadata.csv", "a", "0/a.jpg"),
+        ("0/metadata.csv", "0/a.jpg", "0/a.jpg"),
+        ("0/metadata.csv", "b.jpg", None),
+        ("0/metadata.csv", "b", None),
+        ("0/metadata.csv", "deep/c.jpg", None),
+        ("0/metadata.csv", "1/b.jpg", "1/b.jpg"),
+        ("0/metadata.csv", "../1/b.jpg", "1/b.jpg"),
+        ("0/metadata.csv", "top.jpg", None),
+        ("1/metadata.csv", "c", "1/deep/c.jpg"),
+        ("1/metadata.csv", "d.jpg", "several"),
+        ("1/deep/metadata.csv", "a.jpg", None),
+        ("1/deep/metadata.csv", "d", "1/deep/d.jpg"),
+        ("1/lists/metadata.csv", "a.jpg", "1/a.jpg"),
+        ("1/lists/metadata.csv", "2.jpg", None),
+        ("lists/metadata.csv", "b", "1/b.jpg"),
+        ("lists/metadata.csv", "a", "several"),
+    ],
+)
+def test_a_list_means_images_within_its_own_folder_and_never_one_of_several(store, table, written, meant):
+    for name in ("0/a.jpg", "0/2.jpg", "1/a.jpg", "1/b.jpg", "1/deep/c.jpg", "1/deep/d.jpg", "1/x/d.jpg", "top.jpg"):
+        store.write(name, b"x")
+    # Of a list of which nothing is found it would be said that it is none.
+    found = {"0/metadata.csv": "2.jpg", "1/deep/metadata.csv": "c.jpg"}.get(table, "b.jpg")
+    store.write(table, f"file_name,note\n{written},yes\n{'' if meant == '1/b.jpg' else found},no\n".encode())
+    data = Dataset(store.url)
+    noted = [name for name, note in zip(data.names, data.column("note").to_pylist(), strict=True) if note == "yes"]
+    assert noted == ([meant] if meant not in (None, "several") else [])
+    left = {one.reason: one.names for one in data.manifest.left_out if one.what == "row"}
+    what = {None: f"of {table} that name no image here", "several": f"of {table} that name several images"}.get(meant)
+    assert left.get(what) == ((written,) if what else None)
+
+
+def test_rows_of_lists_of_urls_mean_what_lies_in_their_folder_and_never_one_of_several(store):
+    for name in ("a.jpg", "b.jpg", "0/a.jpg", "0/c.jpg", "1/c.jpg", "1/m.png", "0/m.png"):
+        store.write(name, b"x")
+    store.write("x.csv", b"file_name,mask,label\na.jpg,1/m.png,x\nc.jpg,,y\nb,m,z\n")
+    store.write("0/y.csv", b"file_name,label\na.jpg,x\nb.jpg,y\n1/c.jpg,z\n")
+    data = Dataset(store.url, format="urls")
+    names = [name.removeprefix(f"{store.url}/") for name in data.names]
+    assert names == ["0/a.jpg", "0/b.jpg", "1/c.jpg", "a.jpg"], "0/b.jpg is not there, and is named when it is read"
+    left = {one.reason: one.names for one in data.manifest.left_out if one.what == "row"}
+    assert left == {"with the path of several images": ("c.jpg",), "with the path of several masks": ("b",)}
 
 
 SOUND = b"RIFF\x24\0\0\0WAVE" + bytes(20)

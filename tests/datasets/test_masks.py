@@ -137,6 +137,27 @@ def tiff(width, height, big=False):
     return file.getvalue()
 
 
+@pytest.mark.parametrize("layout", ["{kind}/{split}/{rest}", "{split}/{kind}/{rest}", "{split}{end}/{rest}"])
+@pytest.mark.parametrize("classes", [("",), ("cat/", "dog/")])
+@pytest.mark.parametrize("splits", [("train",), ("Train", "val"), ("train", "validation", "test")])
+def test_folders_around_images_and_masks_that_are_called_as_splits_are_splits(tmp_path, layout, classes, splits):
+    store, number = open_store(str(tmp_path)), 0
+    for split in splits:
+        for folder in classes:
+            number += 1
+            for kind, end in (("images", ""), ("masks", "_masks")):
+                name = layout.format(kind=kind, split=split, end=end, rest=f"{folder}{number}.tif")
+                store.write(name, tiff(6, 5))
+    data = Dataset(tmp_path)
+    assert data.splits == tuple(split.lower() for split in splits)
+    assert [len(data[split]) for split in data.splits] == [len(classes)] * len(splits)
+    assert data.classes == tuple(folder.removesuffix("/") for folder in classes if folder)
+    assert data.has_targets
+    assert sorted(data.samples.labels.tolist()) == sorted(
+        [*range(len(classes))] * len(splits) if classes[0] else [-1] * number
+    )
+
+
 def test_the_manifest_says_where_masks_are_and_how_large_images(tmp_path):
     store = open_store(str(tmp_path))
     store.write("images/1.tif", tiff(6, 5))

@@ -5,11 +5,11 @@ What is no sample is named and counted: objects, rows, keys of shards, columns, 
 Copies of data sets at random between all formats keep samples, classes, labels, splits and metadata.
 """
 
+import csv
 import gzip
 import io
 import json
 import logging
-import shutil
 import tempfile
 import uuid
 from datetime import date, datetime, timedelta
@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 import frostline as fl
 from frostline.cli import main
@@ -31,9 +32,10 @@ from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats import left_out
 from frostline.datasets.formats.left_out import LeftOut
 from frostline.datasets.formats.parquet import CellCache, CellReader
+from frostline.datasets.reading import open_samples
 from frostline.preprocess import Applied, imagenet
 from frostline.stores.open import open_store
-from support.formats import tar_of
+from support.formats import arrow_of, tar_of
 from support.images import image_folder
 
 pytestmark = pytest.mark.promise(
@@ -164,7 +166,8 @@ def test_a_column_that_has_no_place_beside_the_samples_is_named(store, format, n
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
 def test_the_fields_of_structs_are_metadata_or_named_whatever_they_are_called(store, format):
     fields = {"w": 4, "bytes": IMAGE, "path": "p"}
-    structs = [fields, {**fields, "bytes": None}, None, fields] if format == "arrow" else [fields, None, None, fields]
+    empty = {**fields, "bytes": None, "path": None}
+    structs = [fields, empty, None, fields] if format == "arrow" else [fields, None, None, fields]
     meta = [{"x": None, "id": 1, "thumb": IMAGE}, None, {"x": [1, 2], "id": None}, {"x": [], "id": 3}]
     columns = {"the.image": structs, "label": list("abab"), "meta": meta, "in.side": [{"a.b": row} for row in range(4)]}
     data = write_rows(store, format, columns)
@@ -271,6 +274,47 @@ def test_the_column_of_labels_can_be_named_in_every_format(store, folder):
     assert Dataset(url)["odd"].names == Dataset(url, label="grade")["odd"].names == named
     with pytest.raises(SettingError, match="no column 'colour' of labels, only"):
         _ = Dataset(url, label="colour").samples
+
+
+@pytest.mark.parametrize("name", ["label", "Label", "LABEL", " label", "Class Name", "className", "CLS"])
+@pytest.mark.parametrize("format", ["parquet", "arrow", "webdataset", "csv", "jsonl", "urls in parquet", "partitions"])
+def test_a_column_of_labels_is_known_however_it_is_written(store, format, name):
+    names = ["dog", "cat", "dog"]
+    match format:
+        case "parquet" | "arrow":
+            write_rows(store, format, {"Image": [IMAGE] * 3, name: names, "other": [b"x"] * 3})
+        case "partitions":
+            for row, kind in enumerate(names):
+                store.write(f"{name}={kind}/{row}.parquet", rows(image=[IMAGE]))
+        case "webdataset":
+            fields = [(f"{row}.json", json.dumps({name: kind}).encode()) for row, kind in enumerate(names)]
+            store.write("a.tar", tar_of([*((f"{row}.pgm", IMAGE) for row in range(3)), *fields]))
+        case _:
+            put(store, *(f"{row}.pgm" for row in range(3)))
+            said = [{"File Name": f"{row}.pgm", name: kind} for row, kind in enumerate(names)]
+            if format == "csv":
+                lines = [f"File Name,{name}", *(",".join(one.values()) for one in said)]
+                store.write("a.csv", "\n".join(lines).encode())
+            elif format == "jsonl":
+                store.write("a.jsonl", "\n".join(map(json.dumps, said)).encode())
+            else:
+                store.write("a.parquet", rows(**{key: [one[key] for one in said] for key in said[0]}))
+    how = {"format": "urls" if format.startswith("urls") else None}
+    data = Dataset(store.url, **how)
+    labels = [data.classes[label] for label in data.samples.labels.tolist()]
+    assert (data.classes, sorted(labels)) == (("cat", "dog"), sorted(names))
+    assert name == "label" or name not in data.columns, "what is the label is no metadata"
+    assert Dataset(store.url, label=name.upper(), **how).classes == data.classes
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_columns_of_images_masks_and_targets_are_known_however_they_are_written(store, format):
+    columns = {"Thumb": [b"no"] * 2, "IMAGE": [IMAGE] * 2, "Seg": [IMAGE] * 2, "Labels": [1, 2], "Price": [0.5, 1.5]}
+    data = write_rows(store, format, columns)
+    assert data.samples.lengths.tolist() == [len(IMAGE)] * 2
+    assert data.samples.take(np.arange(2)).targets is not None
+    assert said(data) == [("column", NO_METADATA, 1, ("Thumb",))]
+    assert [spec.column for spec in Dataset(store.url, targets="price").targets.specs] == ["Price"]
 
 
 def test_the_command_names_the_column_of_labels_and_copies_by_it(store, tmp_path, capsys, monkeypatch):
@@ -404,50 +448,136 @@ VALUES = {
 }
 
 
-def numbered_image(number):
-    return b"P5 4 4 255\n" + bytes([number % 256, number // 256] * 8)
-
-
 @st.composite
 def some_data(draw):
     """The classes, with some that no sample has, and the rows of a data set."""
-    classes = draw(st.lists(NAMES, min_size=1, max_size=5, unique_by=str.lower))
+    classes = [f"c{name}" for name in draw(st.lists(NAMES, min_size=1, max_size=5, unique_by=str.lower))]
     columns = draw(st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=4))
     rows = draw(
         st.lists(
             st.fixed_dictionaries(
                 {"label": st.sampled_from(range(len(classes))), **{name: st.none() | VALUES[name] for name in columns}}
             ),
-            min_size=1,
+            min_size=3,
             max_size=8,
         )
     )
     return classes, columns, rows
 
 
-def written(folder, classes, columns, rows, splits):
-    """Parquet files of Hugging Face's kind, one for each split."""
-    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": classes}}
-    said = json.dumps({"info": {"features": features}})
-    kinds = {name: pa.array([row[name] for row in rows]).type for name in columns}
+def grey(value):
+    return b"P5 4 4 255\n" + bytes([value] * 16)
+
+
+def image_of(row):
+    return grey(10 + 8 * row)
+
+
+def mask_of(row):
+    return grey(1 + row)
+
+
+def masked(row):
+    """Whether a row of data with masks has one: not all do."""
+    return row % 3 != 1
+
+
+def as_rows(folder, format, split, rows, columns, classes, has_masks):
+    """A file of a table, of Hugging Face's kind where it is Parquet."""
+    kinds = {name: pa.array([None, *(value for value in rows[name] if value is not None)]).type for name in columns}
     kinds |= {"price": pa.decimal128(10, 3)} if "price" in columns else {}
-    for number, split in enumerate(splits):
-        some = list(enumerate(rows))[number :: len(splits)]
-        table = pa.table(
-            {
-                "image": [numbered_image(place) for place, _ in some],
-                "label": pa.array([row["label"] for _, row in some], pa.int64()),
-                **{name: pa.array([row[name] for _, row in some], kinds[name]) for name in columns},
-            }
-        )
-        pq.write_table(table.replace_schema_metadata({"huggingface": said}), folder / f"{split}.parquet")
+    table = {"image": [image_of(row) for row in rows["row"]]}
+    if has_masks:
+        table["mask"] = pa.array([mask_of(row) if masked(row) else None for row in rows["row"]], pa.binary())
+    table |= {name: pa.array(rows[name], kinds[name]) for name in columns}
+    if format == "arrow":
+        labels = pa.array([classes[label] for label in rows["label"]], pa.string())
+        (folder / f"{split}.arrow").write_bytes(arrow_of(pa.table({**table, "label": labels}), 2))
+        return
+    features = {"image": {"_type": "Value"}, "label": {"_type": "ClassLabel", "names": classes}}
+    said = {"huggingface": json.dumps({"info": {"features": features}})}
+    labels = pa.array(rows["label"], pa.int64())
+    pq.write_table(pa.table({**table, "label": labels}).replace_schema_metadata(said), folder / f"{split}.parquet")
 
 
-def contents(data, columns):
-    """What is said of each sample, as texts in an order that follows from them alone."""
-    labels = [None if label < 0 else data.classes[label] for label in data.samples.labels.tolist()]
-    told = [data.column(name).to_pylist() for name in columns]
-    return sorted(map(repr, zip(labels, *told, strict=True)))
+def as_shard(folder, format, split, rows, columns, classes, has_masks):
+    members = []
+    for place, row in enumerate(rows["row"]):
+        about = {"label": classes[rows["label"][place]], **{name: rows[name][place] for name in columns}}
+        members += [(f"{row}.pgm", image_of(row)), (f"{row}.json", json.dumps(about, default=str).encode())]
+        members += [(f"{row}.mask.pgm", mask_of(row))] if has_masks and masked(row) else []
+    shard = tar_of(members)
+    (folder / f"{split}.{FILES[format]}").write_bytes(gzip.compress(shard) if format == "tar.gz" else shard)
+
+
+def as_list(folder, format, split, rows, columns, classes, has_masks):
+    """A list with its images beside it: of urls at the root, of annotated folders in one called images."""
+    place = "images/" if format == "annotated" else ""
+    lines = []
+    for number, row in enumerate(rows["row"]):
+        put_file(folder / f"{place}{row}.pgm", image_of(row))
+        line = {"file_name": f"{place}{row}.pgm", "label": classes[rows["label"][number]]}
+        line |= {name: rows[name][number] for name in columns}
+        if has_masks and format != "annotated":
+            line["mask"] = f"m/{row}.pgm" if masked(row) else None
+            put_file(folder / f"m/{row}.pgm", mask_of(row))
+        lines.append(line)
+    if format == "jsonl":
+        text = "\n".join(json.dumps(line, default=str) for line in lines)
+    else:
+        out = io.StringIO()
+        writer = csv.DictWriter(out, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+        text = out.getvalue()
+    (folder / f"{split}.{'jsonl' if format == 'jsonl' else 'csv'}").write_bytes(text.encode())
+
+
+def as_folders(folder, format, split, rows, columns, classes, has_masks):
+    """Class folders, or those of images and of masks; they say nothing else."""
+    for label, row in zip(rows["label"], rows["row"], strict=True):
+        if format == "masks":
+            put_file(folder / f"images/{classes[label]}/{row}.pgm", image_of(row))
+            if masked(row):
+                put_file(folder / f"masks/{classes[label]}/{row}.pgm", mask_of(row))
+        else:
+            put_file(folder / ("" if split == "all" else split) / f"{classes[label]}/{row}.pgm", image_of(row))
+
+
+def put_file(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+SOURCES = {
+    "parquet": as_rows, "arrow": as_rows, "webdataset": as_shard, "tar.gz": as_shard, "csv": as_list, "jsonl": as_list,
+    "annotated": as_list, "folders": as_folders, "masks": as_folders,
+}  # fmt: skip
+NO_SPLITS, NO_COLUMNS = ("annotated", "masks"), ("folders", "masks")
+
+
+def value_at(reader, object, offset, length):
+    return Image.open(io.BytesIO(bytes(reader.read(object, offset, length)))).getpixel((0, 0)) if length else None
+
+
+def told(data, columns, rows_by_id):
+    """What a data set says of each sample, by its row: class, mask and columns; of pixels the ids tell the row."""
+    samples = data.samples.take(np.arange(len(data)))
+    reader = open_samples(data.url, data.manifest.reading)
+    places = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
+    if rows_by_id is not None:
+        rows = [rows_by_id[id] for id in samples.ids.tolist()]
+    else:
+        rows = [(value_at(reader, *place) - 10) // 8 for place in places]
+    masks = [None] * len(rows)
+    if (targets := samples.targets) is not None:
+        places = zip(targets.objects, targets.offsets.tolist(), targets.lengths.tolist(), strict=True)
+        masks = [value_at(reader, *place) for place in places]
+    labels = [None if label < 0 else data.classes[label] for label in samples.labels.tolist()]
+    said = zip(labels, masks, *(data.column(name).to_pylist() for name in columns), strict=True)
+    found = {row: repr(about) for row, about in zip(rows, said, strict=True)}
+    assert len(found) == len(data)
+    return found, dict(zip(samples.ids.tolist(), rows, strict=True))
 
 
 def copied(source, destination, format):
@@ -458,26 +588,56 @@ def copied(source, destination, format):
     return Dataset(destination)
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-@given(some_data(), st.lists(st.sampled_from(FORMATS), min_size=1, max_size=3), st.booleans())
-def test_copies_keep_classes_labels_splits_and_metadata(data, way, is_divided):
+# About 10 s of a processor in all; those of `make test-long` are ten times as many.
+EXAMPLES = max(2, settings.default.max_examples // 10)
+# Without shrinking: a file of a few rows is small, and writing it some hundred times takes minutes.
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], phases=PHASES)
+@given(data=some_data(), is_divided=st.booleans(), has_masks=st.booleans(), last=st.sampled_from(FORMATS))
+def test_copies_from_every_format_into_every_other_keep_all_that_is_said_of_samples(
+    kind, data, is_divided, has_masks, last
+):
     classes, columns, rows = data
-    folder = Path(tempfile.mkdtemp())
-    try:
-        (folder / "rows").mkdir()
-        splits = ("train", "val") if is_divided and len(rows) > 1 else ("all",)
-        written(folder / "rows", classes, columns, rows, splits)
-        source = Dataset(folder / "rows")
-        assert len(source) == len(rows)
-        columns = [*columns, *(["split"] if len(splits) > 1 else [])]
-        for number, format in enumerate(way):
-            copy = copied(source, folder / str(number), format)
-            if format == "original":  # which has no place for other columns, and says so
-                columns = [name for name in columns if name == "split"]
-            assert copy.classes == tuple(classes)
-            assert copy.splits_brought == source.splits_brought
-            assert copy.manifest.left_out == ()
-            assert contents(copy, columns) == contents(source, columns)
-            source = copy
-    finally:
-        shutil.rmtree(folder)
+    columns = [] if kind in NO_COLUMNS else columns
+    splits = ("train", "val") if is_divided and kind not in NO_SPLITS else ("all",)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "source").mkdir()
+        for number, split in enumerate(splits):
+            some = list(enumerate(rows))[number :: len(splits)]
+            by_name = {name: [row[name] for _, row in some] for name in ("label", *columns)}
+            by_name["row"] = [place for place, _ in some]
+            SOURCES[kind](folder / "source", kind, split, by_name, columns, classes, has_masks)
+        format = "urls" if kind in ("csv", "jsonl") else None  # folders of masks beside it could be those of classes
+        source = Dataset(folder / "source", cache=folder / "cache", format=format)
+        has_splits = set(source.splits) == {"train", "val"}
+        assert has_splits or len(splits) == 1 or kind == "folders"  # which may be classes by their names
+        columns = [*columns, *(["split"] if has_splits else [])]
+        said, ids = told(source, columns, None)
+        assert [about.split(",")[0] for _, about in sorted(said.items())] == [
+            f"({classes[row['label']]!r}" for row in rows
+        ] or kind == "folders"
+        for format in FORMATS:
+            copy = copied(source, folder / format, format)
+            check_copy(source, copy, format, columns, ids)
+            if format == "parquet":
+                check_copy(copy, copied(copy, folder / "last", last), last, columns, told(copy, (), None)[1])
+
+
+def check_copy(source, copy, format, columns, ids):
+    """A copy says of each sample what its source does, but for columns for which class folders have no place."""
+    columns = [name for name in columns if name == "split" or format != "original"]
+    assert copy.classes == source.classes
+    assert copy.splits_brought == source.splits_brought
+    assert copy.manifest.left_out == ()
+    is_pixels = format == "ready"
+    found, _ = told(copy, columns, ids if is_pixels else None)
+    assert found == told(source, columns, None)[0]
+    if not is_pixels and format != "original":
+        names = dict(zip(copy.samples.ids.tolist(), copy.column("frostline_source").to_pylist(), strict=True))
+        has_names = "frostline_source" in source.columns
+        before = source.column("frostline_source").to_pylist() if has_names else list(source.names)
+        assert sorted(names.values()) == sorted(before)

@@ -44,7 +44,7 @@ from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry
 from frostline.testing.formats import EXAMPLES
 from frostline.wire.listings import ListingRequest
-from support.formats import parquet_of, put_parquet
+from support.formats import arrow_of, parquet_of, put_parquet
 from support.texts import write_reviews
 
 FORMAT = Parquet()
@@ -249,30 +249,41 @@ def test_what_a_file_says_itself_goes_before_its_folder(store):
     assert (data.classes, data.column("site").to_pylist()) == (("cow", "dog"), ["b", "c"])
 
 
-def test_rows_that_say_paths_alone_are_read_from_there(tmp_path):
+def put_file(folder, name, format, table, rows=3):
+    """Write a table as a Parquet file of small row groups, or as an Arrow file of small batches."""
+    if format == "parquet":
+        pq.write_table(table, folder / f"{name}.parquet", row_group_size=rows)
+    else:
+        (folder / f"{name}.arrow").write_bytes(arrow_of(table, rows))
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_rows_that_say_paths_alone_are_read_from_there(tmp_path, format):
     (tmp_path / "data/images").mkdir(parents=True)
     for name in ("a b.jpg", "c.jpg"):
         (tmp_path / "data/images" / name).write_bytes(name.encode())
     (tmp_path / "d.jpg").write_bytes(b"d")
     paths = ["images/a b.jpg", None, "images/c.jpg", str(tmp_path / "d.jpg"), "images/gone.jpg"]
     images = pa.array([{"bytes": None, "path": path} for path in paths], BINARY.type)
-    pq.write_table(pa.table({"image": images, "label": list("xyxyx")}), tmp_path / "data/x.parquet")
-    how = {"cache": tmp_path / "cache", "format": "parquet"}
+    put_file(tmp_path / "data", "x", format, pa.table({"image": images, "label": list("xyxyx")}))
+    how = {"cache": tmp_path / "cache", "format": format}
     data = Dataset(tmp_path / "data", **how)
     assert data.manifest.reading == "urls"
     assert data.samples.labels.tolist() == [0, 0, 1, 0]
-    assert [(one.what, one.total, one.names) for one in data.manifest.left_out] == [("row", 1, ("x.parquet/1",))]
+    assert [(one.what, one.total, one.names) for one in data.manifest.left_out] == [("row", 1, (f"x.{format}/1",))]
     reader = open_samples(data.url, "urls", roots=("file:///",))
     samples = data.samples.take(np.arange(3))
     places = zip(samples.objects, samples.lengths.tolist(), strict=True)
     assert [bytes(reader.read(object, 0, length)) for object, length in places] == [b"a b.jpg", b"c.jpg", b"d"]
     assert Dataset(tmp_path / "data", **how).manifest.found
     # Beside rows that hold their images, those that lie with the data are read from there.
-    pq.write_table(pa.table({"image": [b"0"], "label": ["x"]}), tmp_path / "data/y.parquet")
+    put_file(tmp_path / "data", "y", format, pa.table({"image": [b"0"], "label": ["x"]}))
     data = Dataset(tmp_path / "data", **how)
-    assert list(data.names) == ["x.parquet/0", "x.parquet/2", "y.parquet/0"]
-    [left] = data.manifest.left_out
-    assert (left.total, left.names) == (3, ("x.parquet/1", "x.parquet/3", "x.parquet/4"))
+    assert list(data.names) == [f"x.{format}/0", f"x.{format}/2", f"y.{format}/0"]
+    assert [(one.reason, one.names) for one in data.manifest.left_out] == [
+        ("without a sample", (f"x.{format}/1",)),
+        ("with the path of an image that is not here", (f"x.{format}/3", f"x.{format}/4")),
+    ]
 
 
 def contents_of(data):
@@ -282,35 +293,93 @@ def contents_of(data):
     return [bytes(reader.read(object, offset, length)) for object, offset, length in places]
 
 
-def test_rows_that_say_paths_and_rows_that_hold_images_are_samples_of_one_column(tmp_path):
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_rows_that_say_paths_and_rows_that_hold_images_are_samples_of_one_column(tmp_path, format):
     root = tmp_path / "data"
-    (root / "images").mkdir(parents=True)
-    for name in ("a#x@3.ab.jpg", "c.jpg", "e.jpg"):
-        (root / "images" / name).write_bytes(name.encode())
+    for name in ("images/a#x@3.ab.jpg", "images/c.jpg", "images/e.jpg", "images/d.jpg", "others/d.jpg"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.rpartition("/")[2].encode())
     values = [
         (b"0", None), (None, "images/a#x@3.ab.jpg"), (None, None), (None, "images/gone.jpg"), (b"4", "images/c.jpg"),
-        (None, "c.jpg"), (None, "../secret.jpg"),
+        (None, f"{root}/images/c.jpg"), (None, "../secret.jpg"), (None, "d.jpg"), (None, "http://a/b.jpg?c"),
     ]  # fmt: skip
     (tmp_path / "secret.jpg").write_bytes(b"no")
     images = pa.array([{"bytes": data, "path": path} for data, path in values], BINARY.type)
-    table = pa.table({"image": images, "label": list("xyxyxyx"), "site": list(range(7))})
-    pq.write_table(table, root / "x.parquet", row_group_size=3)
-    data = Dataset(root, cache=tmp_path / "cache", format="parquet")
-    assert contents_of(data) == [b"0", b"a#x@3.ab.jpg", b"4", b"c.jpg"]
-    assert data.samples.labels.tolist() == [0, 1, 0, 1]
-    assert data.column("site").to_pylist() == [0, 1, 4, 5]
+    put_file(root, "x", format, pa.table({"image": images, "label": list("xyxyxyxyx"), "site": list(range(9))}))
+    put_file(root, "y", format, pa.table({"image": [b"y"], "label": ["y"], "site": [9]}))
+    data = Dataset(root, cache=tmp_path / "cache", format=format)
+    assert contents_of(data) == [b"0", b"a#x@3.ab.jpg", b"4", b"c.jpg", b"y"]
+    assert data.samples.labels.tolist() == [0, 1, 0, 1, 1]
+    assert data.column("site").to_pylist() == [0, 1, 4, 5, 9]
     left = {(one.what, one.reason): (one.total, one.names) for one in data.manifest.left_out}
     assert left == {
-        ("row", "without a sample"): (3, ("x.parquet/2", "x.parquet/3", "x.parquet/6")),
-        ("object", "that the format parquet has no place for"): (1, ("images/e.jpg",)),
+        ("row", "without a sample"): (1, (f"x.{format}/2",)),
+        ("row", "with the path of an image that is not here"): (3, tuple(f"x.{format}/{row}" for row in (3, 6, 8))),
+        ("row", "with the path of several images"): (1, (f"x.{format}/7",)),
+        ("object", f"that the format {format} has no place for"): (
+            3,
+            ("images/d.jpg", "images/e.jpg", "others/d.jpg"),
+        ),
     }
-    assert Dataset(root, cache=tmp_path / "cache", format="parquet").manifest.found
+    assert Dataset(root, cache=tmp_path / "cache", format=format).manifest.found
     # An image that is there now, or has changed, makes another manifest; other rows are the same.
     (root / "images/gone.jpg").write_bytes(b"back")
     (root / "images/c.jpg").write_bytes(b"other")
-    again = Dataset(root, cache=tmp_path / "cache", format="parquet")
-    assert contents_of(again) == [b"0", b"a#x@3.ab.jpg", b"back", b"4", b"other"]
+    again = Dataset(root, cache=tmp_path / "cache", format=format)
+    assert contents_of(again) == [b"0", b"a#x@3.ab.jpg", b"back", b"4", b"other", b"y"]
     assert set(data.samples.ids.tolist()) < set(again.samples.ids.tolist())
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_a_row_whose_image_comes_later_is_read_then_though_its_file_stays(tmp_path, format):
+    images = pa.array([{"bytes": b"0", "path": None}, {"bytes": None, "path": "late.jpg"}], BINARY.type)
+    put_file(tmp_path, "x", format, pa.table({"image": images, "label": [0, 1]}))
+    assert contents_of(Dataset(tmp_path, format=format)) == [b"0"]
+    (tmp_path / "late.jpg").write_bytes(b"late")
+    assert contents_of(Dataset(tmp_path, format=format)) == [b"0", b"late"]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_masks_whose_paths_rows_say_are_read_from_there_or_their_rows_are_left_out(tmp_path, format, inside):
+    root = tmp_path / "data"
+    for name in ("i/0.png", "m/0.png", "m/1.png", "m/2.png", "m/3.png", "n/3.png"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(png(len(name)))
+    held = png(1) if inside else None
+    values = [
+        ((held, "i/0.png"), (None, "m/0.png")),
+        ((held, "i/0.png"), (held, None)),
+        ((held, "i/0.png"), (None, "gone.png")),
+        ((None, "i/0.png"), (None, f"{root}/m/1.png")),
+        ((held, "i/0.png"), (None, "3.png")),
+        ((held, "i/0.png"), (b"" if inside else None, "m/2.png")),
+        ((held, "i/0.png"), (None, None)),
+        ((None, "i/0.png"), (held, None)),
+    ]
+    cells = [[{"bytes": data, "path": path} for data, path in column] for column in zip(*values, strict=True)]
+    columns = dict(zip(("image", "mask"), (pa.array(column, BINARY.type) for column in cells), strict=True))
+    put_file(root, "x", format, pa.table({**columns, "row": range(len(values))}))
+    data = Dataset(root, cache=tmp_path / "cache", format=format)
+    if inside:
+        assert data.column("row").to_pylist() == [0, 1, 3, 5, 6, 7]
+        left = {one.reason: one.names for one in data.manifest.left_out if one.what == "row"}
+        assert left == {
+            "with the path of a mask that is not here": (f"x.{format}/2",),
+            "with the path of several masks": (f"x.{format}/4",),
+        }
+        masks = [png(7), png(1), png(7), png(7), b"", png(1)]
+    else:  # a path that leads nowhere is one of a mask that cannot be read, as in a list
+        assert data.column("row").to_pylist() == [0, 1, 2, 3, 5, 6, 7]
+        masks = [png(7), b"", None, png(7), png(7), b"", b""]
+    targets = data.samples.take(np.arange(len(data))).targets
+    reader = open_samples(data.url, data.manifest.reading, roots=("file:///",))
+    places = zip(targets.objects, targets.offsets.tolist(), targets.lengths.tolist(), strict=True)
+    found = [
+        bytes(reader.read(*place)) if place[0] and mask else b"" for place, mask in zip(places, masks, strict=True)
+    ]
+    assert found == [mask or b"" for mask in masks]
+    assert [int(w) for w in targets.widths] == [8 if mask != b"" else 0 for mask in masks]
 
 
 def test_a_node_reads_images_beside_parquet_files_and_notices_one_that_changed(tmp_path, shared_node):

@@ -9,6 +9,7 @@ import json
 import shutil
 import uuid
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -47,6 +48,7 @@ def data(tmp_path):
             "taken at": np.datetime64("2026-01-01", "us") + np.arange(90).astype("timedelta64[D]"),
             "class": [date(2026, 1, 1 + row % 28) for row in range(90)],
             "in zone": [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=row) for row in range(90)],
+            "price": [None if row % 10 == 0 else Decimal(row) / 4 for row in range(90)],
         }
     )
 
@@ -77,6 +79,15 @@ SELECTIONS = {
     "column('class') in ('2026-01-01', '2026-01-28')": lambda row: row % 28 in (0, 27),
     "column('in zone') == '2026-01-01T05:00:00Z'": lambda row: row == 5,
     "column('width') == 50": lambda row: row == 5,
+    "width not in (10, 20)": lambda row: row % 10 and row not in (1, 2),
+    "not (width in (10, 20))": lambda row: row % 10 and row not in (1, 2),
+    "patient in ()": lambda row: False,
+    "price > 2": lambda row: row % 10 and row > 8,
+    "2.249999999999999 < price <= 10000000000": lambda row: row % 10 and row >= 9,
+    "price == 2.25": lambda row: row == 9,
+    "price in (2.25, 3, 1e-9)": lambda row: row in (9, 12),
+    "price not in (2.25, 3)": lambda row: row % 10 and row not in (9, 12),
+    "price < -1e20": lambda row: False,
 }
 
 
@@ -114,6 +125,10 @@ def test_an_expression_of_arrow_selects_too(data):
         ("label == 'galss'", r"there is no class 'galss'.*did you mean glass"),
         ("width == 'wide'", "column 'width' holds int64 and cannot be compared with 'wide'"),
         ("patient > 3", "cannot be compared with 3"),
+        ("price > '3'", "cannot be compared with '3'"),
+        ("price > 1e300", "cannot be compared with 1e.300, which has more digits"),
+        ("price > 1e-300", "cannot be compared with 1e-300, which has more digits"),
+        ("price > 1e999", "cannot be compared with inf, which has more digits"),
         ("patient == width", "cannot be compared"),
         ("'x' in width", "holds no text"),
         ("width", "a selection compares columns with values"),
@@ -176,7 +191,7 @@ def test_a_part_is_named_by_its_samples(data):
 
 def test_columns_are_those_of_the_manifest_and_those_added(data):
     assert data.columns[:7] == ("id", "name", "object", "offset", "length", "label", "etag")
-    assert data.columns[7:] == ("patient", "width", "fold", "is_sharp", "taken at", "class", "in zone")
+    assert data.columns[7:] == ("patient", "width", "fold", "is_sharp", "taken at", "class", "in zone", "price")
     part = data.take(np.array([80, 5]))
     assert part.column("patient").to_pylist() == ["p26", "p01"]
     assert part.column("length").to_pylist() == part.samples.lengths.tolist()

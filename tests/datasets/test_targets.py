@@ -3,6 +3,7 @@
 import io
 import json
 import uuid
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -141,6 +142,26 @@ def test_samples_without_a_value_are_refused_by_column_and_count_unless_they_are
         rest = Dataset(store.url, targets=name).select(f"{name} is not None")
         assert len(rest.targets.at(np.arange(len(rest)))) == 3 - count
     assert np.isnan(Dataset(store.url, targets="f").targets.at(np.arange(3))).tolist() == [False, True, False]
+
+
+def test_decimals_are_numbers_and_lists_of_them_lists_of_numbers(store):
+    price = pa.array([Decimal("0.25"), None], pa.decimal128(9, 2))
+    columns = {
+        "price": price,
+        "count": pa.array([Decimal(3), Decimal(4)], pa.decimal128(9, 0)),
+        "pair": pa.array([[Decimal("0.5"), Decimal("1")], [Decimal("2"), Decimal("3.25")]], pa.list_(price.type)),
+        "label": pa.array([Decimal("0.5"), Decimal("1.5")], pa.decimal128(9, 2)),
+    }
+    store.write("a.parquet", parquet(**columns))
+    data = Dataset(store.url, targets=[*columns])
+    assert len(data.targets) == 2
+    found = data.targets.at(np.arange(2))
+    assert {name: values.dtype.name for name, values in found.items()} == {
+        "price": "float32", "count": "int64", "pair": "float32", "label": "float32",
+    }  # fmt: skip
+    assert np.array_equal(found["price"], [0.25, np.nan], equal_nan=True)
+    assert [found[name].tolist() for name in ("count", "pair", "label")] == [[3, 4], [[0.5, 1], [2, 3.25]], [0.5, 1.5]]
+    assert data.column("price").to_pylist() == price.to_pylist()
 
 
 def test_labels_that_are_no_classes_are_targets_where_they_are_declared(store):

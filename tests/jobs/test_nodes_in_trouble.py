@@ -13,7 +13,7 @@ from frostline.core.errors import FrostlineError
 from frostline.core.events import BatchDelivered, NodeLost, SampleSkipped
 from frostline.io_service.handler import Upstream
 from frostline.io_service.start import start_io
-from support.faulty import REFUSALS, SickStore, faulty_nodes
+from support.faulty import ERRORS, REFUSALS, SickStore, faulty_nodes
 from support.images import image_folder
 from support.many_nodes import epoch, job, same, some_nodes
 from support.nodes import until
@@ -96,9 +96,13 @@ def test_a_job_behind_an_io_service_whose_node_is_in_trouble_goes_on(folder, und
     assert not [event for event in told if isinstance(event, SampleSkipped)]
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+# Those of `make test-long` are ten times as many.
+EXAMPLES = max(6, settings.default.max_examples // 8)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    trouble=st.sampled_from([*WAYS, *SICKNESSES]),
+    trouble=st.sampled_from([*WAYS, *ERRORS, *SICKNESSES]),
     count=st.integers(2, 3),
     after=st.integers(0, 5),
     seed=st.integers(0, 999),

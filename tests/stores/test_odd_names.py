@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frostline.core.errors import DataError, StoreUnavailable
+from frostline.core.errors import DataError, ObjectNotFound, StoreUnavailable
 from frostline.datasets import Dataset
 from frostline.stores.cloud import list_azure
 from frostline.stores.open import open_store
@@ -123,6 +123,34 @@ def test_an_object_that_ends_as_a_folder_does_is_named(served, key):
     peer, url, _ = served
     peer.objects = {**OTHERS, key: TEN}
     assert {name for name, size in by_folder(open_store(url)).items() if size == UNREADABLE} & {key, "/"}
+
+
+NESTED = ["cats/a.jpg", "cats/a.jpg/", "cats/a.jpg/b.jpg", "cats/a.jpg/b.jpg/", "cats/a.jpg-1", "cats/d/", "cats/d/e"]
+
+
+@pytest.mark.parametrize("served", ["s3", "gs", "az"], indirect=True)
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(objects=st.dictionaries(st.sampled_from(NESTED), st.sampled_from([b"", TEN, TEN + TEN])))
+def test_keys_that_are_folders_of_others_or_end_in_a_slash_are_read_or_named(served, objects):
+    peer, url, _ = served
+    peer.objects = {**OTHERS, **objects}
+    store = open_store(url)
+    found = by_folder(store)
+    assert found == sizes(store.list())
+    for key, data in objects.items():
+        name = key.rstrip("/")
+        # A key that nothing but its slash tells from an object is listed as one, which is not there to be read.
+        is_alone = name not in objects and not any(other.startswith(key) and other != key for other in objects)
+        if key == name:
+            assert found[name] == len(data)
+            assert bytes(store.read(name, 0, len(data))) == data
+        elif is_alone and data:
+            with pytest.raises(ObjectNotFound):
+                store.read(name, 0, found.pop(name))
+            found[key] = UNREADABLE
+        else:
+            assert found[key] == UNREADABLE
+    assert found.keys() == peer.objects.keys()
 
 
 def test_a_file_is_read_by_every_name_that_a_file_can_have(tmp_path):

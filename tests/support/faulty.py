@@ -13,6 +13,7 @@ from frostline.node import Node
 from frostline.node.resources import RequestOpener
 from frostline.stores.local import FolderStore
 from frostline.stores.urls import parse_url
+from frostline.wire.messages import TRAVELLING
 from support.nodes import served
 
 REFUSALS = {
@@ -28,6 +29,14 @@ REFUSALS = {
 }
 """What answers in the place of a node, by what it is."""
 
+ERRORS = {
+    kind.__name__: (status, "application/json", {"error": kind.__name__, "message": "no", "retry_after_s": 1.0})
+    for kind, status in TRAVELLING.items()
+}
+"""Every error that a node may answer with, by its name, to whatever it is asked."""
+
+_ANSWERED = REFUSALS | ERRORS
+
 _PIECE = 64 << 10
 # Heads of requests and answers, and the lines that say how long a piece of an answer is.
 _FRAMING = re.compile(rb"\A(?:[A-Z]{3,7} /|HTTP/1).*?\r\n\r\n|(?:\A|\r\n)[0-9a-fA-F]{1,8}\r\n|\r\n\Z", re.DOTALL)
@@ -36,7 +45,7 @@ _FRAMING = re.compile(rb"\A(?:[A-Z]{3,7} /|HTTP/1).*?\r\n\r\n|(?:\A|\r\n)[0-9a-f
 class FaultyWay:
     """A way to a node that passes on what it is sent until it is told otherwise. A context manager.
 
-    ``mode`` is ``well``, ``hang``, ``killed``, ``flip`` or a key of ``REFUSALS``.
+    ``mode`` is ``well``, ``hang``, ``killed``, ``flip`` or a key of ``REFUSALS`` or ``ERRORS``.
     """
 
     def __init__(self, url, draw):
@@ -79,7 +88,7 @@ class FaultyWay:
 
     def _serve(self, client):
         with suppress(OSError), client:
-            if self.mode in REFUSALS:
+            if self.mode in _ANSWERED:
                 self._refuse(client)
                 return
             with socket.create_connection(self._node) as node:
@@ -93,7 +102,7 @@ class FaultyWay:
         is_answer = one.getpeername() == self._node
         with suppress(OSError):
             while data := one.recv(_PIECE):
-                if self.mode in REFUSALS and not is_answer:
+                if self.mode in _ANSWERED and not is_answer:
                     self._refuse(other if is_answer else one)
                     break
                 self._wait_while_silent()
@@ -118,7 +127,7 @@ class FaultyWay:
         return bytes(changed)
 
     def _refuse(self, client):
-        status, kind, body = REFUSALS[self.mode]
+        status, kind, body = _ANSWERED[self.mode]
         body = body if isinstance(body, bytes) else json.dumps(body).encode()
         fields = {"Content-Type": kind, "Content-Length": len(body), "Connection": "close"}
         head = "\r\n".join([f"HTTP/1.1 {status} No", *(f"{name}: {value}" for name, value in fields.items()), "", ""])

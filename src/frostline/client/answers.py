@@ -9,7 +9,7 @@ from typing import Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core import FeatureBatch
+from frostline.core import REFERENCE, FeatureBatch
 from frostline.core.errors import (
     EngineNotReady,
     FrostlineError,
@@ -91,10 +91,10 @@ class BalancedResponse:
                 with self._pool.watch_wait(number):
                     batch = next(batches)
                 self._check(batch)
-            except _PASSED_ON:
-                self._end()
-                raise
             except FrostlineError as error:
+                if self._is_passed_on(error):
+                    self._end()
+                    raise
                 self._leave(error)
             except BaseException:
                 self._end()
@@ -118,6 +118,11 @@ class BalancedResponse:
             if self._batches is None or self._node is None:
                 self._node, self._batches = self._pool.begin(self._request, self._tried, self._first)
             return self._node, self._batches
+
+    def _is_passed_on(self, error: FrostlineError) -> bool:
+        """Whether an error says nothing of the node; one that lacks what each has, the reference engine, is another."""
+        lacks_reference = isinstance(error, EngineNotReady) and self._request.engine == REFERENCE
+        return isinstance(error, _PASSED_ON) and not lacks_reference
 
     def _check(self, batch: FeatureBatch) -> None:
         """A node that answers other rows than the next ones is of another kind, or out of its mind."""

@@ -8,7 +8,9 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import time
-from functools import cached_property
+from decimal import Decimal
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -134,18 +136,44 @@ class _Reader:
                 found = pc.match_substring(pc.field(name), part)
                 return found if isinstance(operator, ast.In) else ~found
             case ((ast.In() | ast.NotIn()), ast.Name(id=name), (ast.Tuple() | ast.List() | ast.Set())):
-                values = [self._value(name, elt) for elt in right.elts]
-                found = pc.field(name).isin(values)
+                found = self._is_in(name, right.elts)
                 return found if isinstance(operator, ast.In) else ~found
             case _, ast.Name(id=name), ast.Name(id=other) if type(operator) in _COMPARED:
                 if _is_text(self._type(name)) != _is_text(self._type(other)):
                     raise SettingError(f"columns {name!r} and {other!r} cannot be compared")
                 return _compare(pc.field(name), operator, pc.field(other))
             case _, ast.Name(id=name), _ if type(operator) in _COMPARED:
-                return _compare(pc.field(name), operator, pc.scalar(self._value(name, right)))
+                column, value = self._sides(name, right)
+                return _compare(column, operator, value)
             case _, _, ast.Name(id=name) if type(operator) in _COMPARED:
-                return _compare(pc.scalar(self._value(name, left)), operator, pc.field(name))
+                column, value = self._sides(name, left)
+                return _compare(value, operator, column)
         raise _refused(left)
+
+    def _is_in(self, name: str, listed: Sequence[ast.expr]) -> pc.Expression:
+        """Whether a value is one of some; unknown where there is none, so that neither this nor its opposite holds."""
+        if pa.types.is_decimal(self._type(name)) or not listed:  # of no values Arrow knows no type
+            equal = [column == value for column, value in (self._sides(name, node) for node in listed)]
+            found = reduce(or_, equal, pc.scalar(False))
+        else:
+            found = pc.field(name).isin([self._value(name, node) for node in listed])
+        return pc.if_else(pc.field(name).is_valid(), found, pc.scalar(pa.scalar(None, pa.bool_())))
+
+    def _sides(self, name: str, node: ast.expr) -> tuple[pc.Expression, pc.Expression]:
+        """A column and a value, of types that can be compared."""
+        value, kind = self._value(name, node), self._type(name)
+        if not pa.types.is_decimal(kind):
+            return pc.field(name), pc.scalar(value)
+        number = Decimal(repr(value))
+        exponent = number.as_tuple().exponent
+        scale = max(kind.scale, -exponent) if isinstance(exponent, int) else _DECIMAL_DIGITS + 1
+        try:
+            wide = pa.decimal256(2 * _DECIMAL_DIGITS, scale)
+            if scale <= _DECIMAL_DIGITS:
+                return pc.field(name).cast(wide), pc.scalar(pa.scalar(number, wide))
+        except (pa.ArrowException, ValueError):
+            pass  # it has more digits before its point
+        raise SettingError(f"column {name!r} holds {kind} and cannot be compared with {value!r}, which has more digits")
 
     def _value(self, name: str, node: ast.expr) -> Any:
         """A value as a column can be compared with it."""
@@ -156,7 +184,7 @@ class _Reader:
             return self._classes.index(value)
         if pa.types.is_temporal(kind):
             return _moment(name, value, kind)
-        if isinstance(value, str) != _is_text(kind):
+        if isinstance(value, str) != _is_text(kind) or (isinstance(value, bool) and pa.types.is_decimal(kind)):
             raise SettingError(f"column {name!r} holds {kind} and cannot be compared with {value!r}")
         return value
 
@@ -165,6 +193,10 @@ class _Reader:
             known = ", ".join(self._schema.names)
             raise SettingError(f"there is no column {name!r}, only {known}{suggest_names(name, self._schema.names)}")
         return self._schema.field(name).type
+
+
+# Before the point and behind it, of numbers that decimals are compared as.
+_DECIMAL_DIGITS = 38
 
 
 def _compare(left: pc.Expression, operator: ast.cmpop, right: pc.Expression) -> pc.Expression:
@@ -251,7 +283,7 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
     known = manifest.columns.table.column_names
     name = find_name(known[len(COLUMNS) :], (label, f"meta_{label}"))
     if name is None:
-        if label in LABEL_FIELDS and len(manifest.classes):
+        if find_name((label,), LABEL_FIELDS) is not None and len(manifest.classes):
             return manifest
         raise SettingError(
             f"{url} has no column {label!r} of labels, only {', '.join(known)}{suggest_names(label, known)}"

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from frostline.core.errors import DataError, SettingError, suggest_names
 from frostline.datasets.formats.base import TARGET_COLUMNS, ManifestColumns, SelectedRows
-from frostline.datasets.formats.labels import LABEL_FIELDS, OTHER_LABELS, TAKEN, no_class
+from frostline.datasets.formats.labels import LABEL_FIELDS, OTHER_LABELS, TAKEN, find_name, no_class
 from frostline.datasets.selection import values_of
 
 __all__ = (
@@ -161,9 +161,9 @@ def _name(declared: str | MultiLabel) -> str:
 
 def _column_called(name: str, names: Sequence[str], url: str) -> str:
     """A column by the name that the data has for it, which the manifest may have changed."""
-    likely = [OTHER_LABELS] if name in LABEL_FIELDS else []
+    likely = [OTHER_LABELS] if find_name((name,), LABEL_FIELDS) is not None else []
     likely += [f"meta_{name}"] if name in TAKEN else []
-    found = next((known for known in (*likely, name) if known in names), None)
+    found = next((known for known in (*likely, name) if known in names), None) or find_name(names, (name,))
     if found is None:
         raise SettingError(
             f"{url} has no column {name!r} for targets, only {', '.join(names)}{suggest_names(name, names)}; "
@@ -173,9 +173,14 @@ def _column_called(name: str, names: Sequence[str], url: str) -> str:
     return found
 
 
+# More do not fit into 64 bits.
+_INT_DIGITS = 18
+
+
 def _kind_of(name: str, column: str, values: pa.ChunkedArray) -> TargetSpec:
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+    is_whole = pa.types.is_decimal(kind) and not kind.scale and kind.precision <= _INT_DIGITS
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_whole:
         return TargetSpec(name=name, column=column, kind=NUMBER, dtype=_INT)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return TargetSpec(name=name, column=column, kind=NUMBER, dtype=_FLOAT)
@@ -313,6 +318,10 @@ class TargetColumns:
         self.is_single = is_single
         for spec in specs:
             self._check_values(spec)
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._columns) if self._rows is None else len(self._rows)
 
     @property
     def has_masks(self) -> bool:

@@ -17,7 +17,7 @@ import math
 import re
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate, parsedate_to_datetime
@@ -194,6 +194,7 @@ class DriverStore:
         if self._may_be_escaped(found.table["object"]):
             with suppress(OddName):  # where others cannot be asked, nearly all names are what the driver lists
                 return self._by_name(folder, OddName(self._url))
+        found = self._without_slashes(found)
         # Of Azure the driver leaves the marker of a folder out; where nothing else is there, it is what was listed.
         return found if len(found) or not folder else Entries.of([Entry(folder, UNREADABLE, "")])
 
@@ -255,10 +256,47 @@ class DriverStore:
         if odd.name and not any(_ODD.search(entry.object, skipped) for entry in found):
             found.append(Entry(odd.name, UNREADABLE, ""))  # Arrow takes a//, the one that it is about, for a folder
         names = (entry.object[skipped:] for entry in found)
-        return Entries.of(
+        listed = Entries.of(
             Entry(name or "/", UNREADABLE if _ODD.search(name) else entry.size, entry.etag)
             for name, entry in zip(names, found, strict=True)
         )
+        return self._without_slashes(listed)
+
+    def _without_slashes(self, found: Entries) -> Entries:
+        """A listing in which keys that end in a slash, which the driver takes away, are named and cannot be read.
+
+        One is seen where it is empty, where other keys lie beneath it, and where another key is called as it is without
+        the slash. Another one is asked for in vain, by whoever reads it.
+        """
+        names, sizes = found.table["object"], found.table["size"]
+        folders = _folders_of(names)
+        is_seen = pc.or_(pc.equal(sizes, 0), pc.is_in(names, value_set=pa.array(sorted(folders), names.type)))
+        if len(pc.unique(names)) < len(names):
+            counts = names.value_counts()
+            twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+            is_seen = pc.or_(is_seen, pc.is_in(names, value_set=twice))
+        is_seen = pc.and_not(is_seen, pc.equal(sizes, UNREADABLE))
+        if not pc.any(is_seen).as_py():
+            return found
+        by_name: dict[str, list[Entry]] = {}
+        for entry in found.where(is_seen):
+            by_name.setdefault(entry.object, []).append(entry)
+        settled = [entry for some in by_name.values() for entry in self._settled(some, folders)]
+        return Entries.concatenate([found.where(pc.invert(is_seen)), Entries.of(settled)])
+
+    def _settled(self, listed: Sequence[Entry], folders: Collection[str]) -> Sequence[Entry]:
+        """The object of a name, and the key with a slash behind that name, of entries that are listed by it."""
+        name = listed[0].object
+        marker = Entry(f"{name}/", UNREADABLE, "")
+        if len(listed) == 1 and not listed[0].size and name in folders:
+            return [marker]  # as consoles make one for each folder
+        try:
+            there = self.describe(name)
+        except ObjectNotFound:
+            return [marker]
+        except AccessDenied:  # many may list what they may not ask for
+            return [listed[0]]
+        return [there, marker] if len(listed) > 1 else [there]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r})"
@@ -290,6 +328,16 @@ def _version(found: "ObjectMeta") -> str:
     etag = (found["e_tag"] or "").strip('"')
     # Web servers need not have one. Where they give no time either, the driver says that of 1970.
     return etag or version_of_time(found["last_modified"].timestamp())
+
+
+def _folders_of(names: pa.ChunkedArray) -> set[str]:
+    """The folders, at any depth, in which objects of these names lie."""
+    found: set[str] = set()
+    rest = set(pc.unique(pc.replace_substring_regex(names, r"/?[^/]*/*$", "")).to_pylist())
+    while rest := rest - found - {""}:
+        found |= rest
+        rest = {folder.rpartition("/")[0] for folder in rest}
+    return found
 
 
 # What the driver's paths hold none of.

@@ -11,7 +11,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -182,6 +182,9 @@ class RunConfig:
 def _checked(value: dict[str, Any]) -> dict[str, Any]:
     """The fields of a config, which anybody may have written; a wrong one raises ``TypeError`` or ``ValueError``."""
     outputs, classes = value.get("outputs"), value.get("classes", [])
+    unknown = sorted(value.keys() - {field.name for field in fields(RunConfig)})
+    if unknown:
+        raise ValueError(f"it has a field {unknown[0]!r}, which no run has")
     if not isinstance(value.get("options"), dict) or not isinstance(value.get("identity", {}), dict):
         raise TypeError("options and identity have names")
     if type(outputs) is not int or not 0 < outputs <= _MAX_OUTPUTS:

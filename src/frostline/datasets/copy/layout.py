@@ -32,7 +32,7 @@ from frostline.core.events import ColumnsDropped, Observer, SetupWarning
 from frostline.datasets.dataset import Dataset, reader_of
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, names_a_class, suffix_of
-from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table
+from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table, is_split
 from frostline.datasets.formats.tables import json_values, plain_column, read_back
 from frostline.datasets.formats.webdataset import CLASS_MEMBER, TYPE_MEMBER
 from frostline.datasets.reading import Workers, masks_of
@@ -58,6 +58,7 @@ __all__ = (
     "say_orientation",
     "say_what_is_left",
     "scale_image",
+    "splits_in_folders",
     "suffix_by_content",
 )
 
@@ -114,6 +115,7 @@ class CopySample:
         is_remade: the image was made of kept pixels, so that it may be of another kind than its name says.
         object: name of the image in class folders, without its suffix; empty where the id names it.
         mask: the encoded mask; empty where the sample has none, and None where no sample of the data set has a mask.
+        split: the split that the data brings; empty where it brings none.
     """
 
     id: int
@@ -124,6 +126,7 @@ class CopySample:
     is_remade: bool = False
     object: str = ""
     mask: bytes | None = None
+    split: str = ""
 
     @property
     def source(self) -> str:
@@ -175,7 +178,8 @@ class ClassFolderLayout:
     beside the folders says so.
 
     Names are those of the source, as ``datasets.copy.layout`` says. Where there are masks, images and masks lie
-    side by side, and are called by their ids: ``images/cat/1a.jpg`` and ``masks/cat/1a.png``.
+    side by side, and are called by their ids: ``images/cat/1a.jpg`` and ``masks/cat/1a.png``, those of a split
+    ``images/train/cat/1a.jpg``.
     """
 
     keeps_metadata = False
@@ -201,7 +205,7 @@ class ClassFolderLayout:
             yield OutputObject(self._place(sample, classes[sample.label]), sample.encoded)
 
     def _pair(self, sample: CopySample, mask: bytes, folder: str) -> Iterable[OutputObject]:
-        key = f"{folder}/{sample.id:016x}" if folder else f"{sample.id:016x}"
+        key = "/".join(filter(None, (sample.split, folder, f"{sample.id:016x}")))
         if not names_a_class(folder) or folder.startswith("."):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder of images: use another --format")
         image, beside = f"images/{key}{sample.suffix}", f"masks/{key}{suffix_by_content(mask)}"
@@ -213,7 +217,7 @@ class ClassFolderLayout:
         if "/" in folder or folder.startswith("."):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --format")
         if not sample.object:
-            return f"{folder}/{sample.id:016x}{sample.suffix}"
+            return "/".join(filter(None, (sample.split, folder, f"{sample.id:016x}{sample.suffix}")))
         return sample.object if suffix_of(sample.object) == sample.suffix else sample.object + sample.suffix
 
 
@@ -397,7 +401,7 @@ class FolderNames:
         self._source = source
         self._root = f"{source.url}/"
         self._has_sources = SOURCE in source.columns and not source.column(SOURCE).null_count
-        self._has_splits = bool(source.splits_brought) and not source.column(SPLIT).null_count
+        self._has_splits = splits_in_folders(source) is not None
         whole = np.zeros(len(source), np.int64)
         stems = np.zeros(len(source), np.int64)
         for start in range(0, len(source), _AT_ONCE):
@@ -422,6 +426,18 @@ class FolderNames:
         classes = self._source.classes
         for name, split, label in zip(names, splits, part.samples.labels.tolist(), strict=True):
             yield _place(name.removeprefix(self._root), split, classes[label] if label >= 0 else "")
+
+
+def splits_in_folders(source: Dataset) -> pa.ChunkedArray | None:
+    """The splits of samples that folders can say; None where a data set brings none, or one that they cannot.
+
+    Folders of images and of masks say those alone that are called as splits are.
+    """
+    brought = source.splits_brought
+    if not brought or (source.has_targets and not all(map(is_split, brought))):
+        return None
+    splits = source.column(SPLIT)
+    return None if splits.null_count else splits.cast(pa.string())
 
 
 def _place(name: str, split: str, folder: str) -> str:

@@ -29,6 +29,7 @@ from frostline.datasets.copy.layout import (
     Scaling,
     metadata_in,
     packer_named,
+    splits_in_folders,
 )
 from frostline.datasets.dataset import Dataset
 from frostline.datasets.formats.tables import json_values
@@ -298,6 +299,7 @@ class _PartWriter:
         self._format = plan.format
         self._names = plan.names
         self._about = plan.about()
+        self._splits = splits_in_folders(plan.source)
         self._scaling = Scaling(plan.source, plan.side, plan.workers, stack)
         self._writers = ThreadPoolExecutor(plan.workers, "frostline-write")
         stack.callback(self._writers.shutdown, cancel_futures=True)
@@ -312,7 +314,8 @@ class _PartWriter:
         read = self._scaling.read(samples, names)
         kept = [(row, found) for row, found in enumerate(read) if isinstance(found, ImageAndMasks)]
         objects = [""] * len(rows) if self._names is None else self._names.objects(rows.start, rows.stop)
-        loose = [self._loose(samples, names, about, objects, row, pictures) for row, pictures in kept]
+        splits = [""] * len(rows) if self._splits is None else self._splits.slice(rows.start, len(rows)).to_pylist()
+        loose = [self._loose(samples, names, about, objects, row, pictures, splits[row]) for row, pictures in kept]
         kinds = {name: column.type for name, column in self._about.items()}
         packed = packer_named(self._format).pack(part.number, loose, self._source.classes, kinds)
         written: list[Future[tuple[str, CopiedObject]]] = [self._writers.submit(self._write, obj) for obj in packed]
@@ -333,6 +336,7 @@ class _PartWriter:
         objects: Sequence[str],
         row: int,
         found: ImageAndMasks,
+        split: str,
     ) -> CopySample:
         return CopySample(
             id=int(samples.ids[row]),
@@ -343,6 +347,7 @@ class _PartWriter:
             is_remade=self._source.manifest.applied is not None,
             object=objects[row],
             mask=None if samples.targets is None else found.mask or b"",
+            split=split,
         )
 
     def _write(self, packed: OutputObject) -> tuple[str, CopiedObject]:

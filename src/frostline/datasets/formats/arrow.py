@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from frostline.core import OBJECTS, URLS
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets.formats.base import (
     ListedSamples,
@@ -25,7 +27,7 @@ from frostline.datasets.formats.base import (
     digest_of,
     is_hidden,
 )
-from frostline.datasets.formats.folders import NO_MASK, Mask, size_at, target_columns
+from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, size_at, target_columns
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import LeftOut
 from frostline.datasets.formats.ranges import ObjectRanges, check_written_out, short_lists
@@ -33,17 +35,18 @@ from frostline.datasets.formats.tables import (
     LOOKED_AT,
     SAID,
     ColumnRoles,
+    TableFile,
     finish_table,
-    known_parts,
     label_texts,
     may_name_classes,
-    omissions_in,
     omissions_of_table,
+    path_leaf,
     plain_column,
     roles_in,
     with_names_for_masks,
     with_partitions,
 )
+from frostline.datasets.formats.urls import IMAGE_PATH, MASK_PATH, known_files, locate_rows
 from frostline.stores.protocols import Entry, ObjectStore, Versioned
 
 __all__ = (
@@ -232,6 +235,29 @@ class StreamedBatch:
         valid = np.asarray(column.is_valid()) & np.asarray(inner.is_valid())
         return CellPositions(offsets=first + ends[:-1], lengths=np.diff(ends), valid=valid)
 
+    def paths(self, leaf: str, is_empty: npt.NDArray[np.bool_]) -> pa.Array | None:
+        """The paths that rows say in the place of a leaf's contents; None where no row says one.
+
+        Args:
+            leaf: path of the leaf with the contents.
+            is_empty: true where a row holds none.
+
+        Raises:
+            DataError: they are damaged or compressed.
+            StoreError: the store failed.
+        """
+        path = path_leaf(self._batch.schema, leaf)
+        if path is None or not is_empty.any():
+            return None
+        column = self._batch.column(path.rpartition(".")[0])
+        inner = column.field("path")
+        self._read([*column.buffers()[:1], *inner.buffers()])
+        with _said(self._stream.name):
+            inner.validate(full=True)
+            texts = inner.cast(pa.string())
+        wanted = is_empty & np.asarray(column.is_valid()) & np.asarray(pc.not_equal(pc.fill_null(texts, ""), ""))
+        return pc.if_else(pa.array(wanted), texts, pa.scalar(None, pa.string())) if wanted.any() else None
+
     def _read(self, buffers: Iterable[Any]) -> None:
         # Empty ones lie anywhere.
         self._stream.fill(self._memory, self._start, [buffer for buffer in buffers if buffer and buffer.size])
@@ -265,7 +291,7 @@ def _body_length(head: bytes) -> int:
     return int(struct.unpack_from("<q", head, table + place)[0]) if place else 0
 
 
-_RULE = "frostline arrow 3"
+_RULE = "frostline arrow 4"
 # Files indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Results of ``map`` that ``datasets`` keeps beside the data: the same samples again, or other ones.
@@ -273,18 +299,12 @@ _LEFT_BEHIND = ("cache-", "tmp", "indices")
 _SPLIT_FOLDERS = "dataset_dict.json"
 
 
-class _File(NamedTuple):
-    table: pa.Table
-    classes: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
-    is_turned: bool
-
-
 class ArrowFiles:
     """Streams of record batches with images as ``struct{bytes, path}`` or plain binary, and labels, as in Parquet.
 
     Images lie in such files as they are encoded, so that each is read as a range of its file. Of a file only the
-    headers of its batches and the columns beside the images are read to find them. A folder with a
+    headers of its batches and the columns beside the images are read to find them. Images and masks of which rows say
+    paths alone are found as those of Parquet files are. A folder with a
     ``dataset_dict.json`` has a folder for each split; elsewhere the names of files and folders may say splits
     (``formats.split_names``).
     """
@@ -294,31 +314,38 @@ class ArrowFiles:
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Format.claims``: one Arrow file is enough."""
-        return any(map(_is_arrow, entries))
+        return any(_is_arrow(entry.object) for entry in entries)
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_RULE, (entry for entry in entries if _is_arrow(entry) or _says_splits(entry.object)))
+        # Rows may say paths of images.
+        wanted = (
+            entry
+            for entry in entries
+            if _is_arrow(entry.object) or _says_splits(entry.object) or is_sample(entry.object)
+        )
+        return digest_of(_RULE, wanted)
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Format.read``; of a file that did not change only the beginning is read again.
 
         Where images have masks, their heads are read too: a mask must be as large as its image.
         """
-        found = sorted(filter(_is_arrow, entries))
+        found = sorted(entry for entry in entries if _is_arrow(entry.object))
         if not found:
             raise EmptyDataset(f"{store.url} holds no Arrow files (such as data-00000-of-00001.arrow)")
-        known = {key: (part, omissions_in(before, key[0])) for key, part in known_parts(before).items()}
+        known = known_files(before if before and before.reading == OBJECTS else None, _is_arrow)
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
             files = list(threads.map(partial(_read, store, known, heads), found))
+        files, are_elsewhere = locate_rows(files, found, store, entries, lambda entry: entry.object, before)
         names = [entry.object for entry in found]
         tables = with_partitions([file.table for file in files], names)
         said = splits_of_folders(names, (entry.object for entry in entries))
         table, is_divided = with_splits(join_tables(tables), names, list(map(len, tables)), said)
         if not len(table):
             raise EmptyDataset(
-                f"not one row of the {len(files)} Arrow files at {store.url} holds an image; where rows say "
-                "paths alone, write the data again with the images in it, as save_to_disk does by default"
+                f"not one row of the {len(files)} Arrow files at {store.url} holds an image, or says the path of one "
+                "that is here"
             )
         known_names = {file.classes for file in files if file.classes}
         labels = encode_labels(table[SAID], known_names.pop() if len(known_names) == 1 else ())
@@ -326,6 +353,7 @@ class ArrowFiles:
             table=finish_table(table, labels),
             classes=labels.classes,
             digest=self.digest(entries),
+            reading=URLS if are_elsewhere else OBJECTS,
             divided_by_names=is_divided,
             has_named_classes=labels.are_names,
             used=(*names, *(entry.object for entry in entries if _says_splits(entry.object))),
@@ -353,21 +381,21 @@ def _says_splits(name: str) -> bool:
     return name.rpartition("/")[2] == _SPLIT_FOLDERS and not is_hidden(name)
 
 
-def _is_arrow(entry: Entry) -> bool:
-    base = entry.object.rpartition("/")[2].lower()
-    return base.endswith(".arrow") and not base.startswith(_LEFT_BEHIND) and not is_hidden(entry.object)
+def _is_arrow(name: str) -> bool:
+    base = name.rpartition("/")[2].lower()
+    return base.endswith(".arrow") and not base.startswith(_LEFT_BEHIND) and not is_hidden(name)
 
 
 _Known = Mapping[tuple[str, str], tuple[pa.Table, tuple[LeftOut, ...]]]
 
 
-def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Entry) -> _File:
+def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Entry) -> TableFile:
     stream = ArrowStream(ObjectRanges(store, entry), entry.object, entry.size)
     columns = roles_in(entry.object, stream.schema)
     _check_in_place(entry.object, stream.schema, columns)
     if entry.etag and (entry.object, entry.etag) in known:
         table, left = known[entry.object, entry.etag]
-        return _File(table, columns.classes, left, columns.is_turned)
+        return TableFile(table, columns.classes, left, columns.is_turned)
     tables, row = [_schema_of(stream.schema, columns, entry)], 0
     for batch in stream.batches():
         if not row and may_name_classes(columns):
@@ -379,10 +407,7 @@ def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Ent
     long = [path for path in columns.lists if any(column_name(path) not in some.schema.names for some in tables)]
     table = pa.concat_tables(tables, promote_options="permissive")
     table = table.drop_columns([name for path in long if (name := column_name(path)) in table.schema.names])
-    kept = set(table["name"].to_pylist())
-    lost = [name for number in range(row) if (name := f"{entry.object}/{number}") not in kept]
-    left = omissions_of_table(entry.object, lost, columns.left, long)
-    return _File(table, columns.classes, left, columns.is_turned)
+    return TableFile(table, columns.classes, omissions_of_table(entry.object, columns.left, long), columns.is_turned)
 
 
 def _check_in_place(name: str, schema: pa.Schema, columns: ColumnRoles) -> None:
@@ -428,11 +453,14 @@ def _table(
     beside = pa.table({name: batch.column(name) for name in _beside(columns, batch.names)})
     check_written_out(entry.object, beside)
     table = _columns(entry, columns, places, beside, row)
+    paths = batch.paths(columns.image, ~places.valid)
+    if paths is not None:
+        table = table.append_column(IMAGE_PATH, paths)
     if columns.mask is not None:
         look = partial(size_at, store, entry.object, is_turned=columns.is_turned)
-        for name, column in _targets(look, heads, entry, places, batch.cells(columns.mask)).items():
+        for name, column in _targets(look, heads, entry, columns.mask, places, batch).items():
             table = table.append_column(name, column)
-    return table.filter(pa.array(places.valid))
+    return table
 
 
 def _columns(entry: Entry, columns: ColumnRoles, places: CellPositions, beside: pa.Table, row: int) -> pa.Table:
@@ -444,7 +472,7 @@ def _columns(entry: Entry, columns: ColumnRoles, places: CellPositions, beside: 
             "name": pa.array([f"{entry.object}/{number}" for number in range(row, row + rows)], pa.string()),
             "object": pa.array([entry.object] * rows, pa.string()),
             "offset": pa.array(places.offsets),
-            "length": pa.array(places.lengths),
+            "length": pa.array(places.lengths, mask=~places.valid),
             "etag": pa.array([entry.etag] * rows, pa.string()),
             SAID: said,
             **{column_name(name): plain_column(column_at(beside, name)) for name in columns.about},
@@ -457,18 +485,23 @@ def _targets(
     look: Callable[[int, int], tuple[int, int]],
     heads: ThreadPoolExecutor,
     entry: Entry,
+    mask: str,
     images: CellPositions,
-    masks: CellPositions,
+    batch: StreamedBatch,
 ) -> dict[str, pa.Array]:
+    masks = batch.cells(mask)
     there = masks.valid & (masks.lengths > 0)
     found = [
         Mask(entry.object, offset, length, entry.etag) if is_there else NO_MASK
         for offset, length, is_there in zip(masks.offsets.tolist(), masks.lengths.tolist(), there, strict=True)
     ]
+    paths = batch.paths(mask, ~there)
+    is_said = there if paths is None else there | np.asarray(paths.is_valid())
 
     def size(row: int) -> tuple[int, int]:
-        if not there[row] or not images.valid[row]:
+        if not is_said[row] or not images.valid[row]:
             return 0, 0
         return look(int(images.offsets[row]), int(images.lengths[row]))
 
-    return target_columns(found, list(heads.map(size, range(len(found)))))
+    columns = target_columns(found, list(heads.map(size, range(len(found)))))
+    return columns | ({} if paths is None else {MASK_PATH: paths})

@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -692,7 +693,14 @@ def _text(value: Any) -> str | None:
     if isinstance(value, str):
         return value
     # JSON can escape halves of characters, which cannot be written down.
-    return json.dumps(value, ensure_ascii=True, default=str)
+    return json.dumps(value, ensure_ascii=True, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON has no type for: a decimal as a number where none of its digits is lost, else as text."""
+    if isinstance(value, Decimal) and Decimal(repr(float(value))) == value:
+        return float(value)
+    return str(value)
 
 
 def _inner(kind: pa.DataType) -> pa.DataType | None:

@@ -26,7 +26,7 @@ from frostline.datasets.formats.base import (
     label_column,
     stable_ids,
 )
-from frostline.datasets.formats.labels import CLASSES, SPLIT, are_divided, classes_in, folder_splits
+from frostline.datasets.formats.labels import CLASSES, SPLIT, are_divided, classes_in, folder_splits, is_split
 from frostline.preprocess.images import size_of
 from frostline.stores.protocols import Entries, Entry, Names, ObjectStore, Readable, Versioned
 from frostline.stores.urls import COMPRESSED
@@ -391,7 +391,7 @@ def known_sizes(before: ListedSamples | None) -> Mapping[tuple[str, str], Size]:
 
 
 # Part of every digest: raise it whenever the same files would give another table.
-_MASK_RULE = "frostline masks 4"
+_MASK_RULE = "frostline masks 5"
 _THREADS = 16
 
 _IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "leftimg8bit"})
@@ -425,11 +425,13 @@ class Pair(NamedTuple):
         image: entry of the image.
         mask: entry of its mask; None where there is none.
         folder: the first folder that names neither images nor masks; empty where there is none.
+        inner: the second one, likewise.
     """
 
     image: Entry
     mask: Entry | None
     folder: str
+    inner: str
 
 
 class _Place(NamedTuple):
@@ -456,8 +458,9 @@ class MaskPairs:
     Folders tell them apart (``images`` and ``masks`` at any depth, ``JPEGImages`` and ``SegmentationClass``,
     ``leftImg8bit`` and ``gtFine``, ``train`` and ``train_masks``), or the ends of names (``1.tif`` and ``1_mask.tif``).
     What is left of the two names is the same; a mask whose whole name is that of an image goes before others. The
-    first folder that is left is the class. An image without a mask is a sample without one, but in the layout of Pascal
-    VOC, where it belongs to other tasks.
+    first folder that is left is the class; where all of them are called as splits are, it is the split, and the
+    second is the class. An image without a mask is a sample without one, but in the layout of Pascal VOC, where it
+    belongs to other tasks.
     """
 
     name = "masks"
@@ -482,7 +485,10 @@ class MaskPairs:
         pairs = pairs_of(entries)
         if not pairs:
             raise EmptyDataset(f"{store.url} holds no images with masks (such as images/1.jpg and masks/1.png)")
-        folders = tuple(sorted({pair.folder for pair in pairs} - {""}))
+        firsts = {pair.folder for pair in pairs} - {""}
+        is_divided = bool(firsts) and all(map(is_split, firsts))
+        of_classes = [pair.inner if is_divided else pair.folder for pair in pairs]
+        folders = tuple(sorted({*of_classes} - {""}))
         table_of_classes = _table_of_classes(store, entries, folders)
         classes = table_of_classes or folders
         number = {name: index for index, name in enumerate(classes)}
@@ -494,15 +500,19 @@ class MaskPairs:
             "object": names,
             "offset": pa.array(np.zeros(len(pairs), np.int64)),
             "length": pa.array([pair.image.size for pair in pairs], pa.int64()),
-            "label": pa.array([number.get(pair.folder) for pair in pairs], pa.int64()),
+            "label": pa.array([number.get(folder) for folder in of_classes], pa.int64()),
             "etag": pa.array([pair.image.etag for pair in pairs], pa.string()),
             **target_columns([_mask(pair.mask) for pair in pairs], sizes),
         }
-        schema = pa.unify_schemas([COLUMNS, TARGET_COLUMNS])
+        table = pa.table(columns, schema=pa.unify_schemas([COLUMNS, TARGET_COLUMNS]))
+        if is_divided:
+            splits = [pair.folder.lower() or None for pair in pairs]
+            table = table.append_column(SPLIT, pa.array(splits, pa.string()))
         return ListedSamples(
-            table=pa.table(columns, schema=schema),
+            table=table,
             classes=classes,
             digest=self.digest(entries),
+            divided_by_names=is_divided,
             has_named_classes=True,
             used=(CLASSES,) if table_of_classes else (),
         )
@@ -535,7 +545,7 @@ def pairs_of(entries: Iterable[Entry]) -> list[Pair]:
             masks[name] = (rank, entry)
     some_only = any(place.is_some_only for _, place in placed)
     found = ((name, image, masks[name][1] if name in masks else None) for name, image in images.items())
-    pairs = [Pair(image, mask, _folder_of(name)) for name, image, mask in found if mask or not some_only]
+    pairs = [Pair(image, mask, *_folders_of(name)) for name, image, mask in found if mask or not some_only]
     return pairs if masks else []
 
 
@@ -559,9 +569,10 @@ def _twice(entry: Entry, other: Entry, what: str) -> str:
     return f"{entry.object} and {other.object} would both be {what}: leave one of them in the place"
 
 
-def _folder_of(key: str) -> str:
-    folder, slash, _ = key.partition("/")
-    return folder if slash else ""
+def _folders_of(key: str) -> tuple[str, str]:
+    """The first and the second folder of a name; empty where there is none."""
+    first, second, *_ = [*key.split("/")[:-1], "", ""]
+    return first, second
 
 
 def _placed(entries: Iterable[Entry]) -> Iterator[tuple[Entry, _Place]]:

@@ -5,6 +5,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from functools import lru_cache
 from itertools import filterfalse
 from typing import Any, NamedTuple
 
@@ -53,7 +55,7 @@ __all__ = (
 
 
 LABEL_FIELDS = ("label", "cls", "class", "class_name")
-"""Fields and columns that say a sample's label, the first that is there."""
+"""Fields and columns that say a sample's label, the first that is there; see ``find_name``."""
 
 URL_FIELDS = (
     "url", "uri", "image_url", "file_name", "path", "file_path", "image_path", "image_file", "image", "image_name",
@@ -95,6 +97,7 @@ def find_name(names: Sequence[str], fields: Sequence[str]) -> str | None:
     return next((plain[_letters(field)] for field in fields if _letters(field) in plain), None)
 
 
+@lru_cache(1 << 12)
 def _letters(name: str) -> str:
     return _NO_LETTER.sub("", name.casefold())
 
@@ -261,6 +264,8 @@ def label_text(label: object) -> str | None:
             return str(label)
         case float():
             return None if math.isnan(label) else repr(label)
+        case Decimal():
+            return str(int(label)) if label == label.to_integral_value() else repr(float(label))
         case list():
             return json.dumps(label)
         case _:

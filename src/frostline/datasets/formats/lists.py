@@ -5,6 +5,7 @@ Finds the object of a listing that a list means, by its path, by what is left of
 
 import codecs
 import json
+import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -166,7 +167,7 @@ def _of_csv(entry: Entry, data: bytes) -> tuple[pa.Table, str | None]:
         table = csv.read_csv(
             pa.py_buffer(text.encode()),
             read_options=csv.ReadOptions(use_threads=False),
-            parse_options=csv.ParseOptions(delimiter=separator),
+            parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             convert_options=options,
         )
     except pa.ArrowException as error:
@@ -209,6 +210,8 @@ def _of_parquet(store: ObjectStore, entry: Entry) -> tuple[pa.Table, str | None]
         _check_names(entry, schema.names)
         label = find_name(schema.names, LABEL_FIELDS)
         kind = None if label is None else schema.field(label).type
+        if kind is not None and pa.types.is_temporal(kind):
+            label = kind = None  # which says when, and is metadata
         if kind is not None and not (is_label(kind) or is_list(kind) or pa.types.is_null(kind)):
             raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
         wanted = [field.name for field in schema if is_scalar(field.type)]
@@ -235,6 +238,9 @@ def _with_said(table: pa.Table, label: str | None, said: Callable[[Any], str | N
 class ObjectFinder:
     """Finds the objects that lists mean, among those of a listing.
 
+    A list in a folder that holds images or sounds, at any depth, means those within it; where its own folder holds
+    none, as ``annotations`` beside ``images`` does, those within the nearest folder around it that does.
+
     Args:
         entries: listing.
     """
@@ -243,30 +249,46 @@ class ObjectFinder:
         names = [entry.object for entry in entries if not is_hidden(entry.object)]
         self._names = set(names)
         self._by_base: dict[str, list[str]] = {}
+        self._folders: set[str] = set()
         for name in filter(is_sample, names):
-            base = name.rpartition("/")[2]
-            for key in (base, base.rpartition(".")[0]):
+            folder, _, base = name.rpartition("/")
+            for key in {base, base.rpartition(".")[0]}:
                 self._by_base.setdefault(key, []).append(name)
+            while folder and folder not in self._folders:
+                self._folders.add(folder)
+                folder = folder.rpartition("/")[0]
 
-    def object_of(self, written: str, file: str) -> str | None:
-        """The object that a name in a list means; None where there is none, or there are several.
+    def folder_of(self, file: str) -> str:
+        """The folder whose images and sounds a list means, with its slash; empty for the root."""
+        folder = file.rpartition("/")[0]
+        while folder and folder not in self._folders:
+            folder = folder.rpartition("/")[0]
+        return f"{folder}/" if folder else ""
+
+    def objects_of(self, written: str, file: str) -> list[str]:
+        """The objects that a name in a list may mean: one where that is clear.
 
         Args:
-            written: name as it is written in the list.
-            file: name of the list: names may be relative to the root or to its folder.
+            written: name as it is written in the list: a path relative to the list, to the folder of its images or to
+                the root, or the end of such a path, all of them also without the suffix.
+            file: name of the list.
         """
-        name = written.removeprefix("./")
-        folder = file.rpartition("/")[0]
-        for likely in (name, f"{folder}/{name}"):
+        folder, name = self.folder_of(file), posixpath.normpath(written)
+        for likely in (posixpath.normpath(posixpath.join(posixpath.dirname(file), name)), folder + name):
             if likely in self._names:
-                return likely
-        found = [known for known in self._by_base.get(name.rpartition("/")[2], ()) if _ends_with(known, name)]
-        return found[0] if len(found) == 1 else None
+                return [likely]
+        known = self._by_base.get(name.rpartition("/")[2], ())
+        inside = [other for other in known if other.startswith(folder) and _ends_with(other, name)]
+        if not inside:
+            stems = [other for other in known if other.startswith(folder)]
+            inside = [other for other in stems if _ends_with(other.rpartition(".")[0], name)]
+        # Without a folder in it, a name means nothing outside of that of its list.
+        named = [name] if "/" in name and name in self._names else []
+        return list(dict.fromkeys([*named, *inside]))
 
 
 def _ends_with(known: str, name: str) -> bool:
-    stem = known.rpartition(".")[0]
-    return name in (known, stem) or known.endswith(f"/{name}") or stem.endswith(f"/{name}")
+    return known == name or known.endswith(f"/{name}")
 
 
 class AnnotatedFolders(ClassFolderFormat):
@@ -274,7 +296,8 @@ class AnnotatedFolders(ClassFolderFormat):
 
     Where folders say no classes, as a single one does and those called ``images`` or ``train``, lists of images give
     the labels; an image that stands in none has none. Their other columns are metadata. Lists called ``metadata`` give
-    metadata beside classes too. What lists name is found by its path, or by its name alone, also without its suffix.
+    metadata beside classes too. What lists name is found by its path, or by its name alone, also without its suffix,
+    within the folder of the list where that holds images.
     """
 
     def digest(self, entries: Sequence[Entry]) -> str:
@@ -295,7 +318,7 @@ class AnnotatedFolders(ClassFolderFormat):
         return _annotated(found, store, entries, lists, takes_labels=not says_classes)
 
 
-_RULE = "frostline annotated folders 1"
+_RULE = "frostline annotated folders 2"
 
 
 def _may_annotate(entry: Entry) -> bool:
@@ -323,11 +346,13 @@ def _annotated(
             rows = read_list(store, entry)
         except DataError:
             continue  # it is a list of something else, and is named as left out
-        meant = [place.get(finder.object_of(name, entry.object) or "") for name in rows.files]
-        if not any(row is not None for row in meant):
+        named = [[row for name in finder.objects_of(file, entry.object) if (row := place.get(name)) is not None]
+                 for file in rows.files]  # fmt: skip
+        if not any(named):
             continue
         used.append(entry.object)
-        left += _lost(entry, rows, meant)
+        left += _lost(entry, rows, named)
+        meant = [some[0] if len(some) == 1 else None for some in named]
         at: list[int | None] = [None] * len(objects)
         for number, row in reversed(list(enumerate(meant))):
             if row is not None:
@@ -343,15 +368,20 @@ def _annotated(
     return _with_columns(found, columns, said, tuple(used), tuple(left))
 
 
-def _lost(entry: Entry, rows: ListRows, meant: Sequence[int | None]) -> tuple[LeftOut, ...]:
-    """The rows of a list that mean no image, or one that a row before them means."""
-    missing = [rows.files[number] for number, row in enumerate(meant) if row is None]
-    first = {row: number for number, row in reversed(list(enumerate(meant)))}
-    again = [rows.files[number] for number, row in enumerate(meant) if row is not None and first[row] != number]
+def _lost(entry: Entry, rows: ListRows, named: Sequence[Sequence[int]]) -> tuple[LeftOut, ...]:
+    """The rows of a list that name no image, several, or one that a row before them names."""
+    seen: set[int] = set()
+    lost: dict[str, list[str]] = {"no image here": [], "several images": [], "an image again": []}
+    for file, some in zip(rows.files, named, strict=True):
+        if len(some) != 1:
+            lost["several images" if some else "no image here"].append(file)
+        elif some[0] in seen:
+            lost["an image again"].append(file)
+        seen.update(some if len(some) == 1 else ())
+    reasons = ((f"of {entry.object} that name {what}", files) for what, files in lost.items())
     return (
         *rows.left_out,
-        *of_names(ROWS, f"of {entry.object} that name no image here", missing, entry.object),
-        *of_names(ROWS, f"of {entry.object} that name an image again", again, entry.object),
+        *(left for reason, files in reasons for left in of_names(ROWS, reason, files, entry.object)),
     )
 
 

@@ -28,13 +28,11 @@ from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNot
 from frostline.datasets.formats.base import (
     ListedSamples,
     column_at,
-    column_paths,
     digest_of,
 )
 from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, target_columns
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
-from frostline.datasets.formats.left_out import ROWS, LeftOut
-from frostline.datasets.formats.lists import ObjectFinder
+from frostline.datasets.formats.left_out import LeftOut
 from frostline.datasets.formats.ranges import (
     CheckedPages,
     RangeFile,
@@ -53,20 +51,20 @@ from frostline.datasets.formats.tables import (
     NUMBER_BYTES,
     SAID,
     ColumnRoles,
+    TableFile,
     arrays_of,
     finish_table,
-    known_parts,
     label_texts,
     may_name_classes,
     number_lists,
-    omissions_in,
     omissions_of_table,
+    path_leaf,
     plain_column,
     roles_of_parts,
     with_names_for_masks,
     with_partitions,
 )
-from frostline.datasets.formats.urls import locate_images
+from frostline.datasets.formats.urls import IMAGE_PATH, MASK_PATH, known_files, locate_rows
 from frostline.preprocess.images import size_of
 from frostline.preprocess.steps import MAX_INPUTS, frame_parts, record_bytes
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version, plain_etag
@@ -251,6 +249,11 @@ class Cell(NamedTuple):
     def __str__(self) -> str:
         columns = _BESIDE.join(quote(column, safe="") for column in self.columns)
         return f"{self.file}#{columns}@{self.size}.{self.version}"
+
+
+def _is_in_file(object: str) -> bool:
+    """Whether a sample of that object lies in a Parquet file, and is not the whole of another object."""
+    return bool(Cell.parse(object).columns)
 
 
 def _cells_of(object: str) -> str:
@@ -464,19 +467,9 @@ def _version(etag: str) -> str:
     return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""
 
 
-_RULE = "frostline parquet 6"
+_RULE = "frostline parquet 7"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
-
-
-class _File(NamedTuple):
-    table: pa.Table
-    classes: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
-    is_turned: bool
-    elsewhere: pa.Table | None = None
-    lost: Sequence[str] = ()
-    rows: pa.Table | None = None  # all, also those without an image, where some say a path in its place
 
 
 class Parquet:
@@ -486,6 +479,7 @@ class Parquet:
     with its page, so the first listing reads the column of images once, a row group at a time; of a file that did not
     change only the end is read again. Where no file holds images, but structs with a ``path`` and no ``bytes``, images
     are read from there, as those of lists of URLs; where some rows hold images and others paths, from beside the files.
+    So are masks.
     Scalar columns become metadata. A second column of images, called ``mask``, ``segmentation``, ``annotation`` or
     ``label``, is that of the masks. Files whose names or folders say ``train``, ``val``, ``test`` or the like are
     splits (``formats.split_names``), and folders such as ``site=north`` are columns.
@@ -517,15 +511,10 @@ class Parquet:
         found = sorted(filter(is_parquet, entries))
         if not found:
             raise EmptyDataset(f"{store.url} holds no Parquet files (such as train.parquet)")
-        parts = {} if before is None or not _holds_all(before) else known_parts(before, _cells_of)
-        known = {key: (part, omissions_in(before, key[0])) for key, part in parts.items()}
+        known = known_files(before if before and before.reading == CELLS else None, _is_in_file, _cells_of)
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
             files = list(threads.map(partial(_read, store, known, self._column), found))
-        are_elsewhere = not any(map(_has_rows, files)) and any(file.elsewhere is not None for file in files)
-        if not are_elsewhere:
-            files = _with_images_beside(files, found, entries)
-        else:
-            files = [_located(file, entry.object, store, entries) for file, entry in zip(files, found, strict=True)]
+        files, are_elsewhere = locate_rows(files, found, store, entries, lambda entry: str(Cell.of(entry)), before)
         tables = with_partitions([file.table for file in files], [entry.object for entry in found])
         table, is_divided = with_splits(join_tables(tables), [entry.object for entry in found], list(map(len, tables)))
         if not len(table):
@@ -548,79 +537,23 @@ class Parquet:
 _Known = Mapping[tuple[str, str], tuple[pa.Table, tuple[LeftOut, ...]]]
 
 
-def _holds_all(before: ListedSamples) -> bool:
-    """Whether all samples of an earlier listing lie in Parquet files, of which each is one run of rows."""
-    whole = pc.match_substring(before.table["object"], "#@")
-    return before.reading == CELLS and not pc.any(whole).as_py()
-
-
-def _with_images_beside(files: Sequence[_File], found: Sequence[Entry], entries: Sequence[Entry]) -> list[_File]:
-    """The files with the samples of those rows that say the path of an image beside them in the place of the image."""
-    if all(file.rows is None for file in files):
-        return list(files)
-    finder, by_name = ObjectFinder(entries), {entry.object: entry for entry in entries if is_sample(entry.object)}
-    return [_with_beside(file, object.object, finder, by_name) for file, object in zip(files, found, strict=True)]
-
-
-def _with_beside(file: _File, object: str, finder: ObjectFinder, by_name: Mapping[str, Entry]) -> _File:
-    if file.rows is None or file.elsewhere is None:
-        return file
-    pairs = zip(file.elsewhere["name"].to_pylist(), file.elsewhere["object"].to_pylist(), strict=True)
-    meant = {name: entry for name, path in pairs if (entry := by_name.get(finder.object_of(path, object) or ""))}
-    rows, fields = file.rows, ("object", "offset", "length", "etag")
-    places = {name: rows[name].to_pylist() for name in fields}
-    names = rows["name"].to_pylist()
-    for row, name in enumerate(names):
-        if places["length"][row] is None and name in meant:
-            entry = meant[name]
-            for path, value in zip(fields, (str(Cell.of(entry)), 0, entry.size, entry.etag), strict=True):
-                places[path][row] = value
-    for path, values in places.items():
-        place = rows.schema.get_field_index(path)
-        rows = rows.set_column(place, path, pa.array(values, rows.schema.field(place).type))
-    lost = [name for name, length in zip(names, places["length"], strict=True) if length is None]
-    columns = tuple(left for left in file.left_out if left.what != ROWS)
-    kept = rows.filter(pc.is_valid(rows["length"]))
-    return file._replace(table=kept, left_out=(*omissions_of_table(object, lost, ()), *columns))
-
-
-def _has_rows(file: _File) -> bool:
-    return len(file.table) > 0
-
-
-def _located(file: _File, object: str, store: ObjectStore, entries: Sequence[Entry]) -> _File:
-    """A file whose rows say paths alone, with the images that lie there; rows without a path are left out."""
-    if file.elsewhere is None:
-        return file
-    names = set(file.elsewhere["name"].to_pylist())
-    lost = [name for name in file.lost if name not in names]
-    columns = tuple(left for left in file.left_out if left.what != ROWS)
-    table = locate_images(file.elsewhere, object, store, entries)
-    return file._replace(table=table, left_out=(*omissions_of_table(object, lost, ()), *columns))
-
-
-def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> _File:
+def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> TableFile:
     with open_parquet(store, entry.object, entry.size) as (parquet, source):
         columns, paths = roles_of_parts(entry.object, parquet.schema_arrow, column)
         if entry.etag and (entry.object, entry.etag) in known:
             table, left = known[entry.object, entry.etag]
-            return _File(table, columns.classes, left, columns.is_turned)
+            return TableFile(table, columns.classes, left, columns.is_turned)
         if may_name_classes(columns) and columns.mask is not None:
             first = next(_groups(source, parquet.metadata, columns.mask), Cells.of([]))
             views = (first.view(row) for row in range(len(first)))
             values = list(islice((bytes(view) for view in views if view is not None), LOOKED_AT))
             columns = with_names_for_masks(columns, values)
         table = _table(parquet, source, entry, columns, paths)
-        elsewhere = _elsewhere(parquet, source, table.filter(pc.is_null(table["length"])), paths)
     if is_other_version(entry.etag, source.version):
         raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
-    lost = np.flatnonzero(table["length"].is_null().to_numpy())
-    names = [f"{entry.object}/{row}" for row in lost.tolist()]
     long = [path for path in columns.lists if column_name(path) not in table.schema.names]
-    left = omissions_of_table(entry.object, names, columns.left, long)
-    kept = table.filter(pc.is_valid(table["length"]))
-    rows = None if elsewhere is None else table
-    return _File(kept, columns.classes, left, columns.is_turned, elsewhere, names, rows)
+    left = omissions_of_table(entry.object, columns.left, long)
+    return TableFile(table, columns.classes, left, columns.is_turned)
 
 
 def _table(
@@ -633,6 +566,7 @@ def _table(
     said = pa.nulls(rows, pa.string()) if beside is None else label_texts(entry.object, columns, beside)
     lists = list_columns(source, parquet.metadata, entry.object, columns.lists)
     places = pa.array(range(rows), pa.int64())
+    images = _paths_instead(parquet, source, paths[0], pc.is_null(lengths)) if len(paths) == 1 else None
     return pa.table(
         {
             "name": pa.array([f"{entry.object}/{row}" for row in range(rows)], pa.string()),
@@ -643,39 +577,39 @@ def _table(
             SAID: said,
             **({column_name(name): plain_column(column_at(beside, name)) for name in columns.about} if beside else {}),
             **{column_name(name): column for name, column in lists.items()},
-            **(_targets(source, parquet.metadata, entry, columns) if columns.mask else {}),
+            **({} if images is None else {IMAGE_PATH: images}),
+            **(_targets(parquet, source, entry, columns) if columns.mask else {}),
         }
     )
 
 
-def _elsewhere(parquet: pq.ParquetFile, source: RangeFile, table: pa.Table, paths: Sequence[str]) -> pa.Table | None:
-    """Those rows of a file, which hold no image, that say the path of one instead; None where there are none."""
-    [image] = paths if len(paths) == 1 else [""]
-    column, _, field = image.rpartition(".")
-    says_paths = field == "bytes" and dict(column_paths(parquet.schema_arrow)).get(f"{column}.path") is not None
-    if not says_paths or not len(table):
+def _paths_instead(
+    parquet: pq.ParquetFile, source: RangeFile, leaf: str, is_empty: pa.ChunkedArray
+) -> pa.ChunkedArray | None:
+    """The paths that rows say in the place of a leaf's contents; None where no row says one."""
+    path = path_leaf(parquet.schema_arrow, leaf)
+    if path is None or not pc.any(is_empty).as_py():
         return None
-    read = read_columns(source, parquet.metadata, "the file", [f"{column}.path"])
-    said = pc.struct_field(read[column], "path")
-    said = said.cast(pa.string()).take(table["offset"])
-    table = table.drop_columns(["length", "etag"]).set_column(table.schema.get_field_index("object"), "object", said)
-    place = table.schema.get_field_index("offset")
-    table = table.set_column(place, "offset", pa.repeat(pa.scalar(0, pa.int64()), len(table)))
-    rows = table.filter(pc.not_equal(pc.fill_null(said, ""), ""))
-    return rows if len(rows) else None
+    said = column_at(read_columns(source, parquet.metadata, "the file", [path]), path).cast(pa.string())
+    is_said = pc.and_(is_empty, pc.not_equal(pc.fill_null(said, ""), ""))
+    return pc.if_else(is_said, said, pa.scalar(None, pa.string())) if pc.any(is_said).as_py() else None
 
 
-def _targets(source: RangeFile, metadata: pq.FileMetaData, entry: Entry, columns: ColumnRoles) -> dict[str, pa.Array]:
+def _targets(
+    parquet: pq.ParquetFile, source: RangeFile, entry: Entry, columns: ColumnRoles
+) -> dict[str, pa.Array | pa.ChunkedArray]:
     assert columns.mask is not None
-    cell = str(Cell.of(entry, columns.mask))
-    lengths = pc.fill_null(_lengths(source, metadata, columns.mask), 0).to_pylist()
+    metadata, cell = parquet.metadata, str(Cell.of(entry, columns.mask))
+    found = pc.fill_null(_lengths(source, metadata, columns.mask), 0)
+    paths = _paths_instead(parquet, source, columns.mask, pc.equal(found, 0))
+    lengths, said = found.to_pylist(), [None] * len(found) if paths is None else paths.to_pylist()
     masks = [Mask(cell, row, length, entry.etag) if length else NO_MASK for row, length in enumerate(lengths)]
     images = (cells.view(row) for cells in _groups(source, metadata, columns.image) for row in range(len(cells)))
     sizes = [
-        size_of(image, is_turned=columns.is_turned) if image is not None and length else (0, 0)
-        for image, length in zip(images, lengths, strict=False)
+        size_of(image, is_turned=columns.is_turned) if image is not None and (length or path) else (0, 0)
+        for image, length, path in zip(images, lengths, said, strict=False)
     ]
-    return target_columns(masks, sizes)
+    return target_columns(masks, sizes) | ({} if paths is None else {MASK_PATH: paths})
 
 
 def _lengths(source: RangeFile, metadata: pq.FileMetaData, path: str) -> pa.ChunkedArray:

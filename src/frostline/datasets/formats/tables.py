@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
 import numpy as np
@@ -44,10 +44,11 @@ from frostline.datasets.formats.labels import (
     class_labels,
     column_labels,
     column_name,
+    find_name,
     label_text,
     text_label,
 )
-from frostline.datasets.formats.left_out import COLUMNS_LEFT, ROWS, LeftOut, of_names
+from frostline.datasets.formats.left_out import COLUMNS_LEFT, LeftOut, of_names
 from frostline.preprocess.steps import MAX_INPUTS, is_argument
 from frostline.stores.protocols import Names
 
@@ -58,6 +59,7 @@ __all__ = (
     "SAID",
     "ColumnRoles",
     "Parts",
+    "TableFile",
     "arrays_of",
     "columns_by_input",
     "columns_in_text",
@@ -72,6 +74,7 @@ __all__ = (
     "number_lists",
     "omissions_in",
     "omissions_of_table",
+    "path_leaf",
     "plain_column",
     "read_back",
     "roles_in",
@@ -86,6 +89,22 @@ SAID = "said"
 
 Parts = dict[tuple[str, str], pa.Table]
 """Tables of single objects, by name and etag."""
+
+
+class TableFile(NamedTuple):
+    """A file of a table, until all of them are put together.
+
+    Attributes:
+        table: samples of the file, with labels as texts in ``SAID``.
+        classes: names that the numbers of its labels stand for; empty where it has none.
+        left_out: rows and columns of it that are no samples.
+        is_turned: the data's own reader turns its images as their EXIF data says.
+    """
+
+    table: pa.Table
+    classes: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+    is_turned: bool
 
 
 def finish_table(table: pa.Table, said: Labelled) -> pa.Table:
@@ -115,7 +134,7 @@ def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa
     """
     said = [_partitions_of(file) for file in files]
     names = sorted({name for found in said for name in found})
-    label = next((name for name in LABEL_FIELDS if name in names), None)
+    label = find_name(names, LABEL_FIELDS)
     made = [_without_empty(table, [column_name(name) for name in names]) for table in tables]
     for name in names:
         values = [found.get(name) for found in said]
@@ -188,20 +207,16 @@ def omissions_in(before: ListedSamples | None, object: str) -> tuple[LeftOut, ..
     return () if before is None else tuple(left for left in before.left_out if left.object == object)
 
 
-def omissions_of_table(
-    object: str, rows: Sequence[str], columns: Sequence[str], long: Sequence[str] = ()
-) -> tuple[LeftOut, ...]:
-    """What is left out of a file: rows without a sample, and columns whose values are neither samples nor metadata.
+def omissions_of_table(object: str, columns: Sequence[str], long: Sequence[str] = ()) -> tuple[LeftOut, ...]:
+    """What is left out of a file's columns: those whose values are neither samples nor metadata.
 
     Args:
         object: name of the file.
-        rows: names of the rows.
         columns: paths of columns of other types.
         long: paths of columns of long lists.
     """
-    without = of_names(ROWS, "without a sample", rows, object)
     of_type = of_names(COLUMNS_LEFT, "of a type that is no metadata", columns, object)
-    return (*without, *of_type, *of_names(COLUMNS_LEFT, "of lists too long for metadata", long, object))
+    return (*of_type, *of_names(COLUMNS_LEFT, "of lists too long for metadata", long, object))
 
 
 def _said_in(before: ListedSamples) -> pa.Array:
@@ -408,19 +423,20 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
     features = _features(schema)
     leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}
     named = [name for name in leaves if _kind(features.get(name)) == "Image"]
-    likely = [*named, *(name for name in _IMAGE_NAMES if name in leaves), *leaves]
-    image = next(iter([*(name for name in likely if name not in _MASK_NAMES), *likely]), None)
+    called = (name for field in _IMAGE_NAMES if (name := find_name([*leaves], (field,))) is not None)
+    likely = [*named, *called, *leaves]
+    image = next(iter([*(name for name in likely if find_name((name,), _MASK_NAMES) is None), *likely]), None)
     if column is not None:
         image, chosen = column, _chosen_leaf(schema, column)
         leaves = {} if chosen is None else {column: chosen}
     if image is None or image not in leaves:
         return None
-    mask = next((name for name in _MASK_NAMES if name in leaves and name != image), None)
+    mask = find_name([name for name in leaves if name != image], _MASK_NAMES)
     numbered = [name for name in schema.names if _kind(features.get(name)) == "ClassLabel"]
-    wanted = [*(name for name in LABEL_FIELDS if name in numbered), *numbered, *LABEL_FIELDS]
-    can_be = {name for name in schema.names if name != image and is_label(schema.field(name).type)}
-    label = next((name for name in wanted if name in can_be), None)
-    other = next((name for name in LABEL_FIELDS if name not in leaves and _is_other(schema, name)), None)
+    can_be = [name for name in schema.names if name != image and is_label(schema.field(name).type)]
+    of_classes = [name for name in can_be if name in numbered]
+    label = find_name(of_classes, LABEL_FIELDS) or next(iter(of_classes), None) or find_name(can_be, LABEL_FIELDS)
+    other = find_name([name for name in schema.names if name not in leaves and _is_other(schema, name)], LABEL_FIELDS)
     other = other if label is None else None
     used = {label, other, image, mask, *leaves}
     beside = [(path, kind) for path, kind in column_paths(schema) if column_of(schema.names, path) not in used]
@@ -473,6 +489,18 @@ def _fields_beside(field: pa.Field) -> list[str]:
     return [f"{field.name}.{inner.name}" for inner in fields if inner.name not in ("bytes", "path")]
 
 
+def path_leaf(schema: pa.Schema, leaf: str | None) -> str | None:
+    """The path of the leaf with the paths of files whose contents another leaf holds; None where there is none.
+
+    Args:
+        schema: schema of the file.
+        leaf: path of the leaf with the contents, such as ``image.bytes``.
+    """
+    column, _, field = (leaf or "").rpartition(".")
+    kind = dict(column_paths(schema)).get(f"{column}.path") if field == "bytes" else None
+    return f"{column}.path" if kind is not None and is_text(kind) else None
+
+
 def _chosen_leaf(schema: pa.Schema, column: str) -> str | None:
     if schema.names.count(column) != 1:
         return None
@@ -488,13 +516,14 @@ def _is_binary(kind: pa.DataType) -> bool:
 def is_label(kind: pa.DataType) -> bool:
     """Whether a column of that type can say labels of classes, which names and numbers do."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return is_text(plain) or bool(
-        pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_boolean(plain)
-    )
+    is_number = pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_decimal(plain)
+    return is_text(plain) or bool(is_number or pa.types.is_boolean(plain))
 
 
 def _is_other(schema: pa.Schema, name: str) -> bool:
-    return name in schema.names and not pa.types.is_null(schema.field(name).type)
+    """Whether a column holds labels of another kind, or something that is refused; dates and times are metadata."""
+    kind = schema.field(name).type
+    return not (pa.types.is_null(kind) or pa.types.is_temporal(kind))
 
 
 def is_scalar(kind: pa.DataType) -> bool:
@@ -640,7 +669,7 @@ LOOKED_AT = 64
 
 def may_name_classes(columns: ColumnRoles) -> bool:
     """Whether the column of masks is called as labels are, and its type does not say that they are images."""
-    return columns.label is None and columns.mask in LABEL_FIELDS
+    return columns.label is None and columns.mask is not None and find_name((columns.mask,), LABEL_FIELDS) is not None
 
 
 def with_names_for_masks(columns: ColumnRoles, values: Sequence[bytes]) -> ColumnRoles:
@@ -702,6 +731,9 @@ def _without_nan(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _are_whole(values: pa.ChunkedArray) -> bool:
     """Whether a column holds whole numbers, also as floats, which they become where one of them is missing."""
+    if pa.types.is_decimal(values.type):
+        there = values.drop_null()
+        return bool(pc.all(pc.equal(pc.floor(there), there)).as_py())
     if pa.types.is_floating(values.type):
         there = values.drop_null()
         return bool(pc.all(pc.equal(pc.floor(there), there)).as_py()) and not pc.any(pc.is_inf(there)).as_py()

@@ -1,20 +1,25 @@
 """Lists of URLs with labels, as CSV or Parquet: samples are read wherever the URLs lead within the roots.
 
 Reads samples whose objects are URLs of their own: each must lie within one of the roots that may be read.
+
+Finds the images and masks whose paths rows of Parquet and Arrow files say in the place of them.
 """
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from itertools import islice
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from frostline.core import URLS
 from frostline.core.errors import AccessDenied, BadRequest, DataError, EmptyDataset, ObjectNotFound, SettingError
 from frostline.datasets.formats.base import (
+    TARGET_COLUMNS,
     ListedSamples,
     ManifestColumns,
     digest_of,
@@ -33,8 +38,9 @@ from frostline.datasets.formats.labels import (
     join_tables,
     with_splits,
 )
+from frostline.datasets.formats.left_out import ROWS, LeftOut, of_names
 from frostline.datasets.formats.lists import ListRows, ObjectFinder, is_list_of_samples, is_text_list, read_list
-from frostline.datasets.formats.tables import SAID, finish_table
+from frostline.datasets.formats.tables import SAID, TableFile, finish_table, known_parts, omissions_in
 from frostline.stores.local import base_url
 from frostline.stores.open import open_store
 from frostline.stores.protocols import (
@@ -50,9 +56,12 @@ from frostline.stores.protocols import (
 from frostline.stores.urls import is_within, normalise_url, object_url, parse_url
 
 __all__ = (
+    "IMAGE_PATH",
+    "MASK_PATH",
     "UrlLists",
     "UrlReader",
-    "locate_images",
+    "known_files",
+    "locate_rows",
     "places_in",
 )
 
@@ -207,14 +216,15 @@ def _outer(urls: Iterable[str]) -> Mapping[str, int]:
     return outer
 
 
-_RULE = "frostline url lists 7"
+_RULE = "frostline url lists 8"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
 _WEB = {"http": _QUERY, "https": _QUERY}
 # Of these roots, a question mark begins options.
 _PLACED = ("s3", "gs", "az", "memory")
 _OF_PLACED = "no URL can name such an object of a bucket; rename it"
-# What a column of masks' URLs is called here until it is known what lies there.
-_MASK = "/mask"
+IMAGE_PATH, MASK_PATH = "/image", "/mask"
+"""Columns of the table of one file until it is known what lies there: paths that stand in the place of an image or of a
+mask, null where there is none."""
 _HEADS_AT_ONCE = 32
 _Key = tuple[str, str]
 # Of one byte, so that whoever reads it is told that it is not there; that sample is then left out, named and counted.
@@ -222,9 +232,9 @@ _MISSING = Entry("", 1, "")
 
 
 class UrlLists:
-    """Files with a column of URLs, or of names relative to the data's root, and one of labels, or of masks' URLs.
+    """Files with a column of URLs, or of names relative to them or to the data, and one of labels or of masks' URLs.
 
-    Where the data is one such file, names are relative to its folder.
+    Where the data is one such file, names are relative to its folder; see ``ObjectFinder``.
 
     Objects that do not lie beside the lists are asked for their sizes and etags once; those that are not there stay
     samples, which are left out, named and counted when they are read. The digest is that of the lists and of the images
@@ -256,20 +266,20 @@ class UrlLists:
         lists = sorted(filter(is_list_of_samples, entries))
         if not lists:
             raise EmptyDataset(f"{store.url} holds no list of URLs (such as labels.csv)")
-        folder = base_url(store, store.url)
-        finder = ObjectFinder(entries)
+        finder = _PathFinder(store, entries)
         rows = [read_list(store, entry) for entry in lists]
-        tables = [_table(some, entry, folder, finder) for some, entry in zip(rows, lists, strict=True)]
+        tables, lost = zip(*(_table(some, entry, finder) for some, entry in zip(rows, lists, strict=True)), strict=True)
         table, is_divided = with_splits(join_tables(tables), [entry.object for entry in lists], list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"the lists at {store.url} name no samples")
         urls = table["object"].to_pylist()
         _check_once(urls, store.url)
-        masks = table[_MASK].to_pylist() if _MASK in table.schema.names else []
+        masks = table[MASK_PATH].to_pylist() if MASK_PATH in table.schema.names else []
         found = _found([*urls, *filter(None, masks)], entries, store.url)
+        _check_any_is_there(urls, found)
         table = _with_sizes(table, found)
         if any(masks):
-            table = _with_masks(table.drop_columns([_MASK]), masks, found, known_sizes(before), store.url)
+            table = _with_masks(table.drop_columns([MASK_PATH]), masks, found, known_sizes(before), store.url)
         said = encode_labels(table[SAID])
         return ListedSamples(
             table=finish_table(table, said),
@@ -279,61 +289,293 @@ class UrlLists:
             divided_by_names=is_divided,
             has_named_classes=said.are_names,
             used=tuple(entry.object for entry in lists),
-            left_out=tuple(left for some in rows for left in some.left_out),
+            left_out=tuple(left for some, more in zip(rows, lost, strict=True) for left in (*some.left_out, *more)),
         )
+
+
+def _check_any_is_there(urls: Sequence[str], found: Mapping[str, Entry]) -> None:
+    if not any(url in found for url in urls):
+        raise DataError(f"{urls[0]} is listed and not there, nor are {len(urls) - 1} others: mend the list")
 
 
 def _with_sizes(table: pa.Table, found: Mapping[str, Entry]) -> pa.Table:
     """A table of URLs with the sizes and versions of their objects; those that are not there stay samples."""
-    urls = table["object"].to_pylist()
-    if not any(url in found for url in urls):
-        raise DataError(f"{urls[0]} is listed and not there, nor are {len(urls) - 1} others: mend the list")
-    there = [found.get(url, _MISSING) for url in urls]
+    there = [found.get(url, _MISSING) for url in table["object"].to_pylist()]
     table = table.append_column("length", pa.array([entry.size for entry in there], pa.int64()))
     return table.append_column("etag", pa.array([entry.etag for entry in there], pa.string()))
 
 
-def locate_images(table: pa.Table, file: str, store: ObjectStore, entries: Sequence[Entry]) -> pa.Table:
-    """Rows of a file that name images elsewhere: with the canonical URLs of these, their sizes and versions.
+class _PathFinder:
+    """Finds what lists, and rows of tables, mean by URLs and by paths.
 
     Args:
-        table: rows of the file, with names of objects as lists have them, and neither sizes nor versions.
-        file: name of the file, for the sentences.
         store: store that was listed.
         entries: the listing.
+    """
+
+    def __init__(self, store: ObjectStore, entries: Sequence[Entry]) -> None:
+        self._folder = base_url(store, store.url)
+        self._entries = entries
+        self._finder = ObjectFinder(entries)
+
+    def urls_of(self, written: str, file: str) -> list[str]:
+        """The canonical URLs that a name or a path in a file may mean: one where that is clear.
+
+        Raises:
+            DataError: it is none that can be read.
+        """
+        if _is_whole(written):
+            return [_canonical(written, self._folder, file)]
+        names = self._finder.objects_of(written, file)
+        if not names:
+            names = [written if "/" in written else self._finder.folder_of(file) + written]
+        return [_canonical(name, self._folder, file) for name in names]
+
+    def entries_of(self, written: str, file: str) -> list[Entry]:
+        """The images and sounds of the listing that it may mean."""
+        if not _is_whole(written):
+            names = self._finder.objects_of(written, file)
+            return [self._by_name[name] for name in names if name in self._by_name]
+        with suppress(DataError):
+            found = self._by_url.get(_canonical(written, self._folder, file))
+            return [] if found is None else [found]
+        return []
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Entry]:
+        return {entry.object: entry for entry in self._entries if is_sample(entry.object)}
+
+    @cached_property
+    def _by_url(self) -> Mapping[str, Entry]:
+        return {object_url(self._folder, name): entry for name, entry in self._by_name.items()}
+
+
+def _is_whole(written: str) -> bool:
+    return "://" in written or written.startswith("/")
+
+
+_NO_SAMPLE = "without a sample"
+# By how many objects a path may mean: of the images, and of the masks.
+_IMAGES_LOST = ("with the path of an image that is not here", "with the path of several images")
+_MASKS_LOST = ("with the path of a mask that is not here", "with the path of several masks")
+
+
+def known_files(
+    before: ListedSamples | None, is_file: Callable[[str], bool], object_of: Callable[[str], str] = str
+) -> dict[tuple[str, str], tuple[pa.Table, tuple[LeftOut, ...]]]:
+    """The rows of those files of an earlier listing that need no other object, and what was left out of them.
+
+    Args:
+        before: table made of that listing.
+        is_file: tells whether a sample's object, or a mask's, lies in a file of the format.
+        object_of: gives the file's name.
+    """
+    if before is None:
+        return {}
+    names = [name for name in ("object", "target_object") if name in before.table.schema.names]
+    objects = [name for column in names for name in pc.unique(before.table[column]).to_pylist()]
+    if not all(map(is_file, filter(None, objects))):
+        return {}  # files whose rows are not one behind the other
+    known = {key: (part, omissions_in(before, key[0])) for key, part in known_parts(before, object_of).items()}
+    paths = {*_IMAGES_LOST, *_MASKS_LOST}
+    return {key: found for key, found in known.items() if paths.isdisjoint(left.reason for left in found[1])}
+
+
+def locate_rows(
+    files: Sequence[TableFile],
+    found: Sequence[Entry],
+    store: ObjectStore,
+    entries: Sequence[Entry],
+    name_of: Callable[[Entry], str],
+    before: ListedSamples | None = None,
+) -> tuple[list[TableFile], bool]:
+    """Files with the images and masks whose paths their rows say, and whether all of them are URLs, as those of lists.
+
+    Where no file holds images or masks, paths may lead anywhere; else those that lie with the data are read. Rows whose
+    image or mask is not found are left out, named and counted.
+
+    Args:
+        files: one table a file, with ``IMAGE_PATH`` and ``MASK_PATH`` where rows say paths; the length of a sample is
+            null where the file does not hold it.
+        found: the entry of each file.
+        store: store that was listed.
+        entries: the listing.
+        name_of: gives what a sample's object is called where it is the whole of an entry.
+        before: table made of an earlier listing.
 
     Raises:
-        DataError: a name is none that can be read, or not one of the objects is there.
+        DataError: not one of the objects elsewhere is there.
         StoreError: a store failed.
     """
-    folder = base_url(store, store.url)
-    urls = [_canonical(name, folder, file) for name in table["object"].to_pylist()]
-    table = table.set_column(table.schema.get_field_index("object"), "object", pa.array(urls, pa.string()))
-    return _with_sizes(table, _found(list(dict.fromkeys(urls)), entries, store.url))
+    says_paths = any(_paths(file.table, name) for file in files for name in (IMAGE_PATH, MASK_PATH))
+    finder = _PathFinder(store, entries if says_paths else ())
+    pairs = zip(files, found, strict=True)
+    if any(map(_holds_any, files)) or not any(_paths(file.table, IMAGE_PATH) for file in files):
+        return [_with_beside(file, entry.object, finder, store, name_of) for file, entry in pairs], False
+    placed = [_with_urls(file, entry.object, finder) for file, entry in pairs]
+    urls = [url for file in placed for url in file.table["object"].to_pylist()]
+    masks = [url for file in placed for url in _paths(file.table, MASK_PATH)]
+    there = _found(list(dict.fromkeys(filter(None, [*urls, *masks]))), entries, store.url)
+    if urls:
+        _check_any_is_there(urls, there)
+    sizes = known_sizes(before)
+    return [file._replace(table=_elsewhere(file, there, sizes, store.url)) for file in placed], True
 
 
-def _table(rows: ListRows, entry: Entry, folder: str, finder: ObjectFinder) -> pa.Table:
-    """The samples of a list; labels come as ``labels.encode_labels`` takes them."""
+def _paths(table: pa.Table, name: str) -> list[str | None]:
+    """The paths in a column; empty where no row says one."""
+    paths = table[name].to_pylist() if name in table.schema.names else []
+    return paths if any(paths) else []
 
-    def url_of(name: str) -> str:
-        is_relative = "://" not in name and not name.startswith("/")
-        return _canonical((finder.object_of(name, entry.object) if is_relative else None) or name, folder, entry.object)
 
-    urls = [url_of(name) for name in rows.files]
-    return pa.table(
+def _holds_any(file: TableFile) -> bool:
+    table = file.table
+    masks = table["target_length"] if "target_length" in table.schema.names else pa.chunked_array([[0]])
+    return bool(pc.any(pc.is_valid(table["length"])).as_py() or pc.any(pc.greater(masks, 0)).as_py())
+
+
+class _Rows:
+    """The columns of a file's table that say where samples and masks are, as lists to be changed."""
+
+    def __init__(self, file: TableFile) -> None:
+        self._file = file
+        table = file.table
+        self.names: list[str] = table["name"].to_pylist()
+        self.images = _paths(table, IMAGE_PATH) or [None] * len(table)
+        self.masks = _paths(table, MASK_PATH) or [None] * len(table)
+        fields = ("object", "offset", "length", "etag", *TARGET_COLUMNS.names)
+        self.columns = {name: table[name].to_pylist() for name in fields if name in table.schema.names}
+        self.lost: dict[str, list[int]] = defaultdict(list)
+
+    def put(self, row: int, values: Mapping[str, object]) -> None:
+        """Set the values of a row."""
+        for name, value in values.items():
+            self.columns[name][row] = value
+
+    def lose(self, row: int, reason: str) -> None:
+        """Leave a row out."""
+        self.lost[reason].append(row)
+
+    def file(self, object: str) -> TableFile:
+        """The file with these columns, without the rows that are left out."""
+        table = self._file.table
+        table = table.drop_columns([name for name in (IMAGE_PATH, MASK_PATH) if name in table.schema.names])
+        for name, values in self.columns.items():
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, name, pa.array(values, table.schema.field(place).type))
+        lost = {row for rows in self.lost.values() for row in rows}
+        kept = pa.array([row not in lost for row in range(len(self.names))], pa.bool_())
+        left = [
+            part
+            for reason, rows in sorted(self.lost.items(), key=lambda pair: pair[0] != _NO_SAMPLE)
+            for part in of_names(ROWS, reason, [self.names[row] for row in rows], object)
+        ]
+        return self._file._replace(table=table.filter(kept), left_out=(*left, *self._file.left_out))
+
+
+def _with_beside(
+    file: TableFile, object: str, finder: _PathFinder, store: ObjectStore, name_of: Callable[[Entry], str]
+) -> TableFile:
+    """A file with the images and masks that lie with the data."""
+    rows, beside = _Rows(file), dict[int, Entry]()
+    for row, length in enumerate(rows.columns["length"]):
+        image, mask = rows.images[row], rows.masks[row]
+        images = finder.entries_of(image, object) if image else []
+        masks = finder.entries_of(mask, object) if mask else []
+        if length is None and len(images) != 1:
+            rows.lose(row, _IMAGES_LOST[len(images) > 1] if image else _NO_SAMPLE)
+        elif mask and len(masks) != 1:
+            rows.lose(row, _MASKS_LOST[len(masks) > 1])
+        else:
+            if length is None:
+                [entry] = images
+                rows.put(row, {"object": name_of(entry), "offset": 0, "length": entry.size, "etag": entry.etag})
+                beside[row] = entry
+            if masks:
+                rows.put(row, _target(Mask(name_of(masks[0]), 0, masks[0].size, masks[0].etag)))
+    lengths = rows.columns.get("target_length", [])
+    measured = {row: entry for row, entry in beside.items() if row < len(lengths) and lengths[row]}
+    with ThreadPoolExecutor(_HEADS_AT_ONCE, "frostline-index") as threads:
+        sizes = threads.map(
+            lambda entry: size_at(store, entry.object, 0, entry.size, is_turned=file.is_turned), measured.values()
+        )
+        for row, (width, height) in zip(measured, sizes, strict=True):
+            rows.put(row, {"target_width": width, "target_height": height})
+    return rows.file(object)
+
+
+def _target(mask: Mask) -> dict[str, object]:
+    return {f"target_{name}": value for name, value in mask._asdict().items()}
+
+
+def _with_urls(file: TableFile, object: str, finder: _PathFinder) -> TableFile:
+    """A file with the canonical URLs of images and masks, whose sizes are not known yet."""
+    rows, masks = _Rows(file), list[str | None]()
+    for row, (image, mask) in enumerate(zip(rows.images, rows.masks, strict=True)):
+        images = _urls(finder, image, object)
+        of_mask = _urls(finder, mask, object)
+        masks.append(of_mask[0] if len(of_mask) == 1 else None)
+        if len(images) != 1:
+            rows.lose(row, _IMAGES_LOST[len(images) > 1] if image else _NO_SAMPLE)
+        elif mask and len(of_mask) != 1:
+            rows.lose(row, _MASKS_LOST[len(of_mask) > 1])
+        else:
+            rows.put(row, {"object": images[0], "offset": 0})
+    placed = rows.file(object)
+    if any(masks):
+        kept = dict(zip(rows.names, masks, strict=True))
+        column = pa.array([kept[name] for name in placed.table["name"].to_pylist()], pa.string())
+        placed = placed._replace(table=placed.table.append_column(MASK_PATH, column))
+    return placed
+
+
+def _urls(finder: _PathFinder, written: str | None, file: str) -> list[str]:
+    with suppress(DataError):
+        return finder.urls_of(written, file) if written else []
+    return []
+
+
+def _elsewhere(file: TableFile, there: Mapping[str, Entry], sizes: Mapping[_Key, Size], root: str) -> pa.Table:
+    masks = _paths(file.table, MASK_PATH)
+    dropped = {"length", "etag", MASK_PATH, *TARGET_COLUMNS.names}
+    table = file.table.drop_columns([name for name in file.table.schema.names if name in dropped])
+    table = _with_sizes(table, there)
+    return _with_masks(table, masks, there, sizes, root, is_turned=file.is_turned) if masks else table
+
+
+def _table(rows: ListRows, entry: Entry, finder: _PathFinder) -> tuple[pa.Table, tuple[LeftOut, ...]]:
+    """Samples of a list, with labels as ``labels.encode_labels`` takes them, and the rows that mean several objects."""
+    found = [finder.urls_of(name, entry.object) for name in rows.files]
+    masks = [finder.urls_of(mask, entry.object) if mask else [] for mask in rows.masks] or [[]] * len(found)
+    urls = [some[0] for some in found]
+    table = pa.table(
         {
             "name": pa.array(urls, pa.string()),
             "object": pa.array(urls, pa.string()),
             "offset": pa.array([0] * len(urls), pa.int64()),
             SAID: pa.nulls(len(urls), pa.string()) if rows.said is None else rows.said,
             **rows.about,
-            **({_MASK: [mask and url_of(mask) for mask in rows.masks]} if any(rows.masks) else {}),
+            **({MASK_PATH: pa.array([mask[0] if mask else None for mask in masks], pa.string())} if any(masks) else {}),
         }
     )
+    several = [len(some) > 1 for some in found]
+    of_masks = [len(some) > 1 and not others for some, others in zip(masks, several, strict=True)]
+    lost = (
+        of_names(ROWS, reason, [name for name, is_lost in zip(rows.files, some, strict=True) if is_lost], entry.object)
+        for reason, some in ((_IMAGES_LOST[1], several), (_MASKS_LOST[1], of_masks))
+    )
+    kept = pa.array([not (image or mask) for image, mask in zip(several, of_masks, strict=True)], pa.bool_())
+    return table.filter(kept), tuple(left for some in lost for left in some)
 
 
 def _with_masks(
-    table: pa.Table, urls: Sequence[str | None], found: Mapping[str, Entry], known: Mapping[_Key, Size], root: str
+    table: pa.Table,
+    urls: Sequence[str | None],
+    found: Mapping[str, Entry],
+    known: Mapping[_Key, Size],
+    root: str,
+    *,
+    is_turned: bool = False,
 ) -> pa.Table:
     """The table with the columns of masks; heads of images whose size is not known are read."""
     images = list(zip(table["object"].to_pylist(), table["length"].to_pylist(), table["etag"].to_pylist(), strict=True))
@@ -344,7 +586,7 @@ def _with_masks(
         if not urls[row] or image not in found:
             return 0, 0
         with suppress(ObjectNotFound):  # reading it will say so too
-            return known.get((image, etag)) or size_at(reader, image, 0, length)
+            return known.get((image, etag)) or size_at(reader, image, 0, length, is_turned=is_turned)
         return 0, 0
 
     with ThreadPoolExecutor(_HEADS_AT_ONCE, "frostline-index") as threads:

@@ -48,6 +48,7 @@ from frostline.datasets.formats.labels import (
     columns_of,
     common_table,
     encode_labels,
+    find_name,
     join_tables,
     label_text,
     text_label,
@@ -421,7 +422,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 8"
+_RULE = "frostline webdataset 9"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Kinds of members of keys that have no sample.
@@ -643,8 +644,8 @@ def _is_mask(kind: str, field: str) -> bool:
 
 
 def _label_field(about: dict[str, Any]) -> str | None:
-    names = [name for name in LABEL_FIELDS if about.get(name) is not None]
-    return "label" if "label" in about else next(iter(names), None)
+    said = [name for name, value in about.items() if value is not None]
+    return find_name([*about], LABEL_FIELDS[:1]) or find_name(said, LABEL_FIELDS)
 
 
 def _label(shard: str, key: str, beside: Member | None, about: dict[str, Any], field: str | None) -> str | None:
