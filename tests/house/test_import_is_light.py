@@ -149,7 +149,6 @@ assert "torch._dynamo" not in sys.modules
 
 
 def test_arrow_asks_for_pandas_once_in_the_commands_own_process():
-    pytest.importorskip("pandas")
     code = """
 from frostline.cli import main
 try:
