@@ -22,7 +22,8 @@ from torch import nn
 from frostline.core.errors import ModelError, NetworkChanged
 from frostline.engines.measure import version_of
 from frostline.models.frozen import FrozenPart, minds_its_mode
-from frostline.models.modules import is_guard, is_same_plain, is_split
+from frostline.models.modules import is_guard, is_split
+from frostline.models.outside import is_same_plain
 
 __all__ = ("FrozenWatch", "checksum", "quick_sum", "require_whole", "take_over")
 

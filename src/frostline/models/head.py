@@ -20,21 +20,22 @@ from frostline.engines.machine import compute_slot
 from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
 from frostline.models.cuts import contiguous_copies
 from frostline.models.freezing import frozen_modules
-from frostline.models.frozen import FrozenPart, order_graph
+from frostline.models.frozen import FrozenPart, equals_whole, features_of, order_graph
 from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
     all_in_eval,
     has_same_parameters,
-    is_same_plain,
     is_split,
+    lone_buffers,
     lone_parameters,
     modes,
     module_at,
-    plain_copy,
     random_batch,
+    with_buffers,
     with_modules,
     with_parameters,
 )
+from frostline.models.outside import is_same_plain, plain_copy
 from frostline.models.skipping import SkipPlan, makes_same_features, plan_of, run_behind, written_activations
 from frostline.models.trace_cache import trace
 from frostline.models.tracing import (
@@ -44,8 +45,6 @@ from frostline.models.tracing import (
     cast_inputs,
     device_of,
     kept_draws,
-    observe_run,
-    run_whole,
 )
 
 __all__ = (
@@ -57,7 +56,6 @@ __all__ = (
     "SkippingHead",
     "TracedRest",
     "WholeHead",
-    "equals_whole",
     "head_from_json",
     "head_to_json",
     "make_portable",
@@ -72,6 +70,13 @@ _SEED = 1
 
 
 _OTHER_NOW = "{} of the network was replaced since the job was made, and its head has the old one: call job.refreeze()"
+
+
+_TAKES_ACTIVATIONS = (
+    "the head was called with {}, and takes batch.features alone: what else the network's forward takes, such as "
+    "labels, has a default there, with which the network was cut; compute what needs it from what the head returns"
+)
+_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class Head(nn.Module, ABC):
@@ -101,6 +106,26 @@ class Head(nn.Module, ABC):
         paths = [path for path, _ in self.named_modules(remove_duplicate=False) if path]
         self._places = {path: (self.get_submodule(path), model.get_submodule(path)) for path in paths}
         self._alone = dict(lone_parameters(self, model))
+        self._lone_buffers = list(lone_buffers(self, model))
+
+    def __getattr__(self, name: str) -> Any:
+        """Settings and modules of the network that are not the head's own, which a loop may read and change."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            is_inside = name.startswith("_") or "_lone_buffers" not in vars(self)  # which is made last
+            found = None if is_inside else getattr(self._model[0], name, None)
+            if found is None or (callable(found) and not isinstance(found, nn.Module)):
+                raise
+            return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self)
+        is_own = name in own or hasattr(type(self), name) or any(name in own.get(key, ()) for key in _TABLES)
+        if not is_own and "_lone_buffers" in own and hasattr(own["_model"][0], name):
+            setattr(own["_model"][0], name, value)
+        else:
+            super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -122,13 +147,19 @@ class Head(nn.Module, ABC):
             "job.head, and script the network itself"
         )
 
-    def forward(self, *features: torch.Tensor | Sequence[torch.Tensor]) -> Any:
+    def forward(self, *features: torch.Tensor | Sequence[torch.Tensor], **others: Any) -> Any:
         """What the network returns for these activations.
 
         Args:
             features: the features as a loader's batch gives them: one tensor ``[batch, ...]``, or several as arguments
                 or as one sequence. They are not changed.
+            others: nothing; what else the network's own ``forward`` may take was not there when it was cut.
+
+        Raises:
+            ModelError: More is given than what crosses the frost line, or less.
         """
+        if others:
+            raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
         given = [tensor for item in features for tensor in ((item,) if isinstance(item, torch.Tensor) else item)]
         return self._run_uncompiled(given) if torch.compiler.is_compiling() else self._run_as_it_is(given)
 
@@ -138,20 +169,25 @@ class Head(nn.Module, ABC):
 
     def _run_as_it_is(self, tensors: list[torch.Tensor]) -> Any:
         """What ``_run`` gives with the modules and the tensors that are the head's now."""
-        with with_modules(self._model[0], self.replaced_modules()), with_parameters(self._model[0], self):
+        with (
+            with_modules(self._model[0], self.replaced_modules()),
+            with_parameters(self._model[0], self),
+            with_buffers(self._lone_buffers),
+        ):
             return self._run(tensors)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the network's layers that the head runs; frozen layers keep theirs.
+        """Set the mode of the network's layers that the head runs, by its own ``train``; frozen layers keep theirs.
 
         Raises:
             ModelError: The head was sharded in a way in which it cannot run.
         """
         self._refuse_shards()
-        kept = [(module, module.training) for module in self._frozen]
+        model, run = self._model[0], {id(module) for module in self._modules_run.values()}
+        kept = [(module, module.training) for module in model.modules() if id(module) not in run]
+        kept += [(module, module.training) for module in self._frozen]
         super().train(mode)
-        for module in self._modules_run.values():
-            module.training = mode
+        model.train(mode)
         for module, own in kept:
             module.training = own
         return self
@@ -285,7 +321,7 @@ class TracedRest:
         batch = random_batch(self._inputs, _ROWS, torch.Generator().manual_seed(0), device)
         with torch.no_grad():
             made = Runner(frozen, device=device).run(batch, [leaf() for leaf in _leaves(model, traced, frozen)])
-            meant = _features(part, batch, device)
+            meant = features_of(part, batch, device)
         if not are_close(made, [meant[place] for place in places]):
             raise NotTraceable(_OTHERWISE)
         runner, leaves = Runner(rest, device=device), _leaves(model, traced, rest)
@@ -386,7 +422,7 @@ class SkippingHead(Head):
         flags = {path: self._flags.get(path, module.training) for path, module in model.named_modules()}
         try:
             with kept_draws(), modes(model, flags), torch.no_grad(), torch.autocast(device.type, enabled=False):
-                features = _features(self._part, batch, device)
+                features = features_of(self._part, batch, device)
                 return makes_same_features(model, self._plan, cast_inputs(model, batch), features, is_moved=is_moved)
         except UNFIT:
             return False
@@ -414,11 +450,13 @@ class SkippingHead(Head):
             for module, own in kept:
                 module.training = own
         with kept_draws():
-            if not equals_whole(model, self._part, rest, self._inputs, self._flags):
+            if not equals_whole(model, self._part, rest, self._inputs, self._flags, is_own_code=False):
                 raise ModelError(_DOES_MORE)
         return graphs[0], graphs[1]
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
+        if len(tensors) != len(self._part.frost_line.tensors):
+            raise ModelError(_TAKES_ACTIVATIONS.format(f"{len(tensors)} tensors"))
         if (changed := self.changed_read(theirs_alone=True)) is not None:
             raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
         return run_behind(self._model[0], self._plan, self._inputs, tensors)
@@ -447,7 +485,7 @@ def skipping_head(
     batch = random_batch(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
     try:
         with modes(model, flags), torch.no_grad():
-            features = _features(part, batch, device)
+            features = features_of(part, batch, device)
             plan = plan_of(model, cast_inputs(model, batch), features)
         if plan is None:
             return None
@@ -458,12 +496,6 @@ def skipping_head(
     except UNFIT:
         return None
     return SkippingHead(model, part, inputs, plan, flags, rest)
-
-
-def _features(part: FrozenPart, batch: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    leaves = [leaf.to(device) for leaf in leaf_values(part.prefix.graph, part.prefix.tensors)]
-    with torch.no_grad():
-        return list(Runner(part.prefix.graph, device=device).run(batch, leaves))
 
 
 def _own_paths(model: nn.Module, part: FrozenPart, rest: Graph | None, inside: tuple[str, ...]) -> list[str]:
@@ -528,50 +560,6 @@ def _graft(head: nn.Module, model: nn.Module, path: str) -> None:
         place.register_parameter(name, tensor)
     else:
         place.register_buffer(name, tensor, persistent=path in model.state_dict())
-
-
-def equals_whole(
-    model: nn.Module,
-    part: FrozenPart,
-    head: Callable[..., Any],
-    inputs: Sequence[TensorSpec],
-    flags: Mapping[str, bool],
-    *,
-    batches: int = 1,
-) -> bool:
-    """Whether prefix and head together do what the whole network does on random batches, but for the order of sums.
-
-    Compared are outputs, gradients and buffers, with the modes in which the head is trained and in eval mode. The
-    network is left as it was.
-
-    Args:
-        model: the whole network.
-        part: the frozen part.
-        head: head that goes on from there.
-        inputs: specifications of the network's inputs.
-        flags: the modes in which the head is trained.
-        batches: number of random batches.
-    """
-    device = device_of(model)
-    for seed in range(1, batches + 1):
-        batch = random_batch(inputs, _ROWS, torch.Generator().manual_seed(seed), device)
-        try:
-            features = _features(part, batch, device)
-        except UNFIT:
-            return False
-        for training in (flags, all_in_eval(model)):
-            try:
-                with modes(model, training):  # a head may write in place
-                    ours = observe_run(model, partial(head, [feature.clone() for feature in features]), seed)
-                with modes(model, training):
-                    if not isinstance(head, SkippingHead):  # a trace does not know what the network counts
-                        observe_run(model, partial(run_whole, model, batch), seed)
-                    theirs = observe_run(model, partial(run_whole, model, batch), seed)
-            except UNFIT:
-                return False
-            if not are_close(ours, theirs):
-                return False
-    return True
 
 
 _ELSEWHERE = "choose another policy, with which the head is trained here"

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
-from frostline.models.modules import inverse_order, laid_out, memory_order, plain_copy, watch_reads, with_forwards
-from frostline.models.tracing import cast_specs
+from frostline.models.modules import inverse_order, laid_out, memory_order, watch_reads, with_forwards
+from frostline.models.outside import plain_copy
+from frostline.models.tracing import cast_specs, output_leaves
 
 __all__ = (
     "SkipPlan",
@@ -739,7 +740,7 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
             given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(cast_specs(model, inputs))]
             versions = _versions(features)
             output = model(*given)
-    if any(isinstance(leaf, _Absent) for leaf in tree_leaves(output)):
+    if any(isinstance(leaf, _Absent) for leaf in output_leaves(output)):
         raise ModelError(_asked("returned"))
     if versions != _versions(features):
         raise ModelError(
