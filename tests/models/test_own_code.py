@@ -714,8 +714,18 @@ class Writing(Small):
         return self.fc(hidden * self.scale if self.is_late else hidden.mul_(self.scale))
 
 
-def test_code_that_works_in_place_leaves_the_batch_as_it_was():
-    _, _, network = cut(Writing(), "body")
+class WritingData(Writing):
+    """Writes where nobody counts it."""
+
+    def forward(self, x):
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        hidden.data.mul_(0.5)
+        return self.fc(hidden * self.scale)
+
+
+@pytest.mark.parametrize("kind", [Writing, WritingData])
+def test_code_that_works_in_place_leaves_the_batch_as_it_was(kind):
+    _, _, network = cut(kind(), "body")
     features = [torch.rand(5, *shape) for shape in network.frost_line.shapes]
     before = [feature.clone() for feature in features]
     first, second = network.head(*features), network.head(*features)

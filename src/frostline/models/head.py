@@ -35,7 +35,7 @@ from frostline.models.modules import (
     with_modules,
     with_parameters,
 )
-from frostline.models.outside import is_same_plain, plain_copy
+from frostline.models.outside import is_same_plain, outside_values, plain_copy
 from frostline.models.skipping import SkipPlan, makes_same_features, plan_of, run_behind, written_activations
 from frostline.models.trace_cache import trace
 from frostline.models.tracing import (
@@ -371,11 +371,12 @@ class SkippingHead(Head):
         self._plan = plan
         self._flags = dict(flags)
         self._is_traced = rest is not None
-        self._harmless: dict[tuple[str, str], tuple[Any, ...]] = {}
+        self._harmless: dict[tuple[str, str | int], tuple[Any, ...]] = {}
         self._attributes: list[tuple[Mapping[str, Any], bool]] | None = None
+        self._outside: list[tuple[str, Callable[[], Any], Any]] | None = outside_values(model)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_attributes": None}  # which are this network's own modules'
+        return {**vars(self), "_attributes": None, "_outside": None}  # which are this network's own modules'
 
     @property
     def reads(self) -> tuple[tuple[str, str, Any], ...]:
@@ -383,7 +384,9 @@ class SkippingHead(Head):
         return self._plan.reads
 
     def changed_read(self, *, theirs_alone: bool = False) -> str | None:
-        """An attribute that changes what lies before the frost line by its value now, in words; None where none does.
+        """What changes the layers before the frost line by its value now, in words; None where nothing does.
+
+        Attributes of modules that they read, and plain values that the user's own code reaches beside them.
 
         A value that differs from that of the cut is tried once: the network runs on two rows. So one that only the head
         minds, as an adapter that is switched off there, is the user's own.
@@ -396,19 +399,30 @@ class SkippingHead(Head):
             self._attributes = [(vars(item), type(item).__module__.startswith("torch.nn.")) for item in modules]
         for (path, name, value), (attributes, is_of_torch) in zip(self._plan.reads, self._attributes, strict=True):
             now = attributes.get(name)
-            if (theirs_alone and is_of_torch) or is_same_plain(now, value):
-                continue
-            now = plain_copy(now)
-            harmless = self._harmless.get((path, name), ())
-            if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
-                continue
-            if not self.makes_the_same():
+            if not (theirs_alone and is_of_torch) and self._minds((path, name), now, value):
                 whose = f"module {path!r}" if path else "the network"
                 return (
                     f"attribute {name!r} of {whose}, which its frozen layers read, was changed since the job was made"
                 )
-            self._harmless[path, name] = (*harmless, now)
+        if self._outside is None:
+            self._outside = outside_values(self._model[0])
+        for place, (name, get, value) in enumerate(self._outside):
+            if self._minds(("", place), get(), value):
+                return f"variable {name!r}, which code of the frozen layers reads, was changed since the job was made"
         return None
+
+    def _minds(self, key: tuple[str, str | int], now: Any, value: Any) -> bool:
+        """Whether the frozen part minds that a value is another one now; what it did not mind a few times it never."""
+        if is_same_plain(now, value):
+            return False
+        now = plain_copy(now)
+        harmless = self._harmless.get(key, ())
+        if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
+            return False
+        if not self.makes_the_same():
+            return True
+        self._harmless[key] = (*harmless, now)
+        return False
 
     def makes_the_same(self, *, is_moved: bool = False) -> bool:
         """Whether the network still makes what the frozen part makes, in the modes in which it is trained.

@@ -28,9 +28,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from frostline.core.errors import ModelError
 
-__all__ = ("NOT_PLAIN", "OWN_NAMES", "KeptState", "is_same_plain", "kept_tensors", "outside_values", "plain_copy")
+__all__ = (
+    "NOT_PLAIN",
+    "OWN_NAMES",
+    "PLAIN",
+    "KeptState",
+    "is_same_plain",
+    "kept_tensors",
+    "outside_values",
+    "plain_copy",
+)
 
-_PLAIN = (bool, int, float, str, type(None))
+PLAIN = (bool, int, float, str, type(None))
+"""Types of values that nobody can change."""
 OWN_NAMES = frozenset(vars(nn.Module()))
 """Names of the attributes that every module has."""
 
@@ -41,7 +51,7 @@ _ITEMS = 64  # of a container, which is compared in each step
 
 def plain_copy(value: Any) -> Any:
     """The value of a number or a text, and a copy of a small container of such; ``NOT_PLAIN`` for all else."""
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN):
         return value
     kind = type(value)
     if kind not in (tuple, list, set, dict) or len(value) > _ITEMS:
@@ -57,7 +67,7 @@ def is_same_plain(now: Any, value: Any) -> bool:
     """Whether a value is a plain one that was copied before, as far as is known without a copy of it."""
     if now is value:
         return True
-    if type(now) is not type(value) or type(value) not in (*_PLAIN, list, set, dict):
+    if type(now) is not type(value) or type(value) not in (*PLAIN, list, set, dict):
         return False
     try:
         return bool(now == value)
@@ -83,6 +93,7 @@ class _Walk:
 
     def __init__(self, model: nn.Module) -> None:
         self._seen = {id(module) for module in model.modules()}
+        self._classes: set[type] = set()
         kinds = {base for module in model.modules() for base in type(module).__mro__ if _is_users(base)}
         todo: list[Any] = []
         for module in model.modules():
@@ -99,7 +110,7 @@ class _Walk:
         """See a value as it is; what it leads to."""
         if isinstance(value, torch.Tensor):
             self._tensor(value)
-        if isinstance(value, (*_PLAIN, torch.Tensor)):
+        if isinstance(value, (*PLAIN, torch.Tensor)):
             return ()
         if isinstance(value, FunctionType):
             return self._of_function(value) if _is_own_file(value.__code__.co_filename) else ()
@@ -134,19 +145,21 @@ class _Walk:
         return [*named.values(), *(cell.cell_contents for cell in cells), *(function.__defaults__ or ())]
 
     def _of_class(self, kind: type) -> Sequence[Any]:
-        if id(kind) in self._seen:
+        if kind in self._classes:
             return ()
-        self._seen.add(id(kind))
+        self._classes.add(kind)
         own = {name: value for name, value in vars(kind).items() if name[:2] != "__" or isinstance(value, FunctionType)}
-        self._members(kind, {name: value for name, value in own.items() if isinstance(value, _PLAIN)})
+        self._members(kind, {name: value for name, value in own.items() if isinstance(value, PLAIN)})
         return list(own.values())
 
     def _of_another(self, value: Any) -> Sequence[Any]:
         self._special(value)
+        if isinstance(value, type):
+            return self._of_class(value) if _is_users(value) else ()
         if not _is_users(type(value)):
             return ()
         found = [item for base in type(value).__mro__ if _is_users(base) for item in self._of_class(base)]
-        if hasattr(value, "__dict__") and not isinstance(value, type):
+        if hasattr(value, "__dict__"):
             self._attributes(vars(value))
             found += vars(value).values()
         slots = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
@@ -210,7 +223,7 @@ class KeptState(_Walk):
         self._undo.append(partial(_restored, value, content))
 
     def _variables(self, own: MutableMapping[str, Any], named: Mapping[str, Any]) -> None:
-        kept = {name: _kept(value) for name, value in named.items() if isinstance(value, (*_PLAIN, *_ITERATORS))}
+        kept = {name: _kept(value) for name, value in named.items() if isinstance(value, (*PLAIN, *_ITERATORS))}
         self._undo.append(partial(own.update, kept))
 
     def _cell(self, cell: CellType) -> None:
