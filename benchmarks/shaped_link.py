@@ -1,6 +1,7 @@
 """Plans run for real over a shaped link: every rule's, predicted against measured; and one that follows its link.
 
     python benchmarks/shaped_link.py --data DIR [--networks a,b] [--mbit 5,20,100,1000] [--samples 480] [--out FILE]
+    python benchmarks/shaped_link.py --data DIR --parts cuts --networks alexnet,resnet18,resnet50 --rules best,hapi_v3
     python benchmarks/shaped_link.py --data DIR --parts change [--change 100,10,100] [--seconds 20] [--samples 512]
 
 Node and trainer run in network namespaces of their own, each on one core, joined by a link that tc shapes; the
@@ -10,6 +11,9 @@ encoded images are read from DIR by the node. Bytes are counted at the interface
   trains the head on it. The samples a second of the epoch's middle part are compared with the prediction, which is for
   the steady state; those of the whole epoch are kept too. An epoch needs three times the samples of the requests under
   way (160), or there is no steady state. Rules that choose the same share one run.
+- cuts: the rules, and each cut by itself, as HAPI's authors ran all of theirs. A cut of which even a third of the bytes
+  take longer over the link than the fastest plan takes for all is not run: it cannot be the best one. Told is in how
+  many cells a rule's choice is as fast as the fastest cut, or within 5 %.
 - change: one job fetches epoch after epoch while the link's rate is changed under it every so many seconds; then the
   same epochs are run undisturbed. Told is when the plan changed after each change of the link, to what, and the samples
   a second in each stretch; and whether samples, order and losses were the same.
@@ -37,8 +41,13 @@ RULES = ("best", "baseline", "freeze", "min_bytes", "neurosurgeon", "hapi_v1", "
 BATCH = 16
 # Runs of one plan differ by this much here; a smaller lead is none.
 NOISE = 0.10
+# How near our choice must be to the fastest cut to count as it.
+NEAR = 0.05
+CUT = "cut "
+# Times that no codec of ours makes activations smaller without loss.
+SQUEEZED = 3
 QUICK = {
-    "parts": "rules,change",
+    "parts": "cuts,change",
     "networks": "tiny",
     "mbit": "100",
     "change": "100,10",
@@ -65,7 +74,7 @@ def measure(wanted):
         url = node.answer()["url"]
         for network in wanted.networks.split(","):
             with Inside(link.trainer, 1, "trainer", wanted, network=network) as trainer:
-                if "rules" in wanted.parts:
+                if {"rules", "cuts"} & set(wanted.parts.split(",")):
                     for rows in over_one_network(wanted, link, url, network, trainer):
                         found["rows"] += rows
                         yield found
@@ -92,12 +101,27 @@ def over_one_network(wanted, link, url, network, trainer):
         for _ in range(wanted.rounds):
             for mixture in {json.dumps(plan["mixture"]) for plan in plans.values() if plan["mixture"]}:
                 runs.setdefault(mixture, []).append(trainer.ask(do="run", mixture=json.loads(mixture)))
+        if "cuts" in wanted.parts:
+            plans |= each_cut(plans["best"]["bytes"], mbit, runs, trainer)
         for rule, plan in plans.items():
             measured = [in_store] if rule == "all_in_store" else runs[json.dumps(plan["mixture"])]
             row = {"network": network, "mbit": mbit, "rule": rule, **plan, "runs": measured}
             rows.append({**row, "measured": statistics.median(map(rate, measured))})
             print(said(rows[-1]), flush=True)
         yield rows
+
+
+def each_cut(sizes, mbit, runs, trainer):
+    """The cuts that may be the fastest, as plans, each run once."""
+    fastest, plans = max(statistics.median(map(rate, found)) for found in runs.values()), {}
+    for cut, nbytes in sizes.items():
+        if nbytes * fastest > SQUEEZED * mbit * 125_000:
+            continue
+        plan = trainer.ask(do="plan one cut", cut=int(cut))
+        if json.dumps(plan["mixture"]) not in runs:
+            runs[json.dumps(plan["mixture"])] = [trainer.ask(do="run", mixture=plan["mixture"])]
+        plans[f"{CUT}{cut}"] = plan
+    return plans
 
 
 def rate(run):
@@ -165,7 +189,7 @@ def engines_of(wanted):
 def trainer_inside(wanted):
     side = Trainer(wanted)
     does = {"plan": side.plan, "run": side.run, "follow": side.follow, "train": side.train}
-    answer_questions({**does, "train in the store": side.in_store})
+    answer_questions({**does, "plan one cut": side.plan_one_cut, "train in the store": side.in_store})
 
 
 class Trainer:
@@ -216,18 +240,18 @@ class Trainer:
 
         # No following, so that each plan is run as it was made.
         job = self.begin(url, requests_in_flight=10, follow=False)
-        plans = {rule: make_plan(job.situation, rule) for rule in rules}
-        return {
-            rule: {
-                "predicted": plan.samples_per_s,
-                "bottleneck": plan.bottleneck,
-                "mixture": [(item.route.cut, item.route.codec, item.share) for item in plan.mixture]
-                if rule != "all_in_store"
-                else [],
-                "link_bytes_per_s": plan.link.bytes_per_s,
-            }
-            for rule, plan in plans.items()
-        }
+        plans = {rule: described(make_plan(job.situation, rule)) for rule in rules}
+        if "all_in_store" in plans:
+            plans["all_in_store"]["mixture"] = []
+        encoded = self._data.samples.encoded_bytes / len(self._data)
+        plans["best"]["bytes"] = {cut.number: cut.bytes_per_sample or encoded for cut in job.situation.cuts}
+        return plans
+
+    def plan_one_cut(self, cut):
+        """The plan that stops there for every sample."""
+        from frostline.planning import plan_at_cut
+
+        return described(plan_at_cut(self._job.situation, cut))
 
     def _observe(self, event):
         from frostline.core.events import Replanned, RequestFinished
@@ -294,6 +318,15 @@ class Trainer:
         return float(loss.detach())
 
 
+def described(plan):
+    return {
+        "predicted": plan.samples_per_s,
+        "bottleneck": plan.bottleneck,
+        "mixture": [(item.route.cut, item.route.codec, item.share) for item in plan.mixture],
+        "link_bytes_per_s": plan.link.bytes_per_s,
+    }
+
+
 def steady_rate(finished):
     """Samples a second between the requests that end the first quarter of the epoch and its last tenth; else None.
 
@@ -320,7 +353,8 @@ def rules_table(rows):
     """For every cell each rule's rate next to ours, and how good the predictions were."""
     by = {(row["network"], row["mbit"], row["rule"]): row for row in rows}
     cells = list(dict.fromkeys((row["network"], row["mbit"]) for row in rows))
-    others = [rule for rule in dict.fromkeys(row["rule"] for row in rows) if rule != "best"]
+    rules = dict.fromkeys(row["rule"] for row in rows)
+    others = [rule for rule in rules if rule != "best" and not rule.startswith(CUT)]
     lines = []
     for cell in cells:
         ours = by[*cell, "best"]
@@ -333,6 +367,7 @@ def rules_table(rows):
 
 def judged(rows, by, cells):
     """How near predictions were, how far ours is ahead, and where it is not."""
+    said_of_cuts, rows = judged_cuts(rows), [row for row in rows if not row["rule"].startswith(CUT)]
     here = [row for row in rows if row["rule"] != "all_in_store"]
     errors = [abs(row["measured"] / row["predicted"] - 1) for row in here]
     ours = {cell: by[*cell, "best"]["measured"] for cell in cells}
@@ -344,7 +379,30 @@ def judged(rows, by, cells):
         f"Ours to each cell's next: median {statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f}).",
         f"Cells in which another rule was faster than ours by more than {NOISE:.0%}: {len(lost)}.",
         *(f"* {row['network']} at {row['mbit']} Mbit/s: {row['rule']} {row['measured']:.1f}" for row in lost),
+        *said_of_cuts,
     ]
+
+
+def judged_cuts(rows):
+    """In how many cells our choice is the fastest of all cuts that were run, or near it; nothing where none were."""
+    cells, lines = {}, []
+    for row in rows:
+        if row["rule"] != "all_in_store":
+            cells.setdefault((row["network"], row["mbit"]), {})[row["rule"]] = row["measured"]
+    if not any(rule.startswith(CUT) for rates in cells.values() for rule in rates):
+        return []
+    near = dict.fromkeys(RULES, 0)
+    for (network, mbit), rates in cells.items():
+        fastest = max(rates, key=rates.get)
+        for rule in near.keys() & rates.keys():
+            near[rule] += rates[rule] >= (1 - NEAR) * rates[fastest]
+        if rates["best"] < (1 - NEAR) * rates[fastest]:
+            share = rates["best"] / rates[fastest]
+            lines.append(f"* {network} at {mbit} Mbit/s: {fastest} is faster; ours gives {share:.0%} of it")
+    counts = ", ".join(
+        f"{rule} {count}" for rule, count in near.items() if any(rule in rates for rates in cells.values())
+    )
+    return [f"Cells of {len(cells)} in which a rule is within {NEAR:.0%} of the fastest cut: {counts}.", *lines]
 
 
 def change_table(found):

@@ -132,5 +132,34 @@ with fl.offload(None, data) as job:
     assert ran(code, image_folder(tmp_path, per_class=2)) == ["torch"]
 
 
-def test_a_training_imports_no_plots_before_its_end():
-    assert "matplotlib" not in ran("import frostline.training.run")
+def test_a_training_imports_no_plots_before_its_end_and_no_compiler():
+    code = """
+import torch
+import frostline.training.run
+from frostline.training.optimizer import Optimizer
+from frostline.wire.recipes import Recipe
+weight = torch.ones(2, requires_grad=True)
+for name in ("adam", "adamw", "sgd"):
+    optimizer = Optimizer(Recipe(optimizer=name), [weight])
+    weight.sum().backward()
+    optimizer.step(1.0)
+assert "torch._dynamo" not in sys.modules
+"""
+    assert ran(code) == ["torch"]
+
+
+def test_arrow_asks_for_pandas_once_in_the_commands_own_process():
+    pytest.importorskip("pandas")
+    code = """
+from frostline.cli import main
+try:
+    main(["--version"])
+except SystemExit:
+    pass
+import pyarrow as pa
+table = pa.table({"a": ["x"]})
+assert "pandas" not in sys.modules
+assert table.to_pandas().shape == (1, 1)
+assert pa.array(sys.modules["pandas"].Series(["a", None])).null_count == 1
+"""
+    assert "torch" not in ran(code)

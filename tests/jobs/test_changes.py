@@ -203,6 +203,23 @@ def test_whatever_else_frozen_code_reads_of_python_is_noticed_at_either_end_of_a
                 assert torch.allclose(job.head(features), expected(pixels), atol=1e-6)
 
 
+def test_a_pass_that_is_refused_as_it_begins_goes_on_from_where_it_was_put(folder, monkeypatch):
+    model = freeze(Elsewhere().train(), "last", input_shape=(3, 32, 32))
+    with job_for(folder, model) as job:
+        whole, before, loader = (
+            [batch.ids.tolist() for batch in job.loader(BATCH)],
+            job.loader(BATCH),
+            job.loader(BATCH),
+        )
+        next(iter(before))
+        loader.load_state_dict(before.state_dict())
+        with monkeypatch.context() as patch:
+            patch.setitem(KNOBS, "gain", 2.0)
+            with pytest.raises(NetworkChanged, match="a global"):
+                next(iter(loader))
+        assert [batch.ids.tolist() for batch in loader] == whole[1:]
+
+
 def test_the_runs_that_notice_it_take_a_small_share_of_the_time(folder, monkeypatch):
     model = freeze(Elsewhere().train(), "last", input_shape=(3, 32, 32))
     now, runs = 100.0, 0
@@ -217,7 +234,12 @@ def test_the_runs_that_notice_it_take_a_small_share_of_the_time(folder, monkeypa
         for clock in ("perf_counter", "thread_time"):
             monkeypatch.setattr(f"frostline.models.changes.time.{clock}", lambda: now)
         monkeypatch.setattr(job.head, "makes_the_same", runs_long)
-        for look, share in ((watch.step, 0.01), (watch.begin, 0.03)):
+
+        def pass_of_one_batch():
+            watch.begin()
+            watch.step()
+
+        for look, share in ((watch.step, 0.01), (pass_of_one_batch, 0.03)):
             began, runs = now, 0
             while now < began + 1000:
                 now += 5.0

@@ -17,6 +17,7 @@ from frostline.core.events import Evaluated, HeadSelected, RowsNotFinite
 from frostline.ordering import Order
 from frostline.training.loop import UnfrozenHead
 from frostline.training.objective import objective_of
+from frostline.training.optimizer import Optimizer
 from frostline.training.report.report import Record, recipe_in_words
 from frostline.training.settings import JobSettings, TrainSettings
 from frostline.wire.recipes import Recipe, event_from_json, event_to_json
@@ -97,6 +98,40 @@ def test_losses_are_those_of_a_plain_loop(name):
     loop, _, _ = a_loop(RECIPES[name], record, features=features, labels=labels)
     loop.run()
     assert record.losses == pytest.approx(plain_losses(RECIPES[name]), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("decay", [None, 0.1])
+def test_an_optimiser_takes_the_steps_of_pytorchs_class_to_the_bit(name, decay):
+    """Also where parameters come later, have no gradient in a step, or its state was kept in between."""
+    recipe = Recipe(optimizer=name, weight_decay=decay, learning_rate=0.01)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
+    how = ({"momentum": 0.9} if name == "sgd" else {}) | ({} if decay is None else {"weight_decay": decay})
+    own, theirs = ([torch.linspace(-1, 1, size).requires_grad_() for size in (5, 7, 3)] for _ in range(2))
+    optimizer, plain = Optimizer(recipe, own[:2]), kind(theirs[:2], 0.01, **how)
+    for step in range(9):
+        share = recipe.rate_share(step, 9) if step % 2 else 0.5
+        if step == 3:
+            optimizer.add(own[2:])
+            plain.add_param_group({"params": theirs[2:]})
+        if step == 6:
+            optimizer, before = Optimizer(recipe, own), optimizer
+            optimizer.load_state(before.state())
+        optimizer.clear_gradients()
+        plain.zero_grad()
+        for parameters in (own, theirs):
+            used = parameters[step % 2 :]
+            torch.stack([(parameter**2).sum() * (1 + step) for parameter in used]).sum().backward()
+        for group in plain.param_groups:
+            group["lr"] = 0.01 * share
+        optimizer.step(share)
+        plain.step()
+        assert all(torch.equal(mine, other) for mine, other in zip(own, theirs, strict=True)), step
+    learned = plain.state_dict()["state"]
+    assert optimizer.state().keys() == {
+        f"{number}.{key}" for number, values in learned.items() for key, value in values.items() if value is not None
+    }
+    assert all(torch.equal(optimizer.state()[f"{n}.{key}"], learned[n][key]) for n in learned for key in learned[n])
 
 
 @given(
@@ -263,6 +298,7 @@ def test_the_default_metric_imports_no_library():
 import sys
 from frostline.training.loop import UnfrozenHead
 from frostline.training.objective import objective_of
+from frostline.training.optimizer import Optimizer
 objective_of().begin().scores
 print("sklearn" in sys.modules)
 """

@@ -181,8 +181,9 @@ def _at_once(
         if why_not is not None:
             tell(SetupWarning(reason=f"the trainer's share runs in eager PyTorch, and no engine was tried: {why_not}"))
 
+    # A node where an earlier job found an engine has the weights, and says so in one round trip.
+    measuring.begin(wait_s=0 if found is None else _SOON_S)
     trainer = TrainerEngine(context, ready) if tries_here else None
-    measuring.begin(wait_s=0)
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
 
 

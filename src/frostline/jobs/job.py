@@ -240,7 +240,7 @@ class Job(JobTable):
     def changed(self) -> str | None:
         """What of the network is another now than the job's features are of, in a sentence; None where nothing is."""
         try:
-            self._require_unchanged()
+            self._require_unchanged()()
         except NetworkChanged as error:
             return str(error)
         return None
@@ -348,7 +348,7 @@ class Job(JobTable):
         Raises:
             NetworkChanged: The network is another one than the job's features are of.
         """
-        self._require_unchanged()
+        self._require_unchanged()()
         return RowReader(worker_setup=self._worker_setup, shares=self._router.fixed_shares, batch_size=batch_size)
 
     def train(
@@ -380,7 +380,7 @@ class Job(JobTable):
         from frostline.jobs.in_store import Assignment, train_beside
         from frostline.models.head import make_portable
 
-        self._require_unchanged()
+        self._require_unchanged()()
         data = self._maker.job_data(train)
         held = None if held_out is None else self._maker.job_data(held_out)
         shipment, transport = self._fetcher.shipment, self._fetcher.transport

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -447,15 +448,13 @@ class ArrayLoader:
         return EpochStream(self._source, self._data.samples, order, self._shard(order, begin))
 
     def _begun(self, order: Resumed, begin: PassStart) -> tuple[EpochStream, AbstractContextManager[Arrivals]]:
-        """The rows of a pass from there, which has begun now."""
+        """The rows of a pass from there."""
         followed, self._followed = self._followed, None
         if followed is None:
             rows = self._rows(order, begin)
             found: tuple[EpochStream, AbstractContextManager[Arrivals]] = rows, rows.arrivals()
         else:
             found = followed(self._source)  # which may ask for ``rows``
-        if self._begin is begin:
-            self.begin_whole()
         return found
 
     def follow(self, rows: NextPass) -> None:
@@ -569,7 +568,7 @@ class ArrayLoader:
         started = waiting = time.perf_counter()
         taken, from_cache, stall_s = 0, 0, 0.0
         try:
-            for found in self._filled(epoch, asking):
+            for found in self._filled(epoch, asking, partial(self._begins, look, handed.began)):
                 look()
                 waited = time.perf_counter() - waiting
                 batch = found.arrays
@@ -591,11 +590,20 @@ class ArrayLoader:
             seconds = time.perf_counter() - started
             observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))
 
-    def _filled(self, epoch: EpochStream, asking: AbstractContextManager[Arrivals]) -> Generator[FilledBatch]:
+    def _begins(self, look: Callable[[], None], begin: PassStart) -> None:
+        """A pass begins there, unless the network turns out to be another one while its first rows are on their way."""
+        look()
+        if self._begin is begin:
+            self.begin_whole()
+
+    def _filled(
+        self, epoch: EpochStream, asking: AbstractContextManager[Arrivals], begins: Callable[[], None]
+    ) -> Generator[FilledBatch]:
         drop_last = self._last == "drop" and not self._ranks.are_several
         memory = self._source.memory
         assembler = BatchAssembler(batch_size=self._batch_size, drop_last=drop_last, memory=memory)
         with asking as arrived, epoch.decode(arrived) as arrivals:
+            begins()
             steps, maximum = epoch.batches(assembler, arrivals), self._source.max_finished_bytes
             with BatchFiller(steps, arrivals, self._source.observe, epoch.interrupt, maximum) as filling:
                 yield from filling

@@ -73,7 +73,7 @@ class WorkerLoader:
         """
         self._state = self._loader.state_after(0)
         self._latest = latest = object()
-        self._loader.arrays.require_unchanged()
+        self._loader.arrays.require_unchanged()()
         self._loader.arrays.agree()
         return self._pass(self._loader.arrays.begin, latest)
 

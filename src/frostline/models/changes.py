@@ -266,6 +266,7 @@ class FrozenWatch:
         self._laid = [_laid(seen.tensor) for seen in self._seen]
         self._thread, self._took_s = (os.getpid(), threading.get_ident()), math.inf
         self._tried_at = dict.fromkeys(_SHARES, -math.inf)
+        self._next = "begin"
         self.release: Callable[[], None] = (lambda: None) if guard is None else guard()
 
     def retire(self) -> None:
@@ -274,10 +275,10 @@ class FrozenWatch:
         self.release()
 
     def step(self) -> None:
-        """Look at what costs next to nothing: objects, versions, modes, and what requires gradients.
+        """Look at what costs next to nothing: objects, versions, modes, gradients; the first one runs the network.
 
-        Of writes that nobody counts, such as those into ``.data``, the values of one small tensor after another tell:
-        what averages weights writes into all of them.
+        The first step of a pass is looked at while its rows are on their way. Of writes that nobody counts, such as
+        those into ``.data``, the values of one small tensor after another tell: what averages weights writes into all.
 
         Raises:
             NetworkChanged: The frozen part is another one, or was made anew.
@@ -294,7 +295,8 @@ class FrozenWatch:
             if table.get(name) is not tensor or tensor._version != version or tensor.requires_grad:  # noqa: SLF001
                 self._look_at_all()
                 return
-        self._try("step")
+        self._try(self._next)
+        self._next = "step"
 
     def end(self) -> None:
         """Look at everything that the features of a pass were made of, as it has come to its end.
@@ -307,7 +309,7 @@ class FrozenWatch:
             self._try("end")
 
     def begin(self) -> None:
-        """Look at everything, values among it, as before a pass.
+        """Look at everything, values among it, as before a pass; what the code computes ``step`` says.
 
         Raises:
             NetworkChanged: The frozen part is another one, or a module of the head was replaced.
@@ -317,7 +319,7 @@ class FrozenWatch:
         for path, parameter in self._others:
             if parameter.requires_grad:
                 raise NetworkChanged(f"parameter {path!r} is trained now: {_REMEDY}")
-        self._try("begin")
+        self._next = "begin"
 
     def _look_at_frozen(self) -> None:
         for module in self._modules:
@@ -339,7 +341,9 @@ class FrozenWatch:
         if not isinstance(self._head, Reads) or self._thread != (os.getpid(), threading.get_ident()):
             return  # another thread may be running it; a forked process cannot
         started = time.perf_counter()
-        is_due = (started - self._tried_at[when]) * _SHARES[when] >= self._took_s
+        # A step comes soon after the beginning of its pass; the ends of passes are each looked at by themselves.
+        before = max(self._tried_at.values()) if when == "step" else self._tried_at[when]
+        is_due = (started - before) * _SHARES[when] >= self._took_s
         if not is_due and (when == "step" or self._took_s > _QUICK_S):
             return
         is_moved = [_laid(tensor) for seen in self._seen if (tensor := seen.here) is not None] != self._laid

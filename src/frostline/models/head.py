@@ -6,6 +6,7 @@ The trainable rest as data: what a head computes in both modes, and its tensors,
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, Self
@@ -351,6 +352,7 @@ class SkippingHead(Head):
         plan: calls that are skipped (see ``models.skipping.plan_of``).
         flags: the modes in which it is trained.
         rest: graph from the frost line on; None where the network was not traced as a whole.
+        meant: what the frozen part gives for ``_batch_of_a_plan``; each later run of the network is compared with it.
     """
 
     def __init__(
@@ -361,6 +363,7 @@ class SkippingHead(Head):
         plan: SkipPlan,
         flags: Mapping[str, bool],
         rest: Graph | None,
+        meant: Sequence[torch.Tensor],
     ) -> None:
         inside = tuple(f"{path}." for path in plan.idle)
         modules = {path: module for path, module in model.named_modules() if not f"{path}.".startswith(inside)}
@@ -371,6 +374,7 @@ class SkippingHead(Head):
         self._plan = plan
         self._flags = dict(flags)
         self._is_traced = rest is not None
+        self._meant = list(meant)
         self._harmless: dict[tuple[str, str | int], tuple[Any, ...]] = {}
         self._attributes: list[tuple[Mapping[str, Any], bool]] | None = None
         self._outside: list[tuple[str, Callable[[], Any], Any]] | None = outside_values(model)
@@ -431,13 +435,12 @@ class SkippingHead(Head):
             is_moved: allow for other kernels, since its tensors are elsewhere or lie otherwise than when it was cut.
         """
         model = self._model[0]
-        device = device_of(model)
-        batch = random_batch(self._inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
+        batch = _batch_of_a_plan(model, self._inputs)
         flags = {path: self._flags.get(path, module.training) for path, module in model.named_modules()}
         try:
-            with kept_draws(), modes(model, flags), torch.no_grad(), torch.autocast(device.type, enabled=False):
-                features = features_of(self._part, batch, device)
-                return makes_same_features(model, self._plan, cast_inputs(model, batch), features, is_moved=is_moved)
+            with kept_draws(), _to_the_line(model, flags):
+                meant = [tensor.to(device_of(model)) for tensor in self._meant]
+                return makes_same_features(model, self._plan, cast_inputs(model, batch), meant, is_moved=is_moved)
         except UNFIT:
             return False
 
@@ -495,11 +498,10 @@ def skipping_head(
     Raises:
         Unsteady: The frozen part is another one in each run.
     """
-    device = device_of(model)
-    batch = random_batch(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device)
+    batch = _batch_of_a_plan(model, inputs)
     try:
-        with modes(model, flags), torch.no_grad():
-            features = features_of(part, batch, device)
+        with _to_the_line(model, flags):
+            features = features_of(part, batch, device_of(model))
             plan = plan_of(model, cast_inputs(model, batch), features)
         if plan is None:
             return None
@@ -509,7 +511,18 @@ def skipping_head(
             plan = replace(plan, written=plan.written | written)
     except UNFIT:
         return None
-    return SkippingHead(model, part, inputs, plan, flags, rest)
+    return SkippingHead(model, part, inputs, plan, flags, rest, features)
+
+
+def _batch_of_a_plan(model: nn.Module, inputs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+    return random_batch(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device_of(model))
+
+
+@contextmanager
+def _to_the_line(model: nn.Module, flags: Mapping[str, bool]) -> Iterator[None]:
+    """Within the block the network computes what the frozen part does, whatever the caller's own block says."""
+    with modes(model, flags), torch.no_grad(), torch.autocast(device_of(model).type, enabled=False):
+        yield
 
 
 def _own_paths(model: nn.Module, part: FrozenPart, rest: Graph | None, inside: tuple[str, ...]) -> list[str]:

@@ -27,12 +27,10 @@ from random import getstate, setstate
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import sympy
 import torch
 from torch import fx, nn
 from torch.export import Dim as ExportDim
 from torch.export.graph_signature import InputKind
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure, tree_unflatten
 
@@ -300,6 +298,9 @@ def _open_batches(model: nn.Module, inputs: int) -> tuple[Any, ...]:
 
 def _why(error: BaseException) -> str:
     """The reason in one line, in the words of whoever wrote the network."""
+    # With it comes sympy, a third of a second: a network whose trace was kept has no use of either.
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
     if isinstance(error, GuardOnDataDependentSymNode):
         return _BY_VALUES
     first = str(error).strip().partition("\n")[0].partition(". ")[0]
@@ -452,6 +453,8 @@ def _dim(size: int | torch.SymInt) -> Dim | None:
     """The size as ``fixed + per_sample * batch``, or None where it is something else."""
     if isinstance(size, int):
         return Dim(size)
+    import sympy
+
     expression = sympy.sympify(size.node.expr)
     symbols = list(expression.free_symbols)
     if len(symbols) != 1 or not expression.is_polynomial(*symbols) or sympy.degree(expression, symbols[0]) != 1:

@@ -1,13 +1,10 @@
 """The training loop: epochs of optimiser steps on whatever hands out batches, and the state that goes on elsewhere.
 
-Makes the optimiser and the learning rates of a recipe, and takes its state apart into tensors by name.
-
 Where a training stands between two steps, as one value with which another process goes on.
 """
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,10 +13,10 @@ import torch
 
 from frostline.core.errors import SettingError
 from frostline.core.events import EpochsChosen, EpochTrained, Evaluated, HeadSelected, Observer, StepFinished
-from frostline.core.system import collector_rests
 from frostline.engines.machine import settle_kernels
 from frostline.loaders import Batch
 from frostline.training.objective import Objective, objective_of
+from frostline.training.optimizer import Optimizer
 from frostline.training.recipe import Confusion
 from frostline.wire.recipes import Recipe
 
@@ -31,57 +28,6 @@ __all__ = (
     "Trainable",
     "UnfrozenHead",
 )
-
-
-def _make_optimizer(recipe: Recipe, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-    """The optimiser of a recipe, over these parameters in this order."""
-    decay: dict[str, Any] = {} if recipe.weight_decay is None else {"weight_decay": recipe.weight_decay}
-    with collector_rests():
-        match recipe.optimizer:
-            case "sgd":
-                return torch.optim.SGD(parameters, recipe.learning_rate, momentum=0.9, **decay)
-            case "adamw":
-                return torch.optim.AdamW(parameters, recipe.learning_rate, **decay)
-            case _:
-                return torch.optim.Adam(parameters, recipe.learning_rate, **decay)
-
-
-def _make_scheduler(
-    recipe: Recipe, optimizer: torch.optim.Optimizer, *, steps: int, done: int
-) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """What sets the learning rate of each step; None where it stays as it is.
-
-    Args:
-        recipe: the way to train.
-        optimizer: optimiser that gets the rates.
-        steps: number of all steps.
-        done: number of steps that were taken.
-    """
-    if not recipe.changes_rate:
-        return None
-    for group in optimizer.param_groups:
-        group.setdefault("initial_lr", group["lr"])
-    # It works the rate out of the step's number alone, so that a run goes on with the same one to the bit.
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: recipe.rate_share(step, steps), done - 1)
-
-
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """What it has learned of each parameter, under ``NUMBER.NAME``; its settings are those of the recipe."""
-    return {
-        f"{number}.{name}": value
-        for number, values in optimizer.state_dict()["state"].items()
-        for name, value in values.items()
-        if value is not None
-    }
-
-
-def _load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Let an optimiser go on from there; the inverse of ``_optimizer_state``."""
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for place, tensor in tensors.items():
-        number, _, name = place.partition(".")
-        state.setdefault(int(number), {})[name] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -260,7 +206,7 @@ class Loop:
         self._observe = observe
         settle_kernels()  # an optimiser's first step computes too
         self._parameters = _trained(head)
-        self._scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+        self._optimizer = Optimizer(recipe, self._parameters)
         self._checkpointer = checkpointer
         self._thaw = thaw
         self._last_thaw = last_thaw
@@ -287,15 +233,12 @@ class Loop:
         torch.manual_seed(self._recipe.seed)
         if self._passes.reason:
             self._observe(EpochsChosen(epochs=self._passes.maximum, reason=self._passes.reason))
-        # To make it imports torch's compiler, for a second in which the first batch is on its way.
-        with ThreadPoolExecutor(1, "frostline-optimizer") as aside:
-            made = aside.submit(_make_optimizer, self._recipe, self._parameters)
-            if resumed is not None:
-                self._take_head(resumed.epoch if resumed.order is not None else resumed.epoch - 1, made)
-                self._go_on(resumed, made.result())
-            self._epochs(made, resumed)
+        if resumed is not None:
+            self._take_head(resumed.epoch if resumed.order is not None else resumed.epoch - 1)
+            self._go_on(resumed)
+        self._epochs(resumed)
 
-    def _take_head(self, epoch: int, made: Future[torch.optim.Optimizer]) -> None:
+    def _take_head(self, epoch: int) -> None:
         """Take the head of an epoch, and let the optimiser train what it has more."""
         thawed = None if self._thaw is None else self._thaw(epoch)
         if thawed is None:
@@ -305,11 +248,10 @@ class Loop:
             score, best = self._best
             self._best = score, {**_copied(self._head), **best}
         for parameters in filter(None, thawed.added):
-            made.result().add_param_group({"params": list(parameters)})
-        self._scheduler = None  # which knows the parameters of before alone
+            self._optimizer.add(parameters)
 
     @torch.no_grad()
-    def _go_on(self, resumed: Checkpoint, optimizer: torch.optim.Optimizer) -> None:
+    def _go_on(self, resumed: Checkpoint) -> None:
         self._steps, self._samples = resumed.steps, resumed.samples
         self._step_losses, self._epoch_losses = list(resumed.losses), list(resumed.epoch_losses)
         self._scores = list(resumed.scores)
@@ -317,36 +259,31 @@ class Loop:
             self._best = self._scores[resumed.best_epoch], dict(resumed.best)
         for name, tensor in self._head.state_dict().items():
             tensor.copy_(resumed.head[name])
-        _load_optimizer_state(optimizer, resumed.optimizer)
+        self._optimizer.load_state(resumed.optimizer)
         _restore_random_state(resumed.random)
 
-    def _epochs(self, made: Future[torch.optim.Optimizer], resumed: Checkpoint | None) -> None:
+    def _epochs(self, resumed: Checkpoint | None) -> None:
         try:
             for epoch in range(0 if resumed is None else resumed.epoch, self._passes.maximum):
                 if self._are_over:
                     break
-                self._take_head(epoch, made)
+                self._take_head(epoch)
                 both = [self._train(epoch), *([] if self._held_out is None else [self._held_out(epoch)])]
                 with closing(self._in_turn(both)) as passes:
-                    self._epoch(epoch, next(passes), made, resumed)
+                    self._epoch(epoch, next(passes), resumed)
                     for batches in passes:
                         self._evaluate(epoch, batches)
                 resumed = None
                 is_over = epoch + 1 == self._passes.maximum or self._are_over
-                self._keep(made.result(), epoch + 1, is_over=is_over)
+                self._keep(epoch + 1, is_over=is_over)
         finally:
             self._take_best()
 
-    def _epoch(
-        self, epoch: int, batches: Batches, made: Future[torch.optim.Optimizer], resumed: Checkpoint | None
-    ) -> None:
+    def _epoch(self, epoch: int, batches: Batches, resumed: Checkpoint | None) -> None:
         self._head.train()
         steps = self._passes.maximum * len(batches)
         if self._passes.patience is None and not self._steps:
             self._steps = steps
-        if self._recipe.changes_rate and self._scheduler is None:
-            done = len(self._step_losses)
-            self._scheduler = _make_scheduler(self._recipe, made.result(), steps=steps, done=done)
         begun = len(self._step_losses)
         if resumed is not None and resumed.order is not None:
             batches.load_state_dict(resumed.order)
@@ -354,21 +291,20 @@ class Loop:
         for batch in batches:
             taken = len(self._step_losses)
             self._on_batch(taken + 1, epoch, taken - begun, batch)  # before a head computes in its place
-            self._step(epoch, batch, made)
-            self._keep(made.result(), epoch, begun=begun, batches=batches)
+            self._step(epoch, batch, steps)
+            self._keep(epoch, begun=begun, batches=batches)
         losses = self._step_losses[begun:]
         self._epoch_losses.append(sum(losses) / max(1, len(losses)))
         self._observe(EpochTrained(epoch=epoch, loss=self._epoch_losses[-1]))
 
-    def _step(self, epoch: int, batch: Batch, made: Future[torch.optim.Optimizer]) -> None:
+    def _step(self, epoch: int, batch: Batch, steps: int) -> None:
         started = time.perf_counter()
-        optimizer = made.result()
+        # The rate is worked out of the step's number alone, so that a run goes on with the same one to the bit.
+        share = self._recipe.rate_share(len(self._step_losses), steps) if self._recipe.changes_rate else 1.0
         loss = self._objective.loss(self._scored(batch), batch)
-        optimizer.zero_grad()
+        self._optimizer.clear_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
+        self._optimizer.step(share)
         self._step_losses.append(float(loss.detach()))
         self._samples += len(batch)
         self.head_s += time.perf_counter() - started
@@ -383,15 +319,7 @@ class Loop:
         # The loss is a small sum of large exponentials, and costs nothing.
         return scores.float()
 
-    def _keep(
-        self,
-        optimizer: torch.optim.Optimizer,
-        epoch: int,
-        *,
-        begun: int = 0,
-        batches: Batches | None = None,
-        is_over: bool = False,
-    ) -> None:
+    def _keep(self, epoch: int, *, begun: int = 0, batches: Batches | None = None, is_over: bool = False) -> None:
         """Keep a checkpoint where one is due: within an epoch with the state of its batches, else between epochs."""
         step = len(self._step_losses)
         if self._checkpointer is None or not (is_over or self._checkpointer.is_due(step, ends_epoch=batches is None)):
@@ -408,7 +336,7 @@ class Loop:
                 scores=tuple(self._scores),
                 is_over=is_over,
                 head=self._head.state_dict(),
-                optimizer=_optimizer_state(optimizer),
+                optimizer=self._optimizer.state(),
                 best={} if self._best is None else self._best[1],
                 best_epoch=None if self._best is None else self._best[0].epoch,
                 random=_random_state(),
