@@ -436,9 +436,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if storage.nbytes() == kept.nbytes():
                 storage.copy_(kept)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def _dispatched(self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         for tensor in _written(func, args, kwargs):
             storage = tensor.untyped_storage()
@@ -450,6 +448,10 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             taken = {*map(_storage_of, args)}
             self._made.update({*map(_storage_of, output if isinstance(output, tuple | list) else (output,))} - taken)
         return output
+
+
+# Set here, since PyTorch would wrap that of the class in what imports its compiler, which takes seconds.
+_Writes.__torch_dispatch__ = _Writes._dispatched  # type: ignore[method-assign,assignment]  # noqa: SLF001
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
