@@ -11,7 +11,7 @@ from torch import nn
 
 import frostline as fl
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import NetworkChanged, SettingError
+from frostline.core.errors import ModelError, NetworkChanged, SettingError
 from frostline.core.events import SetupWarning
 from frostline.models import freeze
 from frostline.models.changes import checksum, quick_sum
@@ -139,7 +139,7 @@ class Config:
     scale = 1.0
 
     def __init__(self):
-        self.shift = 0.0
+        self.shift, self.note = 0.0, ""
 
 
 KNOBS = {"gain": 1.0}
@@ -374,6 +374,74 @@ def test_a_change_in_the_middle_of_a_pass_stops_it(folder):
         model.last.requires_grad_(True)
         with pytest.raises(NetworkChanged, match="is trained now"):
             next(batches)
+
+
+IN_A_PASS = {
+    "by data": (lambda m: m.body[0].weight.data.mul_(0.5), lambda m: m.body[0].weight.data.mul_(2)),
+    "by NumPy": (
+        lambda m: m.body[0].weight.detach().numpy().__imul__(0.5),
+        lambda m: m.body[0].weight.detach().numpy().__imul__(2),
+    ),
+    "another tensor": (
+        lambda m: setattr(m.body[0].weight, "data", m.body[0].weight.data * 0.5),
+        lambda m: setattr(m.body[0].weight, "data", m.body[0].weight.data * 2),
+    ),
+    "an average": (
+        lambda m: [parameter.data.mul_(0.5) for parameter in m.parameters()],
+        lambda m: [parameter.data.mul_(2) for parameter in m.parameters()],
+    ),
+    "train mode": (lambda m: m.body.train(), lambda m: m.body.eval()),
+    "a constant": (lambda m: m.mean.mul_(0.5), lambda m: m.mean.mul_(2)),
+    "a tensor in a list": (lambda m: m.means[0].mul_(0.5), lambda m: m.means[0].mul_(2)),
+    "an array": (lambda m: m.array.__imul__(0.5), lambda m: m.array.__imul__(2)),
+    "a layer in a list": (
+        lambda m: m.layers[0].weight.data.mul_(0.5),
+        lambda m: m.layers[0].weight.data.mul_(2),
+    ),
+}
+
+
+class Constants(Net):
+    """Has tensors, an array and a layer that are no buffers and no modules of its own, before the line."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.means, self.array = torch.ones(3, 1, 1), [torch.ones(3, 1, 1)], np.ones((3, 1, 1), np.float32)
+        self.layers = [nn.Conv2d(3, 3, 1).requires_grad_(False)]
+
+    def forward(self, pixels):
+        pixels = self.layers[0](pixels * self.mean * self.means[0] * torch.from_numpy(self.array))
+        return super().forward(pixels)
+
+
+def test_no_pass_that_ends_hides_what_changed_within_it(folder):
+    torch.manual_seed(1)
+    model = freeze(Constants().train(), "last", input_shape=(3, 32, 32))
+    with job_for(folder, model) as job:
+        for kind, (change, back) in IN_A_PASS.items():
+            batches = iter(job.loader(BATCH))
+            next(batches)
+            change(model)
+            with pytest.raises(NetworkChanged, match=r"refreeze\(\)"):
+                list(batches)
+            back(model)
+            assert len(list(job.loader(BATCH))) == 3, kind
+
+
+def test_what_is_switched_around_a_call_of_the_head_alone_is_noticed_by_that_call(folder, monkeypatch):
+    """As a reference without an adapter is computed, before the pass goes on as it was."""
+    model = freeze(Elsewhere().train(), "last", input_shape=(3, 32, 32))
+    with job_for(folder, model) as job:
+        [features, *_] = [batch.features for batch in job.loader(BATCH)]
+        expected = job.head(features)
+        for kind in ("a global variable", "an object", "a class"):
+            with monkeypatch.context() as patch:
+                READ_ELSEWHERE[kind](model, patch)
+                with pytest.raises(ModelError, match=r"which code of the frozen layers reads, was.*refreeze\(\)"):
+                    job.head(features)
+            assert torch.equal(job.head(features), expected)
+        monkeypatch.setattr(model.config, "note", "the head's")
+        assert torch.equal(job.head(features), expected)
 
 
 def test_a_run_of_epochs_is_stopped_too(folder):

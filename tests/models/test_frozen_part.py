@@ -80,6 +80,10 @@ MIXING = {
     "the first row": lambda h: h - h[:1],
     "a transposed layer": lambda h: nn.functional.layer_norm(h.t(), h.t().shape[-1:]).t(),
     "there and back": lambda h: (h.flip(0) * 2).flip(0) + h.mean(),
+    # For values alone that made-up rows do not have.
+    "flip of some": lambda h: torch.where(h > 50, h.flip(0), h),
+    "a clipped norm": lambda h: h * (1000 / h.norm()).clamp(max=1.0),
+    "a mean that is seldom added": lambda h: h + (h.mean() - 50).relu(),
 }
 APART = {
     "nothing": lambda h: h,

@@ -1,9 +1,15 @@
 """The head runs the user's own code: it trains as a plain PyTorch loop does, whatever that code does in Python."""
 
 import copy
+import dataclasses
+import itertools
+import os
 import pickle
 import random
 import sys
+from collections import Counter as Counted
+from collections import defaultdict, deque
+from contextvars import ContextVar
 
 import numpy as np
 import pytest
@@ -307,6 +313,286 @@ def test_what_forward_counts_draws_and_keeps_is_not_changed_by_the_cut(fresh):
     assert expected[0] == expected[1]
 
 
+class Slotted:
+    __slots__ = ("steps",)
+
+    def __init__(self):
+        self.steps = 0
+
+
+class Held:
+    steps = 0
+
+    def __init__(self):
+        self.sum, self.array, self.nested = torch.zeros(1), np.zeros(2), [[0]]
+
+
+TOTAL, SEEN = torch.zeros(1), ContextVar("seen", default=0)
+
+
+def hidden():
+    return [nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))]
+
+
+def in_context(_):
+    SEEN.set(SEEN.get() + 1)
+    return SEEN.get()
+
+
+def in_environment(_):
+    os.environ["STEPS"] = str(int(os.environ["STEPS"]) + 1)
+    return int(os.environ["STEPS"])
+
+
+def in_class(held):
+    type(held).steps += 1
+    return type(held).steps
+
+
+KEPT = {
+    "a tensor": (lambda: torch.zeros(1), lambda kept: kept.add_(1)),
+    "a tensor in a list": (lambda: [torch.zeros(1)], lambda kept: kept[0].mul_(0.9).add_(1)),
+    "a tensor in a tuple": (lambda: (torch.zeros(1),), lambda kept: kept[0].add_(1)),
+    "a global tensor": (lambda: TOTAL, lambda _: TOTAL.add_(1)),
+    "a view of a tensor": (lambda: {"queue": torch.zeros(4)}, lambda kept: kept["queue"][1:2].add_(1)),
+    "by data": (lambda: torch.zeros(1), lambda kept: kept.data.add_(1)),
+    "a counter": (Counted, lambda kept: kept.update(["steps"]) or kept["steps"]),
+    "a default": (lambda: defaultdict(int), lambda kept: kept.__setitem__("n", kept["n"] + 1) or kept["n"]),
+    "a queue": (lambda: deque([1.0], maxlen=3), lambda kept: kept.append(kept[-1] + 1) or sum(kept)),
+    "a long list": (lambda: [0] * 5000, lambda kept: kept.append(1) or len(kept)),
+    "an array": (lambda: np.zeros(2), lambda kept: float((kept.__iadd__(1))[0])),
+    "an iterator": (lambda: itertools.count(1), next),
+    "slots": (Slotted, lambda kept: setattr(kept, "steps", kept.steps + 1) or kept.steps),
+    "a class": (Held, in_class),
+    "an object with a tensor": (Held, lambda kept: kept.sum.add_(1)),
+    "an object with an array": (Held, lambda kept: float(kept.array.__iadd__(1)[1])),
+    "lists in an object": (Held, lambda kept: kept.nested[0].append(1) or len(kept.nested[0])),
+    "a context": (lambda: SEEN, in_context),
+    "the environment": (dict, in_environment),
+    "statistics of a module in a list": (
+        hidden,
+        lambda kept: kept[0](torch.ones(2, 16)).std() + kept[0][1].running_mean[0],
+    ),
+}
+
+
+def described(kept):
+    """All that may be another one of what a network keeps."""
+    if isinstance(kept, list) and isinstance(kept[0], nn.Module):
+        return {name: value.tolist() for name, value in kept[0].state_dict().items()}
+    own = [getattr(kept, name, None) for name in ("sum", "array", "nested", "steps")]
+    return repr((kept, own, TOTAL, SEEN.get(), os.environ["STEPS"]))
+
+
+class Keeping(Between):
+    def __init__(self, made, used):
+        super().__init__()
+        self.kept, self.used = made(), used
+
+    def between(self, x):
+        return x * (1 + 0.1 * self.used(self.kept))
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_whatever_forward_keeps_the_cut_leaves_as_it_was(kind, monkeypatch):
+    monkeypatch.setenv("STEPS", "0")
+    model = Keeping(*KEPT[kind])
+    freeze(model.train(), "stem", input_shape=SHAPE)
+    before = described(model.kept)
+    network = cut_network(model, SHAPE)
+    assert described(model.kept) == before
+    assert (network.prefix is not None, type(network.head)) == (True, SkippingHead)
+
+
+def test_what_cannot_be_put_back_is_refused_in_a_sentence():
+    model = Keeping(lambda: (step for step in range(10**6)), next)
+    with pytest.raises(ModelError, match=r"takes values of the generator.*let its code count by an attribute"):
+        freeze(model.train(), "stem", input_shape=SHAPE)
+
+
+class Hiding(Between):
+    """Has a layer that is no module of its own, and a tensor that learns and is no parameter."""
+
+    def __init__(self, at_stem):
+        super().__init__()
+        self.at_stem = at_stem
+        self.layers, self.prompt = [nn.Linear(16, 16)], torch.full((1, 1, 1), 0.1, requires_grad=True)
+
+    def forward(self, x):
+        hidden = self.stem(x)
+        hidden = self.body(hidden * 1.5 + self.prompt if self.at_stem else hidden)
+        hidden = self.layers[0](torch.flatten(self.pool(hidden), 1))
+        return self.fc(hidden if self.at_stem else hidden + self.prompt.view(1, 1))
+
+
+@pytest.mark.parametrize("at_stem", [True, False])
+def test_hidden_layers_and_tensors_that_learn_are_trained_as_in_the_plain_loop(at_stem):
+    model, plain, network = cut(Hiding(at_stem), "body")
+    assert isinstance(network.head, SkippingHead)
+    learned = [[mine.prompt, *mine.layers[0].parameters()] for mine in (model, plain)]
+    ours = trained(model, through(network), lambda *_: stepped(learned[0]))
+    assert ours == trained(plain, plain, lambda *_: stepped(learned[1]))
+    assert all(torch.equal(*pair) for pair in zip(*learned, strict=True))
+    assert float(model.prompt.detach()) != pytest.approx(0.1)
+
+
+def stepped(parameters):
+    """One step of gradient descent by hand, with the gradients of the step before."""
+    with torch.no_grad():
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad * 0.05)
+                parameter.grad = None
+
+
+class Draws(nn.Module):
+    """Draws numbers and makes nothing of them, so that what draws behind it gets others."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        self.draw()
+        return x
+
+
+def noise():
+    return float(torch.rand(1)), random.random(), float(np.random.rand())
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.rand(3), random.random, lambda: np.random.rand(), lambda: torch.manual_seed(5)]
+)
+def test_draws_of_frozen_layers_that_are_used_nowhere_are_drawn_in_the_loop(draw):
+    model = Between()
+    model.stem = nn.Sequential(model.stem, Draws(draw))
+    _, plain, network = cut(model)
+    assert isinstance(network.head, SkippingHead)
+    found = []
+    for run in (through(network), plain):
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(3)
+        with torch.no_grad():
+            found.append([(run(pixels).sum().item(), noise()) for pixels, _ in batches()])
+    assert found[0] == found[1]
+
+
+@dataclasses.dataclass
+class Output:
+    scores: torch.Tensor
+    hidden: object
+
+
+class Giving(Between):
+    def forward(self, x):
+        stem = self.stem(x)
+        hidden = self.body(stem)
+        return Output(self.fc(torch.flatten(self.pool(hidden), 1)), [hidden, stem])
+
+
+def test_outputs_that_are_objects_of_the_users_come_whole():
+    _, plain, network = cut(Giving(), "body")
+    pixels = next(iter(batches()))[0]
+    ours, theirs = through(network)(pixels), plain(pixels)
+    assert isinstance(network.head, SkippingHead)
+    assert torch.equal(ours.scores, theirs.scores)
+    assert all(torch.equal(*pair) for pair in zip(ours.hidden, theirs.hidden, strict=True))
+
+
+class TestItIsUsedAsTheNetwork:
+    """What a loop does with the network by name, it does with the head."""
+
+    def test_its_modes_are_set_by_the_networks_own_train(self):
+        class Norms(Between):
+            """Keeps a norm in eval mode, as detectors do."""
+
+            def __init__(self):
+                super().__init__()
+                self.norm, self.idle = nn.BatchNorm1d(16), nn.Dropout(0.5)
+                self.norm.running_mean.fill_(0.1)
+                self.strength = 0.0
+
+            def train(self, mode=True):
+                super().train(mode)
+                self.stem.eval()
+                self.norm.eval()
+                self.strength = 0.5 if mode else 0.25
+                return self
+
+            def between(self, x):
+                return self.norm(x) * self.strength
+
+        model, plain, network = cut(Norms())
+        loops = [(model, through(network), network.head), (plain, plain, plain)]
+        losses = [trained(mine, run, lambda _, step, net=net: net.train(step != 1)) for mine, run, net in loops]
+        assert losses[0] == losses[1]
+        assert not model.norm.training
+        assert torch.equal(model.norm.running_mean, torch.full((16,), 0.1))
+
+    def test_dropout_before_the_line_stays_off(self):
+        model = Between()
+        model.body.append(nn.Dropout(0.5))
+        _, _, network = cut(model, "body")
+        network.head.train()
+        assert not model.body[-1].training
+        assert model.hidden.training
+
+    def test_attributes_of_the_network_are_set_and_read_by_it(self):
+        class Tempered(Between):
+            def between(self, x):
+                return self.drop(x) / self.temperature
+
+        def change(net, step):
+            net.temperature = 1.0 + step
+            net.drop.p = 0.1 * step
+
+        model, plain, network = cut(Tempered())
+        ours = trained(model, through(network), lambda _, step: change(network.head, step))
+        assert ours == trained(plain, plain, change)
+        assert (network.head.temperature, model.temperature) == (STEPS, STEPS)
+        network.head.note = "its own"
+        assert not hasattr(model, "note")
+        with pytest.raises(AttributeError, match="between"):
+            _ = network.head.between
+
+    def test_what_else_the_network_takes_is_refused_in_a_sentence(self):
+        class Margin(Between):
+            def forward(self, x, labels=None):
+                scores = super().forward(x)
+                return scores if labels is None else scores - nn.functional.one_hot(labels, 3)
+
+        _, _, network = cut(Margin())
+        pixels, labels = next(iter(batches()))
+        [features] = Runner(network.prefix.graph).run(
+            [pixels], leaf_values(network.prefix.graph, network.prefix.tensors)
+        )
+        for given, named in (((features, labels), {}), ((features,), {"labels": labels})):
+            with pytest.raises(ModelError, match="such as labels, has a default there, with which the network was cut"):
+                network.head(*given, **named)
+
+    def test_a_buffer_that_forward_replaces_is_the_heads_too(self):
+        class Centred(Between):
+            """Centres by a mean of what came before, as DINO does."""
+
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("center", torch.zeros(16))
+
+            def between(self, x):
+                self.center = self.center * 0.9 + x.detach().mean(0) * 0.1
+                return x - self.center
+
+        network = same_training(Centred)
+        state = network.head.state_dict()
+        assert state["center"].any()
+        network.head.load_state_dict({**state, "center": torch.ones(16)})
+        assert torch.equal(copy.deepcopy(network.head).state_dict()["center"], torch.ones(16))
+        network.head.eval()
+        network.head.double()
+        assert network.head.center.dtype == torch.float64
+
+
 class Sized(nn.Module):
     """How many values there are only the values tell, before the line and behind it."""
 
@@ -428,8 +714,18 @@ class Writing(Small):
         return self.fc(hidden * self.scale if self.is_late else hidden.mul_(self.scale))
 
 
-def test_code_that_works_in_place_leaves_the_batch_as_it_was():
-    _, _, network = cut(Writing(), "body")
+class WritingData(Writing):
+    """Writes where nobody counts it."""
+
+    def forward(self, x):
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        hidden.data.mul_(0.5)
+        return self.fc(hidden * self.scale)
+
+
+@pytest.mark.parametrize("kind", [Writing, WritingData])
+def test_code_that_works_in_place_leaves_the_batch_as_it_was(kind):
+    _, _, network = cut(kind(), "body")
     features = [torch.rand(5, *shape) for shape in network.frost_line.shapes]
     before = [feature.clone() for feature in features]
     first, second = network.head(*features), network.head(*features)

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,7 +23,8 @@ from torch import nn
 from frostline.core.errors import ModelError, NetworkChanged
 from frostline.engines.measure import version_of
 from frostline.models.frozen import FrozenPart, minds_its_mode
-from frostline.models.modules import is_guard, is_same_plain, is_split
+from frostline.models.modules import is_guard, is_split
+from frostline.models.outside import is_same_plain
 
 __all__ = ("FrozenWatch", "checksum", "quick_sum", "require_whole", "take_over")
 
@@ -37,6 +39,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _RECORDING = ("transformers.utils.output_capturing",)
 # A tenth of a second of one core, before each pass; of larger networks evenly spaced rows are read, of all tensors.
 _READ_BYTES = 1 << 30
+_SMALL_BYTES = 1 << 16  # which are read in 20 microseconds
 # A prime number of words, so that what moves by a power of two falls into another column.
 _ROW_WORDS = 1021
 # In eval mode these change nothing; Lightning's callbacks set the second one of what they freeze.
@@ -140,6 +143,10 @@ def _is_readable(tensor: torch.Tensor) -> bool:
     """Whether its values lie in memory as numbers; those of other layouts and wrappers are known by their version."""
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer)
     return is_plain and tensor.layout == torch.strided and tensor.device.type != "meta" and not tensor.is_quantized
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return _is_readable(tensor) and tensor.device.type == "cpu" and tensor.nbytes <= _SMALL_BYTES
 
 
 def _read(tensor: torch.Tensor) -> int:
@@ -247,6 +254,8 @@ class FrozenWatch:
         tensors = [] if part is None else list(_tensors(model, part.tensors, self._modules))
         self._every = -(-sum(tensor.nbytes for *_, tensor in tensors) // _READ_BYTES) or 1
         self._seen = [self._see(*found) for found in tensors]
+        self._minding = [module for module in self._modules if minds_modes and module.minds_mode]
+        self._small = cycle([seen for seen in self._seen if _is_small(seen.tensor)])
         own = {id(seen.tensor) for seen in self._seen}
         self._others = [
             (path, parameter)
@@ -266,9 +275,10 @@ class FrozenWatch:
         self.release()
 
     def step(self) -> None:
-        """Look at what costs next to nothing: objects, versions, and what requires gradients; first runs the network.
+        """Look at what costs next to nothing: objects, versions, modes, gradients; the first one runs the network.
 
-        The first step of a pass is looked at while its rows are on their way.
+        The first step of a pass is looked at while its rows are on their way. Of writes that nobody counts, such as
+        those into ``.data``, the values of one small tensor after another tell: what averages weights writes into all.
 
         Raises:
             NetworkChanged: The frozen part is another one, or was made anew.
@@ -276,6 +286,11 @@ class FrozenWatch:
         if self._is_retired:
             raise NetworkChanged("job.refreeze() was called in the middle of a pass: begin another pass behind it")
         self._look_at_reads()
+        for module in self._minding:
+            if module.module.training:
+                _refuse(module.change(minds_modes=True))
+        if (seen := next(self._small, None)) is not None:
+            self._look_at_values(seen)
         for table, name, tensor, version in self._quick:
             if table.get(name) is not tensor or tensor._version != version or tensor.requires_grad:  # noqa: SLF001
                 self._look_at_all()
@@ -284,12 +299,14 @@ class FrozenWatch:
         self._next = "step"
 
     def end(self) -> None:
-        """Look at what code reads of Python once more, as a pass has come to its end.
+        """Look at everything that the features of a pass were made of, as it has come to its end.
 
         Raises:
             NetworkChanged: The frozen part is another one.
         """
-        self._try("end")
+        if not self._is_retired:
+            self._look_at_frozen()
+            self._try("end")
 
     def begin(self) -> None:
         """Look at everything, values among it, as before a pass; what the code computes ``step`` says.
@@ -298,17 +315,23 @@ class FrozenWatch:
             NetworkChanged: The frozen part is another one, or a module of the head was replaced.
         """
         self._look_at_tree()
+        self._look_at_frozen()
+        for path, parameter in self._others:
+            if parameter.requires_grad:
+                raise NetworkChanged(f"parameter {path!r} is trained now: {_REMEDY}")
+        self._next = "begin"
+
+    def _look_at_frozen(self) -> None:
         for module in self._modules:
             _refuse(module.change(minds_modes=self._minds_modes))
         self._look_at_reads()
         self._look_at_all()
         for seen in self._seen:
-            if _about(seen.tensor) != seen.about or _read_quickly(seen.tensor, self._every) != seen.sample:
-                raise _changed(seen, "was changed in place since the job was made")
-        for path, parameter in self._others:
-            if parameter.requires_grad:
-                raise NetworkChanged(f"parameter {path!r} is trained now: {_REMEDY}")
-        self._next = "begin"
+            self._look_at_values(seen)
+
+    def _look_at_values(self, seen: _Seen) -> None:
+        if _about(seen.tensor) != seen.about or _read_quickly(seen.tensor, self._every) != seen.sample:
+            raise _changed(seen, "was changed in place since the job was made")
 
     def _try(self, when: str) -> None:
         """Run the network up to the frost line on two rows, unless that would take more than its share of the time.

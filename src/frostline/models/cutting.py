@@ -26,13 +26,14 @@ from frostline.models.frozen import (
     NOBODY_FROZE,
     FrozenPart,
     FrozenRest,
+    equals_whole,
     find_frozen,
     frozen_rest,
     refuse_train_mode,
     training_flags,
 )
 from frostline.models.graph import after, changes, prune, sources_of_change
-from frostline.models.head import Head, SkippingHead, WholeHead, equals_whole, skipping_head
+from frostline.models.head import Head, SkippingHead, WholeHead, skipping_head
 from frostline.models.modules import (
     Inputs,
     ModuleCall,

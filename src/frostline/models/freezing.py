@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from frostline.core.config import check_type
 from frostline.core.errors import ModelError, UnknownLayer, add_hints, suggest_names
 from frostline.models.modules import AnyInputs, all_in_eval, input_specs, modes, resolved_path, unwrap, zeros
-from frostline.models.tracing import cast_inputs
+from frostline.models.tracing import autograd_leaves, cast_inputs
 
 __all__ = (
     "before_the_line",
@@ -114,21 +114,7 @@ def _computed_from(model: nn.Module, layers: Mapping[str, nn.Module], inputs: An
     for path in layers:
         if path not in outputs:
             raise _never_run(path)
-    return _leaves_of([tensor for tensors in outputs.values() for tensor in tensors])
-
-
-def _leaves_of(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """The parameters at the leaves of what autograd recorded."""
-    waiting, seen, found = [tensor.grad_fn for tensor in tensors], set(), []
-    while waiting:
-        node: Any = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        waiting.extend(before for before, _ in node.next_functions)
-    return found
+    return autograd_leaves([tensor for tensors in outputs.values() for tensor in tensors])
 
 
 def _in_eval(model: nn.Module, used: list[tuple[str, nn.Parameter | None]]) -> None:

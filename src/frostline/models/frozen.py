@@ -37,14 +37,24 @@ from frostline.models.graph import (
     reads,
     sources_of_change,
 )
-from frostline.models.modules import modes, random_batch
+from frostline.models.modules import all_in_eval, modes, random_batch
 from frostline.models.row_check import MixedRows, differs, mixed_rows
-from frostline.models.tracing import UNFIT, Trace, device_of, has_several_parts, observe_run, run_whole
+from frostline.models.tracing import (
+    UNFIT,
+    Trace,
+    are_close,
+    device_of,
+    has_several_parts,
+    observe_run,
+    run_whole,
+)
 
 __all__ = (
     "NOBODY_FROZE",
     "FrozenPart",
     "FrozenRest",
+    "equals_whole",
+    "features_of",
     "find_frozen",
     "fold_constants",
     "frozen_rest",
@@ -173,6 +183,60 @@ class FrozenPart:
         return frozenset(filter(None, inside | ((around | idle) - shared)))
 
 
+def features_of(part: FrozenPart, batch: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """What the frozen part gives at the frost line."""
+    leaves = [leaf.to(device) for leaf in leaf_values(part.prefix.graph, part.prefix.tensors)]
+    with torch.no_grad():
+        return list(Runner(part.prefix.graph, device=device).run(batch, leaves))
+
+
+def equals_whole(
+    model: nn.Module,
+    part: FrozenPart,
+    head: Callable[..., Any],
+    inputs: Sequence[TensorSpec],
+    flags: Mapping[str, bool],
+    *,
+    batches: int = 1,
+    is_own_code: bool = True,
+) -> bool:
+    """Whether prefix and head together do what the whole network does on random batches, but for the order of sums.
+
+    Compared are outputs, gradients, the tensors that these flow to, buffers, and how far random numbers are drawn, in
+    the modes in which the head is trained and in eval mode. The network is left as it was.
+
+    Args:
+        model: the whole network.
+        part: the frozen part.
+        head: head that goes on from there.
+        inputs: specifications of the network's inputs.
+        flags: the modes in which the head is trained.
+        batches: number of random batches.
+        is_own_code: the head runs the network's own code.
+    """
+    device = device_of(model)
+    for seed in range(1, batches + 1):
+        batch = random_batch(inputs, _ROWS_OF_A_CHECK, torch.Generator().manual_seed(seed), device)
+        try:
+            features = features_of(part, batch, device)
+        except UNFIT:
+            return False
+        for training in (flags, all_in_eval(model)):
+            try:
+                with modes(model, training):  # a head may write in place
+                    ours = observe_run(model, partial(head, [feature.clone() for feature in features]), seed)
+                with modes(model, training):
+                    if not is_own_code:  # a trace does not know what the network counts
+                        observe_run(model, partial(run_whole, model, batch), seed)
+                    theirs = observe_run(model, partial(run_whole, model, batch), seed)
+            except UNFIT:
+                return False
+            if not are_close(ours, theirs):
+                return False
+    return True
+
+
+_ROWS_OF_A_CHECK = 3  # a BatchNorm gives two rows the same whatever they are
 # Of the batch on which modes are compared.
 _ROWS = 2
 

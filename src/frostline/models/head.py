@@ -21,21 +21,22 @@ from frostline.engines.machine import compute_slot
 from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
 from frostline.models.cuts import contiguous_copies
 from frostline.models.freezing import frozen_modules
-from frostline.models.frozen import FrozenPart, order_graph
+from frostline.models.frozen import FrozenPart, equals_whole, features_of, order_graph
 from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
     all_in_eval,
     has_same_parameters,
-    is_same_plain,
     is_split,
+    lone_buffers,
     lone_parameters,
     modes,
     module_at,
-    plain_copy,
     random_batch,
+    with_buffers,
     with_modules,
     with_parameters,
 )
+from frostline.models.outside import is_same_plain, outside_values, plain_copy
 from frostline.models.skipping import SkipPlan, makes_same_features, plan_of, run_behind, written_activations
 from frostline.models.trace_cache import trace
 from frostline.models.tracing import (
@@ -45,8 +46,6 @@ from frostline.models.tracing import (
     cast_inputs,
     device_of,
     kept_draws,
-    observe_run,
-    run_whole,
 )
 
 __all__ = (
@@ -58,7 +57,6 @@ __all__ = (
     "SkippingHead",
     "TracedRest",
     "WholeHead",
-    "equals_whole",
     "head_from_json",
     "head_to_json",
     "make_portable",
@@ -73,6 +71,13 @@ _SEED = 1
 
 
 _OTHER_NOW = "{} of the network was replaced since the job was made, and its head has the old one: call job.refreeze()"
+
+
+_TAKES_ACTIVATIONS = (
+    "the head was called with {}, and takes batch.features alone: what else the network's forward takes, such as "
+    "labels, has a default there, with which the network was cut; compute what needs it from what the head returns"
+)
+_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class Head(nn.Module, ABC):
@@ -102,6 +107,26 @@ class Head(nn.Module, ABC):
         paths = [path for path, _ in self.named_modules(remove_duplicate=False) if path]
         self._places = {path: (self.get_submodule(path), model.get_submodule(path)) for path in paths}
         self._alone = dict(lone_parameters(self, model))
+        self._lone_buffers = list(lone_buffers(self, model))
+
+    def __getattr__(self, name: str) -> Any:
+        """Settings and modules of the network that are not the head's own, which a loop may read and change."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            is_inside = name.startswith("_") or "_lone_buffers" not in vars(self)  # which is made last
+            found = None if is_inside else getattr(self._model[0], name, None)
+            if found is None or (callable(found) and not isinstance(found, nn.Module)):
+                raise
+            return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self)
+        is_own = name in own or hasattr(type(self), name) or any(name in own.get(key, ()) for key in _TABLES)
+        if not is_own and "_lone_buffers" in own and hasattr(own["_model"][0], name):
+            setattr(own["_model"][0], name, value)
+        else:
+            super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -123,13 +148,19 @@ class Head(nn.Module, ABC):
             "job.head, and script the network itself"
         )
 
-    def forward(self, *features: torch.Tensor | Sequence[torch.Tensor]) -> Any:
+    def forward(self, *features: torch.Tensor | Sequence[torch.Tensor], **others: Any) -> Any:
         """What the network returns for these activations.
 
         Args:
             features: the features as a loader's batch gives them: one tensor ``[batch, ...]``, or several as arguments
                 or as one sequence. They are not changed.
+            others: nothing; what else the network's own ``forward`` may take was not there when it was cut.
+
+        Raises:
+            ModelError: More is given than what crosses the frost line, or less.
         """
+        if others:
+            raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
         given = [tensor for item in features for tensor in ((item,) if isinstance(item, torch.Tensor) else item)]
         return self._run_uncompiled(given) if torch.compiler.is_compiling() else self._run_as_it_is(given)
 
@@ -139,20 +170,25 @@ class Head(nn.Module, ABC):
 
     def _run_as_it_is(self, tensors: list[torch.Tensor]) -> Any:
         """What ``_run`` gives with the modules and the tensors that are the head's now."""
-        with with_modules(self._model[0], self.replaced_modules()), with_parameters(self._model[0], self):
+        with (
+            with_modules(self._model[0], self.replaced_modules()),
+            with_parameters(self._model[0], self),
+            with_buffers(self._lone_buffers),
+        ):
             return self._run(tensors)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the network's layers that the head runs; frozen layers keep theirs.
+        """Set the mode of the network's layers that the head runs, by its own ``train``; frozen layers keep theirs.
 
         Raises:
             ModelError: The head was sharded in a way in which it cannot run.
         """
         self._refuse_shards()
-        kept = [(module, module.training) for module in self._frozen]
+        model, run = self._model[0], {id(module) for module in self._modules_run.values()}
+        kept = [(module, module.training) for module in model.modules() if id(module) not in run]
+        kept += [(module, module.training) for module in self._frozen]
         super().train(mode)
-        for module in self._modules_run.values():
-            module.training = mode
+        model.train(mode)
         for module, own in kept:
             module.training = own
         return self
@@ -286,7 +322,7 @@ class TracedRest:
         batch = random_batch(self._inputs, _ROWS, torch.Generator().manual_seed(0), device)
         with torch.no_grad():
             made = Runner(frozen, device=device).run(batch, [leaf() for leaf in _leaves(model, traced, frozen)])
-            meant = _features(part, batch, device)
+            meant = features_of(part, batch, device)
         if not are_close(made, [meant[place] for place in places]):
             raise NotTraceable(_OTHERWISE)
         runner, leaves = Runner(rest, device=device), _leaves(model, traced, rest)
@@ -339,11 +375,12 @@ class SkippingHead(Head):
         self._flags = dict(flags)
         self._is_traced = rest is not None
         self._meant = list(meant)
-        self._harmless: dict[tuple[str, str], tuple[Any, ...]] = {}
+        self._harmless: dict[tuple[str, str | int], tuple[Any, ...]] = {}
         self._attributes: list[tuple[Mapping[str, Any], bool]] | None = None
+        self._outside: list[tuple[str, Callable[[], Any], Any]] | None = outside_values(model)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_attributes": None}  # which are this network's own modules'
+        return {**vars(self), "_attributes": None, "_outside": None}  # which are this network's own modules'
 
     @property
     def reads(self) -> tuple[tuple[str, str, Any], ...]:
@@ -351,7 +388,9 @@ class SkippingHead(Head):
         return self._plan.reads
 
     def changed_read(self, *, theirs_alone: bool = False) -> str | None:
-        """An attribute that changes what lies before the frost line by its value now, in words; None where none does.
+        """What changes the layers before the frost line by its value now, in words; None where nothing does.
+
+        Attributes of modules that they read, and plain values that the user's own code reaches beside them.
 
         A value that differs from that of the cut is tried once: the network runs on two rows. So one that only the head
         minds, as an adapter that is switched off there, is the user's own.
@@ -364,19 +403,30 @@ class SkippingHead(Head):
             self._attributes = [(vars(item), type(item).__module__.startswith("torch.nn.")) for item in modules]
         for (path, name, value), (attributes, is_of_torch) in zip(self._plan.reads, self._attributes, strict=True):
             now = attributes.get(name)
-            if (theirs_alone and is_of_torch) or is_same_plain(now, value):
-                continue
-            now = plain_copy(now)
-            harmless = self._harmless.get((path, name), ())
-            if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
-                continue
-            if not self.makes_the_same():
+            if not (theirs_alone and is_of_torch) and self._minds((path, name), now, value):
                 whose = f"module {path!r}" if path else "the network"
                 return (
                     f"attribute {name!r} of {whose}, which its frozen layers read, was changed since the job was made"
                 )
-            self._harmless[path, name] = (*harmless, now)
+        if self._outside is None:
+            self._outside = outside_values(self._model[0])
+        for place, (name, get, value) in enumerate(self._outside):
+            if self._minds(("", place), get(), value):
+                return f"variable {name!r}, which code of the frozen layers reads, was changed since the job was made"
         return None
+
+    def _minds(self, key: tuple[str, str | int], now: Any, value: Any) -> bool:
+        """Whether the frozen part minds that a value is another one now; what it did not mind a few times it never."""
+        if is_same_plain(now, value):
+            return False
+        now = plain_copy(now)
+        harmless = self._harmless.get(key, ())
+        if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
+            return False
+        if not self.makes_the_same():
+            return True
+        self._harmless[key] = (*harmless, now)
+        return False
 
     def makes_the_same(self, *, is_moved: bool = False) -> bool:
         """Whether the network still makes what the frozen part makes, in the modes in which it is trained.
@@ -417,11 +467,13 @@ class SkippingHead(Head):
             for module, own in kept:
                 module.training = own
         with kept_draws():
-            if not equals_whole(model, self._part, rest, self._inputs, self._flags):
+            if not equals_whole(model, self._part, rest, self._inputs, self._flags, is_own_code=False):
                 raise ModelError(_DOES_MORE)
         return graphs[0], graphs[1]
 
     def _run(self, tensors: list[torch.Tensor]) -> Any:
+        if len(tensors) != len(self._part.frost_line.tensors):
+            raise ModelError(_TAKES_ACTIVATIONS.format(f"{len(tensors)} tensors"))
         if (changed := self.changed_read(theirs_alone=True)) is not None:
             raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
         return run_behind(self._model[0], self._plan, self._inputs, tensors)
@@ -449,7 +501,7 @@ def skipping_head(
     batch = _batch_of_a_plan(model, inputs)
     try:
         with _to_the_line(model, flags):
-            features = _features(part, batch, device_of(model))
+            features = features_of(part, batch, device_of(model))
             plan = plan_of(model, cast_inputs(model, batch), features)
         if plan is None:
             return None
@@ -471,12 +523,6 @@ def _to_the_line(model: nn.Module, flags: Mapping[str, bool]) -> Iterator[None]:
     """Within the block the network computes what the frozen part does, whatever the caller's own block says."""
     with modes(model, flags), torch.no_grad(), torch.autocast(device_of(model).type, enabled=False):
         yield
-
-
-def _features(part: FrozenPart, batch: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    leaves = [leaf.to(device) for leaf in leaf_values(part.prefix.graph, part.prefix.tensors)]
-    with torch.no_grad():
-        return list(Runner(part.prefix.graph, device=device).run(batch, leaves))
 
 
 def _own_paths(model: nn.Module, part: FrozenPart, rest: Graph | None, inside: tuple[str, ...]) -> list[str]:
@@ -541,50 +587,6 @@ def _graft(head: nn.Module, model: nn.Module, path: str) -> None:
         place.register_parameter(name, tensor)
     else:
         place.register_buffer(name, tensor, persistent=path in model.state_dict())
-
-
-def equals_whole(
-    model: nn.Module,
-    part: FrozenPart,
-    head: Callable[..., Any],
-    inputs: Sequence[TensorSpec],
-    flags: Mapping[str, bool],
-    *,
-    batches: int = 1,
-) -> bool:
-    """Whether prefix and head together do what the whole network does on random batches, but for the order of sums.
-
-    Compared are outputs, gradients and buffers, with the modes in which the head is trained and in eval mode. The
-    network is left as it was.
-
-    Args:
-        model: the whole network.
-        part: the frozen part.
-        head: head that goes on from there.
-        inputs: specifications of the network's inputs.
-        flags: the modes in which the head is trained.
-        batches: number of random batches.
-    """
-    device = device_of(model)
-    for seed in range(1, batches + 1):
-        batch = random_batch(inputs, _ROWS, torch.Generator().manual_seed(seed), device)
-        try:
-            features = _features(part, batch, device)
-        except UNFIT:
-            return False
-        for training in (flags, all_in_eval(model)):
-            try:
-                with modes(model, training):  # a head may write in place
-                    ours = observe_run(model, partial(head, [feature.clone() for feature in features]), seed)
-                with modes(model, training):
-                    if not isinstance(head, SkippingHead):  # a trace does not know what the network counts
-                        observe_run(model, partial(run_whole, model, batch), seed)
-                    theirs = observe_run(model, partial(run_whole, model, batch), seed)
-            except UNFIT:
-                return False
-            if not are_close(ours, theirs):
-                return False
-    return True
 
 
 _ELSEWHERE = "choose another policy, with which the head is trained here"

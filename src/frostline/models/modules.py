@@ -5,20 +5,13 @@ Finds the network inside wrappers that say how it runs, and its modules by their
 Records a forward pass: which modules it runs, one in another and in order, and what each takes and gives.
 """
 
-import operator
-import random
 import sys
-import sysconfig
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
-from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -26,33 +19,34 @@ from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.measure import version_of
 from frostline.models.cuts import DTYPE_BYTES
+from frostline.models.outside import NOT_PLAIN, OWN_NAMES, KeptState, kept_tensors, plain_copy
 
 __all__ = (
-    "NOT_PLAIN",
     "AnyInputs",
     "FeaturesGuard",
     "Inputs",
+    "LoneBuffer",
     "ModuleCall",
     "all_in_eval",
     "has_same_parameters",
     "input_specs",
     "inverse_order",
     "is_guard",
-    "is_same_plain",
     "is_split",
     "kept_buffers",
     "laid_out",
+    "lone_buffers",
     "lone_parameters",
     "memory_order",
     "modes",
     "module_at",
     "not_averaged",
-    "plain_copy",
     "random_batch",
     "record",
     "resolved_path",
     "unwrap",
     "watch_reads",
+    "with_buffers",
     "with_forwards",
     "with_modules",
     "with_parameters",
@@ -146,14 +140,11 @@ def _without(path: str, names: tuple[str, ...]) -> str:
     return rest if first in names else path
 
 
-_CONTAINERS = (dict, OrderedDict, list, set)
-
-
 @contextmanager
-def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
-    """Set the modules' modes, and put these, all other attributes and the values of buffers back.
+def modes(model: nn.Module, training: Mapping[str, bool], *, runs: bool = True) -> Iterator[None]:
+    """Set the modules' modes, and put these, all other attributes and the values of tensors back.
 
-    What the user's own code reaches beside them is put back too (see ``_Outside``).
+    What the user's own code reaches beside them is put back too (see ``models.outside``).
 
     Flags are set one by one, whatever ``train()`` overrides may do beside. A forward pass may leave things in a module
     (a cache of what it worked out, a buffer that was replaced); where it was only a trace, they are not even real.
@@ -161,19 +152,19 @@ def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
     Args:
         model: any network.
         training: the mode by module path: whether it is to be in train mode.
+        runs: the network is run meanwhile; where it is traced alone no tensor is written.
+
+    Raises:
+        ModelError: What a run has moved on, such as a generator, cannot be put back.
     """
-    kept, outside = [(vars(module), _attributes(module)) for module in model.modules()], _Outside(model)
-    with kept_buffers(model):
+    kept = KeptState(model, tensors=not runs)
+    with kept_buffers(model), kept_tensors() if runs else nullcontext():
         try:
             for path, module in model.named_modules():
                 module.training = training[path]
             yield
         finally:
-            for attributes, before in kept:
-                for name in attributes.keys() - {name for name, _, _ in before}:
-                    del attributes[name]
-                attributes.update((name, _restored(value, content)) for name, value, content in before)
-            outside.restore()
+            kept.restore()
 
 
 @contextmanager
@@ -190,10 +181,6 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
                 if not (buffer.is_meta or torch.equal(buffer, before)):
                     buffer.copy_(before)
                 setattr(model.get_submodule(owner), name, buffer)
-
-
-_PLAIN = (bool, int, float, str, type(None))
-_OWN = frozenset(vars(nn.Module()))
 
 
 @contextmanager
@@ -222,7 +209,7 @@ def watch_reads(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -
 def _telling(kind: type[nn.Module], tell: Callable[[nn.Module, str, Any], None]) -> type[nn.Module]:
     def read(self: nn.Module, name: str) -> Any:
         value = kind.__getattribute__(self, name)
-        if name not in _OWN and name in object.__getattribute__(self, "__dict__"):
+        if name not in OWN_NAMES and name in object.__getattribute__(self, "__dict__"):
             copied = plain_copy(value)
             if copied is not NOT_PLAIN:
                 tell(self, name, copied)
@@ -230,37 +217,6 @@ def _telling(kind: type[nn.Module], tell: Callable[[nn.Module, str, Any], None])
 
     about = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__getattribute__": read}
     return type(kind.__name__, (kind,), about)
-
-
-NOT_PLAIN = object()
-"""Stands for the copy of what is not plain."""
-_ITEMS = 64  # of a container, which is compared in each step
-
-
-def plain_copy(value: Any) -> Any:
-    """The value of a number or a text, and a copy of a small container of such; ``NOT_PLAIN`` for all else."""
-    if isinstance(value, _PLAIN):
-        return value
-    kind = type(value)
-    if kind not in (tuple, list, set, dict) or len(value) > _ITEMS:
-        return NOT_PLAIN
-    items = [plain_copy(item) for item in (value.items() if kind is dict else value)]
-    if any(item is NOT_PLAIN for item in items):
-        return NOT_PLAIN
-    # One that nobody can change is its own copy, so that it is known by its place in memory.
-    return value if kind is tuple and all(map(operator.is_, items, value)) else kind(items)
-
-
-def is_same_plain(now: Any, value: Any) -> bool:
-    """Whether a value is a plain one that was copied before, as far as is known without a copy of it."""
-    if now is value:
-        return True
-    if type(now) is not type(value) or type(value) not in (*_PLAIN, list, set, dict):
-        return False
-    try:
-        return bool(now == value)
-    except (RuntimeError, ValueError):  # of tensors and arrays that stand there now
-        return False
 
 
 def module_at(root: nn.Module, path: str) -> nn.Module | None:
@@ -281,6 +237,45 @@ def lone_parameters(head: nn.Module, model: nn.Module) -> Iterator[tuple[str, nn
         owner = path.rpartition(".")[0]
         if head.get_submodule(owner) is not model.get_submodule(owner):
             yield path, parameter
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LoneBuffer:
+    """A buffer that stands in a head and in its network under one name, where either may put another tensor.
+
+    Attributes:
+        head: table of buffers in the head.
+        network: the network's.
+        name: its name in both.
+        known: the tensor that stood in both last.
+    """
+
+    head: dict[str, torch.Tensor | None]
+    network: dict[str, torch.Tensor | None]
+    name: str
+    known: torch.Tensor | None
+
+
+def lone_buffers(head: nn.Module, model: nn.Module) -> Iterator[LoneBuffer]:
+    """The buffers of a head whose owner in the network is another module, which holds other modules too."""
+    for path, buffer in head.named_buffers(remove_duplicate=False):
+        owner, _, name = path.rpartition(".")
+        own, theirs = head.get_submodule(owner), model.get_submodule(owner)
+        if own is not theirs:
+            yield LoneBuffer(head=own._buffers, network=theirs._buffers, name=name, known=buffer)  # noqa: SLF001
+
+
+@contextmanager
+def with_buffers(buffers: Sequence[LoneBuffer]) -> Iterator[None]:
+    """Let a network run with the buffers that its head was given, as by ``.to()``, and the head have what it leaves."""
+    for buffer in buffers:
+        if buffer.head.get(buffer.name) is not buffer.known:
+            buffer.network[buffer.name] = buffer.head[buffer.name]
+    try:
+        yield
+    finally:
+        for buffer in buffers:
+            buffer.head[buffer.name] = buffer.known = buffer.network.get(buffer.name)
 
 
 @contextmanager
@@ -333,121 +328,6 @@ def with_parameters(model: nn.Module, head: nn.Module) -> Iterator[None]:
 def all_in_eval(model: nn.Module) -> dict[str, bool]:
     """The modes of a network in eval mode."""
     return {path: False for path, _ in model.named_modules()}
-
-
-def _attributes(module: nn.Module) -> list[tuple[str, Any, Any]]:
-    """Name, value, and a shallow copy of the value where it is a plain container."""
-    return [(name, value, value.copy() if type(value) in _CONTAINERS else None) for name, value in vars(module).items()]
-
-
-class _Outside:
-    """What the user's own code reaches and may change that is no module's: put back behind each trial of a network.
-
-    Global variables and those of enclosing functions, containers, attributes of objects, and generators of random
-    numbers, as far as functions of the modules name them. Code of installed packages is not followed.
-
-    Args:
-        model: any network.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._undo: list[Callable[[], object]] = []
-        self._seen: set[int] = set()
-        kinds = {base for module in model.modules() for base in type(module).__mro__ if _is_users(base)}
-        todo = [function for kind in kinds for function in vars(kind).values()]
-        for module in model.modules():
-            todo += [value for name, value in vars(module).items() if name not in _OWN or "hooks" in name]
-        while todo:
-            value = todo.pop()
-            if id(value) not in self._seen:
-                self._seen.add(id(value))
-                todo.extend(self._keep(value))
-
-    def restore(self) -> None:
-        """Put everything back."""
-        for undo in self._undo:
-            undo()
-
-    def _keep(self, value: Any) -> list[Any]:
-        """Remember a value as it is; what it leads to."""
-        if isinstance(value, FunctionType):
-            return self._keep_of_function(value) if _is_own_file(value.__code__.co_filename) else []
-        if isinstance(value, MethodType):
-            return [value.__func__, value.__self__]
-        if isinstance(value, partial):
-            return [value.func, *value.args, *value.keywords.values()]
-        if (states := _GENERATORS.get(type(value))) is not None:
-            self._undo.append(partial(states[1], value, states[0](value)))
-        elif type(value) in _CONTAINERS and len(value) <= _ITEMS:
-            self._undo.append(partial(_restored, value, value.copy()))
-            return [*(value.values() if isinstance(value, dict) else value)]
-        elif not isinstance(value, nn.Module) and _is_users(type(value)) and hasattr(value, "__dict__"):
-            own = vars(value)
-            self._undo.append(partial(_restored, own, own.copy()))
-            return [*own.values(), *(item for item in vars(type(value)).values() if isinstance(item, FunctionType))]
-        return []
-
-    def _keep_of_function(self, function: FunctionType) -> list[Any]:
-        own = function.__globals__
-        named = {name: own[name] for name in _names_of(function.__code__) if name in own}
-        plain = {name: value for name, value in named.items() if isinstance(value, _PLAIN)}
-        self._undo.append(partial(own.update, plain))
-        cells = [cell for cell in function.__closure__ or () if _is_filled(cell)]
-        self._undo.extend(partial(setattr, cell, "cell_contents", cell.cell_contents) for cell in cells)
-        return [*named.values(), *(cell.cell_contents for cell in cells)]
-
-
-def _names_of(code: CodeType) -> Iterator[str]:
-    """Names that a function reads and writes, those of functions in it too."""
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names_of(inner)
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-def _is_users(kind: type) -> bool:
-    """Whether a class is the user's own, and not one of an installed package."""
-    return _is_own_file(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
-
-
-@cache
-def _is_own_file(path: str) -> bool:
-    return bool(path) and not path.startswith(("<frozen", *_INSTALLED))
-
-
-_INSTALLED = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
-_GENERATORS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
-    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
-    random.Random: (random.Random.getstate, random.Random.setstate),
-    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
-    np.random.Generator: (
-        lambda generator: generator.bit_generator.state,
-        lambda generator, state: setattr(generator.bit_generator, "state", state),
-    ),
-}
-
-
-def _restored(value: Any, content: Any) -> Any:
-    """The same object with its content of before."""
-    if content is not None and not _holds(value, content):
-        value.clear()
-        (value.extend if isinstance(value, list) else value.update)(content)
-    return value
-
-
-def _holds(value: Any, content: Any) -> bool:
-    """Whether a container holds the very same objects still."""
-    ours, theirs = (
-        [*mapping, *(mapping.values() if isinstance(mapping, dict) else ())] for mapping in (value, content)
-    )
-    return len(ours) == len(theirs) and all(our is other for our, other in zip(ours, theirs, strict=True))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

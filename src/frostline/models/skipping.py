@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
-from frostline.models.modules import inverse_order, laid_out, memory_order, plain_copy, watch_reads, with_forwards
-from frostline.models.tracing import cast_specs
+from frostline.models.modules import inverse_order, laid_out, memory_order, watch_reads, with_forwards
+from frostline.models.outside import PLAIN, plain_copy
+from frostline.models.tracing import cast_specs, output_leaves
 
 __all__ = (
     "SkipPlan",
@@ -610,9 +611,6 @@ def _placing(
     return placed
 
 
-_PLAIN = (bool, int, float, str, type(None))
-
-
 def _skippable(
     model: nn.Module, calls: Sequence[_Call], others: Sequence[_Call], plan: SkipPlan, placed: Mapping[int, _Placement]
 ) -> Iterator[_SkippedCall]:
@@ -662,7 +660,7 @@ def _crossing(call: _Call, plan: SkipPlan, placed: Mapping[int, _Placement]) -> 
         for leaf in call.leaves
     ]
     is_over = call.ends <= plan.placements[-1].operation + 1
-    return found if is_over and all(isinstance(leaf, _Crossing) or type(leaf) in _PLAIN for leaf in found) else None
+    return found if is_over and all(isinstance(leaf, _Crossing) or type(leaf) in PLAIN for leaf in found) else None
 
 
 def _absences(call: _Call, other: _Call | None, plan: SkipPlan) -> list[Any] | None:
@@ -679,7 +677,7 @@ def _is_idle(call: _Call, plan: SkipPlan) -> bool:
         return False
     if any(call.starts <= placement.operation < call.ends for placement in plan.placements):
         return False
-    kinds = [isinstance(leaf, _Absent) or type(leaf) in _PLAIN for leaf in call.leaves]
+    kinds = [isinstance(leaf, _Absent) or type(leaf) in PLAIN for leaf in call.leaves]
     return all(kinds) and any(isinstance(leaf, _Absent) for leaf in call.leaves)
 
 
@@ -739,7 +737,7 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
             given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(cast_specs(model, inputs))]
             versions = _versions(features)
             output = model(*given)
-    if any(isinstance(leaf, _Absent) for leaf in tree_leaves(output)):
+    if any(isinstance(leaf, _Absent) for leaf in output_leaves(output)):
         raise ModelError(_asked("returned"))
     if versions != _versions(features):
         raise ModelError(
@@ -756,7 +754,8 @@ def written_activations(
     copies = [feature.clone() for feature in features]
     with torch.no_grad(), suppress(ModelError):
         run_behind(model, plan, inputs, copies)
-    return frozenset(number for number, version in enumerate(_versions(copies)) if version)
+    pairs = zip(_versions(copies), copies, features, strict=True)  # nobody counts what is written into their data
+    return frozenset(number for number, (version, now, own) in enumerate(pairs) if version or not torch.equal(now, own))
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -17,6 +17,7 @@ import logging
 import operator
 import random as random_of_python
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ __all__ = (
     "agrees",
     "are_close",
     "are_same",
+    "autograd_leaves",
     "cast_inputs",
     "cast_specs",
     "device_of",
@@ -57,6 +59,7 @@ __all__ = (
     "has_several_parts",
     "kept_draws",
     "observe_run",
+    "output_leaves",
     "run_whole",
     "takes_parts",
     "takes_rows",
@@ -270,7 +273,7 @@ def export(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[
     """
     example = tuple(cast_inputs(model, zeros(inputs, _EXAMPLE_BATCH, device_of(model))))
     try:
-        with trace_slot(), modes(model, training), _quiet():
+        with trace_slot(), modes(model, training, runs=False), _quiet():
             program = torch.export.export(
                 model, example, strict=False, dynamic_shapes=_open_batches(model, len(example))
             )
@@ -350,7 +353,8 @@ class _Reader:
             outputs=tuple(_argument(item) for item in nodes[-1].args[0]),
         )
         constants = {
-            f"constant:{name}": value
+            # Of their own: what is changed of the network's afterwards has to be noticed.
+            f"constant:{name}": value.detach().clone()
             for name, value in self._program.constants.items()
             if isinstance(value, torch.Tensor)
         }
@@ -623,12 +627,71 @@ def observe_run(model: nn.Module, run: Callable[[], Any], seed: int, *, gradient
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad and gradients]
     with kept_buffers(model), _seeded(seed):
-        outputs = tree_leaves(run())
-        sums = [
-            output.square().sum() for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad
-        ]
+        outputs = list(output_leaves(run()))
+        drawn = [_states_of_draws()] if gradients else []
+        learning = [output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad]
+        strays = [_Strays(model, learning)] if gradients else []
+        sums = [output.square().sum() for output in learning]
         found = torch.autograd.grad(sums, trained, allow_unused=True) if sums and trained else ()
-        return [*outputs, *found, *(buffer.clone() for buffer in model.buffers())]
+        outputs = [output.detach() if isinstance(output, torch.Tensor) else output for output in outputs]
+        return [*outputs, *found, *(buffer.detach().clone() for buffer in model.buffers()), *drawn, *strays]
+
+
+_DEEPEST = 4  # of objects in objects
+
+
+def output_leaves(output: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors and other values that a network returned, also those that are attributes of an object."""
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor) or depth == _DEEPEST or isinstance(leaf, type) or not _fields(leaf):
+            yield leaf
+        else:
+            yield from output_leaves(_fields(leaf), depth + 1)
+
+
+def _fields(leaf: Any) -> list[Any]:
+    slots = (slot for kind in type(leaf).__mro__ for slot in getattr(kind, "__slots__", ()))
+    return [*getattr(leaf, "__dict__", {}).values(), *(getattr(leaf, slot) for slot in slots if hasattr(leaf, slot))]
+
+
+def _states_of_draws() -> tuple[Any, ...]:
+    """How far the random numbers of torch, NumPy and Python were drawn."""
+    numpys = np.random.get_state(legacy=False)["state"]
+    torchs = torch.get_rng_state().numpy().tobytes()
+    return torchs, int(numpys["pos"]), numpys["key"].tobytes(), random_of_python.getstate()
+
+
+class _Strays:
+    """The tensors from which outputs are computed that gradients flow to, and that are no parameters of a network's.
+
+    Those that a run itself makes are gone when it is over; two runs are compared behind that.
+    """
+
+    def __init__(self, model: nn.Module, outputs: Sequence[torch.Tensor]) -> None:
+        own = {id(parameter) for parameter in model.parameters()}
+        self._found = [weakref.ref(leaf) for leaf in autograd_leaves(outputs) if id(leaf) not in own]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Strays) and self._alive() == other._alive()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _alive(self) -> set[int]:
+        return {id(leaf) for found in self._found if (leaf := found()) is not None}
+
+
+def autograd_leaves(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The tensors at the leaves of what autograd recorded, such as parameters."""
+    waiting, seen, found = [tensor.grad_fn for tensor in tensors], set(), []
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting.extend(before for before, _ in node.next_functions)
+    return found
 
 
 @contextmanager
@@ -686,4 +749,7 @@ def _size(tensor: torch.Tensor) -> float:
 def _is_same(value: Any, other: Any) -> bool:
     if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
         return value.shape == other.shape and value.dtype == other.dtype and torch.equal(value, other)
-    return type(value) is type(other) and bool(value == other)
+    try:
+        return type(value) is type(other) and bool(value == other)
+    except (RuntimeError, ValueError):  # of arrays
+        return False

@@ -1,0 +1,479 @@
+"""What a trial of a network may change beside its parameters, put back behind it; and what of it code reads.
+
+A job runs the user's network a few times to find out what it does. That must leave nothing behind: attributes, global
+variables and those of enclosing functions, containers, objects, arrays, generators of random numbers, the environment,
+and whatever tensors are written, wherever they are kept.
+"""
+
+import copy
+import itertools
+import operator
+import os
+import random
+import sys
+import sysconfig
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, partial
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, GeneratorType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from frostline.core.errors import ModelError
+
+__all__ = (
+    "NOT_PLAIN",
+    "OWN_NAMES",
+    "PLAIN",
+    "KeptState",
+    "is_same_plain",
+    "kept_tensors",
+    "outside_values",
+    "plain_copy",
+)
+
+PLAIN = (bool, int, float, str, type(None))
+"""Types of values that nobody can change."""
+OWN_NAMES = frozenset(vars(nn.Module()))
+"""Names of the attributes that every module has."""
+
+NOT_PLAIN = object()
+"""Stands for the copy of what is not plain."""
+_ITEMS = 64  # of a container, which is compared in each step
+
+
+def plain_copy(value: Any) -> Any:
+    """The value of a number or a text, and a copy of a small container of such; ``NOT_PLAIN`` for all else."""
+    if isinstance(value, PLAIN):
+        return value
+    kind = type(value)
+    if kind not in (tuple, list, set, dict) or len(value) > _ITEMS:
+        return NOT_PLAIN
+    items = [plain_copy(item) for item in (value.items() if kind is dict else value)]
+    if any(item is NOT_PLAIN for item in items):
+        return NOT_PLAIN
+    # One that nobody can change is its own copy, so that it is known by its place in memory.
+    return value if kind is tuple and all(map(operator.is_, items, value)) else kind(items)
+
+
+def is_same_plain(now: Any, value: Any) -> bool:
+    """Whether a value is a plain one that was copied before, as far as is known without a copy of it."""
+    if now is value:
+        return True
+    if type(now) is not type(value) or type(value) not in (*PLAIN, list, set, dict):
+        return False
+    try:
+        return bool(now == value)
+    except (RuntimeError, ValueError):  # of tensors and arrays that stand there now
+        return False
+
+
+_KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
+# These say by a copy where they are. Others, such as zip, move what they are made of.
+_ITERATORS: tuple[type, ...] = (itertools.count, type(iter(range(0))), type(iter([])), type(iter(())))
+_WRAPPERS = (MethodType, partial, staticmethod, classmethod, property, type(cache(abs)))
+_WALKED = 1024  # items of a container that are looked into
+
+
+class _Walk:
+    """Visits what the user's own code reaches and may change that is no registered module's nor its attribute.
+
+    Code of installed packages is not followed.
+
+    Args:
+        model: any network.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seen = {id(module) for module in model.modules()}
+        self._classes: set[type] = set()
+        kinds = {base for module in model.modules() for base in type(module).__mro__ if _is_users(base)}
+        todo: list[Any] = []
+        for module in model.modules():
+            todo += self._of_module(module)
+        for kind in kinds:
+            todo += self._of_class(kind)
+        while todo:
+            value = todo.pop()
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                todo.extend(self._visit(value))
+
+    def _visit(self, value: Any) -> Sequence[Any]:
+        """See a value as it is; what it leads to."""
+        if isinstance(value, torch.Tensor):
+            self._tensor(value)
+        if isinstance(value, (*PLAIN, torch.Tensor)):
+            return ()
+        if isinstance(value, FunctionType):
+            return self._of_function(value) if _is_own_file(value.__code__.co_filename) else ()
+        if isinstance(value, _WRAPPERS):
+            return _inside(value)
+        if isinstance(value, tuple | frozenset):
+            return list(value)[:_WALKED]
+        if type(value) in _KNOWN_CONTAINERS or (isinstance(value, _KNOWN_CONTAINERS) and _is_users(type(value))):
+            return self._of_container(value)
+        if isinstance(value, nn.Module):  # one that is hidden in a list, so that its parameters are not the network's
+            return self._of_module(value)
+        return self._of_another(value)
+
+    def _of_module(self, module: nn.Module) -> list[Any]:
+        own = vars(module)
+        self._attributes(own)
+        return list(own.values())
+
+    def _of_container(self, value: Any) -> Sequence[Any]:
+        self._container(value)
+        if len(value) > _WALKED:
+            return ()
+        return [*(value.values() if isinstance(value, dict) else value)]
+
+    def _of_function(self, function: FunctionType) -> list[Any]:
+        own = function.__globals__
+        named = {name: own[name] for name in dict.fromkeys(_names_of(function.__code__)) if name in own}
+        self._variables(own, named)
+        cells = [cell for cell in function.__closure__ or () if _is_filled(cell)]
+        for cell in cells:
+            self._cell(cell)
+        return [*named.values(), *(cell.cell_contents for cell in cells), *(function.__defaults__ or ())]
+
+    def _of_class(self, kind: type) -> Sequence[Any]:
+        if kind in self._classes:
+            return ()
+        self._classes.add(kind)
+        own = {name: value for name, value in vars(kind).items() if name[:2] != "__" or isinstance(value, FunctionType)}
+        self._members(kind, {name: value for name, value in own.items() if isinstance(value, PLAIN)})
+        return list(own.values())
+
+    def _of_another(self, value: Any) -> Sequence[Any]:
+        self._special(value)
+        if isinstance(value, type):
+            return self._of_class(value) if _is_users(value) else ()
+        if not _is_users(type(value)):
+            return ()
+        found = [item for base in type(value).__mro__ if _is_users(base) for item in self._of_class(base)]
+        if hasattr(value, "__dict__"):
+            self._attributes(vars(value))
+            found += vars(value).values()
+        slots = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+        if slots:
+            self._members(value, slots)
+        return [*found, *slots.values()]
+
+    def _attributes(self, own: MutableMapping[str, Any]) -> None:
+        """Attributes of a module or of an object of the user's."""
+
+    def _container(self, value: Any) -> None:
+        """A dict, list, set or deque."""
+
+    def _variables(self, own: MutableMapping[str, Any], named: Mapping[str, Any]) -> None:
+        """Global variables that a function names."""
+
+    def _cell(self, cell: CellType) -> None:
+        """A variable of an enclosing function."""
+
+    def _members(self, owner: Any, named: Mapping[str, Any]) -> None:
+        """Plain values of a class, or the slots of an object."""
+
+    def _tensor(self, value: torch.Tensor) -> None:
+        """A tensor, also of a module's own."""
+
+    def _special(self, value: Any) -> None:
+        """Anything else."""
+
+
+class KeptState(_Walk):
+    """The state of Python that a trial of a network may change, as it is now.
+
+    Args:
+        model: any network.
+        tensors: keep the values of tensors too that are neither parameters nor buffers of it, as where it is traced:
+            torch.export writes into some.
+
+    Raises:
+        ModelError: By ``restore``: a generator was moved on, which nobody can put back.
+    """
+
+    def __init__(self, model: nn.Module, *, tensors: bool = False) -> None:
+        self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())} if tensors else None
+        self._undo: list[Callable[[], object]] = [partial(_set_environment, dict(os.environ))]
+        super().__init__(model)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for undo in self._undo:
+            undo()
+
+    def _attributes(self, own: MutableMapping[str, Any]) -> None:
+        self._undo.append(partial(_restore_attributes, own, {name: _kept(value) for name, value in own.items()}))
+
+    def _container(self, value: Any) -> None:
+        content = value.copy()
+        if isinstance(value, dict):
+            content.update((key, _kept(item)) for key, item in content.items() if isinstance(item, _ITERATORS))
+        elif isinstance(value, list | deque):
+            content = [_kept(item) for item in content]
+        self._undo.append(partial(_restored, value, content))
+
+    def _variables(self, own: MutableMapping[str, Any], named: Mapping[str, Any]) -> None:
+        kept = {name: _kept(value) for name, value in named.items() if isinstance(value, (*PLAIN, *_ITERATORS))}
+        self._undo.append(partial(own.update, kept))
+
+    def _cell(self, cell: CellType) -> None:
+        self._undo.append(partial(setattr, cell, "cell_contents", _kept(cell.cell_contents)))
+
+    def _members(self, owner: Any, named: Mapping[str, Any]) -> None:
+        self._undo.append(partial(_restore_members, owner, {name: _kept(value) for name, value in named.items()}))
+
+    def _tensor(self, value: torch.Tensor) -> None:
+        if self._own is not None and id(value) not in self._own and _has_values(value):
+            self._undo.append(partial(_restore_tensor, value, value.detach().clone()))
+
+    def _special(self, value: Any) -> None:
+        if (states := _GENERATORS.get(type(value))) is not None:
+            self._undo.append(partial(states[1], value, states[0](value)))
+        elif isinstance(value, GeneratorType):
+            self._undo.append(partial(_require_same, value, _place_of(value)))
+        elif isinstance(value, ContextVar):
+            self._undo.append(partial(_set_context, value, value.get(NOT_PLAIN)))
+        elif isinstance(value, np.ndarray) and value.flags.writeable and not value.dtype.hasobject:
+            self._undo.append(partial(_restore_array, value, value.copy()))
+
+
+def outside_values(model: nn.Module) -> list[tuple[str, Callable[[], Any], Any]]:
+    """Plain values that the user's code reaches, but for modules' attributes: name, what reads it, and it as it is."""
+    return _Values(model).found
+
+
+class _Values(_Walk):
+    def __init__(self, model: nn.Module) -> None:
+        self.found: list[tuple[str, Callable[[], Any], Any]] = []
+        self._own = {id(vars(module)) for module in model.modules()}
+        super().__init__(model)
+
+    def _add(self, name: str, get: Callable[[], Any], value: Any) -> None:
+        copied = plain_copy(value)
+        if copied is not NOT_PLAIN:
+            self.found.append((name, get, copied))
+
+    def _attributes(self, own: MutableMapping[str, Any]) -> None:
+        if id(own) not in self._own:
+            for name, value in own.items():
+                if name not in OWN_NAMES:
+                    self._add(name, partial(own.get, name), value)
+
+    def _variables(self, own: MutableMapping[str, Any], named: Mapping[str, Any]) -> None:
+        for name, value in named.items():
+            if name[:2] != "__":
+                self._add(name, partial(own.get, name), value)
+
+    def _cell(self, cell: CellType) -> None:
+        self._add("of an enclosing function", partial(getattr, cell, "cell_contents", None), cell.cell_contents)
+
+    def _members(self, owner: Any, named: Mapping[str, Any]) -> None:
+        for name, value in named.items():
+            self._add(name, partial(getattr, owner, name, None), value)
+
+    def _special(self, value: Any) -> None:
+        if isinstance(value, ContextVar):
+            self._add(value.name, partial(value.get, None), value.get(None))
+
+
+def _inside(value: Any) -> Sequence[Any]:
+    """What a wrapper of functions is made of."""
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, property):
+        return value.fget, value.fset
+    return [getattr(value, "__wrapped__", None)]
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        yield from (name for name in ((names,) if isinstance(names, str) else names) if name[:2] != "__")
+
+
+def _kept(value: Any) -> Any:
+    """The value itself, or a copy of an iterator, which is another one when it was asked for an item."""
+    return copy.copy(value) if isinstance(value, _ITERATORS) else value
+
+
+def _restore_attributes(own: MutableMapping[str, Any], kept: Mapping[str, Any]) -> None:
+    for name in own.keys() - kept.keys():
+        del own[name]
+    own.update(kept)
+
+
+def _restore_members(owner: Any, kept: Mapping[str, Any]) -> None:
+    for name, value in kept.items():
+        if getattr(owner, name, NOT_PLAIN) is not value:
+            setattr(owner, name, value)
+
+
+def _restore_tensor(tensor: torch.Tensor, kept: torch.Tensor) -> None:
+    if not torch.equal(tensor, kept):
+        with torch.no_grad():
+            tensor.copy_(kept)
+
+
+def _restore_array(array: Any, kept: Any) -> None:
+    if array.tobytes() != kept.tobytes():
+        array[...] = kept
+
+
+def _set_environment(kept: Mapping[str, str]) -> None:
+    if os.environ != kept:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def _set_context(variable: ContextVar[Any], value: Any) -> None:
+    if value is not NOT_PLAIN and variable.get() is not value:
+        variable.set(value)
+
+
+def _place_of(generator: Any) -> Any:
+    frame = generator.gi_frame
+    return frame and (frame.f_lasti, {name: id(value) for name, value in frame.f_locals.items()})
+
+
+def _require_same(generator: Any, place: Any) -> None:
+    if _place_of(generator) != place:
+        raise ModelError(
+            f"the network's code takes values of the generator {generator.__name__!r}, which a trial has moved on and "
+            "nobody can put back: make the network again, and let its code count by an attribute in its place"
+        )
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    """Names that a function reads and writes, those of functions in it too."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_of(inner)
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _is_users(kind: type) -> bool:
+    """Whether a class is the user's own, and not one of an installed package."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return kind.__module__ == "__main__" if file is None else _is_own_file(file)  # a notebook has no file
+
+
+@cache
+def _is_own_file(path: str) -> bool:
+    return bool(path) and not path.startswith(("<frozen", *_INSTALLED))
+
+
+_INSTALLED = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+_GENERATORS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
+    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
+    random.Random: (random.Random.getstate, random.Random.setstate),
+    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
+    np.random.Generator: (
+        lambda generator: generator.bit_generator.state,
+        lambda generator, state: setattr(generator.bit_generator, "state", state),
+    ),
+}
+
+
+def _restored(value: Any, content: Any) -> Any:
+    """The same object with its content of before."""
+    if not _holds(value, content):
+        value.clear()
+        (value.extend if isinstance(value, list | deque) else value.update)(content)
+    return value
+
+
+def _holds(value: Any, content: Any) -> bool:
+    """Whether a container holds the very same objects still."""
+    ours, theirs = (
+        [*mapping, *(mapping.values() if isinstance(mapping, dict) else ())] for mapping in (value, content)
+    )
+    return len(ours) == len(theirs) and all(our is other for our, other in zip(ours, theirs, strict=True))
+
+
+@contextmanager
+def kept_tensors() -> Iterator[None]:
+    """Put the values of all tensors back into which something is written meanwhile, whoever keeps them.
+
+    What an operation writes into it says itself. A tensor is copied before it is written for the first time; those that
+    are made meanwhile are left out. Writes that bypass PyTorch, as by NumPy, are not seen.
+    """
+    mode = _Writes()
+    try:
+        with mode:
+            yield
+    finally:
+        mode.restore()
+
+
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made: set[int] = set()
+        self._kept: dict[int, tuple[Any, Any]] = {}
+
+    def restore(self) -> None:
+        for storage, kept in self._kept.values():
+            if storage.nbytes() == kept.nbytes():
+                storage.copy_(kept)
+
+    def _dispatched(self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in _written(func, args, kwargs):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._made:  # noqa: SLF001 (its address, by which torch knows storages too)
+                kept = storage.clone()  # type: ignore[no-untyped-call]
+                self._kept.setdefault(storage._cdata, (storage, kept))  # noqa: SLF001
+        output = func(*args, **kwargs)
+        if not any(returned.alias_info for returned in func._schema.returns):  # noqa: SLF001
+            taken = {*map(_storage_of, args)}
+            self._made.update({*map(_storage_of, output if isinstance(output, tuple | list) else (output,))} - taken)
+        return output
+
+
+# Set here, since PyTorch would wrap that of the class in what imports its compiler, which takes seconds.
+_Writes.__torch_dispatch__ = _Writes._dispatched  # type: ignore[method-assign,assignment]  # noqa: SLF001
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors with values into which an operation writes."""
+    schema = func._schema  # noqa: SLF001 (as torch's own modes do)
+    found: list[Any] = []
+    if schema.is_mutable:
+        for place, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[place] if place < len(args) else kwargs.get(argument.name)
+                found.extend(value if isinstance(value, tuple | list) else [value])
+    elif "batch_norm" in schema.name and "backward" not in schema.name:  # which do not say it of their statistics
+        found.extend(args[3:5])
+    return [value for value in found if _has_values(value)]
+
+
+_WITH_VALUES = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+def _has_values(value: Any) -> bool:
+    return type(value) in _WITH_VALUES and value.layout == torch.strided and not (value.is_meta or value.is_quantized)
+
+
+def _storage_of(value: Any) -> int:
+    return value.untyped_storage()._cdata if _has_values(value) else 0  # noqa: SLF001
