@@ -188,7 +188,6 @@ def calls_of(work, killed_at=None):
     return count
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a killed process is a fork of this one")
 def test_a_trainer_that_is_killed_while_it_writes_leaves_a_whole_checkpoint_and_the_next_one_goes_on(tmp_path):
     kept_steps(tmp_path, 1, 2)
     count, latest = calls_of(partial(kept_steps, tmp_path, 3)), 3
