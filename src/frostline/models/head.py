@@ -149,7 +149,7 @@ class Head(nn.Module, ABC):
         )
 
     def forward(self, *features: torch.Tensor | Sequence[torch.Tensor], **others: Any) -> Any:
-        """What the network returns for these activations.
+        """What the network returns for these activations; autocast around it reaches what is computed here alone.
 
         Args:
             features: the features as a loader's batch gives them: one tensor ``[batch, ...]``, or several as arguments
