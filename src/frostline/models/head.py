@@ -154,7 +154,7 @@ class Head(nn.Module, ABC):
         Args:
             features: the features as a loader's batch gives them: one tensor ``[batch, ...]``, or several as arguments
                 or as one sequence. They are not changed.
-            others: nothing; what else the network's own ``forward`` may take was not there when it was cut.
+            others: arguments that are refused: what else the network's ``forward`` may take was not there at the cut.
 
         Raises:
             ModelError: More is given than what crosses the frost line, or less.

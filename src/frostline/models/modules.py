@@ -246,7 +246,7 @@ class LoneBuffer:
     Attributes:
         head: table of buffers in the head.
         network: the network's.
-        name: its name in both.
+        name: name of the buffer in both.
         known: the tensor that stood in both last.
     """
 

@@ -59,7 +59,7 @@ _STARTING_S = 60.0
 _MESSAGE_BYTES = 1 << 16
 _MIN_BYTES, _KEPT_BYTES = 1 << 20, 16 << 20
 # Samples in one message: to wake a process and to be woken takes a tenth of the time of decoding a photograph.
-_MOST_TOGETHER = 8
+_MAX_TOGETHER = 8
 # Core seconds after which no further sample of a message is begun, so that other tenants have their turn.
 _TURN_S = 0.5
 _PAGE = 4096
@@ -123,7 +123,7 @@ class _Task:
     Attributes:
         turn: lock that is held until the sample is decoded, or its thread is to decode the samples that wait.
         needed: pixels that it needs; None until it is decoded.
-        seconds: its part of the time in which it and others were decoded.
+        seconds: part of the time, its own, in which it and others were decoded.
         shape: shape of what a child makes: of images pixels, whose numbers are made here as they are copied.
         dtype: type of that.
         made_bytes: bytes of that in shared memory, in whole pages.
@@ -268,7 +268,7 @@ class Decoders:
     def _that_go_with(self, task: _Task) -> list[_Task]:
         """Take a fair part of those that wait and fit into the same message, or a few."""
         part = -(-(1 + len(self._waiting)) // self._at_once)
-        most = min(_MOST_TOGETHER, max(_MOST_TOGETHER // 2, part)) - 1
+        most = min(_MAX_TOGETHER, max(_MAX_TOGETHER // 2, part)) - 1
         found, left = list[_Task](), _KEPT_BYTES - task.made_bytes - len(task.encoded)
         for each in self._waiting:
             nbytes = each.made_bytes + len(each.encoded)
@@ -539,7 +539,7 @@ class _Child:
                 answer = self._peer.recv(_MESSAGE_BYTES)
             except TimeoutError as error:
                 before, done = done, self.count_done()
-                if not before < done <= _MOST_TOGETHER:
+                if not before < done <= _MAX_TOGETHER:
                     raise _Ended("time") from error
             except OSError as error:
                 raise _Ended from error
@@ -709,7 +709,7 @@ def _answer_of(
         if is_made:
             into(preprocess, encoded, out, id=number, view=view)
     except (SampleError, FrostlineError) as error:
-        return str(error)[: _MESSAGE_BYTES // (16 * _MOST_TOGETHER)]
+        return str(error)[: _MESSAGE_BYTES // (16 * _MAX_TOGETHER)]
     except MemoryError:
         return "decoding it takes more memory than was reserved for it"
     else:

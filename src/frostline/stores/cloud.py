@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import formatdate, parsedate_to_datetime
 from functools import cache, partial
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
@@ -288,8 +288,9 @@ class DriverStore:
         """The object of a name, and the key with a slash behind that name, of entries that are listed by it."""
         name = listed[0].object
         marker = Entry(f"{name}/", UNREADABLE, "")
-        if len(listed) == 1 and not listed[0].size and name in folders:
-            return [marker]  # as consoles make one for each folder
+        is_marker = len(listed) == 1 and not listed[0].size and name in folders
+        if is_marker and not PurePosixPath(name).suffix:
+            return [marker]  # as consoles make one for each folder, which takes no request then
         try:
             there = self.describe(name)
         except ObjectNotFound:

@@ -210,16 +210,16 @@ class CheckedPages(RangeFile):
 
     Args:
         source: the file.
-        about: what its footer says of the column.
-        most_bytes: the most bytes that the pages may have, once they are decompressed.
+        about: description of the column in its footer.
+        max_bytes: the maximum of bytes that the pages may have, once they are decompressed.
     """
 
-    def __init__(self, source: IO[bytes] | RangeFile, about: pq.ColumnChunkMetaData, most_bytes: int) -> None:
+    def __init__(self, source: IO[bytes] | RangeFile, about: pq.ColumnChunkMetaData, max_bytes: int) -> None:
         self._source = source
         self._path = about.path_in_schema
         self._values = int(about.num_values)
         self._may_share = "DELTA_BYTE_ARRAY" in about.encodings
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
 
     def tell(self) -> int:
         """See ``RangeFile``."""
@@ -249,7 +249,7 @@ class CheckedPages(RangeFile):
             header, place = _thrift_struct(data, place)
             made, stored = _whole(header, 2), _whole(header, 3)
             nbytes += made
-            if nbytes > self._most_bytes:
+            if nbytes > self._max_bytes:
                 raise ValueError("bytes")
             for field, encoding in ((5, 2), (8, 4)):  # data pages of version 1 and of version 2
                 if isinstance(page := header.get(field), dict):

@@ -27,6 +27,7 @@ from frostline.node.http.connection_guard import is_stopping
 
 __all__ = (
     "EVENTS",
+    "MAX_VIEWERS",
     "Dashboard",
     "LiveAnswers",
 )
@@ -84,7 +85,7 @@ EVENTS = {
 }
 """That media type, and what comes in it, for a description."""
 
-_MAX_VIEWERS = 16
+MAX_VIEWERS = 16
 """Viewers of a server that are sent events. Each holds one connection, of at least a hundred that servers have."""
 
 _PERIOD_S = 1.0
@@ -116,7 +117,7 @@ class LiveAnswers(Generic[R]):
     def __init__(
         self,
         made: Callable[[R], Awaitable[bytes]],
-        max_viewers: int = _MAX_VIEWERS,
+        max_viewers: int = MAX_VIEWERS,
         period_s: float = _PERIOD_S,
         *,
         media_type: str = "application/json",
