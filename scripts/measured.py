@@ -39,8 +39,8 @@ WAYS = {
 def wall_clock():
     """The same job with and without, across a link of 100 Mbit/s; ``benchmarks/near.py`` measured it."""
     found = {}
-    for name in ("both-sides", "both-sides-again"):
-        rows = json.loads((RESULTS / f"2026-11-26-{name}.json").read_text(encoding="utf-8"))["figures"]["rows"]
+    for name in ("100", "100-again", "links"):
+        rows = json.loads((RESULTS / f"2026-11-26-near-{name}.json").read_text(encoding="utf-8"))["figures"]["rows"]
         for row in rows:
             if row["mbit"] == 100 and row["way"] in WAYS:
                 found.setdefault(WAYS[row["way"]], []).append(row["seconds"])
