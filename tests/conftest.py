@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from frostline.engines.machine import give_back_freed, keep_freed_memory
-from support.prepared import DEEP, PLAIN, prepared_starts
+from support.prepared import PLAIN, prepared_starts
 from support.torchvision_cpu import sitecustomize
 
 # What a fixture needs it imports itself: the tests of the pure rooms start in a second, and torch takes three.
@@ -81,14 +81,6 @@ def plain_starts():
     """For tests of what a process imports, or of its memory: what ``support.prepared`` starts has it all already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PLAIN, "1")
-        yield
-
-
-@pytest.fixture(scope="module")
-def deep_starts():
-    """For tests of nodes that start further processes, such as one for each training: those are prepared too."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(DEEP, "1")
         yield
 
 

@@ -134,7 +134,6 @@ def test_a_run_is_the_same_for_the_same_seed(capsys, folder, near):
     assert runs[0]["losses"] == runs[1]["losses"]
 
 
-@pytest.mark.usefixtures("deep_starts")
 def test_a_run_in_the_store_is_that_of_any_other_policy(capsys, folder, near, tmp_path):
     how = ("train", "--data", folder, *SMALL, "--epochs", 2, "--augment", "--batch-size", 6, "--val-share", 0.25)
     here, there = (
@@ -157,7 +156,6 @@ def test_a_run_in_the_store_is_that_of_any_other_policy(capsys, folder, near, tm
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
-@pytest.mark.usefixtures("deep_starts")
 def test_without_a_number_of_epochs_held_out_loss_decides_here_and_in_the_store(capsys, folder, near, tmp_path):
     how = ("train", "--data", folder, *SMALL, "--lr", 0.02, "--batch-size", 6, "--val-share", 0.25)
     here, there = (

@@ -214,7 +214,6 @@ def test_reports_a_missing_tokenizer_in_one_sentence(capsys, reviews, near, tmp_
     assert "Traceback" not in errors
 
 
-@pytest.mark.usefixtures("deep_starts")
 def test_the_head_is_trained_beside_the_store_too(capsys, reviews, tmp_path):
     saved(tmp_path / "model")
     asked = ["--data", reviews[0], "--column", "text", "--model", f"hf:{tmp_path / 'model'}", "--until", UNTIL]

@@ -216,7 +216,6 @@ def test_who_does_not_observe_finds_the_first_one_in_the_log_once(pictures, capl
     assert [record.getMessage() for record in caplog.records] == [f"{first}; more are counted by the job's statistics"]
 
 
-@pytest.mark.usefixtures("deep_starts")
 def test_rows_of_a_training_beside_the_store_are_counted_by_the_job(pictures):
     from frostline.node.process import start_node
     from frostline.wire.recipes import Recipe

@@ -469,7 +469,6 @@ def test_losses_are_those_of_a_plain_connection_and_of_no_node(tmp_path, authori
             assert losses(folder, process.url, loader) == expected
 
 
-@pytest.mark.usefixtures("deep_starts")
 def test_a_head_is_trained_beside_a_node_that_asks_for_certificates(tmp_path, authority, files):
     folder = image_folder(tmp_path / "data", per_class=6)
     client = authority.issue(["trainer"], is_client=True)

@@ -3,8 +3,8 @@
 They are processes like others: children of who started them, with the arguments, descriptors, environment and folder
 that were asked for, in one thread, and they run what they are told from its first line on. What a process reads only
 when it starts (limits, cores, variables of Python, OpenMP and malloc) is that of the process they are forks of: there
-is one for each such setting, from the second start under it on, or from the first that starts more itself. Any other
-first one is a plain start, as is each that asks for more than is known here.
+is one for each such setting, from the second start under it on. The first is a plain start, as is each that asks for
+more than is known here.
 """
 
 import contextlib
@@ -52,7 +52,9 @@ _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith(
 _NOT_IMPORTED = ("frostline.ray", "frostline.testing", "frostline.demo")
 _BOUNDED = (
     "frostline.datasets.listing_process",
+    "frostline.node.trials.trial_process",
     "frostline.preprocess.decoders",
+    "frostline.training.in_store_process",
 )
 """Modules whose memory is measured or bounded where they run, so that they begin with none but their own."""
 
@@ -203,8 +205,7 @@ class _Ways:
         key = asked.read_at_a_start
         with self._lock:
             self._asked[key] += 1
-            is_worth_it = self._asked[key] > 1 or self._more or DEEP in asked.environment
-            if not is_worth_it or self._is_closed:
+            if (self._asked[key] == 1 and not self._more) or self._is_closed:
                 return None
             if key not in self._ways and len(self._ways) == _MOST:
                 self._ways.pop(next(iter(self._ways))).close()

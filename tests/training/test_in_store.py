@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def node(folder, deep_starts):
+def node(folder):
     settings = NodeSettings(memory_bytes=1 << 28, device_batch=8, allow_training=True, training_memory_bytes=1 << 30)
     with start_node((str(folder),), settings) as process:
         yield process
