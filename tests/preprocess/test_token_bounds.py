@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -148,6 +148,7 @@ STEPS = {
 
 
 @settings(max_examples=150)
+@example(["bytes", "prepend"], "?")
 @given(
     st.lists(st.sampled_from(sorted(STEPS)), max_size=4),
     st.text(alphabet="ab !?\u0130\ufdfa\u1f82\uac01\u4e00\u0390\u00e9", min_size=1, max_size=40),

@@ -395,6 +395,6 @@ def _inserted(step: Mapping[str, Any]) -> int:
     """The most bytes that a step makes of one."""
     nbytes, pattern = len(_inserts(step).encode()), step.get("pattern")
     if step.get("type") == "Prepend":  # before each part of a text between two tokens of the tokenizer's own
-        return 1 + -(-nbytes // 2)
+        return 1 + nbytes  # a text, or a part of one, may be a single byte
     found = len(str(pattern["String"]).encode()) if isinstance(pattern, dict) and "String" in pattern else 1
     return max(1, -(-nbytes // max(1, found)))
