@@ -108,9 +108,10 @@ class _Walk:
 
     def _visit(self, value: Any) -> Sequence[Any]:
         """See a value as it is; what it leads to."""
+        if isinstance(value, PLAIN):
+            return ()
         if isinstance(value, torch.Tensor):
             self._tensor(value)
-        if isinstance(value, (*PLAIN, torch.Tensor)):
             return ()
         if isinstance(value, FunctionType):
             return self._of_function(value) if _is_own_file(value.__code__.co_filename) else ()
@@ -127,11 +128,11 @@ class _Walk:
     def _of_module(self, module: nn.Module) -> list[Any]:
         own = vars(module)
         self._attributes(own)
-        return list(own.values())
+        return [value for value in own.values() if type(value) not in PLAIN]
 
     def _of_container(self, value: Any) -> Sequence[Any]:
         self._container(value)
-        if len(value) > _WALKED:
+        if not 0 < len(value) <= _WALKED:
             return ()
         return [*(value.values() if isinstance(value, dict) else value)]
 
@@ -204,17 +205,24 @@ class KeptState(_Walk):
     def __init__(self, model: nn.Module, *, tensors: bool = False) -> None:
         self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())} if tensors else None
         self._undo: list[Callable[[], object]] = [partial(_set_environment, dict(os.environ))]
+        self._empty: list[Any] = []  # as nearly all dicts of modules are
         super().__init__(model)
 
     def restore(self) -> None:
         """Put everything back."""
         for undo in self._undo:
             undo()
+        for value in self._empty:
+            if value:
+                value.clear()
 
     def _attributes(self, own: MutableMapping[str, Any]) -> None:
         self._undo.append(partial(_restore_attributes, own, {name: _kept(value) for name, value in own.items()}))
 
     def _container(self, value: Any) -> None:
+        if not value:
+            self._empty.append(value)
+            return
         content = value.copy()
         if isinstance(value, dict):
             content.update((key, _kept(item)) for key, item in content.items() if isinstance(item, _ITERATORS))
@@ -438,13 +446,14 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _dispatched(self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        for tensor in _written(func, args, kwargs):
+        written, is_fresh = _effects(func)
+        for tensor in _written(written, args, kwargs):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._made:  # noqa: SLF001 (its address, by which torch knows storages too)
                 kept = storage.clone()  # type: ignore[no-untyped-call]
                 self._kept.setdefault(storage._cdata, (storage, kept))  # noqa: SLF001
         output = func(*args, **kwargs)
-        if not any(returned.alias_info for returned in func._schema.returns):  # noqa: SLF001
+        if is_fresh:
             taken = {*map(_storage_of, args)}
             self._made.update({*map(_storage_of, output if isinstance(output, tuple | list) else (output,))} - taken)
         return output
@@ -454,17 +463,26 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _Writes.__torch_dispatch__ = _Writes._dispatched  # type: ignore[method-assign,assignment]  # noqa: SLF001
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors with values into which an operation writes."""
+@cache
+def _effects(func: Any) -> tuple[Sequence[tuple[int, str]], bool]:
+    """Places and names of the arguments into which an operation writes, and whether all that it returns is new."""
     schema = func._schema  # noqa: SLF001 (as torch's own modes do)
+    written = [
+        (place, argument.name)
+        for place, argument in enumerate(schema.arguments if schema.is_mutable else ())
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    if not schema.is_mutable and "batch_norm" in schema.name and "backward" not in schema.name:
+        written = [(3, "running_mean"), (4, "running_var")]  # which it does not say
+    return written, not any(returned.alias_info for returned in schema.returns)
+
+
+def _written(places: Sequence[tuple[int, str]], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors with values at these places."""
     found: list[Any] = []
-    if schema.is_mutable:
-        for place, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[place] if place < len(args) else kwargs.get(argument.name)
-                found.extend(value if isinstance(value, tuple | list) else [value])
-    elif "batch_norm" in schema.name and "backward" not in schema.name:  # which do not say it of their statistics
-        found.extend(args[3:5])
+    for place, name in places:
+        value = args[place] if place < len(args) else kwargs.get(name)
+        found.extend(value if isinstance(value, tuple | list) else [value])
     return [value for value in found if _has_values(value)]
 
 
