@@ -7,7 +7,7 @@ order differ by. No run can show what a network does on every sample: what decid
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ _MADE = 10
 # Rows of each run, by their numbers: row 1 is looked at. In the second run all others are other ones, and in the third
 # it stands elsewhere, among more.
 _RUNS = ((0, 1, 2, 3), (4, 1, 5, 6), (7, 3, 0, 8, 1, 9))
-_LOOKED_AT, _IN_PLACE = 1, 1
+_LOOKED_AT, _IN_PLACE, _ELSEWHERE = 1, 1, 2
 # Relative errors in 32 bits and in 16, of sums in another order, and of the same steps on the same places. These agree
 # to the bit on a CPU; an accelerator may add in the order in which its cores end.
 _ERRORS, _ERRORS_IN_PLACE = (1e-4, 5e-2), (1e-5, 1e-3)
@@ -159,9 +159,12 @@ Rows = Sequence[torch.Tensor]
 
 
 def _first_run(
-    graph: Graph, inputs: Sequence[TensorSpec], run: Callable[[Rows, int], Mapping[Any, torch.Tensor]]
+    graph: Graph,
+    inputs: Sequence[TensorSpec],
+    run: Callable[[Rows, int], Mapping[Any, torch.Tensor]],
+    keys: Collection[Any] | None = None,
 ) -> tuple[Rows, Mapping[Any, torch.Tensor]]:
-    """Rows for which the first run gives finite numbers, where there are such, and what it gives of the one row.
+    """Rows for which a first run gives finite numbers of these keys (None for all), if there are such, and its values.
 
     Raises:
         ModelError: It fails on all rows.
@@ -174,7 +177,7 @@ def _first_run(
         except _FAILING as error:
             why = str(error).partition("\n")[0] or type(error).__name__
             continue
-        if all(bool(value.isfinite().all()) for value in found[1].values()):
+        if all(bool(value.isfinite().all()) for key, value in found[1].items() if keys is None or key in keys):
             return found
     if found is None:
         raise ModelError(f"the frozen part does not run on rows that are made up to check it: {why}")
@@ -292,20 +295,23 @@ class _Check:
 
     def first_mixed(self) -> str:
         """The name of the first operation that mixes rows; empty where no cut has anything of other rows."""
-        at_cuts = partial(self._run, _places(self._cuts, self._slots))
-        rows, meant = _first_run(self._graph, self._specs, at_cuts)
-        nodes = self._graph.nodes
-        everywhere = partial(self._run, {place: [self._first + place] for place in range(len(nodes))})
-        if next(_differing(rows, meant, at_cuts), None) is None:
-            # What mixes rows may be let through for some values alone, which none of these has. At the same places it
-            # gives other bits for them all the same.
-            differing = [place for place, _ in _differing(rows, everywhere(rows, 0), everywhere, [_IN_PLACE])]
-        else:
-            found = _differing(rows, everywhere(rows, 0), everywhere)
-            differing = [place for place, _ in found if _is_a_batch(nodes[place])]
-        return nodes[min(differing)].name if differing else ""
+        nodes, at_cuts = self._graph.nodes, _places(self._cuts, self._slots)
+        own = {place: self._first + place for place in range(len(nodes))}
+        everywhere = partial(self._run, {place: {slot, *at_cuts.get(place, ())} for place, slot in own.items()})
+        keys = {(place, slot) for place, slots in at_cuts.items() for slot in slots}
+        rows, meant = _first_run(self._graph, self._specs, everywhere, keys)
+        # What mixes rows may be let through for some values alone, which none of these has. At the same places it gives
+        # other bits for them all the same.
+        differing = {*_differing(rows, meant, everywhere, [_IN_PLACE])}
+        of_cuts = {key: meant[key] for key in keys & meant.keys()}
+        elsewhere = partial(self._run, at_cuts)
+        if keys & differing or next(_differing(rows, of_cuts, elsewhere, [_ELSEWHERE]), None) is not None:
+            differing.update(_differing(rows, meant, everywhere, [_ELSEWHERE]))
+            differing = {(place, slot) for place, slot in differing if _is_a_batch(nodes[place])}
+        places = [place for place, slot in differing if slot == own[place]]
+        return nodes[min(places)].name if places else ""
 
-    def _run(self, watched: Mapping[int, Sequence[int]], rows: Rows, number: int) -> dict[_Place, torch.Tensor]:
+    def _run(self, watched: Mapping[int, Collection[int]], rows: Rows, number: int) -> dict[_Place, torch.Tensor]:
         """The row's value at the watched places of a run."""
         batch, place = _batch(rows, number), _RUNS[number].index(_LOOKED_AT)
         found: dict[_Place, torch.Tensor] = {}
