@@ -36,7 +36,7 @@ from frostline.core.events import (
     RequestFinished,
 )
 from frostline.jobs import beginning
-from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring, Stage
+from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Stage
 from frostline.jobs.partition import PartitionedModel
 from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey, measure_link
 from frostline.loaders.fetch import EngineChoice, NodeEngine, RetryPolicy
@@ -235,12 +235,12 @@ def measuring(measure, *, samples=100, is_worth=lambda **_: True, clock=lambda: 
     return Measuring(samples=samples, stages=stages, clock=lambda: float(next(ticks)))
 
 
-def test_measuring_begins_once_with_the_number_of_samples_left():
-    asked, done = [], threading.Event()
+def test_measuring_begins_once_and_is_told_what_is_left_when_it_asks():
+    asked, go_on = [], threading.Event()
 
-    def measure(cancellation, samples_left):
-        asked.append(samples_left)
-        done.set()
+    def measure(cancellation, left):
+        assert go_on.wait(30)
+        asked.append(left())
         return Measurements()
 
     judged = []
@@ -248,12 +248,20 @@ def test_measuring_begins_once_with_the_number_of_samples_left():
     found.observe(EpochStarted(epoch=0, samples=100))
     for _ in range(4):
         found.observe(batch())
-    assert done.wait(30)
-    assert judged == [(92, 8.0), (84, 8.0)]  # eight samples a tick
-    assert asked == [84]
+    go_on.set()
     found.close()
+    assert judged == [(92, 8.0), (84, 8.0)]  # eight samples a tick
+    assert asked == [Left(samples=68, samples_per_s=8.0)]
     assert found.take_result() == Measurements()
     assert found.take_result() is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "samples_per_s", "trial_s", "pays"),
+    [(1000, None, None, True), (1000, 30.0, None, True), (150, 9.3, None, False), (150, 9.3, 5.0, True)],
+)
+def test_a_node_tries_an_engine_if_what_is_left_behind_the_upload_pays_for_it(samples, samples_per_s, trial_s, pays):
+    assert beginning.pays_for_trial(Left(samples=samples, samples_per_s=samples_per_s), trial_s) is pays
 
 
 def test_a_loop_that_goes_on_behind_what_it_said_is_expected_to_go_on_for_as_long_again():
@@ -296,7 +304,7 @@ def test_stages_begin_one_after_another_each_when_it_pays():
 
 def test_measuring_may_begin_before_the_first_batch_and_is_waited_for_a_while():
     go_on = threading.Event()
-    at_once = measuring(lambda _, samples_left: Measurements(choice=EngineChoice(engine=f"{samples_left} left")))
+    at_once = measuring(lambda _, left: Measurements(choice=EngineChoice(engine=f"{left().samples} left")))
     assert at_once.begin(wait_s=60) == Measurements(choice=EngineChoice(engine="100 left"))
     assert at_once.take_result() is None
     at_once.observe(EpochStarted(epoch=0, samples=100))

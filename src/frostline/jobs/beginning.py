@@ -1,6 +1,6 @@
 """Decides what a job begins with: what an earlier one found, what is measured first, or the frost line at the node."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError
 from frostline.core.events import Event, MeasurementFailed, PhaseStarted, SetupWarning
 from frostline.jobs.context import JobContext, keeps_features, measurement_key, shares_cores, total_samples
-from frostline.jobs.measuring import MeasurementCache, Measurements, Measuring, Stage
+from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Stage
 from frostline.jobs.router import BothSides
 from frostline.loaders.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, make_plan, plan_at_cut
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.jobs.both_sides import TrainerEngine
     from frostline.jobs.partition import PartitionedModel
 
-__all__ = ("Beginning", "begin")
+__all__ = ("Beginning", "begin", "pays_for_trial")
 
 _MEASURING = "measuring the cuts"
 # A trial in the node's own process takes two to five seconds on one core, three times as long beside a job's work; a
@@ -151,7 +151,7 @@ def _at_once(
 
     beside = replace(context, asking=replace(context.asking, observe=tell))
 
-    def measure(cancellation: Cancellation, samples_left: int) -> Measurements | None:
+    def measure(cancellation: Cancellation, left: Callable[[], Left]) -> Measurements | None:
         try:
             with cancellation.ends(context.transport.break_off):  # a job that is over sends no weights
                 refused = network.refusal(beside)
@@ -161,13 +161,16 @@ def _at_once(
         if refused is not None:
             return None
         try:
-            return trial(cancellation, samples_left) if tries else None
+            # The weights may have been long on their way; the trainer goes on with its share meanwhile.
+            return (
+                trial(cancellation, now) if tries and pays_for_trial(now := left(), context.settings.trial_s) else None
+            )
         finally:
             both_sides.open(line)
 
-    def trial(cancellation: Cancellation, samples_left: int) -> Measurements:
+    def trial(cancellation: Cancellation, now: Left) -> Measurements:
         context.asking.observe(PhaseStarted(name="trying an engine"))
-        made = network.engine(context, cancellation, samples_left)
+        made = network.engine(context, cancellation, now.samples)
         kept.put(made)
         engine.choice = made.choice
         return made
@@ -187,6 +190,18 @@ def _at_once(
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
 
 
+def pays_for_trial(left: Left, trial_s: float | None) -> bool:
+    """Whether a node that has got the weights tries an engine, before it computes its share of what is left.
+
+    Args:
+        left: what is left of the job.
+        trial_s: seconds that the user gives trials; None for as many as pay.
+    """
+    if trial_s is not None or left.samples_per_s is None:
+        return True
+    return is_worth_trying(samples_left=left.samples // 2, samples_per_s=left.samples_per_s)
+
+
 def _soon(context: JobContext, measuring: Measuring) -> Measurements | None:
     """The node's engine, where it is found in a moment, so that all samples have it; else None."""
     context.asking.observe(PhaseStarted(name="trying an engine"))
@@ -201,8 +216,8 @@ def _soon(context: JobContext, measuring: Measuring) -> Measurements | None:
 def _engine(context: JobContext, network: "PartitionedModel", kept: MeasurementCache) -> Stage:
     """The engine of the node, which is worth little time."""
 
-    def measure(cancellation: Cancellation, samples_left: int) -> Measurements:
-        made = network.engine(context, cancellation, samples_left)
+    def measure(cancellation: Cancellation, left: Callable[[], Left]) -> Measurements:
+        made = network.engine(context, cancellation, left().samples)
         kept.put(made)
         return made
 

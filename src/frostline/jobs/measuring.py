@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,8 +75,21 @@ class MeasurementCache:
         self._files.put(self._key, json.dumps(value).encode())
 
 
-Measure = Callable[[Cancellation, int], Measurements | None]
-"""Measures, unless somebody cancels it, given the samples that are left. None where nothing is to be found."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a job has still to do.
+
+    Attributes:
+        samples: number of samples that are still to be computed, as far as it is known.
+        samples_per_s: the rate at which they were computed until now; None before the first batch.
+    """
+
+    samples: int
+    samples_per_s: float | None
+
+
+Measure = Callable[[Cancellation, Callable[[], Left]], Measurements | None]
+"""Measures, unless somebody cancels it; told what is left whenever it asks. None where nothing is to be found."""
 
 _END_S = 10.0
 
@@ -117,6 +129,7 @@ class Measuring:
         self._stages = deque(stages)
         self._clock = clock
         self._began: float | None = None
+        self._elapsed_s = 0.0
         self._computed = self._computed_in_all = 0
         self._cancellation = Cancellation()
         self._thread: threading.Thread | None = None
@@ -144,13 +157,14 @@ class Measuring:
                 self._began, self._computed = self._clock(), 0
                 if self._samples_left <= 0:
                     self._samples_left = self._computed_in_all
-            case BatchDelivered() if self._stages and self._began is not None:
+            case BatchDelivered() if self._began is not None:
                 computed = event.samples - event.from_cache
                 self._computed += computed
                 self._computed_in_all += computed
                 self._samples_left -= computed
-                if self._thread is None or not self._thread.is_alive():
-                    self._consider(self._clock() - self._began)
+                self._elapsed_s = self._clock() - self._began
+                if self._stages and (self._thread is None or not self._thread.is_alive()):
+                    self._consider()
             case _:
                 pass
 
@@ -183,22 +197,25 @@ class Measuring:
         if self._thread is not None:
             self._thread.join(_END_S)
 
-    def _consider(self, elapsed_s: float) -> None:
-        if not self._computed or elapsed_s <= 0 or self._samples_left <= 0:
+    def _left(self) -> Left:
+        known = self._computed > 0 and self._elapsed_s > 0
+        return Left(samples=self._samples_left, samples_per_s=self._computed / self._elapsed_s if known else None)
+
+    def _consider(self) -> None:
+        left = self._left()
+        if left.samples_per_s is None or left.samples <= 0:
             return
-        samples_per_s = self._computed / elapsed_s
-        if self._stages[0].is_worth(samples_left=self._samples_left, samples_per_s=samples_per_s):
+        if self._stages[0].is_worth(samples_left=left.samples, samples_per_s=left.samples_per_s):
             self._start(self._stages.popleft())
 
     def _start(self, stage: Stage) -> threading.Thread:
-        run = partial(self._run, stage, self._samples_left)
-        self._thread = threading.Thread(target=run, name="frostline-measuring", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(stage,), name="frostline-measuring", daemon=True)
         self._thread.start()
         return self._thread
 
-    def _run(self, stage: Stage, samples_left: int) -> None:
+    def _run(self, stage: Stage) -> None:
         try:
-            self._found = stage.measure(self._cancellation, samples_left)
+            self._found = stage.measure(self._cancellation, self._left)
         except FrostlineError as error:  # the job goes on as it is
             self._failed = MeasurementFailed(reason=str(error))
 
