@@ -1,6 +1,7 @@
 """The window: each sample exactly once, in order, within its bytes, whatever fails."""
 
 import itertools
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -212,7 +213,7 @@ class Disorder(RuleBasedStateMachine):
     @rule(data=st.data())
     def receive(self, data):
         ask = data.draw(st.sampled_from(self.under_way))[0]
-        self.window.mark_received(ask)
+        self.window.mark_received(ask, self.now)
         self.computing.add(ask.number)
 
     @precondition(lambda self: self.under_way)
@@ -393,7 +394,7 @@ def test_what_is_here_and_is_computed_makes_room_for_more_under_way_up_to_a_boun
     computing = []
     while asks := held.asks(0):
         for ask in asks:
-            held.mark_received(ask)
+            held.mark_received(ask, 0)
         computing += asks
     assert sum(len(ask.samples) for ask in computing) == 4 * 4, "four whole requests"
     assert held.statistics().requests_in_flight == 0
@@ -402,6 +403,24 @@ def test_what_is_here_and_is_computed_makes_room_for_more_under_way_up_to_a_boun
         assert held.finish(ask, 0) is None
     assert len(take_all(held)) == len(computing)
     assert len(held.asks(0)) == 2
+
+
+def test_what_waits_for_a_slow_processor_is_some_seconds_of_its_work():
+    held, now, most = window(4000, requests_in_flight=8), 0.0, []
+    computing = deque()
+    for _ in range(60):
+        while asks := held.asks(now):
+            for ask in asks:
+                held.mark_received(ask, now)
+            computing += asks
+        most.append(sum(len(ask.samples) for ask in computing))
+        ask = computing.popleft()
+        now += len(ask.samples) * 0.3  # a row takes so long
+        held.take_rows(ask, answer(ask.samples.ids))
+        held.finish(ask, now)
+        take_all(held)
+    assert most[0] == 4 * 4, "nothing is known of its pace"
+    assert set(most[-20:]) == {12}, "the fewest whole requests that are three seconds of work"
 
 
 def test_what_is_here_is_asked_of_nobody_a_second_time_though_it_takes_long():
@@ -416,7 +435,7 @@ def test_what_is_here_is_asked_of_nobody_a_second_time_though_it_takes_long():
     slow = held.asks(now)
     assert slow
     for ask in slow:
-        held.mark_received(ask)
+        held.mark_received(ask, now)
     assert not any(ask.is_hedge for ask in held.asks(now + 60))
 
 

@@ -433,7 +433,7 @@ class Prefetcher:
 
     def _received(self, ask: Ask) -> None:
         with self._lock:
-            self._window.mark_received(ask)
+            self._window.mark_received(ask, self._clock())
             self._ask()
 
     def _is_over(self, ask: Ask) -> bool:

@@ -229,6 +229,11 @@ _NO_BOUND = 1 << 62
 # Whole requests whose samples may be here and wait for this side's processor, beside those under way: a link that idles
 # while a processor is busy, or has no engine yet, lacks their bytes later.
 _COMPUTING_REQUESTS = 4
+# Nor more seconds of its work than this, with those under way: they can find no other way, such as a node that becomes
+# ready. Where nothing waits here the link is what is slow, and is kept busy.
+_COMPUTING_S = 3.0
+# What the newest answer says of how long a row takes.
+_NEWEST = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +324,8 @@ class Window:
         self._rows_under_way = 0
         self._computing: set[int] = set()
         self._rows_computing: Counter[Route] = Counter()
+        self._row_s: dict[Route, float] = {}  # that this side's processor takes for a row
+        self._computed_at: dict[Route, float] = {}  # and since when it is at the next one
         self._asks = 0
         self._stop = 0  # the place after the last row of the requests that left whole
         self._expected_bytes = 0
@@ -420,10 +427,12 @@ class Window:
         self._expected_bytes += one.expected_bytes - before[0]
         self._ready_bytes += one.bytes_arrived - before[1]
 
-    def mark_received(self, ask: Ask) -> None:
+    def mark_received(self, ask: Ask, now: float) -> None:
         """The answer is here whole; its rows arrive when they were computed."""
         flight = self._flights.get(ask.number)
         if flight is not None and ask.number not in self._computing:
+            if not self._rows_computing[ask.route]:
+                self._computed_at[ask.route] = now
             self._computing.add(ask.number)
             self._rows_computing[ask.route] += flight.rows
             self._rows_under_way -= flight.rows
@@ -440,6 +449,8 @@ class Window:
         if flight.opened.missing:
             return self.fail(ask, NodeUnreachable("the answer ended before its last row"), now)
         self._rows_allowed = min(self._rows_allowed + flight.rows, self._max_rows)
+        if ask.number in self._computing:
+            self._learn_pace(ask.route, flight.rows, now)
         self._end(ask.number)
         self._hedge_timer.record(ask.route, flight.rows, now - flight.since)
         for number in tuple(flight.opened.attempts):
@@ -552,7 +563,19 @@ class Window:
 
     def _is_busy(self, route: Route) -> bool:
         """As many rows of a way wait for this side's processor as may: the next ones may find another way sooner."""
-        return self._rows_computing[route] >= _COMPUTING_REQUESTS * self._settings.samples_per_request
+        computing, row_s = self._rows_computing[route], self._row_s.get(route)
+        if computing >= _COMPUTING_REQUESTS * self._settings.samples_per_request:
+            return True
+        if not computing or row_s is None:
+            return False
+        asked = sum(flight.rows for flight in self._flights.values() if flight.opened.request.route == route)
+        return asked * row_s >= _COMPUTING_S
+
+    def _learn_pace(self, route: Route, rows: int, now: float) -> None:
+        row_s = max(now - self._computed_at[route], 1e-9) / max(1, rows)
+        self._row_s[route] = before = self._row_s.get(route, row_s)
+        self._row_s[route] += _NEWEST * (row_s - before)
+        self._computed_at[route] = now
 
     def _ask(self, flight: InFlight, now: float) -> Ask:
         self._asks += 1
