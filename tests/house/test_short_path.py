@@ -33,7 +33,7 @@ def traced(folder, cut, *way):
     passed = json.loads(done.stdout)
     # Where a pool starts one more thread just then, and where the network is looked at at a pass's end, that passes
     # files more, and no sample does.
-    others = ("core/system.py", "models/head.py", "models/modules.py", "models/outside.py")
+    others = ("core/system.py", *(f"models/{name}.py" for name in ("head", "modules", "outside", "skipping")))
     passed["files"] = [name for name in passed["files"] if not name.endswith(others)]
     return passed
 

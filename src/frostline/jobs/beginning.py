@@ -194,7 +194,7 @@ def pays_for_trial(left: Left, trial_s: float | None) -> bool:
     """Whether a node that has got the weights tries an engine, before it computes its share of what is left.
 
     Args:
-        left: what is left of the job.
+        left: rest of the job.
         trial_s: seconds that the user gives trials; None for as many as pay.
     """
     if trial_s is not None or left.samples_per_s is None:
