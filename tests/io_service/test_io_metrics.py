@@ -63,7 +63,9 @@ def test_a_port_that_is_taken_is_named():
         pass
 
 
-@pytest.mark.promise("bounded", mended="endless heads and idle connections took threads and descriptors of an I/O service")
+@pytest.mark.promise(
+    "bounded", mended="endless heads and idle connections took threads and descriptors of an I/O service"
+)
 def test_a_stranger_who_reaches_them_is_bounded():
     [port] = free_ports(1)
     threads = threading.active_count()

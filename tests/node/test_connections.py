@@ -303,7 +303,9 @@ def test_limits_connections_and_closes_those_of_whoever_has_most(limits, steps):
 
 @pytest.mark.promise("apart", mended="slow bodies of one tenant took every connection of a server")
 def test_bodies_that_do_not_come_leave_others_connections(images):
-    slow = "PATCH /v1/tenants/ann HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\nAuthorization: Bearer {}\r\n\r\n"
+    slow = (
+        "PATCH /v1/tenants/ann HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\nAuthorization: Bearer {}\r\n\r\n"
+    )
     with node_with(images, tenant("ann"), tenant("bob"), max_connections=12) as url, ExitStack() as stack:
         held = [stack.enter_context(connection(url, slow.format(token_of("bob")).encode()))]
         for _ in range(40):
