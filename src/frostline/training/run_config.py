@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from frostline.core.errors import SettingError
-from frostline.core.files import make_private_folder, open_private, with_schema, without_schema, write_errors
+from frostline.core.files import (
+    make_private_folder,
+    open_private,
+    read_regular,
+    with_schema,
+    without_schema,
+    write_errors,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -114,6 +121,8 @@ def _sync_folder(path: Path) -> None:
 
 _FILE = "frostline.json"
 _FORMAT = 1
+# More than a config of as many classes as there may be.
+_MAX_BYTES = 64 << 20
 # More than any data set has classes, and few enough for memory.
 _MAX_OUTPUTS = 1 << 20
 
@@ -152,12 +161,14 @@ class RunConfig:
         """
         path = folder / _FILE
         try:
-            found = cls(**_checked(without_schema(json.loads(path.read_text(encoding="utf-8")), _FORMAT, path)))
+            found = cls(**_checked(without_schema(json.loads(read_regular(path, _MAX_BYTES)), _FORMAT, path)))
         except (FileNotFoundError, NotADirectoryError):
             raise SettingError(
                 f"there is no run in {folder}: it has no {_FILE}, which frostline train --out writes when it begins"
             ) from None
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except OSError as error:
+            raise SettingError(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError, RecursionError) as error:
             raise SettingError(f"{path} cannot be read: {error}") from error
         return found
 
