@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from http import HTTPStatus
-from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from httptools import HttpParserError, HttpParserUpgrade
@@ -20,6 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from frostline.core.tokens import site_of
 
 __all__ = (
     "LOG",
@@ -550,16 +551,8 @@ class _AnswerTransport:
 
 
 def place_of(client: tuple[str, int] | None) -> str:
-    """The address that connections are counted by; whoever has one of IPv6 has all that begin with its 64 bits."""
-    if client is None:
-        return ""
-    try:
-        address = ip_address(client[0].partition("%")[0])
-    except ValueError:
-        return client[0]
-    if isinstance(address, IPv6Address):
-        return str(address.ipv4_mapped or IPv6Network((int(address) >> 64 << 64, 64)))
-    return str(address)
+    """The address that connections are counted by; see ``tokens.site_of``."""
+    return "" if client is None else site_of(client[0])
 
 
 def recognise(state: dict[str, Any], tenant: str) -> None:
