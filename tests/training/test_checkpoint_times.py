@@ -229,14 +229,15 @@ def calls_of(work, killed_at=None):
 def test_a_trainer_that_is_killed_while_it_writes_leaves_a_whole_checkpoint_and_the_next_one_goes_on(tmp_path):
     kept_steps(tmp_path, 1, 2)
     count, latest = calls_of(partial(kept_steps, tmp_path, 3)), 3
-    for step, point in enumerate(range(0, count, max(1, count // 20)), 4):
+    for step, point in enumerate(range(0, count * 5 // 4, max(1, count // 16)), 4):
         pid = os.fork()
         if not pid:  # it never comes back
             calls_of(partial(keep, CheckpointFolder(tmp_path), step), point)
             os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert ended == -signal.SIGKILL or (ended == 0 and point > count // 2)
         found, reasons = CheckpointFolder(tmp_path).read_latest()
-        assert found.step in (latest, step)
+        assert found.step in ((latest, step) if ended else (step,))
         assert found.losses == (1.0,) * found.step
         assert not reasons
         latest = found.step
