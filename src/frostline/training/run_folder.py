@@ -188,7 +188,8 @@ def _checked(checkpoint: Checkpoint) -> Checkpoint:
         raise TypeError("its counts are no numbers from 0")
     if not isinstance(checkpoint.order, dict | None) or not isinstance(checkpoint.is_over, bool):
         raise TypeError("its order or its end makes no sense")
-    if not all(isinstance(score.loss, float) and isinstance(score.scores, dict) for score in checkpoint.scores):
+    scores: list[tuple[object, object]] = [(score.loss, score.scores) for score in checkpoint.scores]
+    if not all(isinstance(loss, float) and isinstance(named, dict) for loss, named in scores):
         raise TypeError("its scores make no sense")
     return checkpoint
 
