@@ -274,6 +274,32 @@ def test_what_one_cannot_read_a_node_that_is_back_reads():
     assert ids(spread.features(asked_for(1, 2), ("a",))) == [1, 2]
 
 
+@pytest.mark.promise(
+    "complete", mended="a sample that two of three nodes could not read was left out, or ended the job"
+)
+def test_every_node_is_asked_for_what_none_before_it_could_read():
+    sick, other = Scripted([values(1, 5, skipped=lost(2, 3, 4))]), Scripted([values(2, skipped=lost(3, 4))])
+    well = Scripted([values(3, skipped=lost(4))])
+    spread = BalancedTransport([sick, other, well], clock=lambda: 0.0, names="abc")
+    (batch,) = spread.features(asked_for(1, 2, 3, 4, 5), ("a",))
+    assert batch.ids.tolist() == [1, 2, 3, 5]
+    assert batch.tensors[0].tolist() == [[1, 0.5], [2, 1], [3, 1.5], [5, 2.5]]
+    assert [sample.id for sample in batch.skipped] == [4]
+    assert spread.uses()[0].unreadable == 2
+
+
+def test_a_node_that_is_left_out_for_a_while_has_its_say_about_what_others_cannot_read():
+    sick = Scripted([values(skipped=lost(1, 2, 3))], [values(skipped=lost(4))])
+    well, third = Scripted([values(1, 2, 3)], [values(5, skipped=lost(4))]), Scripted([values(skipped=lost(4))])
+    spread = BalancedTransport([sick, well, third], clock=lambda: 0.0, names="abc")
+    assert ids(spread.features(asked_for(1, 2, 3), ("a",))) == [1, 2, 3]
+    assert list(spread.out) == ["a"]
+    (batch,) = spread.features(asked_for(4, 5), ("b",))
+    assert batch.ids.tolist() == [5]
+    assert [sample.id for sample in batch.skipped] == [4], "all three have said so"
+    assert sick.asked == 2
+
+
 class Hanging(ScriptedTransport):
     """A node that takes everything and says nothing until it is broken off."""
 

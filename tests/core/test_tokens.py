@@ -94,6 +94,14 @@ def test_whoever_has_a_network_of_ipv6_has_no_more_guesses():
     assert outcome(tokens, "anns", "2001:db8:0:2::1") == "ann"
 
 
+def test_an_address_of_ipv4_that_is_written_as_one_of_ipv6_is_that_address_alone():
+    tokens = table(holder("ann", "anns"))
+    for number in range(20):
+        outcome(tokens, f"guess {number}", "::ffff:10.0.0.1")
+    assert outcome(tokens, "anns", "10.0.0.1") == "Overloaded"
+    assert outcome(tokens, "anns", "::ffff:10.0.0.2") == "ann"
+
+
 @given(st.lists(st.floats(0, 30), max_size=60))
 def test_wrong_tokens_of_an_address_are_answered_ten_at_once_and_ten_a_minute_after_that(pauses):
     clock = Clock()

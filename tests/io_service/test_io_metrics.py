@@ -1,6 +1,8 @@
 """The metrics of an I/O service: served over HTTP where they are asked for, and each of them is on the page."""
 
-from contextlib import closing
+import socket
+import threading
+from contextlib import ExitStack, closing
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
@@ -59,3 +61,21 @@ def test_a_port_that_is_taken_is_named():
         serve_metrics(address, dict),
     ):
         pass
+
+
+@pytest.mark.promise(
+    "bounded", mended="endless heads and idle connections took threads and descriptors of an I/O service"
+)
+def test_a_stranger_who_reaches_them_is_bounded():
+    [port] = free_ports(1)
+    threads = threading.active_count()
+    with serve_metrics(f"127.0.0.1:{port}", dict), ExitStack() as stack:
+        for begun in [b"", b"GET /metrics HTTP/1.1\r\n", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\na: "] * 30:
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(begun)
+        endless = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10.0))
+        endless.sendall(b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 200)
+        assert endless.recv(65_536).startswith(b"HTTP/1.1 431 ")
+        rebound = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10.0))
+        rebound.sendall(b"GET /metrics HTTP/1.1\r\nHost: page.example\r\n\r\n")
+        assert rebound.recv(65_536).startswith(b"HTTP/1.1 403 ")
+        assert threading.active_count() <= threads + 4

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
@@ -262,36 +263,58 @@ def test_a_node_with_few_descriptors_answers_beside_more_unfinished_heads_than_i
     ),
     steps=st.lists(st.tuples(st.sampled_from(["enter", "note_tenant", "note_answer", "leave"]), st.integers(0, 99))),
 )
-def test_limits_connections_and_never_closes_a_working_one(limits, steps):
+def test_limits_connections_and_closes_those_of_whoever_has_most(limits, steps):
     # Each is called by the number of its arrival, counted from one, which is its time too.
-    connections, here, working, idle = ConnectionTable(limits), [], set(), set()
+    connections, here, working, idle = ConnectionTable(limits), [], {}, {}
     for number, (step, place) in enumerate(steps, 1):
         if step == "enter":
+            known = Counter([*working.values(), *idle.values()])
+            unknown = [peer for peer in here if peer not in working and peer not in idle]
             gone = connections.enter(number, float(number))
             here.append(number)
             if gone is not None:
                 here.remove(gone)
-                assert gone not in working
-                assert gone not in idle or not [
-                    number for number in here if number not in working | idle and number != number
-                ]
-                idle.discard(gone)
+                assert gone in unknown or gone == number or not unknown
+                tenant = idle.pop(gone, None) or working.get(gone)
+                assert tenant is None or known[tenant] == max(known.values())
+                if working.pop(gone, None):
+                    assert known[tenant] > 1
+                    assert tenant not in idle.values()
         elif here:
             connection = here[place % len(here)]
-            getattr(connections, step)(connection)
             if step == "note_tenant":
-                working.add(connection)
-                idle.discard(connection)
-            elif step == "note_answer" and connection in working:
-                working.discard(connection)
-                idle.add(connection)
-            elif step == "leave":
+                tenant = working.get(connection) or ("ann", "bob", "eve")[place % 3]
+                connections.note_tenant(connection, tenant)
+                idle.pop(connection, None)
+                working[connection] = tenant
+            elif step == "note_answer":
+                connections.note_answer(connection)
+                if connection in working:
+                    idle[connection] = working.pop(connection)
+            else:
+                connections.leave(connection)
                 here.remove(connection)
-                working.discard(connection)
-                idle.discard(connection)
+                working.pop(connection, None)
+                idle.pop(connection, None)
         assert len(connections) == len(here) <= limits.max_connections
-        unknown = [peer for peer in here if peer not in working | idle]
+        unknown = [peer for peer in here if peer not in working and peer not in idle]
         assert len(unknown) <= limits.max_unknown or limits.young_s
+
+
+@pytest.mark.promise("apart", mended="slow bodies of one tenant took every connection of a server")
+def test_bodies_that_do_not_come_leave_others_connections(images):
+    slow = (
+        "PATCH /v1/tenants/ann HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\nAuthorization: Bearer {}\r\n\r\n"
+    )
+    with node_with(images, tenant("ann"), tenant("bob"), max_connections=12) as url, ExitStack() as stack:
+        held = [stack.enter_context(connection(url, slow.format(token_of("bob")).encode()))]
+        for _ in range(40):
+            held.append(stack.enter_context(connection(url, slow.format(token_of("ann")).encode())))
+        bob = stack.enter_context(connection(url))
+        for _ in range(3):
+            assert health(bob, token_of("bob")).startswith(b"HTTP/1.1 200 ")
+        held[0].sendall(bytes(100))
+        assert answer(held[0]).startswith(b"HTTP/1.1 "), "what bob has under way goes on"
 
 
 def test_does_not_close_a_new_connection_for_another_new_one():

@@ -25,7 +25,7 @@ import frostline as fl
 from frostline.control.messages import Bottleneck, ControlledStage, JobActivity, PlanOutline
 from frostline.control.shares import Amounts
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import Overloaded
+from frostline.core.errors import Overloaded, Unauthenticated
 from frostline.node import Node
 from frostline.node.http.app import make_app
 from frostline.node.http.pages import Dashboard, LiveAnswers
@@ -418,6 +418,30 @@ def test_a_viewer_that_takes_nothing_is_left(monkeypatch):
         answer = await live.answer(asked(BOTH), "all")
         await answer({}, viewer.receive, send)
         assert live.viewers == 0
+
+    anyio.run(run)
+
+
+@pytest.mark.promise("apart", mended="whoever was sent events was sent them for ever, though its token had run out")
+@pytest.mark.parametrize("end", ["other rights", "no token"])
+def test_events_end_where_whoever_is_sent_them_may_see_them_no_more(end):
+    async def run():
+        live, viewer, now = LiveAnswers(Made(), period_s=0.01), Viewer(), ["all"]
+
+        def again():
+            if now[0] is None:
+                raise Unauthenticated("that token has run out")
+            return now[0]
+
+        answer = await live.answer(asked(BOTH), "all", again=again)
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                group.start_soon(answer, {}, viewer.receive, viewer.send)
+                await viewer.has_three.wait()
+                now[0] = "its own" if end == "other rights" else None
+        assert live.viewers == 0
+        assert {event["rights"] for event in viewer.events()} == {"all"}
+        assert viewer.sent[-1]["more_body"] is False
 
     anyio.run(run)
 

@@ -15,9 +15,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 
+import httpx
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
@@ -597,6 +599,14 @@ def test_a_token_that_ran_out_is_refused_and_one_without_an_end_is_not(images):
         answer = client.get("/v1/health", headers=header("ann"))
         assert (answer.status_code, "has run out" in answer.json()["message"]) == (401, True)
         assert client.get("/v1/health", headers=header("bob")).status_code == 200
+
+
+def test_events_end_when_the_token_of_who_is_sent_them_runs_out(images):
+    ann = tenant("ann", expires_at_s=time.time() + 1.5)
+    with node_for(images, ann) as node, served(node) as url:
+        head = {**header("ann"), "Accept": "text/event-stream"}
+        with httpx.stream("GET", f"{url}/v1/statistics", headers=head, timeout=30) as answer:
+            assert 1 <= sum(line.startswith("data: ") for line in answer.iter_lines()) <= 3
 
 
 def asked(client, name, method, path, **said):

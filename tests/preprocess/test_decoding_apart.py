@@ -41,6 +41,7 @@ pytestmark = [
 MEMORY = 256 << 20
 WHOLE = Preprocess(steps=(Decode(), Resize(32), CenterCrop(32), Normalize(mean=(0.5,) * 3, std=(0.25,) * 3)))
 
+SECRETS = ("FROSTLINE_TOKEN", "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_SAS_KEY", "HTTPS_PROXY", "ANY_OTHER")
 HOSTILE = """
     import ctypes, os, signal, socket, sys, time
     from frostline.core.errors import SampleError
@@ -70,6 +71,8 @@ HOSTILE = """
                 raise KeyError("nobody expects it")
             case "exit":
                 os._exit(0)
+            case "environment":
+                raise SampleError(f"refused: {sorted(os.environ)}")
         acts = {
             "open": lambda: open("/etc/hostname"),
             "write": lambda: open("/tmp/frostline-was-here", "w"),
@@ -113,6 +116,10 @@ def hostile(tmp_path_factory):
     (folder / "hostile_decoders.py").write_text(textwrap.dedent(HOSTILE))
     with pytest.MonkeyPatch.context() as patch, closing(Decoders(MEMORY, module="hostile_decoders")) as made:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        with pytest.MonkeyPatch.context() as keys:
+            for name in SECRETS:
+                keys.setenv(name, "do not tell")
+            assert "refused" in done(made, "open")  # which starts what forks all others
         yield made
 
 
@@ -207,6 +214,16 @@ def done(hostile, act):
 def test_a_decoder_reaches_no_file_network_or_process(hostile, act):
     assert "refused: " in done(hostile, act)
     assert not Path("/tmp/frostline-was-here").exists()
+
+
+@pytest.mark.promise(
+    "secret", mended="a sample that takes its decoder over could carry out the keys of the environment"
+)
+def test_a_decoder_has_no_keys_that_a_sample_could_carry_out(hostile):
+    told = done(hostile, "environment")
+    assert told.endswith("]"), "all of it"
+    assert "PYTHONPATH" in told
+    assert not [name for name in SECRETS if name in told]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """A run's files come whole or not at all."""
 
+import os
 import resource
+import signal
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from frostline.core.errors import OutOfSpace, SettingError
-from frostline.training.run_config import make_folder, write_bytes, write_tensors, write_text
+from frostline.training.run_config import atomic_file, make_folder, write_bytes, write_tensors, write_text
 
 
 @contextmanager
@@ -40,6 +42,28 @@ def test_an_interrupt_while_writing_leaves_nothing_behind(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         write_text(tmp_path / "report.json", "new")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.promise("kept", mended="a killed extraction or prediction left a hidden file beside its result for ever")
+def test_what_a_killed_process_left_is_removed_and_what_another_one_writes_stays(tmp_path):
+    path, neighbour = tmp_path / "p[1].csv", tmp_path / ".other.csv.00000000.part"
+    child = os.fork()
+    if child == 0:
+        with atomic_file(path) as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    [left] = tmp_path.iterdir()
+    assert left.stat().st_size == 1 << 20
+    os.mkfifo(tmp_path / ".p[1].csv.0000000f.part")
+    neighbour.touch()
+    with atomic_file(path) as first:
+        first.write(b"first")
+        write_text(path, "second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert sorted(tmp_path.iterdir()) == sorted([path, neighbour])
 
 
 def test_a_new_text_replaces_the_old_one(tmp_path):

@@ -15,6 +15,7 @@ import click
 from frostline.cli.logs import log, log_format_option
 from frostline.cli.options import (
     NODE_MEMORY,
+    allowed_hosts_option,
     as_json,
     command,
     control_link,
@@ -25,7 +26,7 @@ from frostline.cli.options import (
     settings_of,
 )
 from frostline.cli.show import print_json, print_json_line, print_table, say
-from frostline.core.config import IoSettings, NodeSettings, default_node_memory_bytes, io_socket
+from frostline.core.config import IoSettings, NodeSettings, check_hosts, default_node_memory_bytes, io_socket
 
 if TYPE_CHECKING:
     from frostline.control.reporter import ControlLink
@@ -92,6 +93,7 @@ _setting = partial(setting_option, IoSettings)
     metavar="HOST:PORT",
     help="Serve metrics for Prometheus there, such as at 127.0.0.1:9101, to whoever reaches it.",
 )
+@allowed_hosts_option
 @control_option
 @log_format_option
 @as_json
@@ -101,6 +103,7 @@ def io(
     roots: tuple[str, ...],
     status: bool,
     metrics_address: str | None,
+    allowed_hosts: tuple[str, ...],
     control: str | None,
     as_json: bool,
     **options: Any,
@@ -118,6 +121,7 @@ def io(
     from frostline.io_service.handler import Upstream
     from frostline.io_service.start import listen_at
 
+    check_hosts(allowed_hosts)
     settings = IoSettings(**settings_of(IoSettings, options))
     link = control_link(control)
     node = NodeSettings(**settings_of(NodeSettings, options), max_requests=settings.max_connections)
@@ -126,7 +130,7 @@ def io(
         Upstream(near=near, roots=roots, node=node).connect() as upstream,
         listen_at(url) as listening,
         _service(upstream, settings, listening, link) as service,
-        nullcontext() if metrics_address is None else _served(metrics_address, service),
+        nullcontext() if metrics_address is None else _served(metrics_address, service, allowed_hosts),
     ):
         _say(url, near or roots, as_json=as_json)
         wait()
@@ -146,10 +150,10 @@ def _service(
     return controlled_service(upstream, settings, listening, link)
 
 
-def _served(metrics: str, service: "IoService") -> AbstractContextManager[None]:
+def _served(metrics: str, service: "IoService", names: tuple[str, ...]) -> AbstractContextManager[None]:
     from frostline.io_service.start import serve_metrics
 
-    return serve_metrics(metrics, service.statistics)
+    return serve_metrics(metrics, service.statistics, names)
 
 
 @contextmanager

@@ -148,7 +148,7 @@ class BalancedResponse:
         return batch
 
     def _read_elsewhere(self, number: int, batch: FeatureBatch) -> FeatureBatch:
-        """Ask another node for what this one could not read: only what no node can read is unreadable.
+        """Ask the other nodes for what this one could not read: only what no node can read is unreadable.
 
         Raises:
             NodeUnreachable: Others may be able to, and went away a moment ago.
@@ -156,7 +156,7 @@ class BalancedResponse:
         asked = self._stretch(batch)
         rows = self._rows + np.flatnonzero(np.isin(asked, [sample.id for sample in batch.skipped]))
         answered = {number}
-        found = self._second_answer(replace(self._request, samples=self._request.samples.take(rows)), answered)
+        found = self._answers_elsewhere(replace(self._request, samples=self._request.samples.take(rows)), answered)
         whole = _merged(batch, found, asked)
         read = len(batch.skipped) - len(whole.skipped)
         if read:
@@ -173,10 +173,10 @@ class BalancedResponse:
             )
         return whole
 
-    def _second_answer(self, request: FeatureRequest, answered: set[int]) -> list[FeatureBatch]:
-        """What the first other node says that answers; whoever said something is added to those that answered."""
-        tried = set(answered)
-        while self._pool.others(request, tried, even_refusing=True):
+    def _answers_elsewhere(self, request: FeatureRequest, answered: set[int]) -> list[FeatureBatch]:
+        """What the other nodes say, each of what none before it could read; those that say something are added."""
+        tried, all_found = set(answered), list[FeatureBatch]()
+        while len(request.samples) and self._pool.others(request, tried, even_refusing=True):
             other, answer = self._pool.begin(request, tried)
             tried.add(other)
             with self._lock:
@@ -190,6 +190,7 @@ class BalancedResponse:
                     found = [unpack(part) if part.packed else part for part in answer]
                 _check_samples(request, found)
             except (Unavailable, StoreUnavailable) as error:
+                found = []
                 self._pool.note_failure(other, error)
             except FrostlineError as error:
                 found = []
@@ -199,11 +200,13 @@ class BalancedResponse:
                     answered.add(other)  # what is read there at all is another request's to find out
             else:
                 answered.add(other)
-                return found
             finally:
                 _close(answer)
                 self._pool.end_request(other, sum(map(len, found)), is_owned=False)
-        return []
+            all_found += found
+            read = np.isin(request.samples.ids, [id for part in found for id in part.ids])
+            request = replace(request, samples=request.samples.take(np.flatnonzero(~read)))
+        return all_found
 
     def _leave(self, error: FrostlineError) -> None:
         """Leave a node that failed, so that another takes the whole request; raise where none can."""

@@ -355,8 +355,11 @@ class _Routes:
         return json_response(answer.to_json())
 
     async def view(self, request: Request) -> ASGIApp:
-        rights = self._plane.rights(self._asker(request, ("jobs", "stages")))
-        return await self._live.answer(request, (rights, _page(request)), rights)
+        def seen() -> tuple[Rights, ViewPage]:
+            return self._plane.rights(self._asker(request, ("jobs", "stages"))), _page(request)
+
+        asked = seen()
+        return await self._live.answer(request, asked, asked[0], again=seen)
 
     async def capacity(self, request: Request) -> Response:
         return await self._change(request, self._plane.change_capacity)

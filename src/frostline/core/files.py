@@ -28,8 +28,10 @@ __all__ = (
     "make_private_file",
     "make_private_folder",
     "open_private",
+    "read_regular",
     "replace_file",
     "require_guarded",
+    "require_regular",
     "stamp_of",
     "try_lock",
     "warn_not_kept",
@@ -131,6 +133,38 @@ def append_line(path: Path, line: bytes) -> None:
         left = memoryview(line if is_ended else b"\n" + line)
         while left:
             left = left[file.write(left) :]
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Read a whole file that anybody may have put there: a pipe or a device in its place would never end.
+
+    Args:
+        path: the file; a link is followed.
+        max_bytes: maximum size.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        _require_regular(os.fstat(file.fileno()), path)
+        body = file.read(max_bytes + 1)
+    if len(body) > max_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(path))
+    return body
+
+
+def require_regular(path: Path) -> None:
+    """Do nothing where a file is a regular one; see ``read_regular``.
+
+    Raises:
+        OSError: It is missing, or something else.
+    """
+    _require_regular(path.stat(), path)
+
+
+def _require_regular(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def is_full(error: OSError) -> bool:

@@ -19,7 +19,7 @@ from frostline.core.config import TokenHolder
 from frostline.core.errors import Overloaded, SettingError, Unauthenticated
 from frostline.core.files import stamp_of
 
-__all__ = ("FollowedFile", "TokenTable")
+__all__ = ("FollowedFile", "TokenTable", "site_of")
 
 _LOG = logging.getLogger("frostline.tokens")
 # Wrong tokens that an address may send at once, and seconds until it may send another.
@@ -85,7 +85,7 @@ class TokenTable:
             raise Unauthenticated(
                 f"{self._server} serves its tenants only: set FROSTLINE_TOKEN to the token you were given"
             )
-        site, digest = _site(address), hashlib.sha256(token.encode()).hexdigest()
+        site, digest = site_of(address), hashlib.sha256(token.encode()).hexdigest()
         with self._lock:
             if site and (site, digest) not in self._right:
                 self._check_site(site)
@@ -139,13 +139,15 @@ class TokenTable:
         self._wrong[site] = until_s, count, said_at_s
 
 
-def _site(address: str) -> str:
-    """Who may use an address: of IPv6 a whole network."""
+def site_of(address: str) -> str:
+    """Who may use an address: whoever has one of IPv6 has the whole network of its first 64 bits."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    return address if found.version == 4 else str(ipaddress.ip_network((found, _SITE), strict=False))
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(found.ipv4_mapped or ipaddress.ip_network((found, _SITE), strict=False))
+    return str(found)
 
 
 _LOOK_S = 1.0

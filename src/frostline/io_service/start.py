@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -16,19 +17,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from prometheus_client import CollectorRegistry, start_http_server
+from anyio import to_thread
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from frostline.control.follower import ControlFollower, PacedTransport
 from frostline.control.reporter import CacheStage, ControlLink
+from frostline.core.audit import AuditLog
 from frostline.core.config import IoSettings, LoaderSettings
-from frostline.core.errors import AddressInUse, SettingError
+from frostline.core.errors import AddressInUse, SettingError, UserError
 from frostline.core.files import lock
 from frostline.core.system import STARTED
 from frostline.io_service.client import IoTransport, socket_address
 from frostline.io_service.handler import Upstream
 from frostline.io_service.service import IoService
+from frostline.node.http.pages import LiveAnswers
+from frostline.node.http.requests import METRICS_TYPE, REFUSALS
+from frostline.node.http.server import AppServer, listen
 from frostline.node.process import Subprocess
 from frostline.transport import Transport
 from frostline.tuning import Setting
@@ -250,12 +260,15 @@ class IoCollector(Collector):
 
 
 @contextmanager
-def serve_metrics(address: str, statistics: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-    """Serve the metrics over HTTP meanwhile.
+def serve_metrics(
+    address: str, statistics: Callable[[], Mapping[str, Any]], names: tuple[str, ...] = ()
+) -> Iterator[None]:
+    """Serve the metrics over HTTP meanwhile, to whoever reaches the address, within the limits of strangers.
 
     Args:
         address: ``HOST:PORT`` to listen on.
         statistics: gives what ``IoService.statistics`` does.
+        names: names by which it may be asked beside its address (``requests.OwnNames``).
 
     Raises:
         SettingError: The address makes no sense, or nobody may listen there.
@@ -266,12 +279,28 @@ def serve_metrics(address: str, statistics: Callable[[], Mapping[str, Any]]) -> 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(IoCollector(statistics))
     try:
-        server, thread = start_http_server(int(port), addr=host.strip("[]"), registry=registry)
-    except (OSError, OverflowError) as error:
+        listening = listen(host.strip("[]"), int(port), for_others=True)
+    except UserError as error:
         raise SettingError(f"metrics cannot be served at {address}: {error}") from error
+    server, ready = AppServer(_metrics_app(registry), listening, names=names), threading.Event()
+    thread = threading.Thread(target=server.run, args=(ready.set,), name="frostline-io-metrics")
+    thread.start()
+    ready.wait()
     try:
         yield
     finally:
-        server.shutdown()
-        server.server_close()
+        server.stop()
         thread.join()
+
+
+def _metrics_app(registry: CollectorRegistry) -> Starlette:
+    async def measured(_: None) -> bytes:
+        return await to_thread.run_sync(generate_latest, registry)
+
+    async def metrics(request: Request) -> ASGIApp:
+        return await answers.answer(request, None)
+
+    answers = LiveAnswers(measured, 0, media_type=METRICS_TYPE)
+    app = Starlette(routes=[Route("/metrics", metrics, methods=["GET"])], exception_handlers=REFUSALS)
+    app.state.audit = AuditLog(None)
+    return app

@@ -13,6 +13,7 @@ import logging
 import math
 import mmap
 import os
+import re
 import signal
 import socket
 import struct
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -77,6 +78,8 @@ _ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
+# What tells Python and the loader of libraries where they are; all else may be a key, which a sample could carry out.
+_PASSED_ON = re.compile(r"PATH|TZ|LANG|(LC|LD|PYTHON)[A-Z_]*")
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "JPEG2000", "ICO", "AVIF")
 # Samples of a message that the child has done with, at the beginning of the memory that it shares.
 _COUNT = struct.Struct("<I")
@@ -395,13 +398,18 @@ class _Ended(Exception):
     """The child has ended, or must; with the cause where it is known."""
 
 
+def _without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """What processes of strangers' samples get of an environment, which holds tokens and keys."""
+    return {name: value for name, value in environment.items() if _PASSED_ON.fullmatch(name)}
+
+
 class _Starter:
     """The process that forks children, which end with it; it ends with this process."""
 
     def __init__(self, module: str, memory_bytes: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            file, environment = theirs.fileno(), {**os.environ, **_ENVIRONMENT}
+            file, environment = theirs.fileno(), {**_without_keys(os.environ), **_ENVIRONMENT}
             self._process = Worker(module, str(file), str(memory_bytes), files=[file], environment=environment)
         ours.settimeout(_STARTING_S)
         self._control = ours

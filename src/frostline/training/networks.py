@@ -13,6 +13,7 @@ from torch import nn
 
 from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, suggest_names
 from frostline.core.events import Event, Observer, WeightsLoaded
+from frostline.core.files import require_regular
 from frostline.models.freezing import classifier_of, used_parameters
 from frostline.models.modules import AnyInputs
 from frostline.preprocess import (
@@ -240,6 +241,7 @@ def _load_weights(model: nn.Module, path: str, inputs: AnyInputs) -> None:
 
 def _read_weights(path: str) -> dict[str, torch.Tensor]:
     try:
+        require_regular(Path(path))
         return load_file(path)
     except FileNotFoundError:
         raise WeightsMismatch(f"there is no weights file {path}") from None

@@ -7,16 +7,26 @@ Writes a run's files whole or not at all: a reader never meets half a file, and 
 
 import json
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from frostline.core.errors import SettingError
-from frostline.core.files import make_private_folder, open_private, with_schema, without_schema, write_errors
+from frostline.core.files import (
+    lock,
+    make_private_folder,
+    open_private,
+    read_regular,
+    try_lock,
+    with_schema,
+    without_schema,
+    write_errors,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +39,9 @@ __all__ = (
     "write_tensors",
     "write_text",
 )
+
+
+_PART = re.compile(r"\.[0-9a-f]{8}\.part")
 
 
 def make_folder(path: Path) -> None:
@@ -83,25 +96,54 @@ def write_bytes(path: Path, payload: bytes) -> None:
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write to that takes its place at ``path`` in one step, on the disk when the block ends.
 
-    What was at ``path`` stays as it is until then, whatever happens on the way; if the block raises, it stays. The file
-    is its user's alone: what comes of a data set says much of what is in it.
+    What was at ``path`` stays as it is until then, whatever happens on the way; if the block raises, it stays. What a
+    process left there that was killed as it wrote is removed. The file is its user's alone: what comes of a data set
+    says much of what is in it.
 
     Raises:
         OutOfSpace: the disk, the quota or the largest file allowed is full.
         SettingError: the folder is missing or may not be written.
     """
     with write_errors(path):
-        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        _remove_unfinished(path)
+        part, file = _begun(path)
         try:
-            with open_private(part, "xb") as file:
+            with file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(path)
+                part.replace(path)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
+
+
+def _begun(path: Path) -> tuple[Path, BinaryIO]:
+    """A new file beside ``path``, locked as long as it is open, so that nobody takes it for one of a killed process."""
+    while True:
+        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        file = open_private(part, "xb")
+        with suppress(SettingError, OSError):  # without locks nothing is removed either
+            lock(file.fileno())
+        if part.exists():
+            return part, file
+        file.close()  # somebody took it for one in the moment before it was locked
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Remove what processes that were killed left of files that were to be at ``path``."""
+    beginning = f".{path.name}"
+    with suppress(SettingError, OSError):
+        for part in path.parent.iterdir():
+            if not part.name.startswith(beginning) or not _PART.fullmatch(part.name, len(beginning)):
+                continue
+            handle = os.open(part, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if try_lock(handle):
+                    part.unlink(missing_ok=True)
+            finally:
+                os.close(handle)
 
 
 def _sync_folder(path: Path) -> None:
@@ -114,6 +156,8 @@ def _sync_folder(path: Path) -> None:
 
 _FILE = "frostline.json"
 _FORMAT = 1
+# More than a config of as many classes as there may be.
+_MAX_BYTES = 64 << 20
 # More than any data set has classes, and few enough for memory.
 _MAX_OUTPUTS = 1 << 20
 
@@ -152,12 +196,14 @@ class RunConfig:
         """
         path = folder / _FILE
         try:
-            found = cls(**_checked(without_schema(json.loads(path.read_text(encoding="utf-8")), _FORMAT, path)))
+            found = cls(**_checked(without_schema(json.loads(read_regular(path, _MAX_BYTES)), _FORMAT, path)))
         except (FileNotFoundError, NotADirectoryError):
             raise SettingError(
                 f"there is no run in {folder}: it has no {_FILE}, which frostline train --out writes when it begins"
             ) from None
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except OSError as error:
+            raise SettingError(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError, RecursionError) as error:
             raise SettingError(f"{path} cannot be read: {error}") from error
         return found
 

@@ -15,7 +15,7 @@ from safetensors.torch import load
 
 from frostline.core.errors import SettingError
 from frostline.core.events import Evaluated
-from frostline.core.files import with_schema, without_schema
+from frostline.core.files import require_regular, with_schema, without_schema
 from frostline.models.artifact import metadata
 from frostline.training.loop import Checkpoint
 from frostline.training.report.steps import forget_steps
@@ -164,6 +164,7 @@ def _read(path: Path) -> Checkpoint:
         SettingError: another version wrote it, or the system does not let it be read.
     """
     try:
+        require_regular(path)
         body = path.read_bytes()
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {error.strerror}; it stays as it is") from error
@@ -173,9 +174,24 @@ def _read(path: Path) -> Checkpoint:
         plain["scores"] = tuple(Evaluated(**score) for score in plain["scores"])
         plain |= {name: tuple(tensors[f"list/{name}"].tolist()) for name in _LISTS}
         plain |= {part: dict(_part(tensors, part)) for part in _PARTS}
-        return Checkpoint(**plain)
-    except (LookupError, TypeError, ValueError) as error:
+        return _checked(Checkpoint(**plain))
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise SettingError(f"{path} holds no checkpoint that is understood ({error}); it stays as it is") from error
+
+
+def _checked(checkpoint: Checkpoint) -> Checkpoint:
+    """The same checkpoint, which anybody may have written; ``TypeError`` where a field has a value of another kind."""
+    numbers = [getattr(checkpoint, name) for name in ("epoch", "epoch_steps", "steps", "samples")]
+    numbers += [] if checkpoint.best_epoch is None else [checkpoint.best_epoch]
+    numbers += [number for score in checkpoint.scores for number in (score.epoch, score.samples)]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise TypeError("its counts are no numbers from 0")
+    if not isinstance(checkpoint.order, dict | None) or not isinstance(checkpoint.is_over, bool):
+        raise TypeError("its order or its end makes no sense")
+    scores: list[tuple[object, object]] = [(score.loss, score.scores) for score in checkpoint.scores]
+    if not all(isinstance(loss, float) and isinstance(named, dict) for loss, named in scores):
+        raise TypeError("its scores make no sense")
+    return checkpoint
 
 
 def _part(tensors: Mapping[str, torch.Tensor], part: str) -> Iterator[tuple[str, torch.Tensor]]:

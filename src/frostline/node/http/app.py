@@ -630,7 +630,7 @@ class _Service:
         return json_response({"ready": not why, "why": why}, status=503 if why else 200)
 
     async def statistics(self, request: Request) -> ASGIApp:
-        return await self._live.answer(request, self._asker(request))
+        return await self._live.answer(request, self._asker(request), again=partial(self._asker, request))
 
     async def tenant(self, request: Request) -> Response:
         asker = self._asker(request)

@@ -8,10 +8,10 @@ import json
 import logging
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from http import HTTPStatus
-from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from httptools import HttpParserError, HttpParserUpgrade
@@ -19,6 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from frostline.core.tokens import site_of
 
 __all__ = (
     "LOG",
@@ -104,11 +106,12 @@ class ConnectionTable(Generic[C]):
         # Each dictionary is in the order in which connections entered that state; unknown ones with time and place.
         self._unknown: dict[C, tuple[float, str]] = {}
         self._unknown_of: dict[str, dict[C, None]] = {}
-        self._idle: dict[C, None] = {}
-        self._working: dict[C, None] = {}
+        self._tenants: dict[C, str] = {}
+        self._idle: dict[str, dict[C, None]] = {}
+        self._working: dict[str, dict[C, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._unknown) + len(self._idle) + len(self._working)
+        return len(self._unknown) + len(self._tenants)
 
     def enter(self, connection: C, now_s: float, place: str = "") -> C | None:
         """Admit a connection.
@@ -120,11 +123,12 @@ class ConnectionTable(Generic[C]):
 
         Returns:
             The connection that must be closed for it: the oldest unknown one of the place that has most of them, else
-            the one that has been idle longest, else the new one itself; None if there is space.
+            one of the tenant that has most: the one that has been idle longest, else the one that began to work last,
+            where it has others; else the new one itself; None if there is space.
         """
         gone: C | None = None
         if len(self) >= self._limits.max_connections:
-            gone = self._crowding() or next(iter(self._idle), None) or connection
+            gone = self._crowding() or self._of_largest_tenant() or connection
         elif len(self._unknown) >= self._limits.max_unknown:
             oldest = self._crowding()
             is_young = oldest is None or now_s - self._unknown[oldest][0] < self._limits.young_s
@@ -144,27 +148,51 @@ class ConnectionTable(Generic[C]):
         firsts = (next(iter(those)) for those in self._unknown_of.values() if len(those) == most)
         return min(firsts, key=lambda connection: self._unknown[connection][0])
 
-    def note_tenant(self, connection: C) -> None:
+    def _of_largest_tenant(self) -> C | None:
+        """A connection of the tenant with most of them, so that no tenant shuts others out by bodies that do not come.
+
+        What is under way for longer, such as a training, stays.
+        """
+        counts = Counter(self._tenants.values())
+        if not counts:
+            return None
+        [(tenant, count)] = counts.most_common(1)
+        if tenant in self._idle:
+            return next(iter(self._idle[tenant]))
+        return next(reversed(self._working[tenant])) if count > 1 else None
+
+    def note_tenant(self, connection: C, tenant: str) -> None:
         """Note that a known tenant has asked on this connection."""
-        if connection in self._unknown or connection in self._idle:
+        if connection in self._unknown or connection in self._idle.get(self._tenants.get(connection, ""), ()):
             self.leave(connection)
-            self._working[connection] = None
+            self._tenants[connection] = tenant
+            self._working.setdefault(tenant, {})[connection] = None
 
     def note_answer(self, connection: C) -> None:
         """Note that its request was answered; an unknown connection stays unknown."""
-        if connection in self._working:
+        tenant = self._tenants.get(connection, "")
+        if connection in self._working.get(tenant, ()):
             self.leave(connection)
-            self._idle[connection] = None
+            self._tenants[connection] = tenant
+            self._idle.setdefault(tenant, {})[connection] = None
 
     def leave(self, connection: C) -> None:
         """Remove a connection that is closed, or about to be. Calling it again does nothing."""
-        self._idle.pop(connection, None)
-        self._working.pop(connection, None)
         if connection in self._unknown:
             _, place = self._unknown.pop(connection)
-            del self._unknown_of[place][connection]
-            if not self._unknown_of[place]:
-                del self._unknown_of[place]
+            _remove(self._unknown_of, place, connection)
+        elif connection in self._tenants:
+            tenant = self._tenants.pop(connection)
+            _remove(self._idle, tenant, connection)
+            _remove(self._working, tenant, connection)
+
+
+def _remove(groups: dict[str, dict[C, None]], name: str, connection: C) -> None:
+    """Remove a connection from its group, and the group with the last one."""
+    group = groups.get(name, {})
+    group.pop(connection, None)
+    if not group:
+        groups.pop(name, None)
 
 
 LOG = logging.getLogger("frostline.node")
@@ -446,9 +474,9 @@ class GuardedProtocol(HttpToolsProtocol):
         what = f"closed a connection whose head had over {nbytes} bytes or {count} fields"
         return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, what
 
-    def _recognised(self) -> None:
+    def _recognised(self, tenant: str) -> None:
         self._is_known = True
-        self._guards.connections.note_tenant(self)
+        self._guards.connections.note_tenant(self, tenant)
 
     def _is_stopping(self) -> bool:
         return self._guards.is_stopping
@@ -523,24 +551,16 @@ class _AnswerTransport:
 
 
 def place_of(client: tuple[str, int] | None) -> str:
-    """The address that connections are counted by; whoever has one of IPv6 has all that begin with its 64 bits."""
-    if client is None:
-        return ""
-    try:
-        address = ip_address(client[0].partition("%")[0])
-    except ValueError:
-        return client[0]
-    if isinstance(address, IPv6Address):
-        return str(address.ipv4_mapped or IPv6Network((int(address) >> 64 << 64, 64)))
-    return str(address)
+    """The address that connections are counted by; see ``tokens.site_of``."""
+    return "" if client is None else site_of(client[0])
 
 
 def recognise(state: dict[str, Any], tenant: str) -> None:
     """Tell a request's connection, through the state in its ASGI scope, that a known tenant has asked, and which."""
     state[_TENANT] = tenant
-    recognised: Callable[[], None] | None = state.get(_RECOGNISED)
+    recognised: Callable[[str], None] | None = state.get(_RECOGNISED)
     if recognised is not None:
-        recognised()
+        recognised(tenant)
 
 
 def tenant_of_request(state: dict[str, Any]) -> str:

@@ -139,7 +139,9 @@ class LiveAnswers(Generic[R]):
         """Whether no further viewer is sent events."""
         return self._viewers >= self._max_viewers
 
-    async def answer(self, request: Request, rights: R, asker: Hashable = None) -> ASGIApp:
+    async def answer(
+        self, request: Request, rights: R, asker: Hashable = None, *, again: Callable[[], R] | None = None
+    ) -> ASGIApp:
         """The answer for whoever has these rights: an event each second where it accepts that, else JSON.
 
         Who accepts JSON too gets that where there are too many viewers, and asks again.
@@ -148,6 +150,7 @@ class LiveAnswers(Generic[R]):
             request: request, whose ``Accept`` is looked at.
             rights: rights of who asks; equal ones see the same.
             asker: tenant whose answers are counted together; by default all who have these rights.
+            again: gives the rights that who asked has now, or raises; events end once these are others.
 
         Raises:
             Overloaded: It accepts events alone, and there are too many viewers; or too many answers are being read.
@@ -155,7 +158,7 @@ class LiveAnswers(Generic[R]):
         accepted = request.headers.get("accept", "")
         if _EVENT_STREAM in accepted and not self.is_full():
             self._viewers += 1
-            return _Events(self, rights)
+            return _Events(self, rights, again or (lambda: rights))
         if _EVENT_STREAM in accepted and "application/json" not in accepted:
             sentence = f"{self._viewers} viewers are sent events already: ask for JSON each second instead"
             raise Overloaded(sentence, retry_after_s=self._period_s)
@@ -268,11 +271,12 @@ def _accepts_gzip(request: Request) -> bool:
 
 
 class _Events(Generic[R]):
-    """An ASGI application that sends events until its viewer disconnects."""
+    """An ASGI application that sends events until its viewer disconnects, or may see this no more."""
 
-    def __init__(self, live: LiveAnswers[R], rights: R) -> None:
+    def __init__(self, live: LiveAnswers[R], rights: R, again: Callable[[], R]) -> None:
         self._live = live
         self._rights = rights
+        self._again = again
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -288,8 +292,15 @@ class _Events(Generic[R]):
         headers = [(b"content-type", _EVENT_STREAM.encode()), (b"cache-control", b"no-store")]
         with suppress(FrostlineError, TimeoutError):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._live.send(self._rights, send, lambda: is_stopping(state))
+            await self._live.send(self._rights, send, lambda: is_stopping(state) or not self._may_see())
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _may_see(self) -> bool:
+        """Whether a token that was valid at the beginning still is, and its tenant may see the same."""
+        try:
+            return self._again() == self._rights
+        except FrostlineError:
+            return False
 
 
 async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:

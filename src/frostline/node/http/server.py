@@ -144,13 +144,10 @@ class AppServer:
     def run(self, on_ready: Callable[[], None], on_end: Callable[[], None] | None = None) -> None:
         """Serve until ``stop``, SIGINT or SIGTERM; a signal takes its usual effect once answers have ended.
 
-        It also sets the thread switch interval of this process.
-
         Args:
             on_ready: function that is called when requests are taken.
             on_end: function that is called when answers have ended, before a signal takes its effect.
         """
-        sys.setswitchinterval(_TURN_S)
         self._server.on_ready, self._server.on_end = on_ready, on_end
         try:
             with self._inside() as inside:
@@ -206,6 +203,11 @@ class Server(AppServer):
         is_open, names = not settings.tenants, settings.allowed_hosts
         app = make_app(node, routes)
         super().__init__(app, listening, limits, node.drain, is_open=is_open, names=names, tls=settings.tls)
+
+    def run(self, on_ready: Callable[[], None], on_end: Callable[[], None] | None = None) -> None:
+        """Set the thread switch interval of this process, and serve; see ``AppServer.run``."""
+        sys.setswitchinterval(_TURN_S)
+        super().run(on_ready, on_end)
 
 
 def _descriptors() -> int:

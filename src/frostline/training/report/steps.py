@@ -8,8 +8,6 @@ import base64
 import hashlib
 import json
 import math
-import os
-import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ from torch import nn
 
 from frostline.core import EXACT, FLOAT32, LOSSY, SampleTable
 from frostline.core.errors import SettingError
-from frostline.core.files import append_line, warn_not_kept, with_schema, without_schema
+from frostline.core.files import append_line, read_regular, warn_not_kept, with_schema, without_schema
 from frostline.loaders import Batch
 from frostline.training.run_config import write_text
 
@@ -359,21 +357,16 @@ def _checked(accuracy: object, weights: object) -> tuple[str | float, dict[str, 
 def _lines(path: Path) -> list[bytes]:
     """All whole lines, at least one."""
     try:
-        # A pipe in its place would never end.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise SettingError(f"{path} is no file: nothing can be compared")
-            body = file.read(_MAX_FILE + _MAX_LINE + 1)
+        body = read_regular(path, _MAX_FILE + _MAX_LINE)
     except FileNotFoundError:
         raise SettingError(
             f"there is no {path}, which frostline train --out writes as its steps go by (not with --policy "
             "all_in_store): nothing can be compared"
         ) from None
     except OSError as error:
-        raise SettingError(f"{path} cannot be read: {error.strerror}") from error
+        raise SettingError(f"{path} cannot be read ({error.strerror}): nothing can be compared") from error
     lines = body.split(b"\n", _MAX_STEPS + 1)[:-1]
-    if len(body) > _MAX_FILE + _MAX_LINE or len(lines) > _MAX_STEPS or any(len(line) > _MAX_LINE for line in lines):
+    if len(lines) > _MAX_STEPS or any(len(line) > _MAX_LINE for line in lines):
         raise SettingError(f"{path} is larger than any record that is written: nothing can be compared")
     if not lines:
         raise SettingError(f"{path} is empty: nothing can be compared")
